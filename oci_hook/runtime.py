@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from oci_hook.config.settings import Settings
+    from oci_hook.core.request import Request
+    from oci_hook.oci.spec_types import Spec
 
 
 DEADLINE = 20.0  # seconds; engines wait for minutes, and the locks on the way have deadlines of their own
@@ -102,6 +104,7 @@ def give(call: Call, settings: "Settings", done: Done) -> None:
             "a container with a share of a GPU cannot be restored: what it had on the GPU is in no checkpoint, and "
             "its grant is gone; make it anew with create or run",
         )
+    warn_of_unclear(call, doc, annotations, settings, request)
     if request is None:
         doc = bundle_plan.for_no_request(doc, settings)
         if doc is not found:  # an earlier edit is undone, or the NVIDIA runtime is kept from serving it
@@ -121,6 +124,24 @@ def give(call: Call, settings: "Settings", done: Done) -> None:
     edited = to_spec.apply(plan.spec, plan.steps, admission.grant, settings.mode != "standalone")
     done.original = data
     spec.save(call.config, edited)
+
+
+def warn_of_unclear(
+    call: Call, doc: "Spec", annotations: dict[str, str], settings: "Settings", request: "Request | None"
+) -> None:
+    """Words that seem to ask for a GPU and are not understood: a warning and an event. Raises RequestError where they are
+    to be refused."""
+    if not request_mounts.unclear(doc, annotations, settings.rules, request is not None):
+        return
+    from oci_hook.oci import unclear  # loaded here, since few containers need it
+
+    found = unclear.misses(doc, annotations, settings.rules, request is not None, call.id)
+    if found:
+        from oci_hook.config import strictness
+
+        warnings = unclear.judge(found, strictness.refuses(settings, named=True))
+        log.report(warnings, call.log, call.log_format, "warning")
+        events.unclear(settings.state_dir, call.id, warnings)
 
 
 def undo(done: Done, call: Call, settings: "Settings") -> None:

@@ -14,6 +14,7 @@ from oci_hook.errors import GhError
 from oci_hook.ledger import inventory as cache
 from oci_hook.ledger.slot_files import read_gate
 from oci_hook.observe import account
+from oci_hook.observe.processes import accounted
 
 SECONDS = 2.0  # to wait for the agent's answer
 MAX = 16 << 20  # bytes of its answer
@@ -26,6 +27,26 @@ def node(settings: Settings, prefix: str) -> dict[str, Any]:
 
 def ask(settings: Settings, prefix: str) -> dict[str, Any] | None:
     """The answer of this install's agent; None if there is none."""
+    data = fetch(prefix, "/api/node")
+    # Another program may use the port, or the agent may be that of another install.
+    if not isinstance(data, dict) or not isinstance(data.get("agent"), dict) or not {"containers", "gpus"} <= set(data):
+        return None
+    return data if data["agent"].get("state_dir") == settings.state_dir else None
+
+
+def processes(settings: Settings, prefix: str, node: dict[str, Any]) -> list[dict[str, Any]]:
+    """The processes that use the node's GPUs, as agent.processes.processes() has them: NVML's, from the agent that `node` is
+    from; without one, those on the account pages of containers."""
+    if node["agent"]["state"] != "none":
+        data = fetch(prefix, "/api/processes")
+        found = data.get("processes") if isinstance(data, dict) else None
+        if isinstance(found, list):
+            return found
+    return accounted(store.snapshot(settings.state_dir))
+
+
+def fetch(prefix: str, path: str) -> Any:
+    """The JSON that whoever listens on the agent's address has at this path; None if there is none."""
     try:
         given = options.load(prefix)
         if given.address == "none":
@@ -36,17 +57,13 @@ def ask(settings: Settings, prefix: str) -> dict[str, Any] | None:
         connection = http.client.HTTPConnection(host, port, timeout=SECONDS)
         try:
             credential = base64.b64encode(f"gpu-hook:{token}".encode()).decode()
-            connection.request("GET", "/api/node", headers={"Authorization": f"Basic {credential}"} if token else {})
+            connection.request("GET", path, headers={"Authorization": f"Basic {credential}"} if token else {})
             answer = connection.getresponse()
-            data = json.loads(answer.read(MAX)) if answer.status == 200 else None
+            return json.loads(answer.read(MAX)) if answer.status == 200 else None
         finally:
             connection.close()
     except (OSError, ValueError, http.client.HTTPException, GhError):
         return None
-    # Another program may use the port, or the agent may be that of another install.
-    if not isinstance(data, dict) or not isinstance(data.get("agent"), dict) or not {"containers", "gpus"} <= set(data):
-        return None
-    return data if data["agent"].get("state_dir") == settings.state_dir else None
 
 
 def alone(settings: Settings) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from oci_hook.observe import engine_names
 )
 @output.answers
 def release(prefix: str, container: str, key: str, force: bool) -> output.Report:
-    """Release the share of CONTAINER, which must be gone.
+    """Release the share of CONTAINER, which must be gone. Exit status 1: it holds none.
 
     CONTAINER is an id, at least six characters of its beginning, or a name. Shares of exited containers are released
     automatically whenever the ledger is read, so this command is rarely needed; --force is for grants that remain.
@@ -51,4 +51,7 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
 
 
 def answer(keys: list[str], what: str) -> output.Report:
-    return output.Report({"released": keys}, [f"released {key}" for key in keys] or [f"{what} holds no share"])
+    """Raises GH-410 where nothing was released."""
+    if not keys:
+        raise refuse("GH-410", f"{what[:100]} holds no share; `gpu-hook ps` lists those that do")
+    return output.Report({"released": keys}, [f"released {key}" for key in keys])

@@ -10,7 +10,12 @@ CLASSES = ("offline", "default", "online")  # the lowest first; likewise
 ONLINE = CLASSES[-1]
 POLICY_NUMBERS = {name: number for number, name in enumerate(POLICIES)}
 CLASS_NUMBERS = {name: number for number, name in enumerate(CLASSES)}
-WORDS = {"policy": POLICIES, "priority_class": CLASSES}  # of those terms that are one of a few words
+VISIBLE = ("uuid", "index", "all")
+WORDS = {
+    "policy": POLICIES,
+    "priority_class": CLASSES,
+    "visible": VISIBLE,
+}  # of those terms that are one of a few words
 
 
 class GpuRequest(Value):
@@ -36,7 +41,8 @@ class Terms(Value):
 
     preempt_tolerance_us: the longest time in microseconds that a lower class may hold the GPU once this container has
     work; None: no limit. capabilities: which of the driver's files it gets. imex_channels: the numbers of the IMEX
-    channels that it may open; only with whole GPUs.
+    channels that it may open; only with whole GPUs. visible: how NVIDIA_VISIBLE_DEVICES names its GPUs: "uuid", "index", or
+    "all" where it has every GPU of the node.
     """
 
     policy: str = "burst-share"
@@ -44,6 +50,7 @@ class Terms(Value):
     preempt_tolerance_us: int | None = None
     capabilities: tuple[str, ...] = ("compute", "utility")
     imex_channels: tuple[int, ...] = ()
+    visible: str = "uuid"
 
     def data(self) -> "dict[str, object]":
         """The terms as JSON has them: `class` is the field priority_class, a reserved word in Python."""

@@ -334,13 +334,14 @@ def digest(data: bytes | None) -> str | None:
 
 
 def annotation_patterns() -> list[str]:
-    """The annotations of all dialects, which engines must pass on: patterns of Go's path.Match (* matches no slash)."""
+    """The annotations of all dialects and their near misses, which engines must pass on: patterns of Go's path.Match (* matches no
+    slash)."""
     patterns = [PREFIX_KEY + "*"]
     for name in dialects.NAMES:
         for key in dialects.table(name).KEYS:
             domain, slash, _ = key.rpartition("/")
             patterns.append(domain + slash + "*" if slash else key)
-    return list(dict.fromkeys(patterns))
+    return list(dict.fromkeys((*patterns, *dialects.NEAR_PATTERNS)))
 
 
 def fenced(lines: list[str]) -> str:

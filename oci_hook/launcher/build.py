@@ -39,11 +39,12 @@ def shared() -> list[str]:
     from oci_hook.core.layout import PAGES_DIR
 
     defaults = Settings("/")
-    words = ", ".join(f'"{word}"' for word in dialects.triggers())
+    words = {"ASKS": dialects.triggers(), "NEAR_KEYS": dialects.NEAR_KEYS, "NEAR_MOUNTS": dialects.NEAR_MOUNTS}
+    lists = [f"-D{name}=" + ", ".join(f'"{word}"' for word in found) for name, found in words.items()]
     paths = {
         "RUNTIME": defaults.runtime,
         "PYTHON": defaults.python,
         "STATE_DIR": defaults.state_dir,
         "PAGES_DIR": PAGES_DIR,
     }
-    return [f"-DASKS={words}", *(f'-D{name}="{path}"' for name, path in paths.items())]
+    return [*lists, *(f'-D{name}="{path}"' for name, path in paths.items())]

@@ -24,8 +24,11 @@
 #include "flags.h"
 #include "flat_yaml.h"
 
-#if !defined(ASKS) || !defined(RUNTIME) || !defined(PYTHON) || !defined(STATE_DIR)
-#error "build.py defines ASKS, RUNTIME, PYTHON and STATE_DIR from the Python code"
+#if !defined(ASKS) || !defined(NEAR_KEYS) || !defined(NEAR_MOUNTS)
+#error "build.py defines ASKS, NEAR_KEYS and NEAR_MOUNTS from the Python code"
+#endif
+#if !defined(RUNTIME) || !defined(PYTHON) || !defined(STATE_DIR)
+#error "build.py defines RUNTIME, PYTHON and STATE_DIR from the Python code"
 #endif
 
 #ifdef HOOK
@@ -385,6 +388,73 @@ static bool any_of(struct text t, const char *const *needles) {
     return false;
 }
 
+/* Parts of annotation keys that may ask in words which nobody understands (core/near_misses.py), and of the paths of mounts. */
+static const char *const near_keys[] = {NEAR_KEYS, 0};
+static const char *const near_mounts[] = {NEAR_MOUNTS, 0};
+
+/* Whether a key of some object has this part. Programs' own environment, arguments and paths are values, so what they say of
+ * GPUs costs nobody a start of Python. */
+static bool in_key(struct text t, const char *part) {
+    const char *end = t.at + t.size, *p = t.at;
+    while ((p = memmem(p, (size_t)(end - p), part, strlen(part)))) {
+        while (p < end && *p != '"') /* to the end of this string */
+            p += *p == '\\' ? 2 : 1;
+        for (p++; p < end && (*p == ' ' || *p == '\t' || *p == '\r' || *p == '\n'); p++)
+            ;
+        if (p >= end)
+            return false;
+        if (*p == ':')
+            return true;
+    }
+    return false;
+}
+
+static bool any_in_key(struct text t, const char *const *parts) {
+    for (; *parts; parts++)
+        if (in_key(t, *parts))
+            return true;
+    return false;
+}
+
+/* The folder in which docker keeps the container with this id, with its last slash, as the source of the file that docker mounts
+ * at /etc/hostname names it; 0 characters if this spec is not docker's. */
+static struct text docker_folder(struct text t, const char *id) {
+    static const char name[] = "/hostname\"";
+    const char *end = t.at + t.size, *p = t.at;
+    size_t length = strlen(id);
+    while (length && (p = memmem(p, (size_t)(end - p), name, sizeof name - 1))) {
+        const char *start = p;
+        while (start > t.at && start[-1] != '"')
+            start--;
+        if ((size_t)(p - start) > length && start[0] == '/' && !memcmp(p - length, id, length))
+            return (struct text){start, (size_t)(p - start) + 1};
+        p++;
+    }
+    return (struct text){t.at, 0};
+}
+
+/* Whether docker has a label of ours for this container. docker hands no label to the runtime, and keeps them in its own
+ * config.v2.json (oci/unclear.py reads them). */
+static bool labelled(struct text t, const char *bundle) {
+    static const char docker[] = "/moby/", config[] = "config.v2.json";
+    static char path[PATH_MAX], text[1 << 16];
+    const char *id = strstr(bundle, docker);
+    if (!id)
+        return false;
+    struct text folder = docker_folder(t, id + sizeof docker - 1);
+    if (!folder.size || folder.size + sizeof config > sizeof path)
+        return false;
+    memcpy(path, folder.at, folder.size);
+    memcpy(path + folder.size, config, sizeof config);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return false;
+    ssize_t n = read(fd, text, sizeof text);
+    close(fd);
+    const struct text labels = {text, n > 0 ? (size_t)n : 0};
+    return in_key(labels, "gpu-hook") || in_key(labels, "gpuhook");
+}
+
 /* Whether a mount in /run/gpu-hook may ask for a share, in whatever spelling of that path: "/run//gpu-hook",
  * "/run/./gpu-hook", "run/x/../gpu-hook" (oci/request_mounts.py reads them as the runtimes do). Folders of that name at other
  * places, such as /opt/gpu-hook, ask for nothing. */
@@ -457,7 +527,8 @@ static bool wanted(const char *bundle) {
     if (n < 0 || have > (size_t)st.st_size)
         return true; /* unreadable, or it grows while we read */
     struct text t = {buffer, have};
-    bool asked = any_of(t, asks) || asks_by_mount(t) || odd_escape(t);
+    bool asked = any_of(t, asks) || asks_by_mount(t) || odd_escape(t) || any_in_key(t, near_keys) ||
+                 any_of(t, near_mounts) || labelled(t, bundle);
     bool sandbox = says_sandbox(t, "\"io.kubernetes.cri.container-type\"") ||
                    says_sandbox(t, "\"io.kubernetes.cri-o.ContainerType\"");
     if (g.standalone)

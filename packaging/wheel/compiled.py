@@ -18,7 +18,7 @@ PACKAGES = {  # Python package: parts of scripts/build, their folder below build
     "gpu_hook_simulator": (
         ("sim", "sim/model"),
         "sim",
-        ("libcuda.so.1", "libnvidia-ml.so.1", "gpu-probe", "share-model"),
+        ("libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ml.so.1-615", "gpu-probe", "share-model"),
     ),
 }
 

@@ -14,16 +14,19 @@ SYMBOLS = HERE.parent.parent / "data" / "driver-symbols"
 GLIBC_FLOOR = "2.17"  # CUDA's own libraries need this version on x86-64 and arm64
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined", "-pthread", "-s"]
 LIBRARY = ["-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete"]
-GPU = ["gpu.c", "piece.c", "gpu_time.c", "engine.c"]
+GPU = ["gpu.c", "piece.c", "gpu_time.c", "engine.c", "cgroup.c", "limits.c"]
 CUDA = [*GPU, "channel.c", "device.c", "heap.c", "memory.c", "pool.c", "vmm.c", "array.c", "copy.c"]
 CUDA += ["stream.c", "event.c", "module.c", "launch.c", "memop.c", "graph.c", "capture.c", "host.c", "fault.c"]
 CUDA += ["copy_batch.c", "proc_address.c", "ipc.c", "external.c", "holders.c", "checkpoint.c", "green.c"]
 CUDA += ["../model/rng.c"]
+NVML = [*GPU, "nvml.c", "nvml_smi.c", "nvml-rest.c"]
 PARTS: dict[str, list[str]] = {  # output: flags and C files
     "libcuda.so.1": [*LIBRARY, *CUDA, "cuda-rest.c"],
-    "libnvidia-ml.so.1": [*LIBRARY, *GPU, "nvml.c", "nvml_smi.c", "nvml-rest.c"],
+    "libnvidia-ml.so.1": [*LIBRARY, *NVML],
+    "libnvidia-ml.so.1-615": [*LIBRARY, *NVML, "nvml_limits.c"],  # of driver 615 and later
     "gpu-probe": ["gpu-probe.c", "-ldl"],
     "gpu-probe-linked": ["-DLINKED", "gpu-probe.c", "libcuda.so.1"],
+    "gpu-probe-static": ["-static", "-DLINKED", "gpu-probe.c", *CUDA, "-lm"],  # has the driver in itself
 }
 
 REST = {  # generated file: lists of names, and what these functions return
@@ -33,7 +36,7 @@ REST = {  # generated file: lists of names, and what these functions return
 
 
 def build(out: Path, arch: str, cc: list[str]) -> None:
-    """Make OUT/{libcuda.so.1,libnvidia-ml.so.1,gpu-probe,gpu-probe-linked}; a file that is newer than its sources stays.
+    """Make OUT/{libcuda.so.1,libnvidia-ml.so.1,gpu-probe...}; a file that is newer than its sources stays.
 
     arch: as `uname -m` says. cc: the `zig cc` command. Raises subprocess.CalledProcessError when the compiler fails.
     """
@@ -52,10 +55,11 @@ def build(out: Path, arch: str, cc: list[str]) -> None:
             if not (out / word).exists() or (out / word).read_text() != text:
                 (out / word).write_text(text)
         words = [str(HERE / w) if (HERE / w).is_file() else str(out / w) if w in PARTS | REST else w for w in parts]
-        soname = [f"-Wl,-soname,{name}"] if "-shared" in parts else []
+        soname = [f"-Wl,-soname,{name.partition('-615')[0]}"] if "-shared" in parts else []
+        libc = "musl" if "-static" in parts else f"gnu.{GLIBC_FLOOR}"
         partial = out / f".{name}.{os.getpid()}"  # several may build at once
         subprocess.run(
-            [*cc, "-target", f"{arch}-linux-gnu.{GLIBC_FLOOR}", *FLAGS, *soname, "-o", str(partial), *words],
+            [*cc, "-target", f"{arch}-linux-{libc}", *FLAGS, *soname, "-o", str(partial), *words],
             check=True,
         )
         partial.rename(made)

@@ -57,6 +57,11 @@ static bool map_gpu(struct gpu *gpu, const char *path, bool writable) {
     return true;
 }
 
+bool gpu_open_writable(const struct gpu *gpu, struct gpu *out) {
+    bool ok = map_gpu(out, gpu->path, true);
+    return ok && out->device == gpu->device && out->inode == gpu->inode;
+}
+
 int gpus_open(struct gpu *gpus, int max, bool writable) {
     const char *dir = getenv("GPU_HOOK_SIM_GPUS");
     if (!dir || !*dir)
@@ -208,6 +213,7 @@ static void clear_slot(struct gpu_file *file, int slot) {
         if (atomic_load(&file->group[i].owner) == (uint32_t)slot + 1)
             atomic_store(&file->group[i].owner, 0);
     atomic_store(&s->used, 0);
+    atomic_store(&s->managed, 0);
     s->contexts = 0;
     s->pid = 0;
     s->start_ticks = 0;
@@ -275,6 +281,9 @@ int gpu_take_queue(struct gpu *gpu, int group, int priority) {
 }
 
 bool gpu_claim(struct gpu *gpu) {
+    struct gpu_home home = {0};
+    if (gpu->file->head.limits_by && !cgroup_mine(&home))
+        return false;
     pthread_mutex_lock(&gpu->mutex);
     int fd = gpu_descriptor(gpu);
     engine_lock(fd);
@@ -284,6 +293,7 @@ bool gpu_claim(struct gpu *gpu) {
         record_lock(fd, F_WRLCK, LOCK_PID + i);
         struct gpu_slot *s = &gpu->file->slot[i];
         clear_slot(gpu->file, i);
+        gpu->file->slot_home[i] = home;
         s->start_ticks = my_start_ticks();
         FILE *f = fopen("/proc/self/comm", "re");
         if (f) {
@@ -310,22 +320,37 @@ static uint64_t sum_used(struct gpu *gpu) {
     return sum + gpu_pieces_used(gpu, -1, -1);
 }
 
-static bool try_reserve(struct gpu *gpu, _Atomic uint64_t *used, uint64_t bytes) {
+static bool try_reserve(struct gpu *gpu, _Atomic uint64_t *used, uint64_t bytes, const struct gpu_home *home) {
     atomic_fetch_add(used, bytes);
-    if (sum_used(gpu) <= gpu->file->head.memory_total)
+    if (sum_used(gpu) <= gpu->file->head.memory_total && (!home || gpu_limits_hold(gpu, home)))
         return true;
     atomic_fetch_sub(used, bytes);
     return false;
 }
 
 bool gpu_reserve(struct gpu *gpu, uint64_t bytes) {
-    return gpu_reserve_in(gpu, &gpu->file->slot[gpu->slot].used, bytes);
+    struct gpu_file *f = gpu->file;
+    return gpu_reserve_in(gpu, &f->slot[gpu->slot].used, bytes, &f->slot_home[gpu->slot]);
 }
 
-bool gpu_reserve_in(struct gpu *gpu, _Atomic uint64_t *used, uint64_t bytes) {
+/* Here and below, `used` is never the smaller one: what a limit counts may seem too much for a moment, but not too little. */
+bool gpu_reserve_managed(struct gpu *gpu, uint64_t bytes) {
+    struct gpu_slot *s = &gpu->file->slot[gpu->slot];
+    if (!gpu_reserve_in(gpu, &s->used, bytes, NULL))
+        return false;
+    atomic_fetch_add(&s->managed, bytes);
+    return true;
+}
+
+void gpu_release_managed(struct gpu *gpu, uint64_t bytes) {
+    atomic_fetch_sub(&gpu->file->slot[gpu->slot].managed, bytes);
+    gpu_release(gpu, bytes);
+}
+
+bool gpu_reserve_in(struct gpu *gpu, _Atomic uint64_t *used, uint64_t bytes, const struct gpu_home *home) {
     if (bytes > gpu->file->head.memory_total)
         return false;
-    if (try_reserve(gpu, used, bytes))
+    if (try_reserve(gpu, used, bytes, home))
         return true;
     /* Two processes that tried at the same time may both have been refused, and closed files still count. Try again, one
      * process at a time. */
@@ -333,7 +358,7 @@ bool gpu_reserve_in(struct gpu *gpu, _Atomic uint64_t *used, uint64_t bytes) {
     int fd = gpu_descriptor(gpu);
     engine_lock(fd);
     gpu_reap(gpu);
-    bool ok = try_reserve(gpu, used, bytes);
+    bool ok = try_reserve(gpu, used, bytes, home);
     engine_unlock(fd);
     pthread_mutex_unlock(&gpu->mutex);
     return ok;

@@ -33,7 +33,7 @@
 #include <stdint.h>
 
 #define GPU_MAGIC 0x31444143ull << 32 | 0x4d495347ull /* "GSIMCAD1" */
-#define GPU_VERSION 6u
+#define GPU_VERSION 7u
 #define GPU_SLOTS 128
 #define GPU_PIECES 1024
 #define GPU_GROUPS 256
@@ -42,10 +42,14 @@
 #define GPU_LOG 64   /* marks that one computation of the state can pass */
 #define GPU_STATES 4 /* per slot: two for its threads and two for its front end, used alternately */
 #define GPU_MAX 32
+#define GPU_DEPTH 31   /* cgroups within cgroups that a client is charged to, its own included */
+#define GPU_LIMITS 256 /* cgroups with memory limits; there are some more cells, so that a limit can be replaced */
+#define GPU_LIMIT_CELLS (GPU_LIMITS + 16)
 #define GPU_PERIOD_NS 166666667ull /* NVML's sampling period; utilisation is that of the last full one */
 #define LOCK_SLOT (1ll << 32)
 #define LOCK_ENGINE (1ll << 33)
 #define LOCK_PID (3ll << 32)
+#define LOCK_LIMIT (6ll << 32)
 
 enum gpu_kind {
     WORK_KERNEL,
@@ -127,7 +131,8 @@ struct gpu_slot {
     char command[16];
     _Atomic uint64_t saved;      /* bytes that a checkpoint has moved to the host */
     _Atomic uint32_t checkpoint; /* CU_PROCESS_STATE_...; 0: it runs */
-    uint8_t reserved[12];
+    uint8_t reserved[4];
+    _Atomic uint64_t managed; /* bytes of `used` that no limit of a cgroup counts */
 };
 
 struct gpu_piece {               /* memory that several processes may hold */
@@ -136,6 +141,22 @@ struct gpu_piece {               /* memory that several processes may hold */
     _Atomic uint32_t
         slot; /* 1 + the slot of its maker; 0: that one has freed it, while others have it by IPC, or has exited */
 };
+
+struct gpu_home {  /* the cgroup that memory is charged to; limits.c */
+    uint64_t name; /* hash of its path; 0: the process cannot know it */
+    uint64_t
+        id[GPU_DEPTH]; /* its number in the cgroup v2 hierarchy, and the numbers of those above it; 0 ends the list */
+};
+
+struct gpu_limit {
+    _Atomic uint64_t stamp;   /* 0: free. The highest one of a cgroup's holds */
+    uint64_t soft, hard;      /* bytes */
+    struct gpu_home home;     /* whose limit it is */
+    _Atomic uint64_t present; /* the cgroup that had this path when somebody last looked */
+    char path[736];           /* below the top of the hierarchy */
+};
+
+enum gpu_limits { LIMITS_NONE, LIMITS_DMEM, LIMITS_MISC }; /* what keeps limits: nothing before driver 615 */
 
 /* The file of a MIG device has the name GPU_MIG + 8 * (minor of its GPU) + (its number on that GPU). */
 #define GPU_MIG 100
@@ -179,9 +200,12 @@ struct gpu_head { /* written when the GPU is made; strings are NUL-padded */
     char parent[48];           /* 376: UUID of a MIG device's GPU */
     uint32_t nvlink;           /* 424: bit N: an NVLink to GPU N */
     uint32_t lost;             /* 428: a fault: not 0 when the GPU has fallen off the bus */
-    uint8_t reserved[80];      /* 432 */
+    uint32_t limits_by;        /* 432: of enum gpu_limits */
+    uint8_t reserved[76];      /* 436 */
     _Atomic uint64_t live;     /* 512: commits << 16 | index of the live state. From here on, the libraries write */
     _Atomic uint32_t slots, queues, groups, pieces; /* how many were ever taken; those beyond were never used */
+    _Atomic uint32_t limits;                        /* the same */
+    _Atomic uint64_t limit_stamp;                   /* of the newest limit */
 };
 
 struct gpu_file {
@@ -192,6 +216,8 @@ struct gpu_file {
     struct gpu_slot slot[GPU_SLOTS];
     struct gpu_group group[GPU_GROUPS];
     struct gpu_piece piece[GPU_PIECES];
+    struct gpu_home slot_home[GPU_SLOTS], piece_home[GPU_PIECES];
+    struct gpu_limit limit[GPU_LIMIT_CELLS];
     struct gpu_state state[GPU_SLOTS * GPU_STATES];
     struct gpu_queue queue[GPU_QUEUES];
 };
@@ -199,6 +225,7 @@ struct gpu_file {
 _Static_assert(offsetof(struct gpu_head, live) == 512, "head");
 _Static_assert(sizeof(struct gpu_head) <= 4096, "head page");
 _Static_assert(sizeof(struct gpu_work) == 64, "a cell is a cache line");
+_Static_assert(sizeof(struct gpu_slot) == 64 && sizeof(struct gpu_limit) == 1024, "sizes");
 
 /* A process's view of one GPU. */
 struct gpu {
@@ -213,6 +240,8 @@ struct gpu {
     uint64_t reaped_ns;        /* when it last looked for exited processes */
 };
 
+/* Opens the same GPU again, to write to it. */
+bool gpu_open_writable(const struct gpu *gpu, struct gpu *out);
 /* Maps the GPUs whose files are in $GPU_HOOK_SIM_GPUS, else in /dev/nvidia-sim, in order of minor number. Skips those
  * whose device node may not be opened (device rules). Returns how many it mapped. */
 int gpus_open(struct gpu *gpus, int max, bool writable);
@@ -248,11 +277,49 @@ void gpu_lock_pid(struct gpu *gpu);
 bool gpu_claim(struct gpu *gpu);
 /* Adds bytes to our slot. False: the GPU has not enough memory, also after slots whose file is closed were cleared. */
 bool gpu_reserve(struct gpu *gpu, uint64_t bytes);
-/* The same in another counter of the GPU's file. */
-bool gpu_reserve_in(struct gpu *gpu, _Atomic uint64_t *used, uint64_t bytes);
+/* The same in another counter of the GPU's file. home: whose limits must hold; NULL: no limit counts it. */
+bool gpu_reserve_in(struct gpu *gpu, _Atomic uint64_t *used, uint64_t bytes, const struct gpu_home *home);
 void gpu_release(struct gpu *gpu, uint64_t bytes);
+/* The same for managed memory. */
+bool gpu_reserve_managed(struct gpu *gpu, uint64_t bytes);
+void gpu_release_managed(struct gpu *gpu, uint64_t bytes);
 /* Bytes in use. reap: also clears slots whose file is closed (needs a writable mapping). */
 uint64_t gpu_used(struct gpu *gpu, bool reap);
+
+/* --- limits of cgroups: limits.c --- */
+
+#define GPU_UNLIMITED UINT64_MAX
+
+struct gpu_bound {
+    uint64_t soft, hard, used; /* bytes; no limit: 0 and GPU_UNLIMITED */
+};
+
+/* Whether a cgroup that has this home is within all limits that hold for it. */
+bool gpu_limits_hold(struct gpu *gpu, const struct gpu_home *home);
+/* The lowest limit that holds for it. False: none does. */
+bool gpu_limit_lowest(struct gpu *gpu, const struct gpu_home *home, struct gpu_bound *out);
+/* The cgroup's own limit, and what is charged to it. False: it has no limit; `used` is set all the same. */
+bool gpu_limit_of(struct gpu *gpu, const struct gpu_home *home, struct gpu_bound *out);
+/* Sets it; needs a writable mapping. False: there are GPU_LIMITS. */
+bool gpu_limit_set(struct gpu *gpu, const struct gpu_home *home, const char *path, uint64_t soft, uint64_t hard);
+/* Looks which cgroups the limits' paths name now. Needs a writable mapping, and all of the hierarchy in /sys/fs/cgroup. */
+void gpu_limits_look(struct gpu *gpu);
+
+/* --- and cgroup.c --- */
+
+#define GPU_CGROUP "/sys/fs/cgroup"
+
+/* The calling process's cgroup; all 0: it cannot be known. False: it is too deep. */
+bool cgroup_mine(struct gpu_home *out);
+enum cgroup_found { CGROUP_NONE, CGROUP_GONE, CGROUP_THERE };
+/* The cgroup of a directory below /sys/fs/cgroup. GONE: there is none of that path, and `name` is set. NONE: the path cannot
+ * be a cgroup's. path: below the top, in its one spelling. */
+enum cgroup_found cgroup_of(const char *directory, struct gpu_home *out, char *path, size_t size);
+/* Whether version 2 is at /sys/fs/cgroup; and all of it. */
+bool cgroup_mounted(void);
+bool cgroup_all_mounted(void);
+/* The number of the cgroup with this path below /sys/fs/cgroup; 0: there is none. */
+uint64_t cgroup_number(const char *path);
 
 /* --- memory that several processes may hold: piece.c. A piece is known by a descriptor of its open file --- */
 
@@ -264,6 +331,7 @@ bool gpu_piece_reserve(struct gpu *gpu, int fd, uint64_t bytes);
 int gpu_piece_open(struct gpu *gpu, int piece, uint32_t generation);
 /* The number of a descriptor's piece; -1: it is none of ours. */
 int gpu_piece_of(struct gpu *gpu, int fd);
+bool gpu_piece_held(struct gpu *gpu, int piece); /* by an open file */
 uint64_t gpu_piece_bytes(const struct gpu *gpu, int piece);
 uint32_t gpu_piece_generation(const struct gpu *gpu, int piece);
 void gpu_piece_add(struct gpu *gpu, int fd, int64_t bytes);

@@ -31,6 +31,13 @@ bool heap_book(struct gpu *gpu, uint64_t bytes) {
     return gpu_reserve(gpu, bytes);
 }
 
+static bool book_managed(struct gpu *gpu, uint64_t bytes) {
+    if (gpu_reserve_managed(gpu, bytes))
+        return true;
+    pool_release((int)(gpu - sim_gpu), true);
+    return gpu_reserve_managed(gpu, bytes);
+}
+
 bool heap_book_piece(struct gpu *gpu, int fd, uint64_t bytes) {
     if (gpu_piece_reserve(gpu, fd, bytes))
         return true;
@@ -88,13 +95,13 @@ CUresult heap_allocate(CUdeviceptr *out, CUcontext ctx, size_t bytes, enum kind 
     if (bytes > gpu->file->head.memory_total)
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t size = round_up(bytes, GRAIN), mapped = round_up(size, 4096);
-    if (!heap_book(gpu, size))
+    if (!(kind == MANAGED ? book_managed(gpu, size) : heap_book(gpu, size)))
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t at = heap_map(mapped);
     if (!at || heap_note((struct piece){at, size, mapped, ctx, kind, NULL, 0})) {
         if (at)
             munmap((void *)(uintptr_t)at, mapped);
-        gpu_release(gpu, size);
+        (kind == MANAGED ? gpu_release_managed : gpu_release)(gpu, size);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *out = at;
@@ -142,7 +149,9 @@ static void give_back(struct piece piece) {
     bool exported = piece.kind == DEVICE && ipc_forget(sim_gpu_of(piece.ctx), piece.address);
     if (piece.mapped)
         munmap((void *)(uintptr_t)piece.address, piece.mapped);
-    if ((piece.kind == DEVICE && !exported) || piece.kind == MANAGED || piece.kind == VARIABLES)
+    if (piece.kind == MANAGED)
+        gpu_release_managed(&sim_gpu[piece.device], piece.size);
+    else if ((piece.kind == DEVICE && !exported) || piece.kind == VARIABLES)
         gpu_release(&sim_gpu[piece.device], piece.size);
     else if (piece.kind == POOLED)
         pool_free(piece);
@@ -157,8 +166,8 @@ CUresult heap_move(uint64_t address, int device) {
     struct piece *p = index < count && address - pieces[index].address < pieces[index].size ? &pieces[index] : NULL;
     if (p && p->kind == MANAGED) {
         r = CUDA_SUCCESS; /* also when there is no room: then it stays where it is */
-        if (p->device != device && gpu_reserve(&sim_gpu[device], p->size)) {
-            gpu_release(&sim_gpu[p->device], p->size);
+        if (p->device != device && gpu_reserve_managed(&sim_gpu[device], p->size)) {
+            gpu_release_managed(&sim_gpu[p->device], p->size);
             p->device = device;
         }
     }

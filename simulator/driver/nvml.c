@@ -1,31 +1,13 @@
 /* The simulated libnvidia-ml: answers the questions of management tools from the GPU files, which it only reads. Other
  * functions of NVML answer "not supported" (build.py). */
 #define _GNU_SOURCE
-#include "gpu.h"
+#include "nvml.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#define API __attribute__((visibility("default")))
-
-typedef int nvmlReturn_t;
-typedef struct gpu *nvmlDevice_t;
-
-enum {
-    NVML_SUCCESS = 0,
-    NVML_ERROR_UNINITIALIZED = 1,
-    NVML_ERROR_INVALID_ARGUMENT = 2,
-    NVML_ERROR_NOT_SUPPORTED = 3,
-    NVML_ERROR_NO_PERMISSION = 4,
-    NVML_ERROR_NOT_FOUND = 6,
-    NVML_ERROR_INSUFFICIENT_SIZE = 7,
-    NVML_ERROR_DRIVER_NOT_LOADED = 9,
-    NVML_ERROR_GPU_IS_LOST = 15,
-    NVML_ERROR_MEMORY = 20,
-};
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct gpu gpus[GPU_MAX];
@@ -66,6 +48,7 @@ API const char *nvmlErrorString(nvmlReturn_t code) {
     case NVML_ERROR_DRIVER_NOT_LOADED: return "Driver Not Loaded";
     case NVML_ERROR_GPU_IS_LOST: return "GPU is lost";
     case NVML_ERROR_MEMORY: return "Insufficient Memory";
+    case NVML_ERROR_INSUFFICIENT_RESOURCES: return "Insufficient Resources";
     default: return "Unknown Error";
     }
 }
@@ -78,13 +61,18 @@ API const char *nvmlErrorString(nvmlReturn_t code) {
 
 static bool known(nvmlDevice_t d) { return d >= gpus && d < gpus + count && d->file; }
 
-#define DEVICE(d)                               \
-    do {                                        \
-        READY();                                \
-        if (!known(d))                          \
-            return NVML_ERROR_INVALID_ARGUMENT; \
-        if ((d)->file->head.lost)               \
-            return NVML_ERROR_GPU_IS_LOST;      \
+nvmlReturn_t nvml_device(nvmlDevice_t d) {
+    READY();
+    if (!known(d))
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return d->file->head.lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+}
+
+#define DEVICE(d)                                \
+    do {                                         \
+        nvmlReturn_t no_device = nvml_device(d); \
+        if (no_device)                           \
+            return no_device;                    \
     } while (0)
 
 static nvmlReturn_t text(char *out, unsigned size, const char *value) {
@@ -336,6 +324,15 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t d, struct memory_v2 *ou
         return NVML_ERROR_INVALID_ARGUMENT;
     struct memory m;
     nvmlReturn_t r = nvmlDeviceGetMemoryInfo(d, &m);
+    struct gpu_home home;
+    struct gpu_bound bound;
+    if (!r && atomic_load(&d->file->head.limits) && cgroup_mine(&home) && gpu_limit_lowest(d, &home, &bound) &&
+        bound.hard <
+            m.total) { /* inside a cgroup with a limit; for driver 615 this is documented for this function alone */
+        m.total = bound.hard;
+        m.used = bound.used < bound.hard ? bound.used : bound.hard;
+        m.free = m.total - m.used;
+    }
     if (!r)
         *out = (struct memory_v2){out->version, m.total, 0, m.free, m.used};
     return r;

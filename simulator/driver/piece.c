@@ -28,6 +28,11 @@ static bool in_use(int fd, int piece) {
     return fcntl(fd, F_GETLK, &l) < 0 || l.l_type != F_UNLCK;
 }
 
+bool gpu_piece_held(struct gpu *gpu, int piece) {
+    int fd = gpu_descriptor(gpu);
+    return fd >= 0 && in_use(fd, piece);
+}
+
 uint64_t gpu_piece_room(const struct gpu *gpu) { return 2 * gpu->file->head.memory_total; }
 
 static uint64_t data_of(const struct gpu *gpu, int piece) { return FIRST_BYTE + (uint64_t)piece * gpu_piece_room(gpu); }
@@ -58,6 +63,7 @@ static bool take(struct gpu *gpu, int fd, int piece) {
         ;
     atomic_fetch_add(&gpu->file->piece[piece].generation, 1);
     atomic_store(&gpu->file->piece[piece].slot, (uint32_t)gpu->slot + 1);
+    gpu->file->piece_home[piece] = gpu->file->slot_home[gpu->slot];
     return !lock(fd, OFD_SETLK, F_RDLCK, piece);
 }
 
@@ -74,7 +80,8 @@ int gpu_piece_make(struct gpu *gpu) {
 
 bool gpu_piece_reserve(struct gpu *gpu, int fd, uint64_t bytes) {
     int piece = gpu_piece_of(gpu, fd);
-    return piece >= 0 && gpu_reserve_in(gpu, &gpu->file->piece[piece].used, bytes);
+    struct gpu_file *f = gpu->file;
+    return piece >= 0 && gpu_reserve_in(gpu, &f->piece[piece].used, bytes, &f->piece_home[piece]);
 }
 
 int gpu_piece_open(struct gpu *gpu, int piece, uint32_t generation) {

@@ -9,6 +9,7 @@ import click
 
 from gpu_hook_simulator import cli_model, driver_root, topology
 from gpu_hook_simulator import mig as sim_mig
+from gpu_hook_simulator import release as releases
 from oci_hook.cli import output
 from oci_hook.config.settings import Settings
 from oci_hook.config.settings import load as load_settings
@@ -44,6 +45,14 @@ sim.add_command(cli_model.model)
 @click.option("--mig", default="", metavar="PROFILES", help="Split GPU 0 into MIG devices: 3g.20gb,1g.5gb")
 @click.option("--numa", default="", metavar="NODES", help="NUMA node of each GPU: 0,0,1,1")
 @click.option("--nvlink", default="", metavar="PAIRS", help="GPUs that an NVLink joins: 0-1,2-3")
+@click.option("--driver", default="550", show_default=True, metavar="VERSION", help="Version: 535, 615, 615.71")
+@click.option(
+    "--limits",
+    type=click.Choice([*releases.LIMITS]),
+    default="dmem",
+    show_default=True,
+    help="What keeps memory limits of cgroups; from driver 615 on.",
+)
 @click.option("--force", is_flag=True, help="Replace simulated GPUs that containers still use.")
 @output.answers
 def up(
@@ -54,6 +63,8 @@ def up(
     mig: str,
     numa: str,
     nvlink: str,
+    driver: str,
+    limits: str,
     force: bool,
 ) -> output.Report:
     """Make simulated GPUs and let this install use them instead of a real driver.
@@ -75,12 +86,16 @@ def up(
         places = topology.parse(numa, nvlink, gpus)
     except ValueError as e:
         raise refuse("GH-101", f"--numa, --nvlink: {e}; write them as 0,0,1,1 and 0-1,2-3") from None
+    try:
+        release = releases.release(driver, limits)
+    except ValueError as e:
+        raise refuse("GH-101", f"--driver {driver[:20]}: {e}") from None
     settings = load_settings(prefix)
     state_owner.claim(prefix, settings.state_dir)
     refuse_while_used(settings, "up", force)
     former = former_root(settings)
     drop_shared(settings, force)
-    root = driver_root.make(prefix, settings.state_dir, gpus, memory_mib, time_scale, devices, places, former)
+    root = driver_root.make(prefix, settings.state_dir, gpus, memory_mib, time_scale, devices, places, former, release)
     try:
         found = discover(str(root))
         settings = settings_edit.set_driver_root(prefix, str(root))

@@ -16,13 +16,13 @@ from pathlib import Path
 from struct import Struct
 
 from gpu_hook_simulator import mig as mig_devices
+from gpu_hook_simulator.release import DEFAULT, Release
 from gpu_hook_simulator.topology import Topology, lay
 from oci_hook.discovery.driver_files import MULTIARCH
 from oci_hook.discovery.mark import MARK
 from oci_hook.errors import refuse
 
-VERSION = "550.0.0"  # no real release has this number
-CUDA_VERSION = 12040
+VERSION = DEFAULT.version
 MAX_GPUS = 32
 ENVIRONMENT = "GPU_HOOK_SIM_GPUS"  # the variable by which the libraries find the GPUs on the host (gpu.c)
 MIB = 1 << 20
@@ -31,14 +31,15 @@ LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 # gpu.h: struct gpu_head before `fail_every`, and the size of struct gpu_file. A test compares both with the compiler's.
 HEAD = Struct("<QII48s96s32s32sQQIiIIIIQQQQQQQQI4x")
 MAGIC = 0x314441434D495347  # "GSIMCAD1"
-FORMAT = 6
-FILE_SIZE = 22909952
+FORMAT = 7
+FILE_SIZE = 23483392
 SLOTS, SLOT_SIZE = 128, 64  # after the head page
 PIECES_AT, PIECES, PIECE_SIZE = 4096 + SLOTS * SLOT_SIZE + 256 * 4, 1024, 16  # memory that processes share
 QUEUES, QUEUE_SIZE = 256, 65600  # the last part of the file
 CALIBRATION = Path(__file__).with_name("calibration.json")  # the constants of driver and model
 KERNEL_NS = 10_000
 MAX_TIME_SCALE = 1000
+LIMITS_BY_AT = 432  # struct gpu_head
 # Fields of the head that may change while the GPU is used; offsets, 32 bits each.
 FAULTS = {
     "fail_every": 336,
@@ -77,14 +78,18 @@ def make(
     mig: tuple[mig_devices.Profile, ...] = (),
     topology: Topology = Topology(),  # noqa: B008  a frozen value
     former_root: str = "/",
+    release: Release = DEFAULT,
 ) -> Path:
     """Make the driver root and the GPU files anew. Returns the root. Raises NodeError GH-306.
 
     time_scale: how many times as long as it says a GPU takes for everything. mig: what GPU 0 is split into.
-    former_root: the setting driver_root before, for `sim down`.
+    former_root: the setting driver_root before, for `sim down`. release: of the driver.
     """
     parts = native_parts()
-    missing = [f"{name}.1" for name in LIBRARIES if not (parts / f"{name}.1").is_file()]
+    compiled = {name: parts / f"{name}.1" for name in LIBRARIES}
+    if release.limits:
+        compiled["libnvidia-ml.so"] = parts / "libnvidia-ml.so.1-615"
+    missing = [file.name for file in compiled.values() if not file.is_file()]
     if missing:
         raise refuse("GH-306", f"{parts} lacks {', '.join(missing)}; run scripts/build in the checkout")
     root, files = root_of(prefix), gpus_of(state_dir)
@@ -98,8 +103,8 @@ def make(
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o755)
         for name in LIBRARIES:
-            file = libraries / f"{name}.{VERSION}"
-            shutil.copyfile(parts / f"{name}.1", file)
+            file = libraries / f"{name}.{release.version}"
+            shutil.copyfile(compiled[name], file)
             file.chmod(0o644)
             os.symlink(file.name, libraries / f"{name}.1")
             os.symlink(f"{name}.1", libraries / name)
@@ -108,7 +113,7 @@ def make(
         files.parent.chmod(0o700)
         files.mkdir(mode=0o755)
         for minor in range(gpus):
-            make_gpu(files / str(minor), minor, memory_mib, time_scale)
+            make_gpu(files / str(minor), minor, memory_mib, time_scale, release)
         lay(root, files, topology, {minor: bus_id(minor) for minor in range(gpus)})
         if mig:
             mig_devices.split(root, files, mig, HEAD)
@@ -127,7 +132,7 @@ def make(
     return root
 
 
-def make_gpu(path: Path, minor: int, memory_mib: int, time_scale: int = 1) -> str:
+def make_gpu(path: Path, minor: int, memory_mib: int, time_scale: int = 1, release: Release = DEFAULT) -> str:
     """Make the file of a new GPU. Returns its UUID. Every process with the GPU may write to the file."""
     constants = json.loads(CALIBRATION.read_text())
     us, rate = constants["gpu_us"], constants["copy_gb_s"]
@@ -139,12 +144,12 @@ def make_gpu(path: Path, minor: int, memory_mib: int, time_scale: int = 1) -> st
         name.encode(),
         f"Simulated GPU {size_text(memory_mib)}".encode(),
         bus_id(minor).encode(),
-        VERSION.encode(),
+        release.version.encode(),
         memory_mib * MIB,
         min(CONTEXT_MIB, memory_mib // 16) * MIB,
         minor,
         -1,
-        CUDA_VERSION,
+        release.cuda_version,
         SM_COUNT,
         CAPABILITY,
         time_scale,
@@ -159,6 +164,8 @@ def make_gpu(path: Path, minor: int, memory_mib: int, time_scale: int = 1) -> st
     temporary = path.with_name(f".{path.name}.new")
     with open(temporary, "xb") as f:
         f.write(head)
+        f.seek(LIMITS_BY_AT)
+        f.write(release.limits.to_bytes(4, "little"))
         f.truncate(FILE_SIZE)
     temporary.chmod(0o666)
     temporary.rename(path)

@@ -2,6 +2,7 @@
 the CUresult."""
 
 import ctypes
+import os
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
@@ -11,7 +12,7 @@ except ImportError:
     nvml = None
 
 MIB = 1 << 20
-library = ctypes.CDLL("libcuda.so.1")
+library = ctypes.CDLL(os.environ.get("CUDA_LIBRARY", "libcuda.so.1"))
 NONE = c_void_p(0)
 
 
@@ -108,6 +109,27 @@ def map_handle(handle: c_uint64, size: int) -> c_uint64:
     cuda.cuMemMap(at, c_size_t(size), c_size_t(0), handle, c_uint64(0))
     cuda.cuMemSetAccess(at, c_size_t(size), byref(Access(1, 0, 3)), c_size_t(1))
     return at
+
+
+def set_limit(path: str, hard: int, soft: int = 0, index: int = 0) -> None:
+    limits = nvml.c_nvmlSetMemoryLimits_v1_t(nameSpace=path.encode(), softLimit=soft, hardLimit=hard)
+    nvml.nvmlDeviceSetMemoryLimits_v1(gpu(index), limits)
+
+
+def get_limit(path: str, index: int = 0) -> tuple[int, int, int]:
+    """Soft limit, hard limit, use."""
+    limits = nvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=path.encode())
+    nvml.nvmlDeviceGetMemoryLimits_v1(gpu(index), limits)
+    return limits.softLimit, limits.hardLimit, limits.currentUsed
+
+
+def nvml_code(call: Any, *args: Any) -> int:
+    """The nvmlReturn_t."""
+    try:
+        call(*args)
+    except nvml.NVMLError as e:
+        return int(e.value)
+    return 0
 
 
 __all__ = [name for name in dir() if not name.startswith("_")] + ["c_uint"]

@@ -5,10 +5,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpu_hook_simulator import driver_root
+from gpu_hook_simulator.release import DEFAULT, Release
 from oci_hook.discovery.driver_files import MULTIARCH
 
 HERE = Path(__file__).resolve().parent
@@ -32,9 +34,17 @@ def simulated() -> Path:
 class Sim:
     """Two GPUs of 1 GiB. Programs find them by the environment of `env`."""
 
-    def __init__(self, place: Path, native: Path, memory_mib: int = MEMORY_MIB, gpus: int = 2, scale: int = 1) -> None:
+    def __init__(
+        self,
+        place: Path,
+        native: Path,
+        memory_mib: int = MEMORY_MIB,
+        gpus: int = 2,
+        scale: int = 1,
+        release: Release = DEFAULT,
+    ) -> None:
         self.prefix, self.state = place / "prefix", place / "state"
-        self.root = driver_root.make(str(self.prefix), str(self.state), gpus, memory_mib, scale)
+        self.root = driver_root.make(str(self.prefix), str(self.state), gpus, memory_mib, scale, release=release)
         self.gpus = driver_root.gpus_of(str(self.state))
         self.libraries = self.root / "usr/lib" / MULTIARCH[os.uname().machine]
         self.probe = str(native / "sim/gpu-probe")
@@ -77,6 +87,12 @@ class Sim:
         assert child.stdout and child.stdout.readline() == "ready\n"
         return child
 
+    def open_for_all(self) -> None:
+        """Let other users reach GPUs and libraries."""
+        for folder in (*self.gpus.parents, *self.libraries.parents):
+            if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
+                folder.chmod(0o755)
+
     def free(self) -> int:
         """Free memory of GPU 0 in MiB, by NVML, which needs no context for that."""
         return int(self.python("nvml.nvmlInit(); print(nvml.nvmlDeviceGetMemoryInfo(gpu(0)).free >> 20)"))
@@ -112,7 +128,7 @@ def sim(tmp_path: Path, simulated: Path) -> Iterator[Sim]:
 def make_sim(tmp_path: Path, simulated: Path) -> Iterator[Callable[..., Sim]]:
     made: list[Sim] = []
 
-    def make(**options: int) -> Sim:
+    def make(**options: Any) -> Sim:
         made.append(Sim(tmp_path / f"sim{len(made)}", simulated, **options))
         return made[-1]
 

@@ -98,7 +98,8 @@ def test_a_tenant_that_goes_past_the_shim(stage: Stage, root: Path, policy: str)
 
 
 def test_a_tenant_that_claims_the_gpu_and_does_not_use_it(stage: Stage, root: Path) -> None:
-    """It only writes its slot file. Whatever the policy, it is named and goes on; honest ones are never named."""
+    """It only writes its slot file: always waiting, so its equals wait for half of the time. Whatever the policy, it is named
+    and goes on; honest ones are never named."""
     ask = {**SHARE, "gpu-hook.io/compute": "50"}
     honest = stage.start(root, "/bin/gpu-probe", "run", "500", "600", annotations=ask)
     other = stage.start(root, "/bin/gpu-probe", "run", "500", "600", annotations={**SHARE})
@@ -107,7 +108,7 @@ def test_a_tenant_that_claims_the_gpu_and_does_not_use_it(stage: Stage, root: Pa
         assert not [e for e in events(stage) if e["event"] == "finding"]
         stage.runc("delete", "--force", other)
         wait_for(lambda: agent.container(other) is None)
-        liar = stage.start(root, "/bin/liar", "rests", "0", "--out", "/dev/null", "--scale", "1", annotations=ask)
+        liar = stage.start(root, "/bin/liar", "held", "0", "--out", "/dev/null", "--scale", "1", annotations=ask)
         wait_for(lambda: agent.kinds(liar) == {"hogs-gate"})
         (told,) = (e for e in events(stage) if e["event"] == "finding")
         assert (told["id"], told["action"]) == (liar, "reported")
@@ -395,7 +396,7 @@ def test_beyond_loopback_only_with_a_token(stage: Stage, tmp_path: Path) -> None
     try:
         said = wait_for(lambda: agent.log.read_text().partition("http://0.0.0.0:")[2])
         agent.port = int(said.partition("/")[0])
-        for path in ("/", "/metrics", "/api/node", "/api/history"):
+        for path in ("/", "/metrics", "/api/node", "/api/history", "/api/events", "/api/processes"):
             with pytest.raises(urllib.error.HTTPError) as error:
                 agent.get(path)
             assert error.value.code == 401

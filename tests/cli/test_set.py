@@ -53,8 +53,9 @@ def test_limits_policy_and_class(install: Install, two: tuple[Grant, Grant]) -> 
         (("--policy", "bs"), (40, 100), "burst-share"),
         (("--compute-limit", "60"), (40, 60), "burst-share"),
         (("--compute", "50"), (50, 60), "burst-share"),
-        (("--policy", "be"), (0, 100), "best-effort"),
-        (("--compute", "20"), (20, 100), "burst-share"),  # the node's default policy, as in a request
+        (("--policy", "be"), (50, 100), "best-effort"),  # what was guaranteed stays booked
+        (("--compute", "30"), (30, 100), "best-effort"),
+        (("--compute", "20", "--policy", "bs"), (20, 100), "burst-share"),
         (("--memory", "25%"), (20, 100), "burst-share"),
         (("--class", "offline"), (20, 100), "burst-share"),
     ]
@@ -111,7 +112,6 @@ def test_class_online_keeps_its_ceiling_where_compute_is_a_share(install: Instal
         (("--compute", "51"), NO_ROOM + "50 of 100 % compute for it beside the others, 51 asked;"),
         (("--compute", "81"), "GH-103: the ceiling of 80 % is below the guarantee of 81 %; give --compute-limit too"),
         (("--compute-limit", "29"), "GH-103: the ceiling of 29 % is below the guarantee of 30 %; give --compute-limit"),
-        (("--compute", "20", "--policy", "be"), "GH-103: --compute guarantees compute and the policy "),
         (("--compute-limit", "90", "--policy", "fs"), "GH-103: --compute-limit is for the policy burst-share"),
         (("--memory", "4G"), "GH-101: --memory '4G' is not a size; write 4Gi, 512Mi, 2048 (MiB) or 30%\n"),
         (("--compute", "0", "--policy", "x"), "GH-101: --compute '0' is not within 1 to 100\nGH-101: --policy 'x' is"),
@@ -137,7 +137,7 @@ def test_the_event_says_what_was_changed(install: Install, two: tuple[Grant, Gra
     old = two[0].shares[0]
     assert f"GPU-0: memory {old.memory_mib} MiB -> 5120 MiB; GPU-0: compute {old.compute} % -> 40 %" in lines[0]
     assert lines[0].endswith(f"class {two[0].terms.priority_class} -> offline")
-    assert "compute 40 % -> 0 %" in lines[1] and lines[1].endswith("policy burst-share -> best-effort")
+    assert "compute" not in lines[1] and lines[1].endswith("policy burst-share -> best-effort")
 
 
 def test_containers_that_cannot_be_changed(install: Install, two: tuple[Grant, Grant]) -> None:

@@ -25,8 +25,9 @@ def traces(name: str) -> dict[str, list[str]]:
 
 @pytest.mark.root
 @pytest.mark.slow
-def test_demo_tells_its_story_and_cleans_up() -> None:
-    r = subprocess.run([REPO / "scripts/demo"], capture_output=True, text=True, timeout=300)
+def test_demo_tells_its_story_and_cleans_up(tmp_path: Path) -> None:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}  # no other demo leaves anything there
+    r = subprocess.run([REPO / "scripts/demo"], capture_output=True, text=True, timeout=300, env=env)
     assert r.returncode == 0, r.stdout + r.stderr
     assert "FAIL" not in r.stdout
     assert r.stdout.count("   ok  ") >= 8

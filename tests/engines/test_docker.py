@@ -145,6 +145,12 @@ def test_what_cannot_be_given_is_said_by_docker_run(docker: Docker) -> None:
     assert done.returncode == 125 and "OCI runtime create failed" in done.stderr and "GH-201: " in done.stderr
 
 
+def test_a_label_is_no_request_and_is_told_so(docker: Docker) -> None:
+    done = docker.run("--label", "gpu-hook.io/memory=1Gi")
+    assert done.returncode == 125 and "GH-108: gpu-hook.io/memory='1Gi' is a label" in done.stderr
+    assert docker.run("--label", "team=gpu", script="true").returncode == 0
+
+
 def test_privileged_is_refused(docker: Docker) -> None:
     done = docker.run("--privileged", *docker.ask(1024))
     assert done.returncode == 125 and "GH-403: " in done.stderr

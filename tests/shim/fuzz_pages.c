@@ -168,6 +168,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         HOLD((st = gh_here()) && (policy = malloc(GH_POLICY_SIZE)) && (account = aligned_alloc(64, sizeof *account)));
     if (st->slot_lock)
         munmap(st->slot_lock, 4096);
+    close_range(100, ~0u, 0); /* the lock's descriptor: the slot of the run before is free */
     memset(st, 0, sizeof *st);
     st->me = gh_owner(NOBODY, 1);
     open_file(st);

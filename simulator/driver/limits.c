@@ -1,0 +1,267 @@
+/* Memory limits of cgroups, as driver 615 has them. All that is charged to a limit's cgroup together stays within it.
+ *
+ * Two back-ends, which are this simulator's model and were not measured:
+ * - dmem: a limit belongs to the cgroup, by its number, and counts its descendants.
+ * - misc: a limit belongs to a path. It stays when the cgroup is removed, and holds for a new one of that path.
+ *
+ * A setter writes a free cell of the table under the cell's lock, and publishes it by its stamp; then it frees the cells that
+ * the new one replaces. Readers take the highest stamp. So a setter that is killed at any instruction leaves the old limit or
+ * the new one, and a cell that the kernel unlocks; setters do not wait for each other. */
+#define _GNU_SOURCE
+#include "gpu.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+
+#define OFD_SETLK 37 /* F_OFD_SETLK, Linux 3.15 */
+
+static unsigned limits(const struct gpu_file *f) { return gpu_count(&f->head.limits, GPU_LIMIT_CELLS); }
+
+/* A copy of a cell, without its path. False: it is free, or others write it all the time. */
+static bool read_cell(const struct gpu_limit *cell, struct gpu_limit *out) {
+    for (int tries = 0; tries < 1000; tries++) {
+        uint64_t stamp = atomic_load(&cell->stamp);
+        if (!stamp)
+            return false;
+        out->soft = cell->soft;
+        out->hard = cell->hard;
+        out->home = cell->home;
+        atomic_init(&out->present, atomic_load(&cell->present));
+        atomic_init(&out->stamp, stamp);
+        atomic_thread_fence(memory_order_acquire);
+        if (atomic_load(&cell->stamp) == stamp)
+            return true;
+    }
+    return false;
+}
+
+/* The place of this number in the list; -1: it is not there. */
+static int place(const struct gpu_home *home, uint64_t id) {
+    for (int i = 0; id && i < GPU_DEPTH && home->id[i]; i++)
+        if (home->id[i] == id)
+            return i;
+    return -1;
+}
+
+static bool same(const struct gpu_file *f, const struct gpu_home *a, const struct gpu_home *b) {
+    if (f->head.limits_by == LIMITS_MISC && a->name && b->name)
+        return a->name == b->name;
+    return a->id[0] && a->id[0] == b->id[0];
+}
+
+/* A client in a cgroup namespace cannot see what is above it; who set a limit for its cgroup, or for one above, could. */
+static void complete(const struct gpu_file *f, struct gpu_home *home) {
+    for (unsigned c = 0; c < limits(f); c++) {
+        struct gpu_limit cell;
+        int at = place(home, f->limit[c].home.id[0]);
+        if (at >= 0 && read_cell(&f->limit[c], &cell) && cell.home.id[0] == home->id[at])
+            memcpy(&home->id[at], cell.home.id, sizeof home->id[0] * (size_t)(GPU_DEPTH - at));
+    }
+}
+
+/* Whether what is charged to `who` counts for a limit of `whose`. */
+static bool counts(const struct gpu_file *f, const struct gpu_home *who, const struct gpu_home *whose) {
+    if (f->head.limits_by == LIMITS_MISC)
+        return same(f, who, whose);
+    if (place(who, whose->id[0]) >= 0)
+        return true;
+    struct gpu_home all = *who;
+    complete(f, &all);
+    return place(&all, whose->id[0]) >= 0;
+}
+
+/* Bytes charged to a cgroup. live: without what belongs to closed files, which readers cannot clear. */
+static uint64_t charged(struct gpu *gpu, const struct gpu_home *whose, bool live) {
+    const struct gpu_file *f = gpu->file;
+    uint64_t sum = 0;
+    for (int i = 0; i < gpu_slots(f); i++) {
+        uint64_t managed = atomic_load(&f->slot[i].managed), used = atomic_load(&f->slot[i].used);
+        if (used > managed && counts(f, &f->slot_home[i], whose) && (!live || gpu_owner(gpu, i) >= 0))
+            sum += used - managed;
+    }
+    for (int i = 0; i < (int)gpu_count(&f->head.pieces, GPU_PIECES); i++)
+        if (gpu_piece_bytes(gpu, i) && counts(f, &f->piece_home[i], whose) && (!live || gpu_piece_held(gpu, i)))
+            sum += gpu_piece_bytes(gpu, i);
+    return sum;
+}
+
+/* The home of a limit: by `misc`, the cgroup that has its path now. */
+static struct gpu_home owner(const struct gpu_file *f, const struct gpu_limit *cell) {
+    struct gpu_home home = cell->home;
+    if (f->head.limits_by == LIMITS_MISC)
+        home.id[0] = cell->present;
+    return home;
+}
+
+/* Whether another limit of the same cgroup replaces this one. */
+static bool replaced(const struct gpu_file *f, const struct gpu_limit *cell) {
+    for (unsigned c = 0; c < limits(f); c++) {
+        struct gpu_limit other;
+        if (read_cell(&f->limit[c], &other) && other.stamp > cell->stamp && same(f, &other.home, &cell->home))
+            return true;
+    }
+    return false;
+}
+
+/* The next limit that holds for a cgroup, from cell *c on. */
+static bool next(const struct gpu_file *f, const struct gpu_home *home, unsigned *c, struct gpu_limit *out) {
+    for (; *c < limits(f); ++*c) {
+        if (!read_cell(&f->limit[*c], out))
+            continue;
+        struct gpu_home whose = owner(f, out);
+        if (counts(f, home, &whose) && !replaced(f, out)) {
+            out->home = whose;
+            ++*c;
+            return true;
+        }
+    }
+    return false;
+}
+
+bool gpu_limits_hold(struct gpu *gpu, const struct gpu_home *home) {
+    struct gpu_limit limit;
+    for (unsigned c = 0; next(gpu->file, home, &c, &limit);)
+        if (charged(gpu, &limit.home, false) > limit.hard)
+            return false;
+    return true;
+}
+
+bool gpu_limit_lowest(struct gpu *gpu, const struct gpu_home *home, struct gpu_bound *out) {
+    struct gpu_limit limit;
+    struct gpu_home whose = {0};
+    *out = (struct gpu_bound){0, GPU_UNLIMITED, 0};
+    for (unsigned c = 0; next(gpu->file, home, &c, &limit);)
+        if (limit.hard < out->hard) {
+            *out = (struct gpu_bound){limit.soft, limit.hard, 0};
+            whose = limit.home;
+        }
+    if (out->hard == GPU_UNLIMITED)
+        return false;
+    out->used = charged(gpu, &whose, true);
+    return true;
+}
+
+bool gpu_limit_of(struct gpu *gpu, const struct gpu_home *home, struct gpu_bound *out) {
+    struct gpu_limit limit;
+    *out = (struct gpu_bound){0, GPU_UNLIMITED, charged(gpu, home, true)};
+    for (unsigned c = 0; next(gpu->file, home, &c, &limit);)
+        if (same(gpu->file, &limit.home, home)) {
+            out->soft = limit.soft;
+            out->hard = limit.hard;
+            return true;
+        }
+    return false;
+}
+
+/* --- setting --- */
+
+static bool lock(int fd, short type, unsigned cell) {
+    struct flock l = {.l_type = type, .l_whence = SEEK_SET, .l_start = LOCK_LIMIT + cell, .l_len = 1};
+    int r;
+    while ((r = fcntl(fd, OFD_SETLK, &l)) < 0 && errno == EINTR)
+        ;
+    return r == 0;
+}
+
+/* Frees the limits of this cgroup that are older than `stamp`. */
+static void replace(struct gpu_file *f, const struct gpu_home *home, uint64_t stamp) {
+    for (unsigned c = 0; c < limits(f); c++) {
+        struct gpu_limit cell;
+        if (read_cell(&f->limit[c], &cell) && cell.stamp < stamp && same(f, &cell.home, home)) {
+            uint64_t old = cell.stamp;
+            atomic_compare_exchange_strong(&f->limit[c].stamp, &old, 0);
+        }
+    }
+}
+
+/* Whether the limit's cgroup was removed; by dmem, its limit went with it. */
+static bool is_gone(const struct gpu_file *f, unsigned c, const struct gpu_limit *cell) {
+    char path[sizeof cell->path];
+    memcpy(path, f->limit[c].path, sizeof path);
+    path[sizeof path - 1] = 0;
+    return f->head.limits_by == LIMITS_DMEM && *path && cgroup_all_mounted() && cgroup_number(path) != cell->home.id[0];
+}
+
+/* Frees cells that hold for nobody. */
+static void tidy(struct gpu_file *f) {
+    for (unsigned c = 0; c < limits(f); c++) {
+        struct gpu_limit cell;
+        if (!read_cell(&f->limit[c], &cell) || !(replaced(f, &cell) || is_gone(f, c, &cell)))
+            continue;
+        uint64_t old = cell.stamp;
+        atomic_compare_exchange_strong(&f->limit[c].stamp, &old, 0);
+    }
+}
+
+/* Whether the table takes a limit of this cgroup: one more, or instead of its present one. */
+static bool takes(const struct gpu_file *f, const struct gpu_home *home) {
+    unsigned in_use = 0;
+    for (unsigned c = 0; c < limits(f); c++) {
+        struct gpu_limit cell;
+        bool set = read_cell(&f->limit[c], &cell);
+        if (set && same(f, &cell.home, home))
+            return true;
+        in_use += set;
+    }
+    return in_use < GPU_LIMITS;
+}
+
+static bool publish(struct gpu *gpu, int fd, const struct gpu_limit *limit) {
+    struct gpu_file *f = gpu->file;
+    for (unsigned c = 0; c < GPU_LIMIT_CELLS; c++) {
+        struct gpu_limit *cell = &f->limit[c];
+        if (atomic_load(&cell->stamp) || !lock(fd, F_WRLCK, c))
+            continue;
+        bool is_free = !atomic_load(&cell->stamp);
+        if (is_free) {
+            cell->soft = limit->soft;
+            cell->hard = limit->hard;
+            cell->home = limit->home;
+            atomic_store(&cell->present, limit->home.id[0]);
+            memcpy(cell->path, limit->path, sizeof cell->path);
+            uint32_t n = atomic_load(&f->head.limits);
+            while (n <= c && !atomic_compare_exchange_weak(&f->head.limits, &n, c + 1))
+                ;
+            uint64_t stamp = atomic_fetch_add(&f->head.limit_stamp, 1) + 1;
+            atomic_store(&cell->stamp, stamp);
+            replace(f, &limit->home, stamp);
+        }
+        lock(fd, F_UNLCK, c);
+        if (is_free)
+            return true;
+    }
+    return false;
+}
+
+bool gpu_limit_set(struct gpu *gpu, const struct gpu_home *home, const char *path, uint64_t soft, uint64_t hard) {
+    struct gpu_limit limit = {.soft = soft, .hard = hard, .home = *home};
+    if (strlen(path) < sizeof limit.path)
+        memcpy(limit.path, path, strlen(path));
+    struct gpu_file *f = gpu->file;
+    bool done = true;
+    pthread_mutex_lock(&gpu->mutex);
+    int fd = gpu_descriptor(gpu);
+    if (!soft && hard == GPU_UNLIMITED)
+        replace(f, home, atomic_fetch_add(&f->head.limit_stamp, 1) + 1);
+    else {
+        if (!takes(f, home))
+            tidy(f);
+        done = fd >= 0 && takes(f, home) && publish(gpu, fd, &limit);
+    }
+    pthread_mutex_unlock(&gpu->mutex);
+    return done;
+}
+
+void gpu_limits_look(struct gpu *gpu) {
+    struct gpu_file *f = gpu->file;
+    for (unsigned c = 0; f->head.limits_by == LIMITS_MISC && cgroup_all_mounted() && c < limits(f); c++) {
+        char path[sizeof f->limit[c].path];
+        uint64_t stamp = atomic_load(&f->limit[c].stamp);
+        memcpy(path, f->limit[c].path, sizeof path);
+        path[sizeof path - 1] = 0;
+        uint64_t number = *path ? cgroup_number(path) : 0, before = atomic_load(&f->limit[c].present);
+        if (stamp && number != before && atomic_load(&f->limit[c].stamp) == stamp)
+            atomic_store(&f->limit[c].present, number);
+    }
+}
