@@ -12,7 +12,6 @@ from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import Inventory
 from oci_hook.errors import GhError
 from oci_hook.ledger import inventory as cache
-from oci_hook.ledger import store
 from oci_hook.ledger.slot_files import read_gate
 from oci_hook.observe import account
 from oci_hook.observe.processes import accounted
