@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Bounds = tuple[tuple[str, str, int], ...]
 
 TOO_SMALL = "for a program's context alone"  # the context counts against the limit, so no program could run
+UNMET = "does not meet"
 DISAGREES = "are not"  # a share that is said twice, in per cent and in MiB
 FAR = 1000  # distance of two GPUs without a link in the inventory
 PAIRS = MAX_GPUS * MAX_GPUS  # a bound: no set of GPUs has as many pairs
@@ -95,7 +96,11 @@ def allocate(
     order = sorted(range(len(uses)), key=lambda i: preference(placement, uses[i]))
     # For each GPU that is asked for: the GPUs that it may be and that have room, the preferred one first.
     late = [_late(use, request, grants, bounds) for use in uses]
-    blocked = [[_obstacle(use, wish, request, rules) or late[i][0] for i, use in enumerate(uses)] for wish, _ in wishes]
+    unmet = [_unmet(request, inventory, use.gpu) for use in uses]
+    blocked = [
+        [unmet[i] or _obstacle(use, wish, request, rules) or late[i][0] for i, use in enumerate(uses)]
+        for wish, _ in wishes
+    ]
     options = [
         [i for i in order if not blocked[w][i] and (i == only if only is not None else i in allowed)]
         for w, (_, only) in enumerate(wishes)
@@ -240,6 +245,20 @@ def memory_of(gpu: Gpu, asked: tuple[str, int], rules: Rules) -> int:
     return round_up(max(memory, rules.memory_min), rules.memory_step)
 
 
+def _unmet(request: Request, inventory: Inventory, gpu: Gpu) -> str:
+    """Which of the container's requirements the driver or this GPU does not meet; "" when it meets them all."""
+    if not request.required:
+        return ""
+    from oci_hook.core import requirements  # few containers have any that count
+
+    known = requirements.facts(inventory, gpu)
+    for said in request.required:
+        key, _, text = said.partition("=")
+        if why := requirements.unmet(text, known):
+            return f"GPU {gpu.address} {gpu.uuid} {UNMET} {key}: {why}"
+    return ""
+
+
 def _agrees(gpu: Gpu, wish: GpuRequest, percent: int, rules: Rules) -> bool:
     """Whether so many MiB are so many per cent of the GPU, by any rounding, or of what can be granted of it."""
     asked = wish.memory[1] if wish.memory else 0
@@ -324,6 +343,8 @@ def _refusal(
     code = "GH-201"
     if full and all(TOO_SMALL in reason for reason in full):
         head, advice = "too little memory", "ask for more"
+    if full and all(UNMET in reason for reason in full):
+        code, head, advice = "GH-204", "the image's requirement is not met", "use another node, image or driver"
     if full and all(DISAGREES in reason for reason in full):
         code, head, advice = "GH-103", "T9K_GPU_PERCENT and T9K_GPU_MEMORY disagree", "give one of them"
     text = ""

@@ -15,6 +15,7 @@ class Gpu(Value):
     A MIG device counts as a GPU. Then parent is the UUID of the GPU that it is part of, instance its number there, and
     index, minor, pci and numa are the parent's; gi and ci are the ids of its GPU and compute instance. For a GPU that is no
     MIG device, parent is "" and these are -1.
+    arch: its compute capability, as 8.0, and brand: as NVIDIA_REQUIRE_* has it; "" where the driver does not say.
     file: the host file that is a simulated GPU, which containers get at layout.SIM_GPUS/<its name>; "" for real GPUs.
     """
 
@@ -33,6 +34,8 @@ class Gpu(Value):
     file: str = ""
     gi: int = -1
     ci: int = -1
+    arch: str = ""
+    brand: str = ""
 
     @property
     def address(self) -> str:
@@ -89,6 +92,7 @@ class Inventory(Value):
     links: (uuid, uuid, distance) per pair of GPUs; a smaller distance is nearer, and pairs that are not listed are far.
     libcuda / libnvml: host paths of the real libraries. stamp: (path, inode, size, mtime_ns) of files; if one of them
     changes, or boot_id, the inventory is stale. imex_major: the major number of the IMEX channels' nodes, -1 for none.
+    cuda_version: the newest CUDA that the driver supports, as 12.4; "" where it does not say.
     """
 
     boot_id: str
@@ -104,6 +108,7 @@ class Inventory(Value):
     stamp: tuple[tuple[str, int, int, int], ...] = ()
     nodes: tuple[GpuNode, ...] = ()
     imex_major: int = -1
+    cuda_version: str = ""
 
     def gpu(self, uuid: str) -> Gpu:
         """The GPU with this UUID; KeyError when the node has none."""

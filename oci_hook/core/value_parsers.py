@@ -42,6 +42,7 @@ def devices(text: str) -> str | tuple[str, ...] | None:
     if not text.strip(" "):
         return None
     items = names(text)
+    items = tuple(cdi_name(item) for item in items)
     if VOID in items:
         return VOID
     if items in ((ALL,), (NONE,)):
@@ -49,6 +50,12 @@ def devices(text: str) -> str | tuple[str, ...] | None:
     if len(items) > MAX_GPUS:
         raise ValueError(f"names more than {MAX_GPUS} GPUs")
     return tuple(dict.fromkeys(device(item) for item in items))
+
+
+def cdi_name(item: str) -> str:
+    """A device without the vendor and class of the NVIDIA runtime's CDI names: runtime.nvidia.com/gpu=0 is 0."""
+    kind, equals, name = item.partition("=")
+    return name if equals and kind in ("runtime.nvidia.com/gpu", "nvidia.com/gpu") else item
 
 
 def device(item: str) -> str:
@@ -141,6 +148,18 @@ def policy(text: str) -> str:
     if text not in POLICIES:
         raise ValueError("is not one of best-effort (be), fixed-share (fs), burst-share (bs)")
     return text
+
+
+class Bounded(tuple[str, ...]):
+    """Capabilities of which a container gets those that it may have."""
+
+
+def bounded_capabilities(text: str) -> Bounded | None:
+    """NVIDIA_DRIVER_CAPABILITIES: CUDA images say `all`, and mean what there is. Empty: the default."""
+    if not text.strip(" "):
+        return None
+    found = capabilities(text)
+    return Bounded(CAPABILITIES if found == ALL else found)
 
 
 def flag(text: str) -> bool:

@@ -184,6 +184,7 @@ def test_json(install: Install) -> None:
             "imex_channels": [],
             "visible": "uuid",
             "same_percent": None,
+            "required": [],
         },
         "gpus": [
             {"index": 0, "address": "0", "uuid": "GPU-0", **gpu, "reason": "chosen (binpack)", "share": share},
