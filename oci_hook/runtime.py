@@ -13,9 +13,10 @@ from oci_hook import program
 from oci_hook.apply import bundle_plan, to_spec
 from oci_hook.apply.sources import check_mount_points, check_sources
 from oci_hook.config import settings as node_settings
+from oci_hook.core.boundary import needs_step
 from oci_hook.core.grant import Life
 from oci_hook.errors import GhError, Problem, refuse
-from oci_hook.ledger import events
+from oci_hook.ledger import events, exec_env
 from oci_hook.ledger.admit import Admission, admit, release
 from oci_hook.ledger.life import planned_cgroup
 from oci_hook.linux import limits
@@ -55,8 +56,8 @@ class Runtime(program.Program):
         self.state_dir = settings.state_dir
         done = Done()
         try:
-            if self.call.command in STARTS:
-                give(self.call, settings, done)
+            if self.call.command in STARTS and self.call.id:  # without an id, the real runtime says what is missing
+                give(self.call, settings, done, self)
                 if done.admission is not None:
                     events.granted(settings.state_dir, done.admission.grant, time.monotonic() - began)
             run_real(settings, self.args)
@@ -89,14 +90,17 @@ def main(prefix: str, args: "Sequence[str]") -> int:
     return program.run(Runtime(prefix, args))
 
 
-def give(call: Call, settings: "Settings", done: Done) -> None:
-    """Edit the bundle so that the container gets its share, if it asks for one. `done` knows each change at once."""
+def give(call: Call, settings: "Settings", done: Done, teller: program.Program) -> None:
+    """Edit the bundle so that the container gets its share, if it asks for one. `done` knows each change at once, and
+    `teller` the container's name."""
     if not os.path.lexists(call.config):
         return  # the real runtime reports that it is missing
     data = spec.read(call.config)
     found = spec.parse(data, call.config)
     doc = bundle_plan.unedited(found, settings)
     annotations = doc.get("annotations") or {}
+    who = identity(call.root or default_root(settings.runtime), call.id, call.bundle, annotations)
+    teller.pod = events.full_name(who)
     request = request_mounts.request(doc, annotations, settings.rules)
     if call.command == "restore" and (request is not None or to_spec.marked(found)):
         raise refuse(
@@ -111,7 +115,6 @@ def give(call: Call, settings: "Settings", done: Done) -> None:
             done.original = data
             spec.save(call.config, doc)
         return
-    who = identity(call.root or default_root(settings.runtime), call.id, call.bundle, annotations)
     cgroup = planned_cgroup(str((doc.get("linux") or {}).get("cgroupsPath") or ""), call.id)
     life = Life(boot_id(), creator=process_life(os.getpid()), cgroup=cgroup, space=pid_space())
     admission = done.admission = admit(request, who, life, settings, instead_of=to_spec.marked(found))
@@ -120,7 +123,10 @@ def give(call: Call, settings: "Settings", done: Done) -> None:
     check_mount_points(plan.steps, settings)
     if plan.warnings:
         log.report(plan.warnings, call.log, call.log_format, "warning")
+    exec_env.write(settings.state_dir, admission.grant.key, plan.steps)
     edited = to_spec.apply(plan.spec, plan.steps, admission.grant, settings.mode != "standalone")
+    if needs_step(admission.grant, admission.inventory):
+        edited = to_spec.with_boundary(edited, settings.prefix, settings.state_dir, admission.grant.key)
     done.original = data
     spec.save(call.config, edited)
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from oci_hook.agent.event_log import Follower
-from oci_hook.cli import output
+from oci_hook.cli import named, output
 from oci_hook.config import settings as node_settings
 from oci_hook.errors import GhError, refuse
 from oci_hook.observe.event_text import text_of
@@ -33,13 +33,19 @@ def events(prefix: str, follow: bool, container: str, as_json: bool) -> None:
     event is about the CONTAINER that was named.
     """
     try:
-        log = Follower(node_settings.load(prefix).state_dir, old=True)
+        settings = node_settings.load(prefix)
+        log = Follower(settings.state_dir, old=True)
+        names = named.by_id(settings)
     except GhError as e:
         output.fail(e, as_json)
     shown = 0
     try:
         while True:
-            for event in log.read():
+            found = log.read()
+            names.update((str(event.get("id")), event["name"]) for event in found if event.get("name"))
+            for event in found:
+                if not event.get("name") and (name := names.get(str(event.get("id")))):
+                    event["name"] = name
                 if concerns(event, container):
                     shown += 1
                     for text in [json.dumps(event)] if as_json else output.folded(line(event), output.columns()):

@@ -7,6 +7,7 @@ from typing import Any
 
 from oci_hook.agent import options
 from oci_hook.agent.view import Watched, view
+from oci_hook.cli import named
 from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import Inventory
 from oci_hook.errors import GhError
@@ -74,7 +75,7 @@ def alone(settings: Settings) -> dict[str, Any]:
         inventory = cache.load(settings)
     except GhError as e:
         problems["inventory"] = str(e)
-    grants = {grant.key: grant for grant in store.snapshot(settings.state_dir)}
+    grants = {grant.key: grant for grant in named.snapshot(settings)}
     watched = {}
     for key, grant in grants.items():
         watched[key] = Watched()

@@ -9,6 +9,7 @@ from oci_hook import __version__
 
 COMMANDS = {
     "agent": "oci_hook.cli.agent:agent",
+    "bundle": "oci_hook.cli.bundle:bundle",
     "completion": "oci_hook.cli.completion:completion",
     "doctor": "oci_hook.cli.doctor:doctor",
     "events": "oci_hook.cli.events:events",
@@ -19,6 +20,7 @@ COMMANDS = {
     "ps": "oci_hook.cli.ps:ps",
     "release": "oci_hook.cli.release:release",
     "resume": "oci_hook.cli.freeze:resume",
+    "run": "oci_hook.cli.run:run",
     "set": "oci_hook.cli.set:set_",
     "settings": "oci_hook.cli.settings:settings",
     "sim": "gpu_hook_simulator.cli:sim",
@@ -31,6 +33,7 @@ COMMANDS = {
 # Stands here and not in the commands, so that --help imports none of them.
 SUMMARIES = {
     "agent": "Run the node agent: ledger, audit, metrics, web page.",
+    "bundle": "Add the OCI hooks to an OCI bundle, for plain runc.",
     "completion": "Print the completion script of a shell.",
     "doctor": "List what is wrong on this node, with the command that fixes it.",
     "events": "List what happened: grants, refusals, findings.",
@@ -41,6 +44,7 @@ SUMMARIES = {
     "ps": "List the containers that hold a share.",
     "release": "Release the share of a container that is gone.",
     "resume": "Continue a container that `freeze` stopped.",
+    "run": "Run a container with a share, by docker or podman.",
     "set": "Change the share of a running container.",
     "settings": "Check, show or change the settings of an install.",
     "sim": "Start or stop simulated GPUs.",

@@ -17,6 +17,7 @@ class Gpu(Value):
     MIG device, parent is "" and these are -1.
     arch: its compute capability, as 8.0, and brand: as NVIDIA_REQUIRE_* has it; "" where the driver does not say.
     file: the host file that is a simulated GPU, which containers get at layout.SIM_GPUS/<its name>; "" for real GPUs.
+    no_limits: why the driver keeps no memory limits per cgroup on it (core/boundary.py); "" where it does.
     """
 
     uuid: str
@@ -36,6 +37,7 @@ class Gpu(Value):
     ci: int = -1
     arch: str = ""
     brand: str = ""
+    no_limits: str = "the driver was not asked when the GPUs were listed"
 
     @property
     def address(self) -> str:
@@ -93,6 +95,7 @@ class Inventory(Value):
     libcuda / libnvml: host paths of the real libraries. stamp: (path, inode, size, mtime_ns) of files; if one of them
     changes, or boot_id, the inventory is stale. imex_major: the major number of the IMEX channels' nodes, -1 for none.
     cuda_version: the newest CUDA that the driver supports, as 12.4; "" where it does not say.
+    environment: (name, value) that a program needs in its environment for libnvml to find simulated GPUs.
     """
 
     boot_id: str
@@ -109,6 +112,7 @@ class Inventory(Value):
     nodes: tuple[GpuNode, ...] = ()
     imex_major: int = -1
     cuda_version: str = ""
+    environment: tuple[tuple[str, str], ...] = ()
 
     def gpu(self, uuid: str) -> Gpu:
         """The GPU with this UUID; KeyError when the node has none."""

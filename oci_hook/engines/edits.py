@@ -35,12 +35,14 @@ Notes = dict[str, Any]
 @dataclass(frozen=True)
 class Registration:
     """What to register. prefix: of the install. default: gpu-hook becomes the engine's default runtime. host_root:
-    where the machine's / is mounted. config: the engine's configuration file, None for the usual one."""
+    where the machine's / is mounted. config: the engine's configuration file, None for the usual one. way: "runtime" or
+    "hook"; "" as the engine is registered already, else as a runtime."""
 
     prefix: str
     default: bool = False
     host_root: str = "/"
     config: str | None = None
+    way: str = ""
 
     @property
     def program(self) -> str:

@@ -1,4 +1,4 @@
-"""Compiles the launcher: two static programs from one source, gpu-hook-runtime and oci-gpu-hook.
+"""Compiles the launcher: two static programs from one source, gpu-hook-runtime and oci-gpu-hook; and gpu-hook-boundary.
 
 What the launcher shares with the Python code is compiled in: the words of core/dialects without which a config.json
 asks for nothing, and the defaults of the settings that it reads.
@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SOURCES = [HERE / "launcher.c", HERE / "flat_yaml.c"]
+SOURCES = [f"{name}.c" for name in ("launcher", "flags", "flat_yaml", "exec_env", "process_json", "blake2b")]
 PACKAGE = HERE.parent
 READ = [PACKAGE / name for name in ("core/dialects/__init__.py", "core/layout.py", "config/settings.py")]
-PROGRAMS = {"gpu-hook-runtime": [], "oci-gpu-hook": ["-DHOOK"]}
+PROGRAMS = {
+    "gpu-hook-runtime": SOURCES,
+    "oci-gpu-hook": ["-DHOOK", *SOURCES],
+    "gpu-hook-boundary": ["boundary_client.c"],
+}
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-s", "-fstack-protector-strong"]
 
 
@@ -23,11 +27,12 @@ def build(out: Path, arch: str, cc: list[str]) -> None:
     """
     out.mkdir(parents=True, exist_ok=True)
     newest = max(file.stat().st_mtime_ns for file in (*HERE.glob("*.[ch]"), *READ, Path(__file__)))
-    for name, defines in PROGRAMS.items():
+    for name, words in PROGRAMS.items():
         target = out / name
         if not target.exists() or target.stat().st_mtime_ns < newest:
-            options = ["-target", f"{arch}-linux-musl", *FLAGS, *shared(), *defines, "-o", str(target)]
-            subprocess.run([*cc, *options, *map(str, SOURCES)], check=True)
+            options = ["-target", f"{arch}-linux-musl", *FLAGS, *shared(), "-o", str(target)]
+            given = [str(HERE / word) if word.endswith(".c") else word for word in words]
+            subprocess.run([*cc, *options, *given], check=True)
 
 
 def shared() -> list[str]:
@@ -36,8 +41,15 @@ def shared() -> list[str]:
         sys.path.insert(0, str(PACKAGE.parent))
     from oci_hook.config.settings import Settings
     from oci_hook.core import dialects
+    from oci_hook.core.layout import PAGES_DIR
 
     defaults = Settings("/")
     words = {"ASKS": dialects.triggers(), "NEAR_KEYS": dialects.NEAR_KEYS, "NEAR_MOUNTS": dialects.NEAR_MOUNTS}
     lists = [f"-D{name}=" + ", ".join(f'"{word}"' for word in found) for name, found in words.items()]
-    return [*lists, f'-DRUNTIME="{defaults.runtime}"', f'-DPYTHON="{defaults.python}"']
+    paths = {
+        "RUNTIME": defaults.runtime,
+        "PYTHON": defaults.python,
+        "STATE_DIR": defaults.state_dir,
+        "PAGES_DIR": PAGES_DIR,
+    }
+    return [*lists, *(f'-D{name}="{path}"' for name, path in paths.items())]

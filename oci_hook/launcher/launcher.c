@@ -1,7 +1,8 @@
 /* The program that container engines call: gpu-hook-runtime, and (with -DHOOK) oci-gpu-hook.
  *
  * It decides in less than a millisecond whether Python is needed at all. Every call but `create`, `run` and `restore`, and
- * every container that asks for nothing, goes to the real runtime with its arguments untouched. What the launcher does not
+ * every container that asks for nothing, goes to the real runtime with its arguments untouched; an `exec` in a container
+ * with a grant gets the grant's environment on the way (exec_env.h). What the launcher does not
  * understand it hands over to Python, which either understands it or refuses with a code; nothing is guessed.
  *
  * The install's prefix comes from /proc/self/exe (PREFIX/bin/NAME), never from argv[0] or the environment.
@@ -19,10 +20,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "exec_env.h"
+#include "flags.h"
 #include "flat_yaml.h"
 
-#if !defined(ASKS) || !defined(NEAR_KEYS) || !defined(NEAR_MOUNTS) || !defined(RUNTIME) || !defined(PYTHON)
-#error "build.py defines ASKS, NEAR_KEYS, NEAR_MOUNTS, RUNTIME and PYTHON from the Python code"
+#if !defined(ASKS) || !defined(NEAR_KEYS) || !defined(NEAR_MOUNTS)
+#error "build.py defines ASKS, NEAR_KEYS and NEAR_MOUNTS from the Python code"
+#endif
+#if !defined(RUNTIME) || !defined(PYTHON) || !defined(STATE_DIR)
+#error "build.py defines RUNTIME, PYTHON and STATE_DIR from the Python code"
 #endif
 
 #ifdef HOOK
@@ -41,6 +47,7 @@ static struct {
     char prefix[PATH_MAX];
     char runtime[MAX_PATH]; /* the real runtime */
     char python[MAX_PATH];
+    char state_dir[MAX_PATH];
     bool standalone;
     bool understood; /* settings.yaml is within the subset of flat_yaml.h, and its mode, runtime and python are valid */
     bool runtime_known; /* `runtime` is what settings.yaml says, whatever is wrong in its other lines */
@@ -145,6 +152,10 @@ static void read_settings_text(struct text rest) {
             runtime_good = !runtimes++ && !s.list && set_path(g.runtime, s.value);
         } else if (is(s.key, "python")) {
             good &= !pythons++ && !s.list && set_path(g.python, s.value);
+        } else if (is(s.key, "state_dir")) {
+            if (s.list ||
+                !set_path(g.state_dir, s.value)) /* Python refuses the next start; `exec` goes on without it */
+                g.state_dir[0] = 0;
         } else if (is(s.key, "mode")) {
             g.standalone = is(s.value, "standalone");
             good &= !modes++ && (g.standalone || is(s.value, "on-top") || is(s.value, "below"));
@@ -160,6 +171,7 @@ static void read_settings(void) {
     struct stat st;
     strcpy(g.runtime, RUNTIME);
     strcpy(g.python, PYTHON);
+    strcpy(g.state_dir, STATE_DIR);
     g.standalone = true;
     snprintf(path, sizeof path, "%s/" SETTINGS, g.prefix);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -244,13 +256,6 @@ __attribute__((noreturn)) static void exec_python(int argc, char **argv) {
 #ifndef HOOK
 /* ---- the command line ------------------------------------------------------------------------------------------ */
 
-enum flag { UNKNOWN, SWITCH, VALUE, STOP };
-
-struct known {
-    const char *name;
-    enum flag kind;
-};
-
 /* The flags of runc, crun and youki together. STOP: the runtime prints something and ends, whatever follows. */
 static const struct known before_command[] = {
     {"root", VALUE},
@@ -298,26 +303,6 @@ static const struct known of_create[] = {
     {0},
 };
 
-/* Reads argv[*i] as a flag: returns its kind, sets *name to its row's name and *value to its value (NULL for a switch), and
- * moves *i to the last word that belongs to it. */
-static enum flag read_flag(const struct known *table, char **argv, int *i, const char **name, const char **value) {
-    const char *word = argv[*i] + 1;
-    if (*word == '-')
-        word++;
-    size_t length = strcspn(word, "=");
-    for (; table->name; table++) {
-        if (strlen(table->name) != length || memcmp(table->name, word, length))
-            continue;
-        *name = table->name;
-        *value = word[length] ? word + length + 1 : NULL;
-        if (table->kind == VALUE && !*value && !(*value = argv[++*i]))
-            return UNKNOWN;
-        /* a switch with a value, as "--debug=false", is left to Python */
-        return table->kind != VALUE && *value ? UNKNOWN : table->kind;
-    }
-    return UNKNOWN;
-}
-
 /* Looks for --log and --log-format in all words, for a command line in which an earlier word is not understood. */
 static void find_log(char **argv) {
     const char *name, *value;
@@ -334,12 +319,14 @@ static void find_log(char **argv) {
 }
 
 struct call {
-    enum { PASS, CREATE, DOUBT } what;
+    enum { PASS, EXEC, CREATE, DOUBT } what;
     const char *bundle;
+    const char *root; /* of --root; "": none */
+    int command;      /* the command's place in argv */
 };
 
 static struct call read_call(char **argv) {
-    struct call call = {PASS, "."};
+    struct call call = {PASS, ".", "", 0};
     const char *name, *value;
     int i = 1;
     for (; argv[i] && argv[i][0] == '-'; i++) {
@@ -355,7 +342,12 @@ static struct call read_call(char **argv) {
             g.log = value;
         else if (!strcmp(name, "log-format"))
             g.log_json = !strcmp(value, "json");
+        else if (!strcmp(name, "root"))
+            call.root = value;
     }
+    call.command = i;
+    if (argv[i] && !strcmp(argv[i], "exec"))
+        call.what = EXEC;
     if (!argv[i] || (strcmp(argv[i], "create") && strcmp(argv[i], "run") && strcmp(argv[i], "restore")))
         return call;
     call.what = CREATE;
@@ -560,6 +552,8 @@ int main(int argc, char **argv) {
     read_settings();
     /* A container can be stopped and removed whatever is wrong in settings.yaml, as long as its `runtime` is known. None
      * is started then: Python says what is wrong. */
+    if (call.what == EXEC && g.runtime_known)
+        exec_runtime(with_grant_environment(argc, argv, call.command, call.root, g.runtime, g.state_dir));
     if (call.what == PASS ? g.runtime_known : call.what == CREATE && g.understood && !wanted(call.bundle))
         exec_runtime(argv);
     exec_python(argc, argv);

@@ -22,7 +22,7 @@ def test_each_kind_has_its_line(install: Install) -> None:
     lines = install.text("events").splitlines()
     assert lines[0].endswith("  granted          ml/p/c  GPU-0: 4Gi, compute 30% (took 12.5 ms)")
     assert lines[1].endswith("ml/p/c  GPU-0: memory 4096 MiB -> 2048 MiB")
-    assert lines[2].endswith("  one  detail 7")
+    assert lines[2].endswith("  ml/p/c  detail 7")  # the name that another event says
 
 
 def test_of_one_container(install: Install) -> None:

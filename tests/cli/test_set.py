@@ -41,7 +41,7 @@ def test_limits_policy_and_class(install: Install, two: tuple[Grant, Grant]) -> 
     with page.open("rb") as f, mmap.mmap(f.fileno(), 4096, prot=mmap.PROT_READ) as seen:  # as the container has it
         said = install.text("set", "shop/web", "--memory", "8Gi", "--compute", "40", "--class", "online")
         assert said == (
-            f"container {'a' * 64}: memory 8Gi, compute 40% up to 80%; burst-share; class online\n"
+            "container ns/shop/web (aaaaaaaaaaaa): memory 8Gi, compute 40% up to 80%; burst-share; class online\n"
             "  was: memory 4Gi, compute 30% up to 80%; burst-share; class default\n"
         )
         assert seen[:] == policy_page(now(install, web), install.inventory, seq=seen[16]) == page.read_bytes()[:4096]
@@ -151,7 +151,8 @@ def test_containers_that_cannot_be_changed(install: Install, two: tuple[Grant, G
         (("freeze", "whole"), "GH-411: container whole has its GPUs alone"),
         (("resume", "files"), "GH-411: container files has no GPU"),
         (("set", "nobody", "--class", "online"), "GH-410: no living container goes by nobody;"),
-        (("freeze", "a"), "GH-410: no living container goes by a;"),
+        (("freeze", "a"), "GH-410: a begins a container's id, but has fewer than six characters"),
+        (("freeze", "c"), "GH-410: no living container goes by c;"),
         (("freeze", ""), "GH-410: no living container goes by ;"),
         (("freeze", "web"), "GH-410: 2 containers go by web (shop/web/"),
     ):

@@ -86,7 +86,7 @@ def test_the_gpu_that_meets_it_is_chosen() -> None:
     refused = allocate(request, node("8.0"), (), Rules())
     assert isinstance(refused, Refusal)
     assert str(refused.problems[0]) == (
-        "GH-204: the image's requirement is not met: GPU 0 GPU-0 does not meet NVIDIA_REQUIRE_ARCH: arch>=9.0 is required,"
+        "GH-205: the image's requirement is not met: GPU 0 GPU-0 does not meet NVIDIA_REQUIRE_ARCH: arch>=9.0 is required,"
         " here is arch 8.0; use another node, image or driver"
     )
 
