@@ -110,7 +110,9 @@ def allocate(
     ]
     chosen = _choose(options, [w for w, _ in wishes], inventory)
     if chosen is None:
-        return _refusal(request, uses, wishes, allowed, blocked)
+        return _refusal(
+            request, uses, wishes, allowed, blocked, _fits_empty(request, inventory, wishes, allowed, rules)
+        )
     alone = request.exclusive or (rules.whole_gpus == "exclusive" and all(w.whole for w, _ in wishes))
     shares = tuple(
         _share(uses[i].gpu, wish, request, rules).replace(slot=_slot(uses[i].gpu, wish, alone, grants, rules))
@@ -163,7 +165,11 @@ def _wishes(
         allowed = frozenset(i for name in request.narrow_to for i in _find(name, gpus))
         if not allowed:
             asked = ",".join(request.narrow_to)
-            return [], allowed, (Problem("GH-202", _unknown(f"the container's own env asks for {asked[:60]}", gpus)),)
+            return (
+                [],
+                allowed,
+                (Problem("GH-202", _unknown(f"the container's env NVIDIA_VISIBLE_DEVICES={asked[:60]}", gpus)),),
+            )
     wishes: list[tuple[GpuRequest, int | None]] = []
     named: dict[int, GpuRequest] = {}
     problems = []
@@ -173,7 +179,7 @@ def _wishes(
         elif wish.device is None:
             wishes.append((wish, None))
         elif not (found := _find(wish.device, gpus)):
-            problems.append(Problem("GH-202", _unknown(f"GPU {wish.device[:60]} is asked for", gpus)))
+            problems.append(Problem("GH-202", _unknown(getattr(wish.device, "key", "GPU ") + wish.device[:60], gpus)))
         for i in found if wish.device is not None and not request.every_gpu else ():
             if named.setdefault(i, wish.replace(device=None)) != wish.replace(device=None):
                 what = f"GPU {str(wish.device)[:60]} is asked for twice with different shares; name each GPU once"
@@ -205,7 +211,7 @@ def _find(name: str, gpus: tuple[Gpu, ...]) -> tuple[int, ...]:
 
 def _unknown(what: str, gpus: tuple[Gpu, ...]) -> str:
     have = ", ".join(c.address for c in gpus[:MAX_GPUS]) or "none"
-    return f"{what}, this node's GPUs are {have}; choose among them (`gpu-hook gpus` lists the UUIDs)"
+    return f"{what} names no GPU of this node, which has {have}; choose among them (`gpu-hook gpus` lists the UUIDs)"
 
 
 def _share(gpu: Gpu, wish: GpuRequest, request: Request, rules: Rules) -> Share:
@@ -310,16 +316,37 @@ def _obstacle(use: Usage, wish: GpuRequest, request: Request, rules: Rules) -> s
         asked = wish.memory[1] if wish.memory else 0
         return f"{name} has {use.gpu.memory_mib} MiB, of which {request.same_percent} % {DISAGREES} {asked} MiB"
     if need.memory_mib < use.gpu.context_mib:
-        return f"{name} takes {use.gpu.context_mib} MiB {TOO_SMALL}, {need.memory_mib} asked"
+        return f"{name} takes {use.gpu.context_mib} MiB {TOO_SMALL}, {need.memory_mib} MiB asked"
     if use.whole:
         return f"{name} has {containers} without limits"
     if need.memory_mib > use.free_mib:
         most = max(0, use.gpu.memory_mib - rules.reserve(use.gpu.memory_mib))
         never = f"; it has {most} MiB to grant" if need.memory_mib > most else ""
-        return f"{name} has {use.free_mib} of {use.gpu.memory_mib} MiB free, {need.memory_mib} asked{never}"
+        return f"{name} has {use.free_mib} of {use.gpu.memory_mib} MiB free, {need.memory_mib} MiB asked{never}"
     if need.compute > use.free_compute:
-        return f"{name} has {use.free_compute} of 100 % compute free, {need.compute} asked"
+        return f"{name} has {use.free_compute} of 100 % compute free, {need.compute} % asked"
     return ""
+
+
+def _fits_empty(
+    request: Request,
+    inventory: Inventory,
+    wishes: "list[tuple[GpuRequest, int | None]]",
+    allowed: frozenset[int],
+    rules: Rules,
+) -> bool:
+    """Whether the request has room on the node without any container: else waiting does not help."""
+    uses = usage(inventory, (), rules)
+    options = [
+        [
+            i
+            for i, use in enumerate(uses)
+            if (i == only if only is not None else i in allowed)
+            and not (_unmet(request, inventory, use.gpu) or _obstacle(use, wish, request, rules))
+        ]
+        for wish, only in wishes
+    ]
+    return _match(options) is not None
 
 
 def _refusal(
@@ -328,7 +355,9 @@ def _refusal(
     wishes: "list[tuple[GpuRequest, int | None]]",
     allowed: frozenset[int],
     blocked: list[list[str]],
+    later: bool,
 ) -> Refusal:
+    """later: whether there is room once other containers have ended."""
     notes = []
     full = []
     for i, use in enumerate(uses):
@@ -341,9 +370,9 @@ def _refusal(
             full.append(reason)
         else:
             notes.append((use.gpu.uuid, "has room, but not enough GPUs have"))
-    advice = "ask for less, or wait until a container ends (`gpu-hook ps`)"
-    if any(use.alone for use in uses) or request.exclusive or wishes[0][0].whole:
-        advice = "ask for a share, or wait until a container ends (`gpu-hook ps`)"
+    whole = any(use.alone for use in uses) or request.exclusive or wishes[0][0].whole
+    advice = "ask for a share" if whole and later else "ask for less"
+    advice += ", or wait until a container ends (`gpu-hook ps`)" if later else ""
     head = "no room" if len(wishes) == 1 else f"no room on {len(wishes)} GPUs at once"
     code = "GH-201"
     if full and all(TOO_SMALL in reason for reason in full):

@@ -289,7 +289,7 @@ def read(
         try:
             value = reader(text)
         except ValueError as e:
-            problems.append(Problem("GH-101", f"{show_key(key)}={show(text)} {e}"))
+            problems.append(Problem("GH-101", f"{show_key(key)}={show(text)} {e}{remedy(reader, str(e))}"))
         else:
             if value is None:
                 return
@@ -297,6 +297,14 @@ def read(
     if value is not None:
         said = {**said, **implied}
     found.extend(Wish(wish, key, text, meant, own, dialect) for wish, meant in said.items())
+
+
+def remedy(reader: "Callable[[str], object]", why: str) -> str:
+    """What to write instead, where `why` does not say so itself."""
+    if ";" in why:
+        return ""
+    usual = "write one of them" if "is not one of" in why else "write a number within these bounds"
+    return f"; {value_parsers.REMEDIES.get(reader, usual)}"
 
 
 def too_large(annotations: dict[str, str], ours: list[str], problems: list[Problem]) -> bool:

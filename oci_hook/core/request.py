@@ -39,6 +39,17 @@ class Request(Value):
     required: tuple[str, ...] = ()
 
 
+class Named(str):
+    """The name of a GPU that remembers, for messages, the key by which the user named it."""
+
+    key = ""
+
+    def __new__(cls, name: str, key: str) -> "Named":
+        made = super().__new__(cls, name)
+        made.key = key
+        return made
+
+
 def parse(
     annotations: dict[str, str],
     env: dict[str, str],
@@ -91,9 +102,11 @@ def build(given: validate.Given, narrow_to: tuple[str, ...] | None, rules: "Rule
     count, devices = given.value("gpus"), given.value("devices")
     gpu = GpuRequest(None, given.value("memory"), given.value("compute"))
     if given.value("per_gpu") is not None:
-        gpus = given.value("per_gpu")
+        key = f"{collect.show_key(given.wishes['per_gpu'].key)}: device "
+        gpus = tuple(c if c.device is None else c.replace(device=Named(c.device, key)) for c in given.value("per_gpu"))
     elif isinstance(devices, tuple):
-        gpus = tuple(gpu.replace(device=device) for device in devices)
+        key = f"{collect.show_key(given.wishes['devices'].key)}="
+        gpus = tuple(gpu.replace(device=Named(device, key)) for device in devices)
     else:
         gpus = (gpu,) * (count if isinstance(count, int) else 1)
     return Request(

@@ -9,7 +9,7 @@ from oci_hook.core.rules import ORDERS
 from oci_hook.core.terms import BOUNDARIES
 from oci_hook.core.terms import CLASSES as CLASSES
 from oci_hook.core.terms import POLICIES as POLICIES
-from oci_hook.core.units import DIGITS, MAX_MEMORY_MIB, duration, integer, names, percent
+from oci_hook.core.units import DIGITS, MAX_MEMORY_MIB, SIZE_HELP, duration, integer, memory, names, percent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -179,3 +179,24 @@ def capabilities(text: str) -> str | tuple[str, ...]:
         if item not in CAPABILITIES:
             raise ValueError(f"is not all and not a list of {', '.join(CAPABILITIES)}")
     return tuple(c for c in CAPABILITIES if c in items)
+
+
+# What to write instead of a value that a parser refuses without saying so itself.
+REMEDIES: "dict[Callable[[str], object], str]" = {
+    memory: SIZE_HELP,
+    percent: "write 30 or 30%",
+    gpus: "write 2, all or none",
+    devices: "`gpu-hook gpus` lists this node's",
+    policy: "write one of them",
+    priority_class: "write one of them",
+    placement: "write one of them",
+    flag: "write true or false",
+    preempt_tolerance: "write 300us, 100ms or 2s",
+    capabilities: "write compute,utility or all",
+    bounded_capabilities: "write compute,utility or all",
+    channels: "write 0 or 0,7",
+    gpu_count: "write 1, 2, ... up to 16",
+    cores: "write 30 for a share, or 100, 200, ... for whole GPUs",
+    memory_mb: "write a number of MiB, such as 4096",
+    memory_percent: "write 30 or 30%",
+}
