@@ -289,7 +289,7 @@ def read(
         try:
             value = reader(text)
         except ValueError as e:
-            problems.append(Problem("GH-101", f"{show_key(key)}={show(text)} {e}{remedy(reader, str(e))}"))
+            problems.append(Problem("GH-101", f"{show_key(key)}={show(text)} {e}{remedy(name, reader, str(e))}"))
         else:
             if value is None:
                 return
@@ -299,12 +299,16 @@ def read(
     found.extend(Wish(wish, key, text, meant, own, dialect) for wish, meant in said.items())
 
 
-def remedy(reader: "Callable[[str], object]", why: str) -> str:
-    """What to write instead, where `why` does not say so itself."""
-    if ";" in why:
-        return ""
-    usual = "write one of them" if "is not one of" in why else "write a number within these bounds"
-    return f"; {value_parsers.REMEDIES.get(reader, usual)}"
+def remedy(name: str, reader: "Callable[[str], object]", why: str) -> str:
+    """What to write instead of a wish's value, where `why` does not say so itself."""
+    words = value_parsers.REMEDIES.get(reader, "")
+    if name == "per_gpu":
+        words = 'write JSON such as [{"memory": "4Gi"}]'
+    elif not words and "is not one of" in why:
+        words = "write one of them"
+    elif not words and ("whole number" in why or "within" in why):
+        words = "write a number within these bounds"
+    return f"; {words}" if words and ";" not in why else ""
 
 
 def too_large(annotations: dict[str, str], ours: list[str], problems: list[Problem]) -> bool:

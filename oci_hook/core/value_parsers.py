@@ -190,7 +190,7 @@ REMEDIES: "dict[Callable[[str], object], str]" = {
     policy: "write one of them",
     priority_class: "write one of them",
     placement: "write one of them",
-    flag: "write true or false",
+    flag: "write one of them",
     preempt_tolerance: "write 300us, 100ms or 2s",
     capabilities: "write compute,utility or all",
     bounded_capabilities: "write compute,utility or all",
