@@ -98,9 +98,15 @@ API CUresult cuCheckpointProcessRestore(int pid, const struct restore_args *args
         struct gpu_slot *there = to >= 0 ? slot_of(&sim_gpu[to], pid) : NULL;
         if (!there)
             return CUDA_ERROR_INVALID_VALUE;
-        if (gpu_used(&sim_gpu[to], true) + atomic_load(&s->saved) > sim_gpu[to].file->head.memory_total)
+        struct gpu_file *f = sim_gpu[to].file;
+        uint64_t managed = there == s ? 0 : atomic_exchange(&s->managed, 0), saved = atomic_load(&s->saved);
+        atomic_fetch_add(&there->managed, managed);
+        if (!gpu_reserve_in(&sim_gpu[to], &there->used, saved, &f->slot_home[there - f->slot])) {
+            atomic_fetch_sub(&there->managed, managed);
+            atomic_fetch_add(&s->managed, managed);
             return CUDA_ERROR_OUT_OF_MEMORY;
-        atomic_fetch_add(&there->used, atomic_exchange(&s->saved, 0));
+        }
+        atomic_store(&s->saved, 0);
     }
     return change(pid, CHECKPOINTED, LOCKED);
 }

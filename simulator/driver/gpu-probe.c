@@ -15,7 +15,8 @@
  *   pause            keep everything until standard input ends
  * exit status: 0 every command succeeded; 1 a call was refused; 2 usage; 3 no libcuda.so.1 or no device
  *
- * Built twice: the plain one opens libcuda.so.1 with dlopen; gpu-probe-linked (-DLINKED) is linked against it. */
+ * Built three times: the plain one opens libcuda.so.1 with dlopen; gpu-probe-linked (-DLINKED) is linked against it;
+ * gpu-probe-static is a static program with the simulated driver in itself. */
 #define _POSIX_C_SOURCE 200809L
 #include <dlfcn.h>
 #include <stdio.h>

@@ -42,8 +42,9 @@
 #define GPU_LOG 64   /* marks that one computation of the state can pass */
 #define GPU_STATES 4 /* per slot: two for its threads and two for its front end, used alternately */
 #define GPU_MAX 32
-#define GPU_DEPTH 31               /* cgroups within cgroups that a client is charged to, its own included */
-#define GPU_LIMITS 256             /* memory limits of cgroups */
+#define GPU_DEPTH 31   /* cgroups within cgroups that a client is charged to, its own included */
+#define GPU_LIMITS 256 /* cgroups with memory limits; there are some more cells, so that a limit can be replaced */
+#define GPU_LIMIT_CELLS (GPU_LIMITS + 16)
 #define GPU_PERIOD_NS 166666667ull /* NVML's sampling period; utilisation is that of the last full one */
 #define LOCK_SLOT (1ll << 32)
 #define LOCK_ENGINE (1ll << 33)
@@ -216,7 +217,7 @@ struct gpu_file {
     struct gpu_group group[GPU_GROUPS];
     struct gpu_piece piece[GPU_PIECES];
     struct gpu_home slot_home[GPU_SLOTS], piece_home[GPU_PIECES];
-    struct gpu_limit limit[GPU_LIMITS];
+    struct gpu_limit limit[GPU_LIMIT_CELLS];
     struct gpu_state state[GPU_SLOTS * GPU_STATES];
     struct gpu_queue queue[GPU_QUEUES];
 };

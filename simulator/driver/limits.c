@@ -16,7 +16,7 @@
 
 #define OFD_SETLK 37 /* F_OFD_SETLK, Linux 3.15 */
 
-static unsigned limits(const struct gpu_file *f) { return gpu_count(&f->head.limits, GPU_LIMITS); }
+static unsigned limits(const struct gpu_file *f) { return gpu_count(&f->head.limits, GPU_LIMIT_CELLS); }
 
 /* A copy of a cell, without its path. False: it is free, or others write it all the time. */
 static bool read_cell(const struct gpu_limit *cell, struct gpu_limit *out) {
@@ -175,24 +175,41 @@ static void replace(struct gpu_file *f, const struct gpu_home *home, uint64_t st
     }
 }
 
-/* By dmem, the limit of a cgroup goes with it. */
-static void forget_removed(struct gpu_file *f) {
-    for (unsigned c = 0; f->head.limits_by == LIMITS_DMEM && cgroup_all_mounted() && c < limits(f); c++) {
+/* Whether the limit's cgroup was removed; by dmem, its limit went with it. */
+static bool is_gone(const struct gpu_file *f, unsigned c, const struct gpu_limit *cell) {
+    char path[sizeof cell->path];
+    memcpy(path, f->limit[c].path, sizeof path);
+    path[sizeof path - 1] = 0;
+    return f->head.limits_by == LIMITS_DMEM && *path && cgroup_all_mounted() && cgroup_number(path) != cell->home.id[0];
+}
+
+/* Frees cells that hold for nobody. */
+static void tidy(struct gpu_file *f) {
+    for (unsigned c = 0; c < limits(f); c++) {
         struct gpu_limit cell;
-        char path[sizeof cell.path];
-        if (!read_cell(&f->limit[c], &cell))
+        if (!read_cell(&f->limit[c], &cell) || !(replaced(f, &cell) || is_gone(f, c, &cell)))
             continue;
-        memcpy(path, f->limit[c].path, sizeof path);
-        path[sizeof path - 1] = 0;
         uint64_t old = cell.stamp;
-        if (*path && cgroup_number(path) != cell.home.id[0])
-            atomic_compare_exchange_strong(&f->limit[c].stamp, &old, 0);
+        atomic_compare_exchange_strong(&f->limit[c].stamp, &old, 0);
     }
+}
+
+/* Whether the table takes a limit of this cgroup: one more, or instead of its present one. */
+static bool takes(const struct gpu_file *f, const struct gpu_home *home) {
+    unsigned in_use = 0;
+    for (unsigned c = 0; c < limits(f); c++) {
+        struct gpu_limit cell;
+        bool set = read_cell(&f->limit[c], &cell);
+        if (set && same(f, &cell.home, home))
+            return true;
+        in_use += set;
+    }
+    return in_use < GPU_LIMITS;
 }
 
 static bool publish(struct gpu *gpu, int fd, const struct gpu_limit *limit) {
     struct gpu_file *f = gpu->file;
-    for (unsigned c = 0; c < GPU_LIMITS; c++) {
+    for (unsigned c = 0; c < GPU_LIMIT_CELLS; c++) {
         struct gpu_limit *cell = &f->limit[c];
         if (atomic_load(&cell->stamp) || !lock(fd, F_WRLCK, c))
             continue;
@@ -221,14 +238,16 @@ bool gpu_limit_set(struct gpu *gpu, const struct gpu_home *home, const char *pat
     struct gpu_limit limit = {.soft = soft, .hard = hard, .home = *home};
     if (strlen(path) < sizeof limit.path)
         memcpy(limit.path, path, strlen(path));
+    struct gpu_file *f = gpu->file;
     bool done = true;
     pthread_mutex_lock(&gpu->mutex);
     int fd = gpu_descriptor(gpu);
     if (!soft && hard == GPU_UNLIMITED)
-        replace(gpu->file, home, atomic_fetch_add(&gpu->file->head.limit_stamp, 1) + 1);
-    else if (fd < 0 || !publish(gpu, fd, &limit)) {
-        forget_removed(gpu->file);
-        done = fd >= 0 && publish(gpu, fd, &limit);
+        replace(f, home, atomic_fetch_add(&f->head.limit_stamp, 1) + 1);
+    else {
+        if (!takes(f, home))
+            tidy(f);
+        done = fd >= 0 && takes(f, home) && publish(gpu, fd, &limit);
     }
     pthread_mutex_unlock(&gpu->mutex);
     return done;
@@ -238,10 +257,11 @@ void gpu_limits_look(struct gpu *gpu) {
     struct gpu_file *f = gpu->file;
     for (unsigned c = 0; f->head.limits_by == LIMITS_MISC && cgroup_all_mounted() && c < limits(f); c++) {
         char path[sizeof f->limit[c].path];
+        uint64_t stamp = atomic_load(&f->limit[c].stamp);
         memcpy(path, f->limit[c].path, sizeof path);
         path[sizeof path - 1] = 0;
         uint64_t number = *path ? cgroup_number(path) : 0, before = atomic_load(&f->limit[c].present);
-        if (atomic_load(&f->limit[c].stamp) && number != before)
+        if (stamp && number != before && atomic_load(&f->limit[c].stamp) == stamp)
             atomic_store(&f->limit[c].present, number);
     }
 }

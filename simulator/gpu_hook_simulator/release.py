@@ -27,7 +27,7 @@ CUDA = {
 }
 LIMITS = {"dmem": 1, "misc": 2}  # gpu.h enum gpu_limits
 FIRST_WITH_LIMITS = 615
-WRITTEN = re.compile(r"(\d{3})(\.\d{1,3}){0,2}")
+WRITTEN = re.compile(r"([0-9]{3})(\.[0-9]{1,3}){0,2}")
 
 
 class Release(Value):

@@ -2,6 +2,7 @@
 the CUresult."""
 
 import ctypes
+import os
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
@@ -11,7 +12,7 @@ except ImportError:
     nvml = None
 
 MIB = 1 << 20
-library = ctypes.CDLL("libcuda.so.1")
+library = ctypes.CDLL(os.environ.get("CUDA_LIBRARY", "libcuda.so.1"))
 NONE = c_void_p(0)
 
 

@@ -87,6 +87,12 @@ class Sim:
         assert child.stdout and child.stdout.readline() == "ready\n"
         return child
 
+    def open_for_all(self) -> None:
+        """Let other users reach GPUs and libraries."""
+        for folder in (*self.gpus.parents, *self.libraries.parents):
+            if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
+                folder.chmod(0o755)
+
     def free(self) -> int:
         """Free memory of GPU 0 in MiB, by NVML, which needs no context for that."""
         return int(self.python("nvml.nvmlInit(); print(nvml.nvmlDeviceGetMemoryInfo(gpu(0)).free >> 20)"))

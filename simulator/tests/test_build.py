@@ -2,6 +2,7 @@
 
 import platform
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,11 @@ from oci_hook.discovery import elf
 from simulator.driver import build
 from simulator.tests.conftest import Sim
 
-FILES = ("libcuda.so.1", "libnvidia-ml.so.1", "gpu-probe", "gpu-probe-linked")
+LINKED = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ml.so.1-615", "gpu-probe", "gpu-probe-linked")
+FILES = (*LINKED, "gpu-probe-static")
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", LINKED)
 def test_symbols_are_no_newer_than_the_c_library_floor(simulated: Path, name: str) -> None:
     versions = re.findall(rb"\0GLIBC_(\d+)\.(\d+)", (simulated / "sim" / name).read_bytes())
     assert versions and max((int(a), int(b)) for a, b in versions) <= (2, 17)
@@ -33,6 +35,13 @@ def test_building_again_builds_nothing(simulated: Path) -> None:
     before = [(simulated / "sim" / name).stat().st_mtime_ns for name in FILES]
     build.build(simulated / "sim", platform.machine(), ["/bin/false"])
     assert [(simulated / "sim" / name).stat().st_mtime_ns for name in FILES] == before
+
+
+def test_the_static_program_asks_for_no_library(simulated: Path) -> None:
+    data = (simulated / "sim/gpu-probe-static").read_bytes()
+    at, size, count = int.from_bytes(data[32:40], "little"), *struct.unpack_from("<HH", data, 54)
+    kinds = [int.from_bytes(data[at + i * size :][:4], "little") for i in range(count)]
+    assert 1 in kinds and not {2, 3} & set(kinds)  # PT_LOAD; PT_DYNAMIC, PT_INTERP
 
 
 @pytest.mark.slow

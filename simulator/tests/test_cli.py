@@ -101,6 +101,35 @@ def test_up_shows_gpus_and_down_undoes_it(install: Install) -> None:
     assert "there are no simulated GPUs" in install.run("sim", "down")
 
 
+@pytest.mark.parametrize(
+    ("words", "version", "cuda"),
+    [
+        ((), "550.0.0", 12040),
+        (("--driver", "470"), "470.0.0", 11040),
+        (("--driver", "580.65"), "580.65.0", 13000),
+        (("--driver", "615.71.05"), "615.71.05", 13040),
+        (("--driver", "615", "--limits", "misc"), "615.0.0", 13040),
+    ],
+)
+def test_a_driver_of_that_version(install: Install, words: tuple[str, ...], version: str, cuda: int) -> None:
+    assert f"simulated driver {version} in" in install.run("sim", "up", *words)
+    known = inventory.load(load(str(install.prefix)))
+    assert known.driver_version == version
+    libraries = sorted(file.name for file in Path(install.prefix, "sim/root").rglob("*.so.*.*"))
+    assert libraries == [f"libcuda.so.{version}", f"libnvidia-ml.so.{version}"]
+    head = Path(install.settings.state_dir, "sim/gpus/0").read_bytes()[:512]
+    assert int.from_bytes(head[248:252], "little") == cuda
+    by = {"--limits": 2}.get(words[-2] if words else "", 1 if version > "615" else 0)
+    assert int.from_bytes(head[432:436], "little") == by
+
+
+@pytest.mark.parametrize("version", ["", "6", "600", "615.", "615.1.2.3", "615.x", "٦15", "-615", "615.1234"])
+def test_a_driver_that_there_is_not(install: Install, version: str) -> None:
+    said = install.run("sim", "up", "--driver", version, status=1)
+    assert "GH-101" in said and "known drivers are" in said
+    assert not (install.prefix / "sim").exists()
+
+
 def test_a_slow_gpu_is_known_as_one(install: Install) -> None:
     install.run("sim", "up", "--time-scale", "20")
     assert [gpu["time_scale"] for gpu in install.data("gpus")["gpus"]] == [20]

@@ -66,8 +66,9 @@ class Stage:
         CliRunner().invoke(cli, up, catch_exceptions=False)
         self.program = str(self.prefix / "bin/gpu-hook-runtime")
         self.runc = Runc(folder)
-        self.version = driver_root.VERSION
-        self.driver = next((self.prefix / "sim/root").rglob("libcuda.so.1")).parent
+        library = next((self.prefix / "sim/root").rglob("libcuda.so.1"))
+        self.driver = library.parent
+        self.version = os.readlink(library).removeprefix("libcuda.so.")
         self._bundles = 0
 
     def bundle(
