@@ -7,20 +7,17 @@ A record outlives its grant until its limits are cleared.
 import fcntl
 import os
 
-from oci_hook.core.boundary import Boundary, Limit, expected
+from oci_hook.core.boundary import Limit
 from oci_hook.core.layout import BOUNDARY_DIR, LEDGER_DIR
-from oci_hook.core.terms import DRIVER, SHIM
 from oci_hook.core.value import Value
 from oci_hook.ledger.store import valid_key
 from oci_hook.linux.lock import lock_file, own_dir
-from oci_hook.linux.proc import boot_id, read_file
+from oci_hook.linux.proc import read_file
 from oci_hook.oci import fastjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from oci_hook.boundary.cgroups import Place
-    from oci_hook.core.grant import Grant
-    from oci_hook.core.inventory import Inventory
 
 SETTING, SET, FAILED = "setting", "set", "failed"
 MAX = 1 << 20
@@ -107,16 +104,3 @@ def forget_failed(state_dir: str, key: str) -> None:
 def every(state_dir: str) -> list[Record]:
     """All records that can be read."""
     return [record for key in keys(state_dir) if (record := read(state_dir, key)) is not None]
-
-
-def actual(grant: "Grant", inventory: "Inventory", state_dir: str) -> Boundary:
-    """The boundary that this container has, as far as was recorded; for SHIM, why not the stronger one."""
-    wanted = expected(grant, inventory)
-    if wanted.name != DRIVER:
-        return wanted
-    record = read(state_dir, grant.key)
-    if record is None or record.boot != boot_id():
-        return Boundary(SHIM, "the driver's limit has not been set")
-    if record.state == SET:
-        return wanted
-    return Boundary(SHIM, record.why or "the driver's limit has not been set completely")
