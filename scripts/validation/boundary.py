@@ -27,7 +27,9 @@ from .limits import MAX, Nvml
 CGROUPS = Path("/sys/fs/cgroup")
 TOP = "gpu-validate"
 USER = Path(__file__).with_name("gpu_user.py")
-STATIC = BUILD / "sim" / "gpu-probe-static"  # the simulator's program that needs no library; no driver of a GPU has its like
+STATIC = (
+    BUILD / "sim" / "gpu-probe-static"
+)  # the simulator's program that needs no library; no driver of a GPU has its like
 PREDICTIONS = Path(__file__).resolve().parents[2] / "docs/internals/validation/boundary-predictions.json"
 LIMIT = 2048  # MiB
 PIECE = 64
@@ -381,7 +383,12 @@ def validate(run: Run, node: Node, folder: Path, simulated: bool, short: bool) -
     run.results["predictions"] = json.loads(PREDICTIONS.read_text())
     run.flush()
     stages: list[Stage] = []
-    run.phase("nvml", 60, lambda: stages.append(Stage(node, folder)) or {"init_ms": stages[0].nvml.init_ms})  # type: ignore[func-returns-value]
+
+    def start() -> Json:
+        stages.append(Stage(node, folder))
+        return {"init_ms": stages[0].nvml.init_ms}
+
+    run.phase("nvml", 60, start)
     if not stages:
         return
     stage = stages[0]
