@@ -18,6 +18,7 @@ CODES = {
     "GH-105": "the input is too large or has forbidden characters",
     "GH-106": "a driver capability or an IMEX channel that containers with a share cannot have",
     "GH-107": "a manifest cannot be read or rewritten",
+    "GH-108": "a word that seems to ask for a GPU is not understood (refused or a warning, by the setting near_misses)",
     "GH-201": "no GPU has room for the request",
     "GH-202": "the request names a GPU or an IMEX channel that this node does not have",
     "GH-203": "the request is for more GPUs than the node has",

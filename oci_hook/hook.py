@@ -83,6 +83,7 @@ def start(given: "State", settings: "Settings") -> None:
         return
     config = spec.load(os.path.join(given.bundle, "config.json"))
     request = request_mounts.request(_unedited(config), given.annotations, settings.rules)
+    warn_of_unclear(given, config, settings, request)
     if request is None:
         return
     if settings.mode == "standalone":
@@ -108,6 +109,24 @@ def start(given: "State", settings: "Settings") -> None:
             f"mode is {settings.mode}, and gpu-hook-runtime has not seen this container; make it with that runtime, or "
             "set `mode: standalone` and leave the NVIDIA runtime and its hooks out",
         )
+
+
+def warn_of_unclear(given: "State", config: "Spec", settings: "Settings", request: "Request | None") -> None:
+    """Words that seem to ask for a GPU and are not understood: a line in the journal and an event. gpu-hook-runtime has
+    said it already where it has given the container its share."""
+    if MARKER in (config.get("annotations") or {}):
+        return
+    if not request_mounts.unclear(config, given.annotations, settings.rules, request is not None):
+        return
+    from oci_hook.oci import unclear  # loaded here, since few containers need it
+
+    found = unclear.misses(config, given.annotations, settings.rules, request is not None)
+    if found:
+        from oci_hook.config import strictness
+
+        warnings = unclear.judge(found, strictness.refuses(settings, named=False))
+        log.report_hook(given.id, warnings)
+        events.unclear(settings.state_dir, given.id, warnings)
 
 
 def give(

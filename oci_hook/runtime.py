@@ -16,7 +16,7 @@ from oci_hook.config import settings as node_settings
 from oci_hook.core.boundary import needs_step
 from oci_hook.core.grant import Life
 from oci_hook.errors import GhError, Problem, refuse
-from oci_hook.ledger import events
+from oci_hook.ledger import events, exec_env
 from oci_hook.ledger.admit import Admission, admit, release
 from oci_hook.ledger.life import planned_cgroup
 from oci_hook.linux import limits
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from oci_hook.config.settings import Settings
+    from oci_hook.core.request import Request
+    from oci_hook.oci.spec_types import Spec
 
 
 DEADLINE = 20.0  # seconds; engines wait for minutes, and the locks on the way have deadlines of their own
@@ -103,6 +105,7 @@ def give(call: Call, settings: "Settings", done: Done) -> None:
             "a container with a share of a GPU cannot be restored: what it had on the GPU is in no checkpoint, and "
             "its grant is gone; make it anew with create or run",
         )
+    warn_of_unclear(call, doc, annotations, settings, request)
     if request is None:
         doc = bundle_plan.for_no_request(doc, settings)
         if doc is not found:  # an earlier edit is undone, or the NVIDIA runtime is kept from serving it
@@ -118,11 +121,30 @@ def give(call: Call, settings: "Settings", done: Done) -> None:
     check_mount_points(plan.steps, settings)
     if plan.warnings:
         log.report(plan.warnings, call.log, call.log_format, "warning")
+    exec_env.write(settings.state_dir, admission.grant.key, plan.steps)
     edited = to_spec.apply(plan.spec, plan.steps, admission.grant, settings.mode != "standalone")
     if needs_step(admission.grant, admission.inventory):
         edited = to_spec.with_boundary(edited, settings.prefix, settings.state_dir, admission.grant.key)
     done.original = data
     spec.save(call.config, edited)
+
+
+def warn_of_unclear(
+    call: Call, doc: "Spec", annotations: dict[str, str], settings: "Settings", request: "Request | None"
+) -> None:
+    """Words that seem to ask for a GPU and are not understood: a warning and an event. Raises RequestError where they are
+    to be refused."""
+    if not request_mounts.unclear(doc, annotations, settings.rules, request is not None):
+        return
+    from oci_hook.oci import unclear  # loaded here, since few containers need it
+
+    found = unclear.misses(doc, annotations, settings.rules, request is not None, call.id)
+    if found:
+        from oci_hook.config import strictness
+
+        warnings = unclear.judge(found, strictness.refuses(settings, named=True))
+        log.report(warnings, call.log, call.log_format, "warning")
+        events.unclear(settings.state_dir, call.id, warnings)
 
 
 def undo(done: Done, call: Call, settings: "Settings") -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import man
 from payload import COMMAND, ROOT, VERSION, Files, below, epoch, lay, package, read, vendored
 
+from oci_hook.cli import completion
+
 HERE = ROOT / "packaging"
 HOME = "usr/lib/gpu-hook"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -70,7 +72,7 @@ def contents(arch: str, packages: tuple[str, ...] = VENDORED) -> Files:
         "fish": "fish/vendor_completions.d/gpu-hook.fish",
     }
     for shell, place in completions.items():
-        files[f"usr/share/{place}"] = (man.completion(shell).encode(), 0o644)
+        files[f"usr/share/{place}"] = (completion.script(shell).encode(), 0o644)
     files["usr/share/doc/gpu-hook/copyright"] = read(HERE / "deb/copyright")
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").glob("*.svg")):
         files[f"usr/share/doc/gpu-hook/{page.relative_to(ROOT)}"] = read(page)

@@ -1,11 +1,10 @@
-"""Man page and shell completions of `gpu-hook`, made from its commands; the other programs' man pages are in man/."""
+"""Man page of `gpu-hook`, made from its commands; the other programs' man pages are in man/."""
 
 import datetime
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from click.shell_completion import get_completion_class
 from payload import VERSION, epoch
 
 from oci_hook.cli.main import ELSEWHERE, SUMMARIES, Absent, cli
@@ -43,12 +42,6 @@ def pages() -> dict[str, str]:
 def dated(text: str) -> str:
     date = datetime.datetime.fromtimestamp(epoch(), datetime.timezone.utc).strftime("%Y-%m-%d")
     return text.replace("@DATE@", date).replace("@VERSION@", VERSION)
-
-
-def completion(shell: str) -> str:
-    kind = get_completion_class(shell)
-    assert kind is not None
-    return kind(cli, {}, "gpu-hook", "_GPU_HOOK_COMPLETE").source()
 
 
 def _cli() -> str:

@@ -85,6 +85,7 @@ OURS = {
     "ledger.claims",
     "ledger.deliver",
     "ledger.events",
+    "ledger.exec_env",
     "ledger.grant_file",
     "apply.image",
     "ledger.inventory",

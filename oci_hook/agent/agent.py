@@ -155,7 +155,8 @@ class Agent:
         if node.options.address != "none":
             host, port = options.split(node.options.address)
             try:
-                self._server = Server(self._selector, host, port, self._token, web.pages(self._publisher))
+                pages, healthy = web.pages(self._publisher), self._publisher.healthy
+                self._server = Server(self._selector, host, port, self._token, pages, healthy)
             except OSError as e:
                 raise refuse(
                     "GH-321", f"agent.address {node.options.address}: {e.strerror}; choose another, or none"

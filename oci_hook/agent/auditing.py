@@ -4,7 +4,7 @@ import time
 
 from oci_hook.agent import hogs, meter
 from oci_hook.agent.accounts import Accounts
-from oci_hook.agent.audit import Auditor, Finding, Kept, Seen, Verdict
+from oci_hook.agent.audit import Auditor, Finding, Kept, Process, Seen, Verdict
 from oci_hook.agent.node import Node
 from oci_hook.agent.process_owner import ProcessOwners
 from oci_hook.agent.protection import Protection
@@ -18,12 +18,13 @@ from oci_hook.observe.account import UNIT, Usage
 
 
 class Auditing:
-    """`audit` each sample. verdict: the last one."""
+    """`audit` each sample. verdict: the last one. processes: those of containers that the last sample lists, by pid."""
 
     def __init__(
         self, node: Node, owners: ProcessOwners, accounts: Accounts, protection: Protection, response: Response
     ) -> None:
         self.verdict = Verdict()
+        self.processes: dict[int, tuple[str, Process]] = {}
         self._node = node
         self._owners = owners
         self._accounts = accounts
@@ -37,7 +38,7 @@ class Auditing:
         """Audit one sample. gpus: by UUID, without those that NVML could not look at."""
         node = self._node
         accounts, unread = self._accounts.read(node.grants, self._protection.by_process())
-        processes = self._owners.find({pid for gpu in gpus.values() for pid, _, _ in gpu.processes})
+        processes = self.processes = self._owners.find({pid for gpu in gpus.values() for pid, _, _ in gpu.processes})
         seen = Seen(node.grants, gpus, processes, accounts, unread)
         for uuid in node.granted_gpus():
             self._protection.look(uuid, gpus.get(uuid), seen)

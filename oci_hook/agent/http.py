@@ -18,6 +18,8 @@ SECONDS = 10.0  # from the connection to the last byte
 REQUEST_MAX = 8 << 10
 REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found"}
 REASONS |= {405: "Method Not Allowed", 431: "Request Header Fields Too Large", 500: "Internal Server Error"}
+REASONS |= {503: "Service Unavailable"}
+HEALTH = "/healthz"
 # The page contains its script and style, and connects to this server only.
 SAFE = (
     "Content-Security-Policy: default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
@@ -110,19 +112,27 @@ def names_this_machine(host: str) -> bool:
 
 
 class Server:
-    """`pages`: by path. token: every request must have it; "": none is needed.
+    """`pages`: by path. token: every request must have it; "": none is needed. healthy: what HEALTH answers by, to everybody,
+    since probes have neither tokens nor this machine's names; it says this one bit only.
 
     If no token is needed, the Host header must name this machine itself. Otherwise any web page in a browser on this
     machine could read the agent's pages by a host name that it resolves to this machine (DNS rebinding).
     """
 
     def __init__(
-        self, selector: selectors.BaseSelector, host: str, port: int, token: str, pages: dict[str, Page]
+        self,
+        selector: selectors.BaseSelector,
+        host: str,
+        port: int,
+        token: str,
+        pages: dict[str, Page],
+        healthy: Callable[[], bool],
     ) -> None:
         """Raises OSError when the address cannot be bound."""
         self._selector = selector
         self._token = token
         self._pages = pages
+        self._healthy = healthy
         self._clients: dict[int, Client] = {}
         self.refused = 0
         self._listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
@@ -212,6 +222,8 @@ class Server:
             return 400, plain, b"not HTTP/1.1\n", ""
         if request.method not in ("GET", "HEAD"):
             return 405, plain, b"only GET\n", "Allow: GET, HEAD\r\n"
+        if request.path == HEALTH:
+            return (200, plain, b"ok\n", "") if self._healthy() else (503, plain, b"degraded\n", "")
         if self._token:
             if not hmac.compare_digest(credential(request), self._token.encode()):
                 return 401, plain, b"a token is needed\n", 'WWW-Authenticate: Basic realm="gpu-hook"\r\n'
@@ -220,7 +232,7 @@ class Server:
                 return 403, plain, b"the Host header must name this machine's loopback address\n", ""
         page = self._pages.get(request.path)
         if page is None:
-            return 404, plain, ("there is " + " ".join(self._pages) + "\n").encode(), ""
+            return 404, plain, ("there is " + " ".join((*self._pages, HEALTH)) + "\n").encode(), ""
         try:
             kind, body = page()
         except Exception as e:  # an error in one page must not end the agent

@@ -15,6 +15,7 @@ from oci_hook.errors import GhError
 from oci_hook.ledger import events, store
 from oci_hook.linux import inotify
 from oci_hook.linux.proc import start_time
+from oci_hook.observe.engine_names import Names
 
 DELAY = 0.02  # seconds from a sign that something ended to the look at the ledger: other processes end with it
 BUSY_GAP = 0.2  # and at least this between two looks, when containers come and go by the thousand
@@ -43,6 +44,7 @@ class LedgerWatch:
         self._changed = changed
         self._pidfds: dict[str, tuple[tuple[int, int], int]] = {}  # by key: the process, its descriptor
         self._lingering: dict[str, int] = {}  # by key: looks since its process ended
+        self._names = Names()
         self._inotify = -1
         self._read_at = -BUSY_GAP
         self._swept_at = -SWEEP_SECONDS
@@ -90,6 +92,7 @@ class LedgerWatch:
     def take(self, living: tuple[Grant, ...], now: float) -> None:
         """Make these the node's grants."""
         node = self._node
+        living = self._names.named(living)
         new = {grant.key: grant for grant in living}
         ended = set(node.grants) - set(new)
         for key in ended:

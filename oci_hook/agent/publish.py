@@ -15,14 +15,16 @@ from oci_hook.agent.lease_watch import LeaseWatch
 from oci_hook.agent.ledger_watch import LedgerWatch
 from oci_hook.agent.metrics import exposition
 from oci_hook.agent.node import Node
+from oci_hook.agent.processes import processes
 from oci_hook.agent.protection import Protection
+from oci_hook.agent.recent import Recent
 from oci_hook.agent.sampler import Sampler
 from oci_hook.agent.view import view
 from oci_hook.linux import proc
 
 
 class Publisher:
-    """`view` (view.view() with the agent's status), `history` and `metrics`, each as of now."""
+    """`view` (view.view() with the agent's status), `history`, `processes`, `events` and `metrics`, each as of now."""
 
     def __init__(
         self,
@@ -45,6 +47,7 @@ class Publisher:
         self._leases = leases
         self._boundary = boundary
         self._boundary_server = boundary_server
+        self._recent = Recent(node.state_dir)
         self._started = time.time()
         self._view: dict[str, Any] = {}
 
@@ -92,6 +95,15 @@ class Publisher:
 
     def history(self) -> dict[str, Any]:
         return {key: watched.history for key, watched in self._node.watched.items()}
+
+    def processes(self) -> list[dict[str, Any]]:
+        return processes(self._node.gpus, self._auditing.processes)
+
+    def events(self) -> dict[str, Any]:
+        return self._recent.read()
+
+    def healthy(self) -> bool:
+        return not self._node.problems
 
     def metrics(self) -> bytes:
         self._node.counters.follow(self._node.state_dir)

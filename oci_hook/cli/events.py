@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from oci_hook.agent.event_log import Follower
-from oci_hook.cli import output
+from oci_hook.cli import named, output
 from oci_hook.config import settings as node_settings
-from oci_hook.errors import GhError
+from oci_hook.errors import GhError, refuse
+from oci_hook.observe.event_text import text_of
 
 EVERY = 0.5  # seconds between two reads with --follow
 
@@ -28,16 +29,23 @@ EVERY = 0.5  # seconds between two reads with --follow
 def events(prefix: str, follow: bool, container: str, as_json: bool) -> None:
     """List what happened on this node: grants, refusals, findings.
 
-    Grants, refusals and changes are always recorded; ends and findings only while the agent runs.
+    Grants, refusals and changes are always recorded; ends and findings only while the agent runs. Exit status 1: no
+    event is about the CONTAINER that was named.
     """
     try:
-        log = Follower(node_settings.load(prefix).state_dir, old=True)
+        settings = node_settings.load(prefix)
+        log = Follower(settings.state_dir, old=True)
+        names = named.by_id(settings)
     except GhError as e:
         output.fail(e, as_json)
     shown = 0
     try:
         while True:
-            for event in log.read():
+            found = log.read()
+            names.update((str(event.get("id")), event["name"]) for event in found if event.get("name"))
+            for event in found:
+                if not event.get("name") and (name := names.get(str(event.get("id")))):
+                    event["name"] = name
                 if concerns(event, container):
                     shown += 1
                     for text in [json.dumps(event)] if as_json else output.folded(line(event), output.columns()):
@@ -47,8 +55,12 @@ def events(prefix: str, follow: bool, container: str, as_json: bool) -> None:
             time.sleep(EVERY)
     except KeyboardInterrupt:
         return
+    if not shown and container:
+        output.fail(
+            refuse("GH-410", f"no event is about {output.printable(container)}; `gpu-hook events` lists all"), as_json
+        )
     if not shown:
-        click.echo(f"no event is about {container}" if container else "no events yet", err=True)
+        click.echo("no events yet", err=True)
 
 
 def concerns(event: dict[str, Any], container: str) -> bool:
@@ -62,51 +74,4 @@ def line(event: dict[str, Any]) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at"]))
     kind = event["event"]
     who = output.printable(event.get("name") or output.short(str(event.get("id", ""))) or "-")
-    return f"{when}  {output.printable(kind):<15}  {who}  {output.printable(TEXT_OF.get(kind, rest)(event))}"
-
-
-def granted(event: dict[str, Any]) -> str:
-    shares = event.get("shares") or ()
-    words = [
-        f"{gpu(uuid)}: {output.size(int(mib))}" + (f", compute {compute}%" if compute else "")
-        for uuid, mib, compute in shares
-    ]
-    return f"{'; '.join(words) or 'driver files only'} (took {float(event.get('seconds', 0)) * 1000:.1f} ms)"
-
-
-def refused(event: dict[str, Any]) -> str:
-    return "; ".join(str(text) for text in event.get("messages") or ())
-
-
-def gpu(uuid: object) -> str:
-    """A UUID, shortened for people; --json has all of it."""
-    return output.cut(str(uuid))
-
-
-def ended(event: dict[str, Any]) -> str:
-    peak = event.get("peak_mib")
-    return "its share was released" + (f"; it used at most {output.size(peak)}" if isinstance(peak, int) else "")
-
-
-def finding(event: dict[str, Any]) -> str:
-    on = f" on {gpu(event['uuid'])}" if event.get("uuid") else ""
-    return f"{event.get('kind')}{on}: {event.get('evidence')}; {event.get('action')}"
-
-
-def rest(event: dict[str, Any]) -> str:
-    return ", ".join(f"{k} {v}" for k, v in event.items() if k not in ("at", "event", "id", "name"))
-
-
-def changed(event: dict[str, Any]) -> str:
-    """An event that was cut short has no `changes`."""
-    return "; ".join(map(str, event["changes"])) if isinstance(event.get("changes"), list) else rest(event)
-
-
-TEXT_OF = {
-    "granted": granted,
-    "changed": changed,
-    "refused": refused,
-    "ended": ended,
-    "finding": finding,
-    "finding-cleared": finding,
-}
+    return f"{when}  {output.printable(kind):<15}  {who}  {output.printable(text_of(event))}"

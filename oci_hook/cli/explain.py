@@ -1,6 +1,7 @@
 """`gpu-hook explain`: what a container would get and why, by the functions that would grant it; changes nothing."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -9,6 +10,8 @@ from oci_hook.apply import bundle_plan, to_spec, to_text
 from oci_hook.apply.sources import check_sources
 from oci_hook.cli import output
 from oci_hook.config import settings as node_settings
+from oci_hook.config import strictness
+from oci_hook.core import near_misses
 from oci_hook.core.allocate import Allocation, Refusal, allocate, placement_of
 from oci_hook.core.boundary import Boundary, expected
 from oci_hook.core.collect import container_names
@@ -27,7 +30,7 @@ from oci_hook.errors import NoRoomError, Problem
 from oci_hook.ledger import inventory as node_inventory
 from oci_hook.ledger import slot_files, store
 from oci_hook.oci import annotations as oci_annotations
-from oci_hook.oci import request_mounts
+from oci_hook.oci import request_mounts, unclear
 from oci_hook.oci import spec as oci_spec
 from oci_hook.oci.spec_types import Mount
 
@@ -36,7 +39,7 @@ KEY = "KEY"  # in paths, in place of the key that a real grant would have
 
 class ExplainedContainer:
     """The container to explain. doc: its config.json, or None if only options describe it. mounts: (destination,
-    source) of the mounts that may carry a request."""
+    source) of the mounts that may carry a request. volumes: the mounts of the options."""
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class ExplainedContainer:
         mounts: list[tuple[str, str]],
         bundle: str,
         doc: Any,
+        volumes: Sequence[Mount] = (),
     ) -> None:
         self.name = name
         self.annotations = annotations
@@ -53,6 +57,7 @@ class ExplainedContainer:
         self.mounts = mounts
         self.bundle = bundle
         self.doc = doc
+        self.volumes = volumes
 
     @property
     def who(self) -> Identity:
@@ -78,6 +83,7 @@ class ExplainedContainer:
 @click.option(
     "--container", default="", metavar="NAME", help="... with this name in its pod. [default: the name in the spec]"
 )
+@click.option("--label", "-l", multiple=True, metavar="K=V", help="... and with this label, which asks for nothing.")
 @output.answers
 def explain(
     prefix: str,
@@ -86,14 +92,17 @@ def explain(
     env: tuple[str, ...],
     volume: tuple[str, ...],
     container: str,
+    label: tuple[str, ...],
 ) -> output.Report:
     """Show what a container would get, and why; change nothing.
 
     With --spec, the image is examined as well. Without it, the plan assumes an image without symbolic links and CUDA
-    libraries. The other options add to the spec. Exit status 1: the container would be refused.
+    libraries. The other options add to the spec. Exit status 1: the container would be refused. Words that seem to ask
+    for a GPU and are not understood are refused or a warning, as `near_misses` says for a runtime chosen by name.
     """
     settings = node_settings.load(prefix)
     given = describe(spec, pairs("--annotation", annotation), pairs("--env", env), volumes(volume), container)
+    labels = pairs("--label", label)
     grants = store.snapshot(settings.state_dir)
     named = container_names(given.annotations, request_mounts.decode)
     warnings = unseen_names(given, named, grants)
@@ -105,8 +114,8 @@ def explain(
     request = None
     if not oci_annotations.is_sandbox(given.annotations):
         request = parse(given.annotations, given.env, given.name, settings.rules, given.mounts, request_mounts.decode)
+    warnings += unclear_words(given, labels, settings, request is not None)
     if request is None:
-        warnings += keys_without_prefix(given)
         nothing: dict[str, Any] = {"request": None, "gpus": [], "plan": [], "boundary": None, "boundary_why": ""}
         return output.Report({**data, **nothing}, [*heading(given, named), "requests nothing"], warnings)
     inventory = node_inventory.load(settings)
@@ -145,13 +154,13 @@ def describe(
     """The container that the options describe; they override the spec. Raises ApplyError GH-401."""
     if spec is None:
         name = container or oci_annotations.container_name(annotations)
-        return ExplainedContainer(name, annotations, env, request_mounts.mounts({"mounts": mounts}), "", None)
+        return ExplainedContainer(name, annotations, env, request_mounts.mounts({"mounts": mounts}), "", None, mounts)
     doc = to_spec.scrub(oci_spec.load(spec))
     annotations = {**(doc.get("annotations") or {}), **annotations}
     env = {**oci_spec.environment(doc), **env}
     name = container or oci_annotations.container_name(annotations)
     found = request_mounts.mounts({"mounts": [*(doc.get("mounts") or ()), *mounts]})
-    return ExplainedContainer(name, annotations, env, found, os.path.dirname(os.path.abspath(spec)), doc)
+    return ExplainedContainer(name, annotations, env, found, os.path.dirname(os.path.abspath(spec)), doc, mounts)
 
 
 def pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
@@ -223,11 +232,26 @@ def unseen_names(
     ]
 
 
+def unclear_words(
+    given: ExplainedContainer, labels: dict[str, str], settings: node_settings.Settings, asks: bool
+) -> list[Problem]:
+    """A warning for each word that seems to ask for a GPU and is not understood. Raises RequestError where the runtime,
+    chosen by name, would refuse the container."""
+    doc: Any = {**(given.doc or {}), "mounts": [*((given.doc or {}).get("mounts") or ()), *given.volumes]}
+    found = unclear.misses(doc, given.annotations, settings.rules, asks, name=given.name)
+    found += near_misses.in_environment(given.env, settings.rules, asks, by_hand=True)
+    found += near_misses.in_labels(labels, asks)
+    warnings = unclear.judge(list(dict.fromkeys(found)), strictness.refuses(settings, named=True))
+    return [*warnings, *([] if asks else keys_without_prefix(given))]
+
+
 def keys_without_prefix(given: ExplainedContainer) -> list[Problem]:
-    """A warning for each key that gpu-hook would know if it had its prefix."""
-    keys = [key for key in given.annotations if key.partition(".")[0] in (*native.KEYS, "containers", "request")]
+    """A warning for each key that gpu-hook would know if it had its prefix. The runtime cannot say so: other programs have
+    keys of these names, too."""
+    known = (*native.KEYS, "containers", "request")
+    keys = [key for key in given.annotations if key.partition(".")[0] in known and not near_misses.is_suspect(key)]
     return [
-        Problem("GH-102", f"{show(key)} is no key of gpu-hook without the prefix {PREFIX_KEY}; add it") for key in keys
+        Problem("GH-108", f"{show(key)} is no key of gpu-hook without the prefix {PREFIX_KEY}; add it") for key in keys
     ]
 
 
@@ -251,7 +275,7 @@ def request_lines(request: Request, rules: Rules) -> list[tuple[str, str]]:
     lines = [("GPUs", wanted)]
     if gpus:
         memory = each([memory_words(gpu) for gpu in gpus])
-        compute = each([compute_words(gpu) for gpu in gpus])
+        compute = each([compute_words(gpu, request) for gpu in gpus])
         ceiling = f", at most {request.compute_limit}%" if request.compute_limit is not None else ""
         lines += [
             ("memory", memory),
@@ -284,9 +308,9 @@ def memory_words(gpu: GpuRequest) -> str:
     return output.size(amount) if kind == "mib" else f"{amount}% of the GPU"
 
 
-def compute_words(gpu: GpuRequest) -> str:
+def compute_words(gpu: GpuRequest, request: Request) -> str:
     if gpu.compute is not None:
-        return f"{gpu.compute}%"
+        return f"{gpu.compute}%" + (" is booked, none guaranteed" if request.terms.policy == "best-effort" else "")
     return "all of it" if gpu.whole else "no guarantee"
 
 

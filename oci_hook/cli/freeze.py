@@ -4,7 +4,7 @@ import time
 
 import click
 
-from oci_hook.cli import output
+from oci_hook.cli import named, output
 from oci_hook.cli.set import PENDING, PENDING_STATUS
 from oci_hook.config import settings as node_settings
 from oci_hook.core.grant import Grant
@@ -23,7 +23,9 @@ def freeze(prefix: str, container: str) -> output.Report:
 
     Exit status 3: the ledger has the change, but it is not in effect in the container yet.
     """
-    return answer(*admit.alter(node_settings.load(prefix), container, frozen(int(time.time()))), "frozen")
+    settings = node_settings.load(prefix)
+    since = int(time.time())
+    return answer(*admit.alter(settings, named.key(settings, container), frozen(since)), "frozen")
 
 
 @click.command()
@@ -34,7 +36,8 @@ def resume(prefix: str, container: str) -> output.Report:
 
     Exit status 3: the ledger has the change, but it is not in effect in the container yet.
     """
-    return answer(*admit.alter(node_settings.load(prefix), container, frozen(0)), "resumed")
+    settings = node_settings.load(prefix)
+    return answer(*admit.alter(settings, named.key(settings, container), frozen(0)), "resumed")
 
 
 def frozen(since: int) -> "admit.Alteration":
@@ -60,7 +63,7 @@ def answer(before: Grant, after: Grant, delivered: bool, what: str) -> output.Re
         "changed": done,
         "in_effect": delivered,
     }
-    lines = [f"container {after.who.id} {what if done else f'was {what} already'}"]
+    lines = [f"container {named.title(after)} {what if done else f'was {what} already'}"]
     if delivered:
         return output.Report(data, lines)
     return output.Report(data, [*lines, PENDING.format(old="the former state")], exit_status=PENDING_STATUS)

@@ -8,7 +8,7 @@ from oci_hook.cli import agent_check, output, registration
 from oci_hook.config.settings import state_in_use
 from oci_hook.core.layout import AGENT_LOCK, SIM_ROOT, STATE_IN_USE
 from oci_hook.discovery import mark
-from oci_hook.engines import register
+from oci_hook.engines import containerd_spec, register
 from oci_hook.engines.edits import Registration
 from oci_hook.errors import GhError
 from oci_hook.install import prefix as installs
@@ -20,7 +20,7 @@ from oci_hook.install import state_owner
 @click.option("--python", metavar="PATH", help="Python 3.10 or newer. [default: /usr/bin/python3]")
 @click.option("--state-dir", metavar="DIR", help="Ledger and inventory, on tmpfs. [default: /run/gpu-hook]")
 @click.option("--no-engines", is_flag=True, help="Register with no engine.")
-@registration.options(registration.default, registration.printing)
+@registration.options(registration.default, registration.way, registration.printing)
 @output.answers
 def install(
     prefix: str,
@@ -34,6 +34,7 @@ def install(
     config: str | None,
     host_root: str,
     set_default: bool,
+    way: str | None,
     printing: bool,
 ) -> output.Report:
     """Install under a prefix and register with the container engines.
@@ -42,7 +43,9 @@ def install(
     gpu-hook are added to each engine's configuration and printed as a diff; everything else in it stays as it is. A
     second run changes nothing.
     """
-    wanted = Registration(prefix, set_default, host_root, config)
+    wanted = Registration(prefix, set_default, host_root, config, way or "")
+    if way == "hook":
+        register.check_hooks(names)  # before anything is installed
     if printing:
         data, lines = registration.printed(names, wanted)
         return output.Report({"prefix": prefix, "engines": data}, lines)
@@ -53,7 +56,10 @@ def install(
         lines.append(f"installed in {prefix}: runtime {settings.runtime}, state in {settings.state_dir}")
     results = [] if no_engines else register.register(names, wanted, dry_run, restart)
     data, engines = registration.as_report(results, dry_run)
-    return output.Report({**head, "engines": data}, [*lines, *([] if no_engines else engines)])
+    lines += [] if no_engines else engines
+    if way == "hook":
+        lines.append(f"containerd: {containerd_spec.LIMITS}")
+    return output.Report({**head, "engines": data}, lines)
 
 
 def take_away(prefix: str, force: bool) -> tuple[list[str], list[str]]:

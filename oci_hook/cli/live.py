@@ -7,6 +7,7 @@ from typing import Any
 
 from oci_hook.agent import options
 from oci_hook.agent.view import Watched, view
+from oci_hook.cli import named
 from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import Inventory
 from oci_hook.errors import GhError
@@ -14,6 +15,7 @@ from oci_hook.ledger import inventory as cache
 from oci_hook.ledger import store
 from oci_hook.ledger.slot_files import read_gate
 from oci_hook.observe import account
+from oci_hook.observe.processes import accounted
 
 SECONDS = 2.0  # to wait for the agent's answer
 MAX = 16 << 20  # bytes of its answer
@@ -26,6 +28,26 @@ def node(settings: Settings, prefix: str) -> dict[str, Any]:
 
 def ask(settings: Settings, prefix: str) -> dict[str, Any] | None:
     """The answer of this install's agent; None if there is none."""
+    data = fetch(prefix, "/api/node")
+    # Another program may use the port, or the agent may be that of another install.
+    if not isinstance(data, dict) or not isinstance(data.get("agent"), dict) or not {"containers", "gpus"} <= set(data):
+        return None
+    return data if data["agent"].get("state_dir") == settings.state_dir else None
+
+
+def processes(settings: Settings, prefix: str, node: dict[str, Any]) -> list[dict[str, Any]]:
+    """The processes that use the node's GPUs, as agent.processes.processes() has them: NVML's, from the agent that `node` is
+    from; without one, those on the account pages of containers."""
+    if node["agent"]["state"] != "none":
+        data = fetch(prefix, "/api/processes")
+        found = data.get("processes") if isinstance(data, dict) else None
+        if isinstance(found, list):
+            return found
+    return accounted(store.snapshot(settings.state_dir))
+
+
+def fetch(prefix: str, path: str) -> Any:
+    """The JSON that whoever listens on the agent's address has at this path; None if there is none."""
     try:
         given = options.load(prefix)
         if given.address == "none":
@@ -36,17 +58,13 @@ def ask(settings: Settings, prefix: str) -> dict[str, Any] | None:
         connection = http.client.HTTPConnection(host, port, timeout=SECONDS)
         try:
             credential = base64.b64encode(f"gpu-hook:{token}".encode()).decode()
-            connection.request("GET", "/api/node", headers={"Authorization": f"Basic {credential}"} if token else {})
+            connection.request("GET", path, headers={"Authorization": f"Basic {credential}"} if token else {})
             answer = connection.getresponse()
-            data = json.loads(answer.read(MAX)) if answer.status == 200 else None
+            return json.loads(answer.read(MAX)) if answer.status == 200 else None
         finally:
             connection.close()
     except (OSError, ValueError, http.client.HTTPException, GhError):
         return None
-    # Another program may use the port, or the agent may be that of another install.
-    if not isinstance(data, dict) or not isinstance(data.get("agent"), dict) or not {"containers", "gpus"} <= set(data):
-        return None
-    return data if data["agent"].get("state_dir") == settings.state_dir else None
 
 
 def alone(settings: Settings) -> dict[str, Any]:
@@ -57,7 +75,7 @@ def alone(settings: Settings) -> dict[str, Any]:
         inventory = cache.load(settings)
     except GhError as e:
         problems["inventory"] = str(e)
-    grants = {grant.key: grant for grant in store.snapshot(settings.state_dir)}
+    grants = {grant.key: grant for grant in named.snapshot(settings)}
     watched = {}
     for key, grant in grants.items():
         watched[key] = Watched()

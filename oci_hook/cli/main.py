@@ -9,6 +9,8 @@ from oci_hook import __version__
 
 COMMANDS = {
     "agent": "oci_hook.cli.agent:agent",
+    "bundle": "oci_hook.cli.bundle:bundle",
+    "completion": "oci_hook.cli.completion:completion",
     "doctor": "oci_hook.cli.doctor:doctor",
     "events": "oci_hook.cli.events:events",
     "explain": "oci_hook.cli.explain:explain",
@@ -18,6 +20,7 @@ COMMANDS = {
     "ps": "oci_hook.cli.ps:ps",
     "release": "oci_hook.cli.release:release",
     "resume": "oci_hook.cli.freeze:resume",
+    "run": "oci_hook.cli.run:run",
     "set": "oci_hook.cli.set:set_",
     "settings": "oci_hook.cli.settings:settings",
     "sim": "gpu_hook_simulator.cli:sim",
@@ -30,6 +33,8 @@ COMMANDS = {
 # Stands here and not in the commands, so that --help imports none of them.
 SUMMARIES = {
     "agent": "Run the node agent: ledger, audit, metrics, web page.",
+    "bundle": "Add the OCI hooks to an OCI bundle, for plain runc.",
+    "completion": "Print the completion script of a shell.",
     "doctor": "List what is wrong on this node, with the command that fixes it.",
     "events": "List what happened: grants, refusals, findings.",
     "explain": "Show what a container would get, and why; change nothing.",
@@ -39,6 +44,7 @@ SUMMARIES = {
     "ps": "List the containers that hold a share.",
     "release": "Release the share of a container that is gone.",
     "resume": "Continue a container that `freeze` stopped.",
+    "run": "Run a container with a share, by docker or podman.",
     "set": "Change the share of a running container.",
     "settings": "Check, show or change the settings of an install.",
     "sim": "Start or stop simulated GPUs.",
@@ -48,6 +54,15 @@ SUMMARIES = {
     "why": "Explain why a container was refused or is slow, and what helps.",
 }
 
+# What other tools call these commands: no spelling leads from one to the other.
+OTHER_WORDS = {
+    "apply": "set", "attach": "top", "check": "doctor", "config": "settings", "continue": "resume", "convert": "translate",
+    "delete": "release", "devices": "gpus", "dry-run": "explain", "gpu": "gpus", "kill": "release", "limit": "set",
+    "list": "ps", "log": "events", "logs": "events", "ls": "ps", "monitor": "top", "nvidia-smi": "gpus", "pause": "freeze",
+    "remove": "uninstall", "resize": "set", "rm": "release", "setup": "install", "show": "ps", "simulate": "sim",
+    "simulator": "sim", "stats": "top", "status": "ps", "stop": "freeze", "thaw": "resume", "unfreeze": "resume",
+    "unpause": "resume", "update": "set", "validate": "doctor", "watch": "top",
+}  # fmt: skip
 
 # Commands that packages of their own bring, and how to get them.
 ELSEWHERE = {
@@ -87,9 +102,29 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        word = args[0]
+        if word not in COMMANDS and not word.startswith("-") and not ctx.resilient_parsing:
+            raise click.UsageError(f"No such command '{word}'.{suggestion(word)}", ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(sorted(SUMMARIES.items()))
+
+
+def suggestion(word: str) -> str:
+    """ " Did you mean 'ps'?", or "" where no command resembles the word."""
+    from difflib import get_close_matches
+
+    word = word.lower()
+    near = get_close_matches(word, COMMANDS, n=2, cutoff=0.7)
+    if other := OTHER_WORDS.get(word):
+        near = [other, *(name for name in near if name != other)]
+    names = [f"'{name}'" for name in near]
+    return f" Did you mean {' or '.join(names)}?" if names else ""
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

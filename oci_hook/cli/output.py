@@ -19,10 +19,11 @@ from typing import Any, NoReturn
 import click
 
 from oci_hook.core.layout import DEFAULT_PREFIX
+from oci_hook.core.words import CUT
+from oci_hook.core.words import cut as cut
+from oci_hook.core.words import size as size
 from oci_hook.errors import GhError, Problem
 from oci_hook.ledger.events import short as short
-
-CUT = 12  # characters that are enough to tell one UUID or id from another
 
 
 class Report:
@@ -133,11 +134,6 @@ def table(
     return [line if not width or len(line) <= width else line[: width - 1] + "…" for line in aligned(cells)]
 
 
-def cut(text: str) -> str:
-    """The beginning of an id, enough to tell it from others."""
-    return text if len(text) <= CUT else text[:CUT] + "…"
-
-
 def least(cells: Sequence[Sequence[str]], spare: Sequence[str]) -> int:
     """The width that these cells need; CUT counts for the last column if it is not spare, since it can be cut."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -154,11 +150,6 @@ def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
 def printable(value: object) -> str:
     """A table's cell; "-" if it is empty. Names come from tenants, so escape sequences are not passed on."""
     return "".join(c if c.isprintable() else "?" for c in str(value)) or "-"
-
-
-def size(mib: int) -> str:
-    """A size in MiB for people: 4Gi, 512Mi. Never rounded: 1025 MiB is 1025Mi."""
-    return f"{mib // 1024}Gi" if mib and mib % 1024 == 0 else f"{mib}Mi"
 
 
 def count(n: int, noun: str, plural: str = "") -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from oci_hook.cli import output
+from oci_hook.cli import named, output
 from oci_hook.config import settings as node_settings
 from oci_hook.core.boundary import expected
 from oci_hook.core.grant import Grant, Share
@@ -14,7 +14,6 @@ from oci_hook.core.terms import SHIM
 from oci_hook.core.units import MIB
 from oci_hook.errors import GhError, Problem
 from oci_hook.ledger import inventory as node_inventory
-from oci_hook.ledger import store
 from oci_hook.ledger.slot_files import read_gate
 from oci_hook.observe import boundary
 from oci_hook.observe.account import Usage, look
@@ -41,7 +40,7 @@ def ps(prefix: str) -> output.Report:
     higher class it waits for, and since when.
     """
     settings = node_settings.load(prefix)
-    grants = sorted(store.snapshot(settings.state_dir), key=lambda grant: (grant.created, grant.who.id))
+    grants = sorted(named.snapshot(settings), key=lambda grant: (grant.created, grant.who.id))
     inventory, warnings = usable_inventory(settings)
     indices = gpu_indices(inventory)
     suspensions = [suspension(settings.state_dir, grant, grants) for grant in grants]

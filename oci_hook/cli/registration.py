@@ -28,6 +28,13 @@ host_root = click.option(
 default = click.option(
     "--set-default", is_flag=True, help="Make gpu-hook the engine's default runtime, for containers that name none."
 )
+way = click.option(
+    "--as",
+    "way",
+    type=click.Choice(("runtime", "hook")),
+    default=None,
+    help="hook: containerd keeps its runtime, and gpu-hook adds OCI hooks. [default: runtime]",
+)
 printing = click.option(
     "--print", "printing", is_flag=True, help="Print the configuration that each engine needs, and do nothing."
 )

@@ -5,9 +5,9 @@ import click
 from oci_hook.boundary import live
 from oci_hook.cli import output
 from oci_hook.config import settings as node_settings
-from oci_hook.core.grant import Grant
 from oci_hook.errors import refuse
 from oci_hook.ledger import admit, store
+from oci_hook.observe import engine_names
 
 
 @click.command()
@@ -22,9 +22,9 @@ from oci_hook.ledger import admit, store
 )
 @output.answers
 def release(prefix: str, container: str, key: str, force: bool) -> output.Report:
-    """Release the share of CONTAINER, which must be gone.
+    """Release the share of CONTAINER, which must be gone. Exit status 1: it holds none.
 
-    CONTAINER is the id, or at least six characters of its beginning. Shares of exited containers are released
+    CONTAINER is an id, at least six characters of its beginning, or a name. Shares of exited containers are released
     automatically whenever the ledger is read, so this command is rarely needed; --force is for grants that remain.
     """
     if bool(container) == bool(key):
@@ -34,7 +34,11 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
         found = admit.release(key, settings, force=force)
         return answer([key] if found else [], f"grant {key}", live.drop(settings, [key]))
     with store.open_ledger(settings.state_dir) as ledger:
-        gone, living = match(ledger.swept, container), match(ledger.grants, container)
+        swept, grants = ledger.swept, ledger.grants
+    swept, grants = engine_names.named(swept), engine_names.named(grants)
+    gone, living = admit.going_by(swept, container), admit.going_by(grants, container)
+    if not gone and not living and (short := admit.too_short((*swept, *grants), container)):
+        raise refuse("GH-410", short)
     for grant in living:
         if not force:
             raise refuse(
@@ -48,16 +52,11 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
     return answer(released, f"container {container}", live.drop(settings, released))
 
 
-def match(grants: tuple[Grant, ...], container: str) -> list[Grant]:
-    """The grants with this container id; if there is none, those whose ids begin with it."""
-    exact = [grant for grant in grants if grant.who.id == container]
-    if exact or len(container) < admit.MIN_PREFIX:
-        return exact
-    return [grant for grant in grants if grant.who.id.startswith(container)]
-
-
 def answer(keys: list[str], what: str, limited: str) -> output.Report:
-    """limited: why the driver still keeps a limit of theirs; "" where it does not."""
-    lines = [f"released {key}" for key in keys] or [f"{what} holds no share"]
+    """limited: why the driver still keeps a limit of theirs; "" where it does not. Raises GH-410 where nothing was
+    released."""
+    if not keys:
+        raise refuse("GH-410", f"{what[:100]} holds no share; `gpu-hook ps` lists those that do")
+    lines = [f"released {key}" for key in keys]
     lines += [f"  the driver's memory limit is not cleared yet: {limited}"] if limited else []
     return output.Report({"released": keys}, lines)

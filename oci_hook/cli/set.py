@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import click
 
 from oci_hook.boundary import live
-from oci_hook.cli import output
+from oci_hook.cli import named, output
 from oci_hook.config import settings as node_settings
 from oci_hook.core import units, value_parsers
 from oci_hook.core.change import GrantChange, changed
@@ -80,7 +80,7 @@ def set_(
             events.changed(settings.state_dir, grant, new)
         return new
 
-    return report(live.alter(settings, container, change, commit))
+    return report(live.alter(settings, named.key(settings, container), change, commit))
 
 
 PENDING_STATUS = 3
@@ -100,7 +100,7 @@ def report(done: live.Altered) -> output.Report:
     """The share as it is and as it was."""
     before, after, delivered = done.old, done.new, done.delivered
     old, new = as_data(before), as_data(after)
-    lines = [f"container {after.who.id}: {in_words(after)}" + ("" if new != old else " (as before)")]
+    lines = [f"container {named.title(after)}: {in_words(after)}" + ("" if new != old else " (as before)")]
     lines += [f"  was: {in_words(before)}"] if new != old else []
     lines += [] if delivered else [PENDING.format(old="the former share")]
     lines += [DRIVER_PENDING.format(why=done.driver)] if done.driver else []

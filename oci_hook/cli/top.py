@@ -1,14 +1,8 @@
 """`gpu-hook top`: the node, live; a bar per GPU and a row per container."""
 
 import json
-import os
-import select
 import sys
-import termios
 import time
-import tty
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -17,8 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from oci_hook.cli import live, output
+from oci_hook.cli import live, output, terminal, top_help, top_processes
 from oci_hook.cli.freeze import frozen
+from oci_hook.cli.top_text import Part, bar, fit, label, name
 from oci_hook.config import settings as node_settings
 from oci_hook.config.settings import Settings
 from oci_hook.errors import GhError
@@ -34,29 +29,38 @@ GRANTED = ("POLICY", "CLASS")
 ALL = (*NUMBERED, *MISSING, *GRANTED, "STATE")
 ROOMY = ("LIMIT", "COMPUTE")
 CUT = ("CONTAINER", "STATE")  # columns whose cells may be cut
-TABLE = 8  # lines for the containers' table with the lines around it
-KEYS = "q quit   s sort   ↑↓ select   f freeze   r resume"
-Part = tuple[float, str, str]  # of a bar: fraction, colour, name
+TABLE = 7  # lines for the table, with its header and the blank line above it
+KEYS = "? help   q quit   p processes   s sort   ↑↓ select   f freeze   r resume"
+SORT_KEYS = {"m": "memory", "b": "busy", "c": "compute", "n": "name", "a": "age"}
+WAIT = 0.2  # seconds for a command line where the screen is printed once
 STATES = {"running": "green", "starting": "yellow", "frozen": "cyan", "paused": "cyan", "killed": "red"}
 
 
 class Screen:
-    """The screen: what it shows and what is selected. node: as agent.view.view() returns it."""
+    """The screen: what it shows and what is selected. node: as agent.view.view() returns it. processes: whether it shows
+    these, or containers."""
 
-    def __init__(self, node: dict[str, Any], settings: Settings | None = None) -> None:
+    def __init__(self, node: dict[str, Any], settings: Settings | None = None, processes: bool = False) -> None:
         self.node = node
         self.settings = settings
-        self.sort = 0
-        self.selected = ""
+        self.processes = processes
+        self.known = top_processes.Processes()
+        self.sort = "memory"
+        self.backwards = False
+        self.selected: object = None  # the key of a container, or the mark of a process
         self.message = ""
+        self.help = False
         self.keys = True  # keys work, and the last line names them
         self._colours: dict[str, str] = {}
 
     def colour(self, key: str) -> str:
         return self._colours.setdefault(key, COLOURS[len(self._colours) % len(COLOURS)])
 
+    def sorts(self) -> tuple[str, ...]:
+        return top_processes.SORTS if self.processes else SORTS
+
     def containers(self) -> list[dict[str, Any]]:
-        by = SORTS[self.sort]
+        by = self.sort
 
         def rank(c: dict[str, Any]) -> tuple[Any, str]:
             if by == "name":
@@ -66,26 +70,53 @@ class Screen:
             field = {"memory": "used_mib", "busy": "utilization"}.get(by, by)
             return -sum(s[field] or 0 for s in c["gpus"]), c["key"]
 
-        return sorted(self.node["containers"], key=rank)
+        return sorted(self.node["containers"], key=rank, reverse=self.backwards)
+
+    def rows(self) -> list[tuple[object, dict[str, Any]]]:
+        """(what selects it, the container or the process) in the order of the screen."""
+        if self.processes:
+            return [(top_processes.mark(p), p) for p in self.known.sorted(self.sort, self.backwards)]
+        return [(c["key"], c) for c in self.containers()]
+
+    def at(self) -> dict[str, Any] | None:
+        """The selected row; the first one if that is gone."""
+        rows = self.rows()
+        return next((row for mark, row in rows if mark == self.selected), rows[0][1] if rows else None)
 
     def chosen(self) -> dict[str, Any] | None:
-        """The selected container; the first one if that is gone."""
-        order = self.containers()
-        return next((c for c in order if c["key"] == self.selected), order[0] if order else None)
+        """The selected container, or that of the selected process."""
+        row = self.at()
+        return next((c for c in self.node["containers"] if row and c["key"] == row["key"]), None)
 
     def press(self, key: str) -> bool:
         """Handle a key. False: quit."""
-        order = [c["key"] for c in self.containers()]
         if key in ("q", "\x03", "\x04"):
             return False
-        if key == "s":
-            self.sort = (self.sort + 1) % len(SORTS)
+        if self.help:
+            self.help = False
+        elif key in ("?", "h"):
+            self.help = True
+        elif key == "p":
+            self.processes, self.selected = not self.processes, None
+            self.sort = self.sort if self.sort in self.sorts() else self.sorts()[0]
+        elif key == "s":
+            sorts = self.sorts()
+            self.sort = sorts[(sorts.index(self.sort) + 1) % len(sorts)]
+        elif SORT_KEYS.get(key) in self.sorts():
+            self.sort = SORT_KEYS[key]
+        elif key == "i":
+            self.backwards = not self.backwards
         elif key in ("f", "r"):
             self.message = self.act(key)
-        elif key in ("\x1b[A", "k", "\x1b[B", "j") and order:
-            at = order.index(self.selected) if self.selected in order else 0
-            self.selected = order[max(0, min(len(order) - 1, at + (1 if key in ("\x1b[B", "j") else -1)))]
+        elif key in ("\x1b[A", "k", "\x1b[B", "j"):
+            self.move(1 if key in ("\x1b[B", "j") else -1)
         return True
+
+    def move(self, by: int) -> None:
+        marks = [mark for mark, _ in self.rows()]
+        if marks:
+            at = marks.index(self.selected) if self.selected in marks else 0
+            self.selected = marks[max(0, min(len(marks) - 1, at + by))]
 
     def act(self, key: str) -> str:
         """Freeze or resume the selected container; the message to show."""
@@ -101,18 +132,31 @@ class Screen:
 
     def draw(self, width: int, height: int) -> RenderableType:
         """As much as has room: four lines per GPU, or one line per GPU if there are many."""
-        gpus, head = self.node["gpus"], self.head(width)
-        tall = len(head) + 4 * len(gpus) + TABLE <= height
-        seen = gpus if tall else gpus[: max(1, height - len(head) - TABLE)]
+        if self.help:
+            return top_help.screen(height)
+        gpus, head, foot = self.node["gpus"], self.head(width), self.foot(width)
+        least = len(head) + TABLE + len(foot)
+        tall = least + 4 * len(gpus) <= height
+        seen = gpus if tall else gpus[: max(1, height - least)]
         parts: list[RenderableType] = list(head)
         for gpu in seen:
             parts += self.gpu(gpu, width) if tall else [self.line(gpu, width)]
         if len(seen) < len(gpus):
             parts[-1] = fit(f"and {len(gpus) - len(seen) + 1} more GPUs", "dim")
-        room = height - len(parts) - 3
-        keys = KEYS if width >= NARROW else "q s ↑↓ f r"
-        foot = [fit(f"{keys}   sorted by {SORTS[self.sort]}   {self.message}", "dim")] if self.keys else []
-        return Group(*parts, Text(), self.table(max(TABLE - 3, room), width), *foot)
+        room = height - len(parts) - 2 - len(foot)
+        return Group(*parts, Text(), self.table(max(TABLE - 2, room), width), *foot)
+
+    def foot(self, width: int) -> list[Text]:
+        """What has no room, and the keys."""
+        every, shown = (top_processes.ALL, top_processes.titles(width)) if self.processes else (ALL, self.titles(width))
+        hidden = [title for title in every if title not in shown]
+        text = f"no room for {', '.join(hidden)}" if hidden and self.rows() else ""
+        lines = [fit(line, "dim") for line in output.folded(text, width) if text]
+        if self.keys:
+            keys = KEYS if width >= WIDE else "? help   q quit   p processes" if width >= NARROW else "? help"
+            order = f"{self.sort}, backwards" if self.backwards else self.sort
+            lines.append(fit(f"{keys}   sorted by {order}   {self.message}", "dim"))
+        return lines
 
     def head(self, width: int) -> list[Text]:
         agent = self.node["agent"]
@@ -165,6 +209,8 @@ class Screen:
         return head.append(bar(memory, max(4, width - 42))).append(f" {text}", "red" if gpu["error"] else "default")
 
     def table(self, lines: int, width: int) -> RenderableType:
+        if self.processes:
+            return self.process_table(lines, width)
         if not self.node["containers"]:
             return fit("no container holds a share", "dim")
         table = Table(box=None, pad_edge=False, header_style="dim", expand=width >= NARROW)
@@ -186,6 +232,16 @@ class Screen:
                     table.add_row(*(row[t] for t in self.titles(width)), style="reverse" if c is chosen else "")
                     left -= 1
         return table
+
+    def process_table(self, lines: int, width: int) -> RenderableType:
+        rows = [row for _, row in self.rows()]
+        if not rows:
+            where = "account pages show" if self.node["agent"]["state"] == "none" else "NVML shows"
+            return fit(f"no process uses a GPU, as far as {where}", "dim")
+        chosen = self.at()
+        at = next((i for i, row in enumerate(rows) if row is chosen), 0)
+        first = max(0, at - lines + 1)
+        return top_processes.table(rows[first : first + lines], chosen, width, self.colour)
 
     def titles(self, width: int) -> list[str]:
         out = (
@@ -234,53 +290,6 @@ def waits_for(share: dict[str, Any] | None) -> str | None:
     return share["waits_for"] or None
 
 
-def fit(text: str, style: str = "") -> Text:
-    """A text that stays on one line, cut if it is too long."""
-    return Text(text, style, no_wrap=True, overflow="ellipsis")
-
-
-def name(c: dict[str, Any]) -> str:
-    return "/".join(filter(None, (c["namespace"], c["pod"], c["name"]))) or output.short(c["id"])
-
-
-def label(c: dict[str, Any]) -> str:
-    return output.printable(name(c).rpartition("/")[2])
-
-
-def bar(parts: list[Part], width: int) -> Text:
-    """A bar of these parts, each at least one column wide; the rest is drawn as dim dots."""
-    text = Text()
-    for fraction, colour, word in parts:
-        columns = min(max(1, round(fraction * width)), width - text.cell_len)
-        text.append(word[:columns].ljust(columns), f"black on {colour}")
-    return text.append("·" * (width - text.cell_len), "dim")
-
-
-@contextmanager
-def raw() -> Iterator[None]:
-    """Read keys one by one, without echo."""
-    fd = sys.stdin.fileno()
-    before = termios.tcgetattr(fd)
-    try:
-        tty.setcbreak(fd)
-        yield
-    finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
-
-
-def keys(seconds: float) -> list[str]:
-    """The keys pressed within this time; returns as soon as there is one."""
-    if not select.select([sys.stdin], [], [], seconds)[0]:
-        return []
-    data = os.read(sys.stdin.fileno(), 64).decode("utf-8", "replace")
-    found = []
-    while data:
-        n = 3 if data.startswith("\x1b[") else 1
-        found.append(data[:n])
-        data = data[n:]
-    return found or ["q"]  # end of file: the terminal is gone
-
-
 @click.command()
 @output.prefix_option
 @click.option(
@@ -288,20 +297,25 @@ def keys(seconds: float) -> list[str]:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, once.")
 @click.option("--once", is_flag=True, help="Print the screen once, without keys.")
-def top(prefix: str, interval: float, as_json: bool, once: bool) -> None:
-    """Show GPUs and containers live.
+@click.option("--processes", "-p", is_flag=True, help="Begin with processes instead of containers.")
+def top(prefix: str, interval: float, as_json: bool, once: bool, processes: bool) -> None:
+    """Show GPUs and containers or processes live; `?` lists the keys.
 
     If the agent runs, memory and busy are the driver's figures; without it, memory is what the containers' account
     pages show. SHORT is the compute guarantee minus the compute that the container got while it had work, in points of
-    the GPU over the last minute.
+    the GPU over the last minute. Processes are the driver's, too, or those on the account pages. Columns that have no
+    room are named below the table.
     """
     try:
         settings = node_settings.load(prefix)
-        screen = Screen(live.node(settings, prefix), settings)
+        screen = Screen(live.node(settings, prefix), settings, processes)
+        if processes:
+            screen.known.refresh(live.processes(settings, prefix, screen.node), screen.node, WAIT)
     except GhError as e:
         output.fail(e, as_json)
     if as_json:
-        click.echo(json.dumps(screen.node, indent=2))
+        more = {"processes": screen.known.rows} if processes else {}
+        click.echo(json.dumps({**screen.node, **more}, indent=2))
         return
     console = Console()
     if once or not (sys.stdin.isatty() and console.is_terminal):
@@ -312,7 +326,7 @@ def top(prefix: str, interval: float, as_json: bool, once: bool) -> None:
 
 
 def watch(screen: Screen, console: Console, settings: Settings, prefix: str, interval: float) -> None:
-    with raw(), Live(console=console, screen=True, auto_refresh=False) as display:
+    with terminal.raw(), Live(console=console, screen=True, auto_refresh=False) as display:
         due = 0.0
         while True:
             now = time.monotonic()
@@ -320,10 +334,12 @@ def watch(screen: Screen, console: Console, settings: Settings, prefix: str, int
                 due = now + interval
                 try:
                     screen.node = live.node(settings, prefix)
+                    if screen.processes:
+                        screen.known.refresh(live.processes(settings, prefix, screen.node), screen.node)
                 except GhError as e:
                     screen.message = str(e)[:100]
             display.update(screen.draw(console.width, console.height), refresh=True)
-            for key in keys(max(0.0, due - time.monotonic())):
+            for key in terminal.keys(max(0.0, due - time.monotonic())):
                 if not screen.press(key):
                     return
-                due = 0.0 if key in ("f", "r") else due
+                due = 0.0 if key in ("f", "r", "p") else due

@@ -15,9 +15,10 @@ from oci_hook.core.request_data import from_data
 from oci_hook.core.suggest import changes
 from oci_hook.core.terms import CLASS_NUMBERS
 from oci_hook.errors import refuse
+from oci_hook.ledger import admit, store
 from oci_hook.ledger import inventory as cache
-from oci_hook.ledger import store
 from oci_hook.ledger.admit import MIN_PREFIX
+from oci_hook.observe import engine_names
 from oci_hook.observe.stopped import by_agent
 from oci_hook.oci import request_mounts
 
@@ -56,7 +57,11 @@ def why(prefix: str, container: str, annotation: tuple[str, ...]) -> output.Repo
         ids = ", ".join(c["id"][:20] for c in living[:5])
         raise refuse("GH-410", f"{len(living)} containers match {container}: {ids}; name one by its id")
     log = Follower(settings.state_dir, old=True).read()
-    return running(living[0], node, log) if living else past(settings, container, log)
+    if living:
+        return running(living[0], node, log)
+    if short := admit.too_short(store.snapshot(settings.state_dir), container):
+        raise refuse("GH-410", short)
+    return past(settings, container, log)
 
 
 def matches(id: str, name: str, container: str) -> bool:
@@ -77,11 +82,10 @@ def fold_lines(lines: list[str]) -> list[str]:
 
 def past(settings: node_settings.Settings, container: str, log: list[dict[str, Any]]) -> output.Report:
     """A container that was refused or has ended, by the last event about it. Raises GH-410 if there is none."""
-    found = [
-        e
-        for e in log
-        if e["event"] in ("granted", "refused", "ended") and matches(str(e.get("id")), str(e.get("name")), container)
-    ]
+    about = [e for e in log if e["event"] in ("granted", "refused", "ended")]
+    found = [e for e in about if matches(str(e.get("id")), str(e.get("name")), container)]
+    if not found and (id := engine_names.id_of(container)):
+        found = [e for e in about if e.get("id") == id]
     if not found:
         raise refuse(
             "GH-410", f"no container {container} holds a share, and no event is about it; see `gpu-hook events`"
@@ -143,7 +147,9 @@ def running(c: dict[str, Any], node: dict[str, Any], log: list[dict[str, Any]]) 
         reasons += [f"{where}: {text}" for reason in ON_GPU for text in reason(c, share, node)]
     reasons += [f"finding {f['kind']}: {f['evidence']}" for f in c["findings"]]
     verb = "starts" if c["state"] == "starting" else "runs"
-    lines = [f"{output.short(c['id'])} {verb} with policy {c['policy']}, class {c['class']}"]
+    name, id = "/".join(filter(None, (c["namespace"], c["pod"], c["name"]))), output.short(c["id"])
+    who = f"{name} ({id})" if name and name != id else id
+    lines = [f"{who} {verb} with policy {c['policy']}, class {c['class']}"]
     lines += [f"  {text}" for text in reasons] or ["  gpu-hook knows of nothing that slows it down"]
     if node["agent"]["state"] == "none":
         lines.append("(no agent runs, so the use of the GPUs is unknown; start one by `gpu-hook agent`)")

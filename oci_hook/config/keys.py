@@ -52,6 +52,23 @@ def memory(low: int) -> "Reader":
     return read
 
 
+def memory_or_percent(value: "Value") -> "int | tuple[str, int]":
+    """MiB, or ("percent", 0 to 99) of each GPU."""
+    if isinstance(value, str) and value.endswith("%"):
+        return ("percent", whole(0, 99)(value[:-1]))
+    return memory(0)(value)  # type: ignore[no-any-return]
+
+
+def default_policy(value: "Value") -> str | None:
+    """A policy, by its name or its two letters; None: the profile's."""
+    if value == "auto":
+        return None
+    try:
+        return value_parsers.policy(str(value))
+    except ValueError as e:
+        raise ValueError(f"{e}, and not auto") from None
+
+
 def linger(value: "Value") -> int:
     """Nanoseconds; 0 for adaptive."""
     if value == "adaptive":
@@ -94,19 +111,21 @@ INSTALL: "dict[str, Reader]" = {
     "state_dir": path,
 }
 
-# What a profile fixes, whatever else is set. qgpu: https://cloud.tencent.com/document/product/457/61448.
+# What a profile fixes, whatever else is set, and the default policy that goes with it.
+# qgpu: https://cloud.tencent.com/document/product/457/61448.
 PROFILES: "dict[str, dict[str, Any]]" = {
     "none": {},
     "qgpu": {"memory_min": 1024, "memory_step": 1024, "compute_step": 5, "memory_per_share": 4096},
 }
 PROFILE = "profile"
+DEFAULT_POLICY = {"none": "burst-share", "qgpu": "best-effort"}
 
 # Fields of Rules.
 RULES: "dict[str, Reader]" = {
-    "default_policy": one_of(*value_parsers.POLICIES),
+    "default_policy": default_policy,
     "placement": one_of(*value_parsers.PLACEMENTS, value_parsers.BY_CLASS),
     "whole_gpus": one_of("exclusive", "shared"),
-    "memory_reserve": memory(0),
+    "memory_reserve": memory_or_percent,
     "memory_step": memory(1),
     "memory_min": memory(1),
     "compute_step": whole(1, 100),
@@ -119,6 +138,7 @@ RULES: "dict[str, Reader]" = {
     "online_compute": one_of("booking", "share"),
     "boundary": one_of("auto", "driver", "shim"),
     "driver_limit_extra": memory(0),
+    "near_misses": one_of("auto", "refuse", "warn"),
 }
 
 # The agent's. Only their names are checked here; their values are read by install/agent_settings.py.

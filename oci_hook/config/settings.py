@@ -111,7 +111,8 @@ def interpret(prefix: str, reading: Reading) -> Settings:
         if said.get(name, fixed) not in (fixed, getattr(Rules(), name)):
             text = f"{name} is {fixed} in profile {profile}; remove the line, or the profile"
             reading.complain(text, reading.lines[name])
-    rules = Rules(**{**said, **keys.PROFILES[profile]})
+    said["default_policy"] = said.get("default_policy") or keys.DEFAULT_POLICY[profile]
+    rules = Rules(**{**said, **keys.PROFILES[profile], "profile": profile})
     unit_is_wrong = "qgpu_memory_unit" in reading.lines and "qgpu_memory_unit" not in said
     if "qgpu" in rules.dialects and rules.qgpu_memory_unit == "none" and not unit_is_wrong:
         why = "qgpu needs qgpu_memory_unit: MiB or GiB, as your manifests mean qgpu-memory"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 NO_BOUNDARY = "cannot have the driver's memory limit"
 TOO_SMALL = "for a program's context alone"  # the context counts against the limit, so no program could run
+DISAGREES = "are not"  # a share that is said twice, in per cent and in MiB
 FAR = 1000  # distance of two GPUs without a link in the inventory
 PAIRS = MAX_GPUS * MAX_GPUS  # a bound: no set of GPUs has as many pairs
 SEARCH_STEPS = 5_000  # sets of GPUs that are tried; after that the best one so far is taken
@@ -141,7 +142,7 @@ def _usage(gpu: Gpu, grants: tuple[Grant, ...], rules: Rules) -> Usage:
             else:
                 memory += share.memory_mib
                 compute += share.compute
-    free = 0 if alone or whole else max(0, gpu.memory_mib - rules.memory_reserve - memory)
+    free = 0 if alone or whole else max(0, gpu.memory_mib - rules.reserve(gpu.memory_mib) - memory)
     return Usage(gpu, free, 0 if alone or whole else max(0, 100 - compute), containers, alone, whole)
 
 
@@ -154,7 +155,7 @@ def _wishes(
     every = frozenset(range(len(gpus)))
     allowed = every
     if request.narrow_to is not None:
-        allowed = frozenset(i for name in request.narrow_to if (i := _find(name, gpus)) is not None)
+        allowed = frozenset(i for name in request.narrow_to for i in _find(name, gpus))
         if not allowed:
             asked = ",".join(request.narrow_to)
             return [], allowed, (Problem("GH-202", _unknown(f"the container's own env asks for {asked[:60]}", gpus)),)
@@ -166,15 +167,14 @@ def _wishes(
             wishes += [(wish, i) for i in sorted(allowed, key=lambda i: (gpus[i].index, gpus[i].instance))]
         elif wish.device is None:
             wishes.append((wish, None))
-        elif (i := _find(wish.device, gpus)) is None:
+        elif not (found := _find(wish.device, gpus)):
             problems.append(Problem("GH-202", _unknown(f"GPU {wish.device[:60]} is asked for", gpus)))
-        elif i not in named:
-            named[i] = wish.replace(device=None)
-            if i in allowed:
+        for i in found if wish.device is not None and not request.every_gpu else ():
+            if named.setdefault(i, wish.replace(device=None)) != wish.replace(device=None):
+                what = f"GPU {str(wish.device)[:60]} is asked for twice with different shares; name each GPU once"
+                problems.append(Problem("GH-202", what))
+            elif i in allowed and (wish, i) not in wishes and all(i != other for _, other in wishes):
                 wishes.append((wish, i))
-        elif named[i] != wish.replace(device=None):
-            what = f"GPU {wish.device[:60]} is asked for twice with different shares; name each GPU once"
-            problems.append(Problem("GH-202", what))
     if not gpus:
         return [], allowed, (Problem("GH-203", "a GPU is asked for, this node has none (`gpu-hook gpus`)"),)
     if not wishes and not problems:
@@ -190,11 +190,12 @@ def _wishes(
     return wishes, allowed, tuple(problems)
 
 
-def _find(name: str, gpus: tuple[Gpu, ...]) -> int | None:
+def _find(name: str, gpus: tuple[Gpu, ...]) -> tuple[int, ...]:
+    """The GPU of this name; of a GPU that is split by MIG, all its MIG devices, as the NVIDIA runtime takes it. () for none."""
     for i, gpu in enumerate(gpus):
-        if name == gpu.uuid or name == gpu.address:
-            return i
-    return None
+        if name in (gpu.uuid, gpu.address, gpu.old_name):
+            return (i,)
+    return tuple(i for i, gpu in enumerate(gpus) if gpu.parent and name in (gpu.parent, str(gpu.index)))
 
 
 def _unknown(what: str, gpus: tuple[Gpu, ...]) -> str:
@@ -205,10 +206,10 @@ def _unknown(what: str, gpus: tuple[Gpu, ...]) -> str:
 def _share(gpu: Gpu, wish: GpuRequest, request: Request, rules: Rules) -> Share:
     """The share of this GPU that is asked for."""
     if request.exclusive or wish.whole:
-        return Share(gpu.uuid, gpu.memory_mib, whole=True)
+        return Share(gpu.uuid, gpu.memory_mib - rules.reserve(gpu.memory_mib), whole=True)
     memory = memory_of(gpu, wish.memory or ("percent", wish.compute or 0), rules)
     compute = 0
-    if wish.compute is not None and request.terms.policy != "best-effort":
+    if wish.compute is not None:  # best-effort books it too: the policy says only how it is held
         compute = min(100, round_up(wish.compute, rules.compute_step))
     limit = 100 if request.compute_limit is None else max(compute, request.compute_limit)
     if request.terms.policy == "fixed-share" and compute and not rules.competes(request.terms.priority_class):
@@ -237,9 +238,16 @@ def memory_of(gpu: Gpu, asked: tuple[str, int], rules: Rules) -> int:
     be granted, so that two halves fit."""
     kind, memory = asked
     if kind == "percent":
-        memory = max(0, gpu.memory_mib - rules.memory_reserve) * memory // 100
+        memory = max(0, gpu.memory_mib - rules.reserve(gpu.memory_mib)) * memory // 100
         memory -= memory % rules.memory_step  # down, so that shares that fit in percent still fit when rounded to steps
     return round_up(max(memory, rules.memory_min), rules.memory_step)
+
+
+def _agrees(gpu: Gpu, wish: GpuRequest, percent: int, rules: Rules) -> bool:
+    """Whether so many MiB are so many per cent of the GPU, by any rounding, or of what can be granted of it."""
+    asked = wish.memory[1] if wish.memory else 0
+    totals = (gpu.memory_mib, gpu.memory_mib - rules.reserve(gpu.memory_mib))
+    return any(abs(asked * 100 - percent * total) < total for total in totals)
 
 
 def _slot(gpu: Gpu, wish: GpuRequest, alone: bool, grants: tuple[Grant, ...], rules: Rules) -> int:
@@ -279,12 +287,15 @@ def _obstacle(use: Usage, wish: GpuRequest, request: Request, rules: Rules) -> s
         return f"{name} has {containers}, at most {most} may share it"
     if need.whole:
         return ""
+    if request.same_percent is not None and not _agrees(use.gpu, wish, request.same_percent, rules):
+        asked = wish.memory[1] if wish.memory else 0
+        return f"{name} has {use.gpu.memory_mib} MiB, of which {request.same_percent} % {DISAGREES} {asked} MiB"
     if need.memory_mib < use.gpu.context_mib:
         return f"{name} takes {use.gpu.context_mib} MiB {TOO_SMALL}, {need.memory_mib} asked"
     if use.whole:
         return f"{name} has {containers} without limits"
     if need.memory_mib > use.free_mib:
-        most = max(0, use.gpu.memory_mib - rules.memory_reserve)
+        most = max(0, use.gpu.memory_mib - rules.reserve(use.gpu.memory_mib))
         never = f"; it has {most} MiB to grant" if need.memory_mib > most else ""
         return f"{name} has {use.free_mib} of {use.gpu.memory_mib} MiB free, {need.memory_mib} asked{never}"
     if need.compute > use.free_compute:
@@ -315,12 +326,14 @@ def _refusal(
     if any(use.alone for use in uses) or request.exclusive or wishes[0][0].whole:
         advice = "ask for a share, or wait until a container ends (`gpu-hook ps`)"
     head = "no room" if len(wishes) == 1 else f"no room on {len(wishes)} GPUs at once"
+    code = "GH-201"
     if full and all(TOO_SMALL in reason for reason in full):
         head, advice = "too little memory", "ask for more"
-    code = "GH-201"
     if full and all(NO_BOUNDARY in reason for reason in full):
         code, head = "GH-204", "boundary: driver is asked for"
         advice = "drop gpu-hook.io/boundary, or set `boundary: auto`"
+    if full and all(DISAGREES in reason for reason in full):
+        code, head, advice = "GH-103", "T9K_GPU_PERCENT and T9K_GPU_MEMORY disagree", "give one of them"
     text = ""
     for n, reason in enumerate(full):
         left = len(full) - n

@@ -70,14 +70,12 @@ def _of_class(grant: Grant, wish: GrantChange) -> Grant:
 
 
 def _policy(grant: Grant, wish: GrantChange, rules: Rules) -> str:
-    """The new policy. As in a request, compute without a policy means the node's default policy, if none was guaranteed before."""
+    """The new policy. As in a request, compute without a policy means the node's default policy, if none was asked before."""
     guaranteed = any(share.compute for share in grant.shares)
     if wish.policy is not None:
         policy = wish.policy
     else:
         policy = rules.default_policy if wish.compute is not None and not guaranteed else grant.terms.policy
-    if policy == "best-effort" and wish.compute is not None:
-        raise _contradiction("--compute guarantees compute and the policy best-effort none; give --policy too")
     if policy != "best-effort" and wish.compute is None and not guaranteed and wish.policy is not None:
         raise _contradiction(f"the policy {policy} divides compute, and the container has none; give --compute too")
     competes = policy == "fixed-share" and grant.replace(terms=_terms(grant, policy, wish)).competes
@@ -87,9 +85,9 @@ def _policy(grant: Grant, wish: GrantChange, rules: Rules) -> str:
 
 
 def _compute(share: Share, old: Share, before: Grant, after: Grant, wish: GrantChange, rules: Rules) -> Share:
-    if after.terms.policy == "best-effort":
-        return share.replace(compute=0, compute_limit=100)
     compute = old.compute if wish.compute is None else min(100, round_up(wish.compute, rules.compute_step))
+    if after.terms.policy == "best-effort":
+        return share.replace(compute=compute, compute_limit=100)
     if _implies_ceiling(after):
         return share.replace(compute=compute, compute_limit=compute if compute else 100)
     limit = wish.compute_limit

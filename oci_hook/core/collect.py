@@ -273,6 +273,24 @@ def too_large(annotations: dict[str, str], ours: list[str], problems: list[Probl
     return False
 
 
+def suspects(annotations: dict[str, str], container: str, rules: "Rules", asks: bool) -> list[str]:
+    """The keys that may ask for a GPU in words which are not understood; core/near_misses.py judges them. asks: whether
+    something is asked for that is understood; then our own keys without a suffix are no suspects."""
+    found = []
+    for key in annotations:
+        if key.startswith(PREFIX_KEY):
+            suspect = key not in (MARKER, ALLOC) and (not asks or split(key)[1] not in (None, container))
+        else:
+            low = key.lower()
+            suspect = "gpu" in low or "cuda" in low or "nvidia" in low or "hook.io/" in low
+            suspect = suspect and not any(
+                key in dialects.table(name).KEYS for name in dialects.spoken(rules.dialects, [key])
+            )
+        if suspect:
+            found.append(key)
+    return found
+
+
 def is_addressed(annotations: dict[str, str], container: str, problems: list[Problem]) -> bool:
     """Whether keys without a suffix apply to this container."""
     if CONTAINERS not in annotations:
@@ -313,9 +331,12 @@ def nameless(key: str) -> Problem:
 def unknown(key: str, native: "ModuleType") -> Problem:
     if split(key)[0] == "containers":
         return Problem("GH-102", f"{show_key(key)}: containers takes no container name after it")
-    return Problem(
-        "GH-102", f"{show_key(key)} is not a key; the keys are {', '.join(native.KEYS)}, containers, request"
-    )
+    from oci_hook.core.nearest import nearest  # only for what is refused
+
+    keys = (*native.KEYS, "containers", "request")
+    near = nearest(split(key)[0], keys)
+    guess = f"did you mean {PREFIX_KEY}{near}?" if near else f"the keys are {', '.join(keys)}"
+    return Problem("GH-102", f"{show_key(key)} is not a key; {guess}")
 
 
 def show_key(key: str) -> str:

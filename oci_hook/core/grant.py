@@ -7,7 +7,8 @@ from oci_hook.core.value import Value
 class Share(Value):
     """What a grant gives of one GPU.
 
-    memory_mib: the limit in MiB. compute: guaranteed per cent (0: none). compute_limit: the ceiling in per cent.
+    memory_mib: the limit in MiB. compute: booked per cent (0: none), which the policy guarantees, unless it is best-effort.
+    compute_limit: the ceiling in per cent.
     whole: no limits are enforced on this GPU. slot: 1 + the number of the container's slot on the GPU page; 0 where the
     container has the GPU for itself, so that it is not time-shared.
     """

@@ -13,7 +13,8 @@ class Gpu(Value):
     (discovery/contexts.py), 0 only on simulated GPUs. time_scale: a simulated GPU takes so many times as long for
     everything as it reports; 1 for real GPUs.
     A MIG device counts as a GPU. Then parent is the UUID of the GPU that it is part of, instance its number there, and
-    index, minor, pci and numa are the parent's. For a GPU that is no MIG device, parent is "" and instance -1.
+    index, minor, pci and numa are the parent's; gi and ci are the ids of its GPU and compute instance. For a GPU that is no
+    MIG device, parent is "" and these are -1.
     file: the host file that is a simulated GPU, which containers get at layout.SIM_GPUS/<its name>; "" for real GPUs.
     no_limits: why the driver keeps no memory limits per cgroup on it (core/boundary.py); "" where it does.
     """
@@ -32,11 +33,18 @@ class Gpu(Value):
     instance: int = -1
     file: str = ""
     no_limits: str = "the driver was not asked when the GPUs were listed"
+    gi: int = -1
+    ci: int = -1
 
     @property
     def address(self) -> str:
         """The short name: 0, or 0:1 for a MIG device."""
         return f"{self.index}:{self.instance}" if self.parent else str(self.index)
+
+    @property
+    def old_name(self) -> str:
+        """The name of a MIG device before driver 470, which had no UUIDs for them; "" for other GPUs."""
+        return f"MIG-{self.parent}/{self.gi}/{self.ci}" if self.parent and self.gi >= 0 else ""
 
 
 class DriverFile(Value):

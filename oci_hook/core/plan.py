@@ -208,7 +208,7 @@ def _environment(grant: Grant, inventory: Inventory, libdir: str) -> list[Step]:
 
     shares = grant.shares
     values: dict[str, str | None] = dict.fromkeys(ENV_SET)  # what is not set below is removed
-    values["NVIDIA_VISIBLE_DEVICES"] = ",".join(share.uuid for share in shares) or "none"
+    values["NVIDIA_VISIBLE_DEVICES"] = _visible(grant, inventory) or "none"
     values["NVIDIA_DRIVER_CAPABILITIES"] = ",".join(grant.terms.capabilities)
     values["TRITON_LIBCUDA_PATH"] = libdir
     if grant.terms.imex_channels:
@@ -224,6 +224,15 @@ def _environment(grant: Grant, inventory: Inventory, libdir: str) -> list[Step]:
         values["GPU_HOOK_POLICY"] = grant.terms.policy
         values["GPU_HOOK_CLASS"] = grant.terms.priority_class
     return [EnvVar(name, value) for name, value in values.items()]
+
+
+def _visible(grant: Grant, inventory: Inventory) -> str:
+    """The names of the GPUs, in the form that the container asked in."""
+    form = grant.terms.visible
+    if form == "all" and len(grant.shares) == len(inventory.gpus):
+        return form
+    names = (inventory.gpu(s.uuid).address if form == "index" else s.uuid for s in grant.shares)
+    return ",".join(names)
 
 
 def _shim(library: str, inventory: Inventory, libdir: str, cover: tuple[str, ...], prefix: str) -> list[Step]:

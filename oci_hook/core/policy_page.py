@@ -3,7 +3,7 @@ the same layout."""
 
 from struct import Struct
 
-from oci_hook.core.grant import Grant
+from oci_hook.core.grant import Grant, Share
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.terms import CLASS_NUMBERS, POLICY_NUMBERS, Terms
 from oci_hook.core.units import MIB
@@ -29,7 +29,7 @@ def amended(page: bytes, grant: Grant) -> bytes:
     for i, share in enumerate(grant.shares):
         at = _HEAD.size + i * _GPU.size
         _MEMORY.pack_into(new, at + _MEMORY_OFFSET, share.memory_mib * MIB)
-        _COMPUTE.pack_into(new, at + _COMPUTE_OFFSET, share.compute, share.compute_limit)
+        _COMPUTE.pack_into(new, at + _COMPUTE_OFFSET, _compute(grant, share), share.compute_limit)
     return bytes(new)
 
 
@@ -57,14 +57,19 @@ def policy_page(grant: Grant, inventory: Inventory, seq: int = 0) -> bytes:
             share.uuid.encode(),
             share.memory_mib * MIB,
             gpu.memory_mib * MIB,
-            share.compute,
+            _compute(grant, share),
             share.compute_limit,
-            WHOLE if share.whole else 0,
+            WHOLE if share.whole and share.memory_mib >= gpu.memory_mib else 0,  # else the node keeps a part of it
             gpu.minor,
             gpu.context_mib * MIB,
             share.slot,
         )
     return bytes(page)
+
+
+def _compute(grant: Grant, share: Share) -> int:
+    """The guarantee. With best-effort, compute is a booking, which says nothing about how the container runs."""
+    return 0 if grant.terms.policy == "best-effort" else share.compute
 
 
 def _put_terms(page: bytearray, terms: Terms) -> None:

@@ -24,7 +24,8 @@ class Request(Value):
     (NVIDIA_VISIBLE_DEVICES=none). every_gpu: gpus has one entry, which holds for each GPU of the node.
     exclusive: the GPUs are whole and no other container may be on them. placement: None means the node's setting.
     compute_limit: the ceiling of its compute in per cent, or None. narrow_to: the GPUs to which the container's own
-    environment narrows it, or None.
+    environment narrows it, or None. same_percent: the memory, which gpus has in MiB, once more in per cent of a GPU, which
+    must agree with it; None: not said.
     """
 
     gpus: tuple[GpuRequest, ...]
@@ -34,6 +35,7 @@ class Request(Value):
     exclusive: bool = False
     placement: str | None = None
     narrow_to: tuple[str, ...] | None = None
+    same_percent: int | None = None
 
 
 def parse(
@@ -96,6 +98,7 @@ def build(given: validate.Given, narrow_to: tuple[str, ...] | None, rules: "Rule
         validate.exclusive(given, rules),
         placement,
         narrow_to,
+        given.same_percent,
     )
 
 

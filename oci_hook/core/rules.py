@@ -13,21 +13,22 @@ if TYPE_CHECKING:
 class Rules(Value):
     """Integers in MiB and percent points.
 
-    memory_reserve: MiB of each GPU that are never granted. memory_step, memory_min: memory limits are multiples of the
-    first and at least the second. compute_step: guarantees are multiples of it. max_shares_per_gpu: the most containers
-    on one GPU. memory_per_share: one container per so many MiB of a GPU; 0: no such bound. whole_gpus: "exclusive" or
-    "shared", the meaning of a request without memory and compute. dialects: names of the enabled dialect tables.
-    qgpu_memory_unit: "MiB", "GiB", or "none" if the dialect qgpu is off. linger: how long a container still counts as
-    busy after its work, in nanoseconds; 0: the gate adapts it to the container. online_compute: "booking" or "share",
-    what the compute of a container of class online is: booked in the ledger only, or its share as in other classes.
-    boundary: who holds memory limits (core/boundary.py). driver_limit_extra: MiB that the driver's limit is above the
-    grant.
+    profile: the profile that the settings name. memory_reserve: what is never granted of a GPU, in MiB or as
+    ("percent", n) of it. memory_step, memory_min: memory limits are multiples of the first and at least the second.
+    compute_step: guarantees are multiples of it. max_shares_per_gpu: the most containers on one GPU. memory_per_share:
+    one container per so many MiB of a GPU; 0: no such bound. whole_gpus: "exclusive" or "shared", the meaning of a
+    request without memory and compute. dialects: names of the enabled dialect tables. qgpu_memory_unit: "MiB", "GiB",
+    or "none" if the dialect qgpu is off. linger: how long a container still counts as busy after its work, in
+    nanoseconds; 0: the gate adapts it to the container. online_compute: "booking" or "share", what the compute of a
+    container of class online is: booked in the ledger only, or its share as in other classes. near_misses: "auto",
+    "refuse" or "warn", what happens to a container that asks in words which are not understood. boundary: who holds
+    memory limits (core/boundary.py). driver_limit_extra: MiB that the driver's limit is above the grant.
     """
 
     default_policy: str = "burst-share"
     placement: str = "by-class"
     whole_gpus: str = "exclusive"
-    memory_reserve: int = 0
+    memory_reserve: int | tuple[str, int] = 0
     memory_step: int = 1
     memory_min: int = 1
     compute_step: int = 1
@@ -40,6 +41,13 @@ class Rules(Value):
     online_compute: str = "booking"
     boundary: str = AUTO
     driver_limit_extra: int = 0
+    near_misses: str = "auto"
+    profile: str = "none"
+
+    def reserve(self, memory_mib: int) -> int:
+        """The MiB that are never granted of a GPU with so much memory, whoever asks."""
+        said = self.memory_reserve
+        return min(memory_mib, said if isinstance(said, int) else -(-memory_mib * said[1] // 100))
 
     @property
     def online_competes(self) -> bool:

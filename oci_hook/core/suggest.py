@@ -44,14 +44,10 @@ def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], r
         asked = _limited(request, memory=memory)
         found.append(Suggestion("memory", f"ask for at most {memory} MiB of memory", asked))
     computes = [gpu.compute for gpu in request.gpus if gpu.compute is not None]
-    if computes and request.terms.policy != "best-effort":
-        if compute := _most(lambda n: fits(_limited(request, compute=n)), max(computes)):
-            found.append(
-                Suggestion("compute", f"ask for at most {compute} % compute", _limited(request, compute=compute))
-            )
-        best_effort = request.replace(terms=request.terms.replace(policy="best-effort"))
-        if fits(best_effort):
-            found.append(Suggestion("policy", "use policy best-effort, which guarantees no compute", best_effort))
+    if computes and (compute := _most(lambda n: fits(_limited(request, compute=n)), max(computes))):
+        found.append(Suggestion("compute", f"ask for at most {compute} % compute", _limited(request, compute=compute)))
+    if computes and fits(unbooked := _unbooked(request)):
+        found.append(Suggestion("policy", "ask for memory alone, which books no compute (best-effort)", unbooked))
     if not found and computes:
         compute = _most(lambda n: fits(_limited(request, least, n)), max(computes))
         memory = _most(lambda n: fits(_limited(request, n, compute)), _memory(request, inventory), least)
@@ -78,6 +74,16 @@ def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], r
         what = f"wait until {names} ends" if len(gone) == 1 else f"wait until these end: {names}"
         found.append(Suggestion("wait", what, request, tuple(grant.key for grant in gone)))
     return tuple(found)
+
+
+def _unbooked(request: Request) -> Request:
+    """The request without its compute. Memory that followed from it becomes explicit."""
+    gpus = tuple(
+        gpu if gpu.compute is None else gpu.replace(memory=gpu.memory or ("percent", gpu.compute), compute=None)
+        for gpu in request.gpus
+    )
+    terms = request.terms.replace(policy="best-effort")
+    return request.replace(gpus=gpus, terms=terms, compute_limit=None)
 
 
 def _first(request: Request, n: int) -> Request:

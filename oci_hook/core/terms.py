@@ -12,10 +12,12 @@ BOUNDARIES = SHIM, AUTO, DRIVER = ("shim", "auto", "driver")  # the weakest prom
 POLICY_NUMBERS = {name: number for number, name in enumerate(POLICIES)}
 CLASS_NUMBERS = {name: number for number, name in enumerate(CLASSES)}
 BOUNDARY_NUMBERS = {name: number for number, name in enumerate(BOUNDARIES)}
+VISIBLE = ("uuid", "index", "all")
 WORDS = {
     "policy": POLICIES,
     "priority_class": CLASSES,
     "boundary": BOUNDARIES,
+    "visible": VISIBLE,
 }  # of those terms that are one of a few words
 
 
@@ -42,7 +44,8 @@ class Terms(Value):
 
     preempt_tolerance_us: the longest time in microseconds that a lower class may hold the GPU once this container has
     work; None: no limit. capabilities: which of the driver's files it gets. imex_channels: the numbers of the IMEX
-    channels that it may open; only with whole GPUs. boundary: who must hold its memory limit (core/boundary.py).
+    channels that it may open; only with whole GPUs. boundary: who must hold its memory limit (core/boundary.py). visible: how
+    NVIDIA_VISIBLE_DEVICES names its GPUs: "uuid", "index", or "all" where it has every GPU of the node.
     """
 
     policy: str = "burst-share"
@@ -51,6 +54,7 @@ class Terms(Value):
     capabilities: tuple[str, ...] = ("compute", "utility")
     imex_channels: tuple[int, ...] = ()
     boundary: str = AUTO
+    visible: str = "uuid"
 
     def data(self) -> "dict[str, object]":
         """The terms as JSON has them: `class` is the field priority_class, a reserved word in Python."""

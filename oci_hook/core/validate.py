@@ -4,6 +4,7 @@ Each function answers one question and adds what is wrong to `given.problems`; i
 empty. A wish whose value is None could not be parsed: that is among the problems already, and nothing follows from it.
 """
 
+from oci_hook.core import dialects
 from oci_hook.core.boundary import weaker
 from oci_hook.core.value_parsers import ALL, CAPABILITIES, NONE, VOID, WITH_A_SHARE
 from oci_hook.errors import Problem
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 # The wishes that ask for a GPU; the others only say how.
 ASKING = ("memory", "compute", "gpus", "devices", "exclusive", "per_gpu")
+ALL_OF_WHOLE = (
+    "gpu-manager",
+    "qgpu",
+)  # systems in which whole GPUs come with all their memory, whatever memory is named
 INSTEAD = ("memory", "compute", "gpus", "devices")  # the annotation `request` (the wish "per_gpu") has these as well
 
 
@@ -28,9 +33,19 @@ class Given:
     def __init__(self, found: "list[Wish]", problems: list[Problem]) -> None:
         self.problems = problems
         self.wishes: dict[str, Wish] = {}
+        self.same_percent: int | None = None  # the memory once more, in per cent, to be compared once the GPU is known
         for wish in sorted(found, key=lambda wish: not wish.own):
             self.add(wish)
         self.resolve_per_gpu()
+        if (memory := self.beside_whole()) is not None:
+            del self.wishes[memory.name]
+
+    def beside_whole(self) -> "Wish | None":
+        """The memory that a system names beside whole GPUs, where that system gives all of their memory whatever is named."""
+        whole, memory = self.wishes.get("exclusive"), self.wishes.get("memory")
+        if whole is None or memory is None or whole.dialect != memory.dialect or whole.value is not True:
+            return None
+        return memory if whole.dialect in ALL_OF_WHOLE else None
 
     def resolve_per_gpu(self) -> None:
         """The annotation `request` has all of INSTEAD. If one of the two names this container and the other is for the whole
@@ -55,7 +70,19 @@ class Given:
         if other.dialect == wish.dialect and other.own != wish.own:
             return
         if None not in (other.value, wish.value) and other.value != wish.value:
+            if self.same(other, wish) or self.same(wish, other):
+                return
             self.complain(code(other, wish), f"{other} and {wish} disagree about {wish.name}; give one of them")
+
+    def same(self, exact: "Wish", rough: "Wish") -> bool:
+        """Whether these are two words of one system for one thing (a table's SAME). Then the exact one counts."""
+        if exact.dialect != rough.dialect or (exact.key, rough.key) not in dialects.table(exact.dialect).SAME:
+            return False
+        if self.same_percent is not None and rough.value != ("percent", self.same_percent):
+            return False
+        self.wishes[exact.name] = exact
+        self.same_percent = rough.value[1] if isinstance(rough.value, tuple) else None
+        return True
 
     def __contains__(self, name: str) -> bool:
         return name in self.wishes
@@ -215,6 +242,14 @@ def boundary(given: Given, rules: "Rules") -> str:
     return str(said or rules.boundary)
 
 
+def visible(given: Given, rules: "Rules") -> str:
+    """How NVIDIA_VISIBLE_DEVICES names the GPUs: as T9k prints them to who asks in its words."""
+    said = {wish.key for name in ("memory", "gpus") if (wish := given.wishes.get(name)) and wish.dialect == "t9k"}
+    if any(key.removeprefix("env ").startswith(("T9K_GPU_", "tensorstack.dev/nvidia-gpu-percent")) for key in said):
+        return "index"
+    return "all" if "tensorstack.dev/nvidia-gpu-node" in said else "uuid"
+
+
 # The terms of a container that have a check or a default of their own, by their field in core/terms.py.
 TERMS: "dict[str, Callable[[Given, Rules], object]]" = {
     "policy": policy,
@@ -222,4 +257,5 @@ TERMS: "dict[str, Callable[[Given, Rules], object]]" = {
     "capabilities": capabilities,
     "imex_channels": imex_channels,
     "boundary": boundary,
+    "visible": visible,
 }

@@ -53,10 +53,18 @@ def devices(text: str) -> str | tuple[str, ...] | None:
 
 
 def device(item: str) -> str:
-    """A GPU by index or UUID, or a MIG device as GPU:DEVICE or by UUID."""
+    """A GPU by index or UUID, or a MIG device as GPU:DEVICE, by UUID or by its old name."""
     if item.startswith(("GPU-", "MIG-")):
-        if len(item) > MAX_UUID or not UUID_CHARACTERS.issuperset(item):
+        uuid, _, instance = item.partition("/")
+        if (
+            len(uuid) > MAX_UUID
+            or not UUID_CHARACTERS.issuperset(uuid)
+            or (instance and not uuid.startswith("MIG-GPU-"))
+        ):
             raise ValueError("has a GPU UUID that is not well-formed")
+        if instance:  # MIG-GPU-UUID/GI/CI, the name of a MIG device before driver 470
+            gi, _, ci = instance.partition("/")
+            return f"{uuid}/{integer(gi, 0, MAX_INDEX)}/{integer(ci, 0, MAX_INDEX)}"
         return item
     gpu, colon, instance = item.partition(":")
     if colon:

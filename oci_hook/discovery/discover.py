@@ -47,7 +47,7 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
                 "GH-302",
                 f"NVML reports driver {answer['driver_version']}, its file is {files.version}; install one version",
             )
-        instances = {gpu["uuid"]: (gpu.pop("gi", -1), gpu.pop("ci", -1)) for gpu in answer["gpus"]}
+        instances = {gpu["uuid"]: (gpu.get("gi", -1), gpu.get("ci", -1)) for gpu in answer["gpus"]}
         gpus = tuple(
             Gpu(
                 **gpu,

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from oci_hook.engines import toml_text
+from oci_hook.engines import containerd_spec, toml_text
 from oci_hook.engines.edits import (
     NAME,
     Notes,
@@ -57,10 +57,13 @@ class File:
 
 def paths(registration: Registration) -> list[Path]:
     files = load(registration)
-    return [where(files, version_of(files[0], registration), registration)]
+    found = [where(files, version_of(files[0], registration), registration)]
+    return [*found, containerd_spec.path(registration)] if containerd_spec.is_used(registration) else found
 
 
 def target(path: Path, registration: Registration) -> Target:
+    if path == containerd_spec.path(registration):
+        return containerd_spec.target(registration)
     return Target(
         path,
         lambda text, notes: add(text, notes, registration, path),
@@ -168,6 +171,10 @@ def wanted(files: list[File], version: int, registration: Registration) -> dict[
                 table = {k: v for k, v in model.items() if k != "options" and v not in ("", [])}
                 options = dict(model.get("options", {}))
     patterns = annotation_patterns()
+    program: dict[str, Any] = {"BinaryName": registration.program}
+    if containerd_spec.is_used(registration):
+        program = {key: options[key] for key in ("BinaryName",) if options.get(key)}
+        table["base_runtime_spec"] = str(containerd_spec.path(registration))
     for key in ("runtime_engine", "runtime_root", "runtime_path"):
         table.pop(key, None)
     passed = [p for p in table.get("pod_annotations", []) if p not in patterns]
@@ -177,7 +184,7 @@ def wanted(files: list[File], version: int, registration: Registration) -> dict[
         pod_annotations=patterns + passed,
         container_annotations=patterns + own,
         options={
-            "BinaryName": registration.program,
+            **program,
             **{k: v for k, v in options.items() if k not in ("BinaryName", "Runtime") and v != ""},
         },
     )
@@ -252,8 +259,10 @@ def strip(text: str, notes: Notes, registration: Registration, path: Path) -> st
     our fence. Raises SettingsError GH-506."""
     data = toml_text.parse(text, path)
     for plugin in dict.fromkeys(PLUGIN.values()):
-        program = toml_text.get(data, (*plugin, "containerd", "runtimes", NAME, "options", "BinaryName"))
-        if program == registration.program:
+        handler = toml_text.get(data, (*plugin, "containerd", "runtimes", NAME))
+        program = toml_text.get(handler, ("options", "BinaryName"))
+        base = toml_text.get(handler, ("base_runtime_spec",))
+        if program == registration.program or base == str(containerd_spec.path(registration)):
             return strip_plugin(text, data, (*plugin, "containerd"), notes, path)
     return text
 

@@ -35,12 +35,14 @@ Notes = dict[str, Any]
 @dataclass(frozen=True)
 class Registration:
     """What to register. prefix: of the install. default: gpu-hook becomes the engine's default runtime. host_root:
-    where the machine's / is mounted. config: the engine's configuration file, None for the usual one."""
+    where the machine's / is mounted. config: the engine's configuration file, None for the usual one. way: "runtime" or
+    "hook"; "" as the engine is registered already, else as a runtime."""
 
     prefix: str
     default: bool = False
     host_root: str = "/"
     config: str | None = None
+    way: str = ""
 
     @property
     def program(self) -> str:
@@ -332,13 +334,14 @@ def digest(data: bytes | None) -> str | None:
 
 
 def annotation_patterns() -> list[str]:
-    """The annotations of all dialects, which engines must pass on: patterns of Go's path.Match (* matches no slash)."""
+    """The annotations of all dialects and their near misses, which engines must pass on: patterns of Go's path.Match (* matches no
+    slash)."""
     patterns = [PREFIX_KEY + "*"]
     for name in dialects.NAMES:
         for key in dialects.table(name).KEYS:
             domain, slash, _ = key.rpartition("/")
             patterns.append(domain + slash + "*" if slash else key)
-    return list(dict.fromkeys(patterns))
+    return list(dict.fromkeys((*patterns, *dialects.NEAR_PATTERNS)))
 
 
 def fenced(lines: list[str]) -> str:

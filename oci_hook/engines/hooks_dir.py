@@ -55,5 +55,6 @@ def matching() -> str:
     """One regular expression for all annotations that we read: of several, every one would have to match."""
     words = []
     for pattern in annotation_patterns():
-        words.append(re.escape(pattern[:-1]) if pattern.endswith("*") else re.escape(pattern) + "$")
-    return "^(" + "|".join(word.replace(r"\-", "-").replace(r"\/", "/") for word in words) + ")"
+        start, star, _ = pattern.partition("*")
+        words.append(re.escape(start) if star else re.escape(pattern) + "$")
+    return "^(" + "|".join(word.replace(r"\-", "-").replace(r"\/", "/") for word in dict.fromkeys(words)) + ")"

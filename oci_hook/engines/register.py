@@ -51,6 +51,8 @@ def register(
         detect.check_prefix(registration.prefix)
     if registration.config and len(names) != 1:
         raise refuse("GH-506", "--config is the file of one engine; name exactly one by --engine")
+    if registration.way == "hook":
+        check_hooks(names)
     for name in names:
         detect.require(name, registration)
     with lock():
@@ -62,6 +64,23 @@ def register(
             results.append(Result(name, [plan(target, record, name) for target in targets]))
         _finish(results, record, dry_run, restart, remove=False)
     return results
+
+
+NO_HOOKS = {
+    "docker": "docker adds no OCI hooks to containers; register the runtime instead",
+    "podman": "podman gets hooks and the runtime by a plain `gpu-hook install --engine podman`",
+    "crio": "CRI-O gets hooks and the runtime by a plain `gpu-hook install --engine crio`",
+    "runc": "runc has no configuration; `gpu-hook bundle DIR` adds hooks to a bundle",
+}
+
+
+def check_hooks(names: Sequence[str]) -> None:
+    """Raises SettingsError GH-506 for engines that are not registered by `--as hook`."""
+    if not names:
+        raise refuse("GH-506", "--as hook is for one engine; name it: --engine containerd")
+    for name in names:
+        if name in NO_HOOKS:
+            raise refuse("GH-506", NO_HOOKS[name])
 
 
 def unregister(
@@ -175,7 +194,7 @@ def printed(names: Sequence[str], registration: Registration) -> list[tuple[str,
         files = []
         for path in module.paths(empty):
             text = module.target(path, empty).add(None, {})
-            files.append(("/" + str(path.relative_to("/nonexistent")), text))
+            files.append((str(path).removeprefix("/nonexistent"), text))
         files += module.templates(registration) if hasattr(module, "templates") else []
         pages.append((name, module.place(registration), files))
     return pages

@@ -28,9 +28,9 @@ state_dir: {state_dir}
 # instead of the defaults below.
 profile: none
 
-# Who gets idle compute where a container asks for compute and names no policy:
-# burst-share, fixed-share or best-effort.
-default_policy: burst-share
+# Who gets idle compute where a container asks for compute and names no policy: burst-share (bs), fixed-share (fs),
+# best-effort (be), or auto: burst-share, and best-effort with profile qgpu.
+default_policy: auto
 
 # Which GPU when several fit: binpack (the fullest), spread (the emptiest), or by-class: spread for class online,
 # which should meet few others, and binpack for the rest.
@@ -41,7 +41,7 @@ placement: by-class
 whole_gpus: exclusive
 
 # Memory as 4Gi, 512Mi or a number of MiB; compute in per cent.
-memory_reserve: 0         # of each GPU, never granted
+memory_reserve: 0         # of each GPU, never granted; also in per cent: 10%
 memory_step: 1            # shares are multiples of this
 memory_min: 1             # and at least this
 compute_step: 1
@@ -69,6 +69,10 @@ trust_env: false
 # qgpu needs qgpu_memory_unit: MiB or GiB, as your manifests mean qgpu-memory.
 dialects: [t9k, gpu-manager, hami, nvidia-volumes]
 qgpu_memory_unit: none
+
+# A container that seems to ask for a GPU in words that are not understood (gpuhook.io/memory): refuse, warn, or auto:
+# refuse where gpu-hook was chosen by name (--runtime, RuntimeClass), warn where it is an engine's default or a hook.
+near_misses: auto
 
 # The node agent (`gpu-hook agent`, not needed by containers; restart it after a change); docs/guide/agent.md.
 agent.address: 127.0.0.1:9409   # web page and metrics; or none. Another address than loopback needs agent.token_file

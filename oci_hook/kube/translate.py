@@ -205,18 +205,18 @@ def resolve(container: ManifestContainer, pod: Pod, problems: list[Problem], rul
     """Set the container's request and words from its wishes."""
     names = {wish.name: wish for wish in container.wishes}
     whole, memory = names.get("exclusive"), names.get("memory")
-    if whole and memory and whole.dialect == memory.dialect and whole.dialect in ("gpu-manager", "qgpu"):
-        # Both systems give all the memory of whole GPUs, whatever memory the manifest names.
-        container.wishes.remove(memory)
-        pod.notes.append(f"container {container.name}: {memory.key} has no effect beside {whole.key}={whole.text}")
     for wish in container.wishes:
         if wish.key.endswith("/qgpu-core-greedy"):
             share = "offline containers get idle compute in equal parts"
             pod.notes.append(f"container {container.name}: the number in {wish} has no equivalent; {share}")
     given = validate.Given(container.wishes, problems)
+    if whole and memory and "memory" not in given:
+        pod.notes.append(f"container {container.name}: {memory.key} has no effect beside {whole.key}={whole.text}")
     if problems or not validate.asks(given.wishes.values()):
         return
-    container.request = build(given, None, rules)
+    asked = build(given, None, rules)
+    if asked is not None:  # in our words, NVIDIA_VISIBLE_DEVICES has UUIDs
+        container.request = asked.replace(terms=asked.terms.replace(visible="uuid"))
     if not problems:
         container.words = words(given)
 

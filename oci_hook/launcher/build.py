@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ["launcher.c", "flat_yaml.c"]
+SOURCES = [f"{name}.c" for name in ("launcher", "flags", "flat_yaml", "exec_env", "process_json", "blake2b")]
 PACKAGE = HERE.parent
 READ = [PACKAGE / name for name in ("core/dialects/__init__.py", "core/layout.py", "config/settings.py")]
 PROGRAMS = {
@@ -41,7 +41,15 @@ def shared() -> list[str]:
         sys.path.insert(0, str(PACKAGE.parent))
     from oci_hook.config.settings import Settings
     from oci_hook.core import dialects
+    from oci_hook.core.layout import PAGES_DIR
 
     defaults = Settings("/")
-    words = ", ".join(f'"{word}"' for word in dialects.triggers())
-    return [f"-DASKS={words}", f'-DRUNTIME="{defaults.runtime}"', f'-DPYTHON="{defaults.python}"']
+    words = {"ASKS": dialects.triggers(), "NEAR_KEYS": dialects.NEAR_KEYS, "NEAR_MOUNTS": dialects.NEAR_MOUNTS}
+    lists = [f"-D{name}=" + ", ".join(f'"{word}"' for word in found) for name, found in words.items()]
+    paths = {
+        "RUNTIME": defaults.runtime,
+        "PYTHON": defaults.python,
+        "STATE_DIR": defaults.state_dir,
+        "PAGES_DIR": PAGES_DIR,
+    }
+    return [*lists, *(f'-D{name}="{path}"' for name, path in paths.items())]

@@ -5,14 +5,9 @@
 #ifndef FLAT_YAML_H
 #define FLAT_YAML_H
 
-#include <stddef.h>
+#include "text.h"
 
 #define FLAT_YAML_MAX (64 << 10) /* bytes of a file; flat_yaml.py's MAX_SIZE */
-
-struct text {
-    const char *at;
-    size_t size;
-};
 
 struct setting {
     struct text key, value; /* the value without its quotes; a list with its brackets */

@@ -1,7 +1,8 @@
 /* The program that container engines call: gpu-hook-runtime, and (with -DHOOK) oci-gpu-hook.
  *
  * It decides in less than a millisecond whether Python is needed at all. Every call but `create`, `run` and `restore`, and
- * every container that asks for nothing, goes to the real runtime with its arguments untouched. What the launcher does not
+ * every container that asks for nothing, goes to the real runtime with its arguments untouched; an `exec` in a container
+ * with a grant gets the grant's environment on the way (exec_env.h). What the launcher does not
  * understand it hands over to Python, which either understands it or refuses with a code; nothing is guessed.
  *
  * The install's prefix comes from /proc/self/exe (PREFIX/bin/NAME), never from argv[0] or the environment.
@@ -19,10 +20,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "exec_env.h"
+#include "flags.h"
 #include "flat_yaml.h"
 
-#if !defined(ASKS) || !defined(RUNTIME) || !defined(PYTHON)
-#error "build.py defines ASKS, RUNTIME and PYTHON from the Python code"
+#if !defined(ASKS) || !defined(NEAR_KEYS) || !defined(NEAR_MOUNTS)
+#error "build.py defines ASKS, NEAR_KEYS and NEAR_MOUNTS from the Python code"
+#endif
+#if !defined(RUNTIME) || !defined(PYTHON) || !defined(STATE_DIR)
+#error "build.py defines RUNTIME, PYTHON and STATE_DIR from the Python code"
 #endif
 
 #ifdef HOOK
@@ -41,6 +47,7 @@ static struct {
     char prefix[PATH_MAX];
     char runtime[MAX_PATH]; /* the real runtime */
     char python[MAX_PATH];
+    char state_dir[MAX_PATH];
     bool standalone;
     bool understood; /* settings.yaml is within the subset of flat_yaml.h, and its mode, runtime and python are valid */
     bool runtime_known; /* `runtime` is what settings.yaml says, whatever is wrong in its other lines */
@@ -145,6 +152,10 @@ static void read_settings_text(struct text rest) {
             runtime_good = !runtimes++ && !s.list && set_path(g.runtime, s.value);
         } else if (is(s.key, "python")) {
             good &= !pythons++ && !s.list && set_path(g.python, s.value);
+        } else if (is(s.key, "state_dir")) {
+            if (s.list ||
+                !set_path(g.state_dir, s.value)) /* Python refuses the next start; `exec` goes on without it */
+                g.state_dir[0] = 0;
         } else if (is(s.key, "mode")) {
             g.standalone = is(s.value, "standalone");
             good &= !modes++ && (g.standalone || is(s.value, "on-top") || is(s.value, "below"));
@@ -160,6 +171,7 @@ static void read_settings(void) {
     struct stat st;
     strcpy(g.runtime, RUNTIME);
     strcpy(g.python, PYTHON);
+    strcpy(g.state_dir, STATE_DIR);
     g.standalone = true;
     snprintf(path, sizeof path, "%s/" SETTINGS, g.prefix);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -244,13 +256,6 @@ __attribute__((noreturn)) static void exec_python(int argc, char **argv) {
 #ifndef HOOK
 /* ---- the command line ------------------------------------------------------------------------------------------ */
 
-enum flag { UNKNOWN, SWITCH, VALUE, STOP };
-
-struct known {
-    const char *name;
-    enum flag kind;
-};
-
 /* The flags of runc, crun and youki together. STOP: the runtime prints something and ends, whatever follows. */
 static const struct known before_command[] = {
     {"root", VALUE},
@@ -298,26 +303,6 @@ static const struct known of_create[] = {
     {0},
 };
 
-/* Reads argv[*i] as a flag: returns its kind, sets *name to its row's name and *value to its value (NULL for a switch), and
- * moves *i to the last word that belongs to it. */
-static enum flag read_flag(const struct known *table, char **argv, int *i, const char **name, const char **value) {
-    const char *word = argv[*i] + 1;
-    if (*word == '-')
-        word++;
-    size_t length = strcspn(word, "=");
-    for (; table->name; table++) {
-        if (strlen(table->name) != length || memcmp(table->name, word, length))
-            continue;
-        *name = table->name;
-        *value = word[length] ? word + length + 1 : NULL;
-        if (table->kind == VALUE && !*value && !(*value = argv[++*i]))
-            return UNKNOWN;
-        /* a switch with a value, as "--debug=false", is left to Python */
-        return table->kind != VALUE && *value ? UNKNOWN : table->kind;
-    }
-    return UNKNOWN;
-}
-
 /* Looks for --log and --log-format in all words, for a command line in which an earlier word is not understood. */
 static void find_log(char **argv) {
     const char *name, *value;
@@ -334,12 +319,14 @@ static void find_log(char **argv) {
 }
 
 struct call {
-    enum { PASS, CREATE, DOUBT } what;
+    enum { PASS, EXEC, CREATE, DOUBT } what;
     const char *bundle;
+    const char *root; /* of --root; "": none */
+    int command;      /* the command's place in argv */
 };
 
 static struct call read_call(char **argv) {
-    struct call call = {PASS, "."};
+    struct call call = {PASS, ".", "", 0};
     const char *name, *value;
     int i = 1;
     for (; argv[i] && argv[i][0] == '-'; i++) {
@@ -355,7 +342,12 @@ static struct call read_call(char **argv) {
             g.log = value;
         else if (!strcmp(name, "log-format"))
             g.log_json = !strcmp(value, "json");
+        else if (!strcmp(name, "root"))
+            call.root = value;
     }
+    call.command = i;
+    if (argv[i] && !strcmp(argv[i], "exec"))
+        call.what = EXEC;
     if (!argv[i] || (strcmp(argv[i], "create") && strcmp(argv[i], "run") && strcmp(argv[i], "restore")))
         return call;
     call.what = CREATE;
@@ -394,6 +386,73 @@ static bool any_of(struct text t, const char *const *needles) {
         if (find(t, *needles))
             return true;
     return false;
+}
+
+/* Parts of annotation keys that may ask in words which nobody understands (core/near_misses.py), and of the paths of mounts. */
+static const char *const near_keys[] = {NEAR_KEYS, 0};
+static const char *const near_mounts[] = {NEAR_MOUNTS, 0};
+
+/* Whether a key of some object has this part. Programs' own environment, arguments and paths are values, so what they say of
+ * GPUs costs nobody a start of Python. */
+static bool in_key(struct text t, const char *part) {
+    const char *end = t.at + t.size, *p = t.at;
+    while ((p = memmem(p, (size_t)(end - p), part, strlen(part)))) {
+        while (p < end && *p != '"') /* to the end of this string */
+            p += *p == '\\' ? 2 : 1;
+        for (p++; p < end && (*p == ' ' || *p == '\t' || *p == '\r' || *p == '\n'); p++)
+            ;
+        if (p >= end)
+            return false;
+        if (*p == ':')
+            return true;
+    }
+    return false;
+}
+
+static bool any_in_key(struct text t, const char *const *parts) {
+    for (; *parts; parts++)
+        if (in_key(t, *parts))
+            return true;
+    return false;
+}
+
+/* The folder in which docker keeps the container with this id, with its last slash, as the source of the file that docker mounts
+ * at /etc/hostname names it; 0 characters if this spec is not docker's. */
+static struct text docker_folder(struct text t, const char *id) {
+    static const char name[] = "/hostname\"";
+    const char *end = t.at + t.size, *p = t.at;
+    size_t length = strlen(id);
+    while (length && (p = memmem(p, (size_t)(end - p), name, sizeof name - 1))) {
+        const char *start = p;
+        while (start > t.at && start[-1] != '"')
+            start--;
+        if ((size_t)(p - start) > length && start[0] == '/' && !memcmp(p - length, id, length))
+            return (struct text){start, (size_t)(p - start) + 1};
+        p++;
+    }
+    return (struct text){t.at, 0};
+}
+
+/* Whether docker has a label of ours for this container. docker hands no label to the runtime, and keeps them in its own
+ * config.v2.json (oci/unclear.py reads them). */
+static bool labelled(struct text t, const char *bundle) {
+    static const char docker[] = "/moby/", config[] = "config.v2.json";
+    static char path[PATH_MAX], text[1 << 16];
+    const char *id = strstr(bundle, docker);
+    if (!id)
+        return false;
+    struct text folder = docker_folder(t, id + sizeof docker - 1);
+    if (!folder.size || folder.size + sizeof config > sizeof path)
+        return false;
+    memcpy(path, folder.at, folder.size);
+    memcpy(path + folder.size, config, sizeof config);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return false;
+    ssize_t n = read(fd, text, sizeof text);
+    close(fd);
+    const struct text labels = {text, n > 0 ? (size_t)n : 0};
+    return in_key(labels, "gpu-hook") || in_key(labels, "gpuhook");
 }
 
 /* Whether a mount in /run/gpu-hook may ask for a share, in whatever spelling of that path: "/run//gpu-hook",
@@ -468,7 +527,8 @@ static bool wanted(const char *bundle) {
     if (n < 0 || have > (size_t)st.st_size)
         return true; /* unreadable, or it grows while we read */
     struct text t = {buffer, have};
-    bool asked = any_of(t, asks) || asks_by_mount(t) || odd_escape(t);
+    bool asked = any_of(t, asks) || asks_by_mount(t) || odd_escape(t) || any_in_key(t, near_keys) ||
+                 any_of(t, near_mounts) || labelled(t, bundle);
     bool sandbox = says_sandbox(t, "\"io.kubernetes.cri.container-type\"") ||
                    says_sandbox(t, "\"io.kubernetes.cri-o.ContainerType\"");
     if (g.standalone)
@@ -492,6 +552,8 @@ int main(int argc, char **argv) {
     read_settings();
     /* A container can be stopped and removed whatever is wrong in settings.yaml, as long as its `runtime` is known. None
      * is started then: Python says what is wrong. */
+    if (call.what == EXEC && g.runtime_known)
+        exec_runtime(with_grant_environment(argc, argv, call.command, call.root, g.runtime, g.state_dir));
     if (call.what == PASS ? g.runtime_known : call.what == CREATE && g.understood && !wanted(call.bundle))
         exec_runtime(argv);
     exec_python(argc, argv);

@@ -195,18 +195,36 @@ def find(grants: tuple[Grant, ...], name: str) -> Grant:
     Raises ApplyError GH-410 for none, and for more than one.
     """
 
+    found = going_by(grants, name)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise refuse(
+            "GH-410",
+            too_short(grants, name)
+            or f"no living container goes by {name[:100]}; `gpu-hook ps` lists those with a share",
+        )
+    ids = ", ".join("/".join(filter(None, (g.who.pod[:40], g.who.container[:40], g.who.id[:12]))) for g in found[:3])
+    raise refuse("GH-410", f"{len(found)} containers go by {name[:60]} ({ids}); name one by its id")
+
+
+def going_by(grants: tuple[Grant, ...], name: str) -> list[Grant]:
+    """The grants of the containers that `find` takes a name for."""
+
     def paths(who: Identity) -> tuple[str, ...]:
         return f"{who.namespace}/{who.pod}/{who.container}", f"{who.pod}/{who.container}", who.container, who.pod
 
     found = [g for g in grants if name in (g.who.id, g.key)] or [g for g in grants if name and name in paths(g.who)]
     if not found and len(name) >= MIN_PREFIX:
         found = [g for g in grants if g.who.id.startswith(name)]
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise refuse("GH-410", f"no living container goes by {name[:100]}; `gpu-hook ps` lists those with a share")
-    ids = ", ".join("/".join(filter(None, (g.who.pod[:40], g.who.container[:40], g.who.id[:12]))) for g in found[:3])
-    raise refuse("GH-410", f"{len(found)} containers go by {name[:60]} ({ids}); name one by its id")
+    return found
+
+
+def too_short(grants: tuple[Grant, ...], name: str) -> str:
+    """What to say of a name that no container goes by, and that is too short a beginning of an id; else ""."""
+    if not 0 < len(name) < MIN_PREFIX or not any(grant.who.id.startswith(name) for grant in grants):
+        return ""
+    return f"{name} begins a container's id, but has fewer than six characters: give six or more, or a name"
 
 
 def _alive(grant: Grant) -> str:

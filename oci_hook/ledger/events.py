@@ -58,6 +58,12 @@ def refused(
     record(state_dir, "refused", id=id[:256], name=name[:256], codes=[p.code for p in problems], messages=lines, **more)
 
 
+def unclear(state_dir: str, id: str, problems: "Sequence[Problem]") -> None:
+    """A container starts that seems to ask for a GPU in words that are not understood."""
+    lines = [str(p) for p in problems[:5]]
+    record(state_dir, "unclear", id=id[:256], codes=[p.code for p in problems], messages=lines)
+
+
 def granted(state_dir: str, grant: "Grant", seconds: float) -> None:
     """A container got its share. seconds: how long gpu-hook took, without the start of Python."""
     shares = [[s.uuid, s.memory_mib, s.compute] for s in grant.shares]

@@ -3,6 +3,7 @@ destinations say what is asked for."""
 
 import os
 
+from oci_hook.core import collect
 from oci_hook.core.layout import PRIVATE, REQUEST_DIR, VISIBLE_DIR
 from oci_hook.core.request import parse
 from oci_hook.oci import annotations as oci_annotations
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from oci_hook.core.rules import Rules
     from oci_hook.oci.spec_types import Mount, Spec
 
+HOSTNAME = "/etc/hostname"  # docker mounts its own file there, which lies beside the container's config.v2.json
+
 
 def request(spec: "Spec", annotations: dict[str, str], rules: "Rules") -> "Request | None":
     """What the container asks for, None for nothing, as a pod's sandbox does. Raises RequestError.
@@ -25,6 +28,22 @@ def request(spec: "Spec", annotations: dict[str, str], rules: "Rules") -> "Reque
         return None
     name = oci_annotations.container_name(annotations)
     return parse(annotations, environment(spec), name, rules, mounts(spec), decode)
+
+
+def unclear(spec: "Spec", annotations: dict[str, str], rules: "Rules", asks: bool) -> bool:
+    """Whether oci/unclear.py, which few containers load, must look at what this one asks for. asks: whether it asks for a
+    GPU in words that are understood."""
+    if oci_annotations.is_sandbox(annotations):
+        return False
+    if collect.suspects(annotations, oci_annotations.container_name(annotations), rules, asks):
+        return True
+    for mount in spec.get("mounts") or ():
+        source, destination = mount.get("source") or "", mount.get("destination") or ""
+        if source == "/dev/null" and "gpu" in destination.lower() and not inside(plain(destination), REQUEST_DIR):
+            return True
+        if not asks and destination == HOSTNAME and "/containers/" in source:
+            return True  # docker's: its labels are beside that file
+    return not asks and any(name.startswith(("GPU_HOOK_", "T9K_GPU_")) for name in environment(spec))
 
 
 def mounts(spec: "Spec") -> list[tuple[str, str]]:

@@ -37,15 +37,20 @@ LIBRARIES = "cudadebugger nvidia-gpucomp nvidia-ptxjitcompiler nvidia-allocator 
 BINARIES = "nvidia-smi nvidia-debugdump nvidia-persistenced nvidia-cuda-mps-control nvidia-cuda-mps-server"
 RATIO_BUDGET = 1.7
 OTHER_BUDGET = 1.0  # ms
+EXEC_BUDGET = 5.0  # ms
 
 
 def run(short: bool) -> dict[str, dict[str, object]]:
     rounds = 40 if short else 200
     folder = Path(tempfile.mkdtemp(prefix="gpu-hook-bench-"))
     state = Path(tempfile.mkdtemp(prefix="gpu-hook-bench-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    place = None
     try:
-        return _figures(_measure(_Place(folder, state), rounds))
+        place = _Place(folder, state)
+        return _figures(_measure(place, rounds))
     finally:
+        if place is not None:
+            place.stop()
         slot_files.drop(str(state))
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(state, ignore_errors=True)
@@ -65,6 +70,21 @@ class _Place:
         self.spec["process"].update(terminal=False, args=["/bin/true"])
         self.spec["root"]["path"] = str(folder / "rootfs")
         self.numbers = itertools.count()
+        self.running = {asks: self.start(asks) for asks in (True, False)}
+        process = {"args": ["/bin/true"], "env": ["PATH=/bin"], "cwd": "/", "user": {"uid": 0, "gid": 0}}
+        (folder / "process.json").write_text(json.dumps(process))
+
+    def start(self, asks: bool) -> str:
+        """The id of a container that runs until stop()."""
+        folder, id = self.bundle(asks, ["sleep", "100000"])
+        with open(self.folder / "log", "w") as log:
+            command = (self.wrapper, "--root", str(self.root), "run", "--detach", "--bundle", folder, id)
+            subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return id
+
+    def stop(self) -> None:
+        for id in self.running.values():
+            subprocess.run([self.runtime, "--root", str(self.root), "delete", "--force", id], check=False)
 
     def inventory(self, settings: Settings, driver: Path, state: Path) -> None:
         (driver / "lib").mkdir(parents=True)
@@ -91,12 +111,13 @@ class _Place:
         )
         save_inventory(compiled, found)
 
-    def bundle(self, asks: bool) -> tuple[str, str]:
+    def bundle(self, asks: bool, args: Sequence[str] = ("/bin/true",)) -> tuple[str, str]:
         id = f"gh-bench-{os.getpid()}-{next(self.numbers)}"
         folder = self.folder / id
         folder.mkdir()
         annotations = {"gpu-hook.io/memory": "16", "gpu-hook.io/compute": "1"} if asks else {}
-        (folder / "config.json").write_text(json.dumps({**self.spec, "annotations": annotations}))
+        spec = {**self.spec, "annotations": annotations, "process": {**self.spec["process"], "args": list(args)}}
+        (folder / "config.json").write_text(json.dumps(spec))
         return str(folder), id
 
     def create(self, program: str, asks: bool) -> float:
@@ -107,6 +128,11 @@ class _Place:
         finally:
             subprocess.run([self.runtime, "--root", str(self.root), "delete", "--force", id], check=False)
             shutil.rmtree(bundle)
+
+    def exec(self, program: str, granted: bool) -> float:
+        """As engines call it."""
+        file = str(self.folder / "process.json")
+        return _time((program, "--root", str(self.root), "exec", "--process", file, self.running[granted]))
 
     def list(self, program: str) -> float:
         return _time((program, "--root", str(self.root), "list"))
@@ -132,6 +158,10 @@ def _measure(place: _Place, rounds: int) -> dict[str, list[float]]:
         ("create", lambda: place.create(place.runtime, False)),
         ("create_with_share", lambda: place.create(place.wrapper, True)),
         ("create_unasked", lambda: place.create(place.wrapper, False)),
+        ("exec", lambda: place.exec(place.runtime, False)),
+        ("exec_unasked", lambda: place.exec(place.wrapper, False)),
+        ("exec_granted_plain", lambda: place.exec(place.runtime, True)),
+        ("exec_granted", lambda: place.exec(place.wrapper, True)),
         ("list", lambda: place.list(place.runtime)),
         ("list_through", lambda: place.list(place.wrapper)),
     ]
@@ -155,6 +185,7 @@ def _figures(times: dict[str, list[float]]) -> dict[str, dict[str, object]]:
     python = statistics.median(times["python"])
     create, unasked = added("create_with_share", "create"), added("create_unasked", "create")
     other = added("list_through", "list")
+    granted, not_granted = added("exec_granted", "exec_granted_plain"), added("exec_unasked", "exec")
     return {
         "create_added_ratio": figure(statistics.median(create) / python, "x python", RATIO_BUDGET),
         "create_added_ratio_p90": figure(p90(create) / p90(times["python"]), "x python"),
@@ -163,6 +194,10 @@ def _figures(times: dict[str, list[float]]) -> dict[str, dict[str, object]]:
         "other_call_added_ms": figure(statistics.median(other), "ms", OTHER_BUDGET),
         "other_call_added_ms_p90": figure(p90(other), "ms"),
         "create_unasked_added_ms": figure(statistics.median(unasked), "ms", OTHER_BUDGET),
+        "exec_granted_added_ms": figure(statistics.median(granted), "ms", EXEC_BUDGET),
+        "exec_granted_added_ms_p90": figure(p90(granted), "ms"),
+        "exec_unasked_added_ms": figure(statistics.median(not_granted), "ms", OTHER_BUDGET),
+        "runc_exec_ms": figure(statistics.median(times["exec"]), "ms"),
         "runc_create_ms": figure(statistics.median(times["create"]), "ms"),
         "runc_create_ms_p90": figure(p90(times["create"]), "ms"),
         "runc_list_ms": figure(statistics.median(times["list"]), "ms"),

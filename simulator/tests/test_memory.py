@@ -1,5 +1,6 @@
 """The simulated GPU's memory: one sum over all processes, and released when a process ends in any way."""
 
+import shlex
 import signal
 import sys
 import time
@@ -52,7 +53,9 @@ def test_file_that_is_no_gpu_is_not_used(sim: Sim) -> None:
 @pytest.mark.parametrize(("option", "seen"), [("dev", "2 devices"), ("nodev", "1 device")])
 def test_gpu_whose_node_may_not_be_opened_is_not_there(sim: Sim, option: str, seen: str) -> None:
     """Opening the node fails with ENXIO, since there is no driver behind it; that does not count as a refusal."""
-    script = f"mount -t tmpfs -o {option} none /dev && mknod /dev/nvidia0 c 195 0 && exec {sim.probe} info"
+    script = (
+        f"mount -t tmpfs -o {option} none /dev && mknod /dev/nvidia0 c 195 0 && exec {shlex.quote(str(sim.probe))} info"
+    )
     r = sim.run("unshare", "--mount", "sh", "-c", script)
     assert r.stdout.splitlines()[0] == seen, r.stdout + r.stderr
 

@@ -396,7 +396,7 @@ def test_beyond_loopback_only_with_a_token(stage: Stage, tmp_path: Path) -> None
     try:
         said = wait_for(lambda: agent.log.read_text().partition("http://0.0.0.0:")[2])
         agent.port = int(said.partition("/")[0])
-        for path in ("/", "/metrics", "/api/node", "/api/history"):
+        for path in ("/", "/metrics", "/api/node", "/api/history", "/api/events", "/api/processes"):
             with pytest.raises(urllib.error.HTTPError) as error:
                 agent.get(path)
             assert error.value.code == 401

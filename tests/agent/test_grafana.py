@@ -75,6 +75,9 @@ def test_the_panels_are_what_grafana_knows() -> None:
             assert panel["options"]["reduceOptions"]["calcs"] == ["lastNotNull"]
         assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) > 0
         assert all(target["datasource"] == SOURCE for target in panel["targets"])
+    texts = [panel["description"] for panel in panels]
+    assert len(set(texts)) == len(texts) and all(40 <= len(text) <= 200 and text.endswith(".") for text in texts)
+    assert all((GRAFANA.parents[1] / file).exists() for file in re.findall(r"docs/[\w/]+\.md", " ".join(texts)))
     assert len(set(cells)) == len(cells) == 24 * (max(y for _, y in cells) + 1)  # no overlap and no hole
 
 

@@ -21,7 +21,8 @@ class Loop:
     def __init__(self, token: str = "", speed: float = 1) -> None:
         self.selector = selectors.DefaultSelector()
         pages = {"/": lambda: ("text/plain", b"hello"), "/big": lambda: ("text/plain", BIG), "/bad": self.bad}
-        self.server = Server(self.selector, "127.0.0.1", 0, token, pages)
+        self.healthy = True
+        self.server = Server(self.selector, "127.0.0.1", 0, token, pages, lambda: self.healthy)
         self.speed = speed
         self.stop = False
         self.thread = threading.Thread(target=self.run)
@@ -208,5 +209,24 @@ def test_a_token_is_asked_for_each_page() -> None:
         browser = base64.b64encode(b"anybody:secret-secret-secret").decode()
         assert status(loop.get("/", f"Authorization: Basic {browser}")) == 200
         assert status(loop.get("/", "Authorization: Bearer secret-secret-secret", host="node7.example")) == 200
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize("token", ["", "secret-secret-secret"])
+def test_health_is_for_every_probe(token: str) -> None:
+    """A kubelet asks by the node's address and has no token. The answer says one bit; nothing else is open."""
+    loop = Loop(token=token)
+    try:
+        for host in ("localhost", "10.0.0.7:9409", "evil.example", ""):
+            answer = loop.get("/healthz?x", host=host)
+            assert status(answer) == 200 and answer.endswith(b"\r\n\r\nok\n")
+        loop.healthy = False
+        answer = loop.get("/healthz", host="10.0.0.7")
+        assert status(answer) == 503 and answer.endswith(b"\r\n\r\ndegraded\n")
+        assert loop.ask(b"HEAD /healthz HTTP/1.1\r\n\r\n").endswith(b"\r\n\r\n")
+        assert status(loop.ask(b"POST /healthz HTTP/1.1\r\n\r\n")) == 405
+        for path in ("/healthz/", "//healthz", "/healthz/../", "/HEALTHZ", "/healthz%00"):
+            assert status(loop.get(path, host="evil.example")) in (401, 403)
     finally:
         loop.close()

@@ -1,6 +1,7 @@
 """Device programs of a live process's version 2 cgroup: read back, extended, replaced, and obeyed by the kernel."""
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -251,7 +252,7 @@ def test_no_hierarchy(group):
         "directory = to_cgroup_v2.open_devices", "from oci_hook.linux import cgroup; print(cgroup.open_v2"
     )
     code = code[: code.index("\ntry")] + ")"
-    setup = f"umount -R /sys/fs/cgroup; {sys.executable} -c '{code}'"
+    setup = f"umount -R /sys/fs/cgroup; {shlex.quote(sys.executable)} -c '{code}'"
     command = ["unshare", "-m", "--propagation", "private", "sh", "-ec", setup]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.stdout == "None\n", done

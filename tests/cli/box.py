@@ -92,6 +92,15 @@ class Install:
         assert result.exit_code == status, result.output
         return result.output.replace(str(self.prefix), "PREFIX")
 
+    def run_last(self, command: str, *args: str) -> Result:
+        """`run` for a command that passes the last words on: --prefix comes first."""
+        return CliRunner().invoke(cli, [command, "--prefix", str(self.prefix), *args], catch_exceptions=False)
+
+    def text_last(self, command: str, *args: str, status: int = 0) -> str:
+        result = self.run_last(command, *args)
+        assert result.exit_code == status, result.output
+        return result.output
+
     def data(self, *args: str, status: int = 0) -> Any:
         """The --json document: all of standard output."""
         result = self.run(*args, "--json")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -63,7 +64,9 @@ class Node:
         folder = self.prefix.parent / "bin"
         folder.mkdir(exist_ok=True)
         program = folder / "gpu-hook"
-        program.write_text(f'#!/bin/sh\nPYTHONPATH={REPO} exec {sys.executable} -m oci_hook "$@"\n')
+        program.write_text(
+            f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(REPO))} exec {shlex.quote(sys.executable)} -m oci_hook "$@"\n'
+        )
         program.chmod(0o755)
         command = finding["fix"]
         if "install" in command:

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from oci_hook.cli import events as command
 from oci_hook.core.grant import Share
 from oci_hook.ledger import events
+from oci_hook.observe import event_text
 from tests.cli.box import Install
 
 
@@ -22,7 +22,7 @@ def test_each_kind_has_its_line(install: Install) -> None:
     lines = install.text("events").splitlines()
     assert lines[0].endswith("  granted          ml/p/c  GPU-0: 4Gi, compute 30% (took 12.5 ms)")
     assert lines[1].endswith("ml/p/c  GPU-0: memory 4096 MiB -> 2048 MiB")
-    assert lines[2].endswith("  one  detail 7")
+    assert lines[2].endswith("  ml/p/c  detail 7")  # the name that another event says
 
 
 def test_of_one_container(install: Install) -> None:
@@ -30,8 +30,15 @@ def test_of_one_container(install: Install) -> None:
         events.record(str(install.state), "ended", id=id, name=name)
     for words, count in ((("-c", "abcd"), 2), (("-c", "abcdef"), 1), (("-c", "db"), 1), (("-c", "ns/pod/web"), 1)):
         assert len(install.text("events", *words).splitlines()) == count
-    nothing = install.run("events", "-c", "nobody")
-    assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (0, "", "no event is about nobody\n")
+    nothing = install.run("events", "-c", "no\x1bbody")
+    message = "no event is about no?body; `gpu-hook events` lists all"
+    assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (1, "", f"GH-410: {message}\n")
+    assert install.data("events", "-c", "nobody", status=1)["errors"][0]["code"] == "GH-410"
+
+
+def test_a_node_without_events_is_no_error(install: Install) -> None:
+    nothing = install.run("events")
+    assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (0, "", "no events yet\n")
 
 
 @pytest.mark.parametrize("field", ["id", "name", "kind", "evidence"])
@@ -52,4 +59,4 @@ def test_a_damaged_line_is_left_out(install: Install) -> None:
 def test_an_event_that_was_cut_short(install: Install) -> None:
     events.record(str(install.state), "granted", id="long", text="x" * 5000)
     assert "driver files only" in install.text("events") and json.loads(install.text("events", "--json"))["cut"]
-    assert command.changed({"event": "changed", "at": 1, "cut": True}) == "cut True"
+    assert event_text.changed({"event": "changed", "at": 1, "cut": True}) == "cut True"

@@ -34,7 +34,7 @@ plan
   allow c 195:0 rw
   allow c 195:255 rw
   bind PREFIX/state/sim/gpus/0 -> /dev/nvidia-sim/0 (rw,nosuid,nodev,noexec)
-  env NVIDIA_VISIBLE_DEVICES=GPU-0
+  env NVIDIA_VISIBLE_DEVICES={visible}
 """
 LAST = """\
   bind PREFIX/lib/shim/libcuda.so.1 -> /usr/lib64/libcuda.so.1 (ro,nosuid,nodev)
@@ -71,7 +71,7 @@ def test_t9k_share_of_a_named_gpu(install: Install) -> None:
         "  capabilities compute, utility\n"
         "GPUs (simulated)\n"
         "  0  GPU-0  chosen (asked for by name): 6Gi of 24Gi\n"
-        "  1  GPU-1  not asked for\n" + SHIM_ALONE + PLAN + LAST
+        "  1  GPU-1  not asked for\n" + SHIM_ALONE + PLAN.format(visible="0") + LAST
     )
     assert "  env T9K_GPU_MEMORY=6144\n" in answer
 
@@ -95,7 +95,10 @@ def test_compute_and_its_ceiling(install: Install) -> None:
         "  capabilities compute, utility\n"
         "GPUs (simulated)\n"
         "  0  GPU-0  chosen (binpack): 1Gi of 24Gi, compute 30% and up to 60%\n"
-        "  1  GPU-1  GPU 1 GPU-1 has 10 of 100 % compute free, 30 asked\n" + SHIM_ALONE + PLAN + LAST
+        "  1  GPU-1  GPU 1 GPU-1 has 10 of 100 % compute free, 30 asked\n"
+        + SHIM_ALONE
+        + PLAN.format(visible="GPU-0")
+        + LAST
     )
 
 
@@ -131,16 +134,39 @@ def test_whole_gpus_and_driver_files_alone(install: Install) -> None:
 
 def test_nothing_asked(install: Install) -> None:
     assert install.text("explain") == "container (the engine gives no name)\nrequests nothing\n"
-    assert install.text(*asking("gpu-hook.io/class=online"), "--env", "NVIDIA_VISIBLE_DEVICES=all") == (
-        "container (the engine gives no name)\nrequests nothing\n"
-    )
+    from_image = install.run("explain", "--env", "NVIDIA_VISIBLE_DEVICES=all")
+    assert from_image.stdout == "container (the engine gives no name)\nrequests nothing\n"
+    assert "env NVIDIA_VISIBLE_DEVICES='all' asks for nothing, since an image can set it" in from_image.stderr
     forgotten = install.run(*asking("memory=4Gi"))
     assert forgotten.stdout.endswith("requests nothing\n")
     assert (
-        forgotten.stderr == "warning: GH-102: 'memory' is no key of gpu-hook without the prefix gpu-hook.io/; add it\n"
+        forgotten.stderr == "warning: GH-108: 'memory' is no key of gpu-hook without the prefix gpu-hook.io/; add it\n"
     )
     nothing = {"request": None, "gpus": [], "plan": [], "boundary": None, "boundary_why": ""}
     assert install.data("explain") == {"name": "", "annotated_containers": {}, **nothing}
+
+
+MISSES = [
+    ("-a", "gpuhook.io/memory=4Gi"),
+    ("-a", "gpu-hook/memory=4Gi"),
+    ("-a", "nvidia.com/gpu.shared=1"),
+    ("-a", "gpu-hook.io/memory.trianer=4Gi", "--container", "trainer"),
+    ("-a", "gpu-hook.io/policy=fs"),
+    ("-a", "tke.cloud.tencent.com/qgpu-core=30"),
+    ("-l", "gpu-hook.io/memory=4Gi"),
+    ("-v", "/dev/null:/run/gpuhook/request/memory=4Gi"),
+]
+
+
+@pytest.mark.parametrize("words", MISSES, ids=lambda words: words[1])
+def test_near_misses(install: Install, words: tuple[str, ...]) -> None:
+    """As the runtime says it: refused, or with `near_misses: warn` a warning."""
+    refused = install.run("explain", *words)
+    assert (refused.exit_code, refused.stdout) == (1, "") and refused.stderr.startswith("GH-108: ")
+    settings_edit.change(str(install.prefix), near_misses="warn")
+    warned = install.run("explain", *words)
+    assert warned.exit_code == 0 and warned.stdout.endswith("requests nothing\n")
+    assert "warning: " + refused.stderr in warned.stderr
 
 
 def test_json(install: Install) -> None:
@@ -167,6 +193,8 @@ def test_json(install: Install) -> None:
             "preempt_tolerance_us": None,
             "imex_channels": [],
             "boundary": "auto",
+            "visible": "uuid",
+            "same_percent": None,
         },
         "gpus": [
             {"index": 0, "address": "0", "uuid": "GPU-0", **gpu, "reason": "chosen (binpack)", "share": share},

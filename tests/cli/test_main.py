@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -52,14 +53,15 @@ def subcommands() -> list[tuple[str, ...]]:
     return found
 
 
-WITHOUT_AN_INSTALL = [("sim", "model"), ("translate",)]
+WITHOUT_AN_INSTALL = [("completion",), ("sim", "model"), ("translate",)]
+WITHOUT_JSON = [("agent",), ("completion",)]  # one answers nobody (its page does), the other answers a shell
 
 
 @pytest.mark.parametrize("names", subcommands(), ids=" ".join)
 def test_every_command_takes_json_and_if_it_uses_an_install_prefix(names: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main.cli, [*names, "--help"])
     assert result.exit_code == 0
-    assert ("--json" in result.output) == (names != ("agent",))  # which answers nobody; its page does
+    assert ("--json" in result.output) == (names not in WITHOUT_JSON)
     assert ("--prefix DIR" in result.output) == (names not in WITHOUT_AN_INSTALL)
 
 
@@ -93,6 +95,29 @@ def test_version_and_unknown_command() -> None:
     assert CliRunner().invoke(main.cli, ["--version"]).output == f"gpu-hook {__version__}\n"
     result = CliRunner().invoke(main.cli, ["bogus"])
     assert result.exit_code == 2 and "No such command 'bogus'" in result.output
+
+
+@pytest.mark.parametrize(
+    ("word", "end"),
+    [
+        ("evnts", "'evnts'. Did you mean 'events'?"),
+        ("instal", "'instal'. Did you mean 'install' or 'uninstall'?"),
+        ("PS", "'PS'. Did you mean 'ps'?"),
+        ("unfreeze", "'unfreeze'. Did you mean 'resume' or 'freeze'?"),
+        ("status", "'status'. Did you mean 'ps'?"),
+        ("xyzzy", "'xyzzy'."),
+        ("x" * 5000, "x'."),
+        ("", "''."),
+    ],
+)
+def test_what_an_unknown_command_resembles(word: str, end: str) -> None:
+    result = CliRunner().invoke(main.cli, [word, "--json", "c1"])
+    assert result.exit_code == 2 and result.stderr.endswith(end + "\n")
+    assert "No such option" in CliRunner().invoke(main.cli, ["--bogus"]).stderr
+
+
+def test_what_other_tools_call_it_is_no_command_and_leads_to_one() -> None:
+    assert set(main.OTHER_WORDS.values()) <= set(main.COMMANDS) and not set(main.OTHER_WORDS) & set(main.COMMANDS)
 
 
 # One place that prints and exits
@@ -172,6 +197,8 @@ def test_exit_status_of_the_process(install: Install) -> None:
 
 def test_a_reader_that_leaves_early_is_no_error(install: Install, tmp_path: Path) -> None:
     err = tmp_path / "err"
-    command = f"{sys.executable} -m oci_hook settings check --json --prefix {install.prefix} 2>{err} | true"
+    command = (
+        f"{shlex.quote(sys.executable)} -m oci_hook settings check --json --prefix {install.prefix} 2>{err} | true"
+    )
     subprocess.run(["bash", "-c", command], check=True)
     assert "Traceback" not in err.read_text() and "BrokenPipe" not in err.read_text()

@@ -27,13 +27,15 @@ def test_a_dead_containers_grant(install: Install) -> None:
     grant = dead(install, "gone")
     assert install.text("release", "gone") == f"released {grant.key}\n"
     assert held(install) == []
-    assert install.text("release", "gone") == "container gone holds no share\n"
+    nothing = install.text("release", "gone", status=1)
+    assert nothing == "GH-410: container gone holds no share; `gpu-hook ps` lists those that do\n"
 
 
 def test_json(install: Install) -> None:
     grant = dead(install, "gone")
     assert install.data("release", "gone") == {"released": [grant.key]}
-    assert install.data("release", "gone") == {"released": []}
+    (error,) = install.data("release", "gone", status=1)["errors"]
+    assert error["code"] == "GH-410" and "container gone holds no share" in error["message"]
 
 
 def test_a_living_container_keeps_its_grant(install: Install) -> None:
@@ -55,13 +57,14 @@ def test_force(install: Install) -> None:
 def test_by_key(install: Install) -> None:
     grant = dead(install, "gone")
     assert install.text("release", "--key", grant.key) == f"released {grant.key}\n"
-    assert install.text("release", "--key", grant.key) == f"grant {grant.key} holds no share\n"
+    assert f"grant {grant.key} holds no share" in install.text("release", "--key", grant.key, status=1)
+    assert f"grant {'0' * 32} holds no share" in install.text("release", "--force", "--key", "0" * 32, status=1)
     assert install.text("release", "--key", "../../etc", status=1).startswith("GH-407: ../../etc is no grant's key")
 
 
 def test_by_the_beginning_of_an_id(install: Install) -> None:
     grants = {id: install.grant(id, Share("GPU-0", 1)) for id in ("abcdef01", "abcdef02", "abcdef0")}
-    assert install.data("release", "abcde", "--force") == {"released": []}  # too short to be meant
+    assert install.data("release", "abcde", "--force", status=1)["errors"][0]["code"] == "GH-410"  # too short
     assert "choose one by --key" in install.text("release", "abcdef", "--force", status=1)
     assert install.data("release", "abcdef0", "--force") == {"released": [grants["abcdef0"].key]}  # an id as it is
     assert install.data("release", "abcdef02", "--force") == {"released": [grants["abcdef02"].key]}

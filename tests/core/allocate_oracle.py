@@ -31,7 +31,7 @@ def violations(inventory, grants, rules):
 def needed(gpu, wish, request, rules):
     """(memory, compute, whole) of one wish on one GPU."""
     if request.exclusive or (wish.memory is wish.compute is None):
-        return gpu.memory_mib, 0, True
+        return gpu.memory_mib - rules.memory_reserve, 0, True
     step = rules.memory_step
     kind, memory = wish.memory or ("percent", wish.compute)
     if kind == "percent":
@@ -40,7 +40,7 @@ def needed(gpu, wish, request, rules):
     memory = max(memory, rules.memory_min)
     while memory % step:
         memory += 1
-    compute = 0 if request.terms.policy == "best-effort" else wish.compute or 0
+    compute = wish.compute or 0
     while compute % rules.compute_step:
         compute += 1
     return memory, min(compute, 100), False

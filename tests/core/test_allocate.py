@@ -212,17 +212,74 @@ def test_a_tolerance_keeps_off_gpus_that_are_known_to_be_slow():
         (ask(compute=30), 7372, 30, 100),
         (ask(compute=30, policy="fixed-share"), 7372, 30, 30),
         (ask(compute=30, compute_limit=80), 7372, 30, 80),
-        (ask(compute=30, policy="best-effort"), 7372, 0, 100),
+        (ask(compute=30, policy="best-effort"), 7372, 30, 100),
         (ask(compute=30, policy="fixed-share", priority_class="online"), 7372, 30, 100),
         (ask(compute=30, policy="fixed-share", priority_class="online", compute_limit=60), 7372, 30, 60),
         (ask(compute=30, policy="fixed-share", priority_class="offline"), 7372, 30, 30),
-        (ask(memory_mib=100, compute=30, policy="best-effort"), 100, 0, 100),
+        (ask(memory_mib=100, compute=30, policy="best-effort"), 100, 30, 100),
     ],
 )
 def test_what_a_share_means(request_, memory, compute, limit):
     found = place(request_, node(24576))
     assert found.shares == (Share(UUID.format(0), memory, compute, limit, slot=1),)
     assert not found.exclusive
+
+
+@pytest.mark.parametrize(
+    ("percent", "mib", "agree"),
+    [(30, 9830, True), (50, 16384, True), (30, 9831, True), (30, 10157, True), (31, 9831, True), (30, 9503, True)]
+    + [(30, 9502, False), (30, 10159, False), (30, 16384, False), (100, 32768, True), (1, 327, True)],
+)
+def test_t9ks_pair_is_compared_on_the_gpu(percent: int, mib: int, agree: bool) -> None:
+    """The same by any rounding: less than a per cent of the GPU apart."""
+    found = place(ask(memory_mib=mib).replace(same_percent=percent), node(32768))
+    if agree:
+        assert found.shares[0].memory_mib == mib
+    else:
+        assert [p.code for p in found.problems] == ["GH-103"]
+        assert f"has 32768 MiB, of which {percent} % are not {mib} MiB; give one of them" in str(found.problems[0])
+
+
+def test_t9ks_pair_finds_the_gpu_of_which_it_is_true() -> None:
+    found = place(ask(memory_mib=4096).replace(same_percent=25), node(32768, 16384, 8192))
+    assert found.shares[0].uuid == UUID.format(1)
+
+
+def test_compute_is_booked_whatever_the_policy() -> None:
+    """40 % four times is 160 %: also where best-effort guarantees none of it."""
+    n, taken = node(24576), []
+    for number in range(2):
+        found = place(ask(memory_mib=1024, compute=40, policy="best-effort"), n, taken)
+        taken.append(grant(number, found.shares))
+    refused = place(ask(memory_mib=1024, compute=40, policy="best-effort"), n, taken)
+    assert "has 20 of 100 % compute free, 40 asked" in str(refused.problems[0])
+
+
+def test_what_is_reserved_is_kept_from_whole_gpus_too() -> None:
+    for reserve in (4096, ("percent", 25)):
+        [share] = place(ask(), node(16384), memory_reserve=reserve).shares
+        assert share.whole and share.memory_mib == 12288
+        [half] = place(ask(memory_percent=50), node(16384), memory_reserve=reserve).shares
+        assert half.memory_mib == 6144
+    [share] = place(ask(memory_percent=100), node(1000), memory_reserve=("percent", 33)).shares
+    assert share.memory_mib == 670
+    assert Rules(memory_reserve=99999).reserve(1000) == 1000
+
+
+def test_a_split_gpu_by_its_index_and_old_names() -> None:
+    mig = [Gpu(f"MIG-{i}", 0, 0, 4864, parent="GPU-x", instance=i, gi=7 + i, ci=0) for i in range(3)]
+    n = Inventory("b", "1", "/", False, (*mig, Gpu("GPU-y", 1, 1, 24576)), (), (), "", "")
+
+    def shares(*devices: str) -> list[str]:
+        found = place(Request(tuple(GpuRequest(d, ("mib", 100)) for d in devices)), n)
+        return [share.uuid for share in found.shares] if isinstance(found, Allocation) else []
+
+    assert shares("0") == shares("GPU-x") == ["MIG-0", "MIG-1", "MIG-2"]
+    assert shares("0:1") == shares("MIG-GPU-x/8/0") == ["MIG-1"]
+    assert shares("0", "0:1", "1") == ["MIG-0", "MIG-1", "MIG-2", "GPU-y"]
+    assert shares("MIG-GPU-x/3/0") == []
+    narrowed = Request((GpuRequest(None, ("mib", 100)),), narrow_to=("0",))
+    assert place(narrowed, n).shares[0].uuid.startswith("MIG-")
 
 
 def test_where_the_node_says_so_an_online_share_is_a_share_as_any():

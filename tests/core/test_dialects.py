@@ -31,8 +31,8 @@ def memory(mib: int | None, percent: int | None) -> tuple[str, int] | None:
     return ("mib", mib) if mib is not None else ("percent", percent) if percent is not None else None
 
 
-def share(device: str | None, mib: int | None = None, percent: int | None = None) -> Request:
-    return made(Request, (GpuRequest(device, memory(mib, percent)),), policy="best-effort")
+def share(device: str | None, mib: int | None = None, percent: int | None = None, visible: str = "index") -> Request:
+    return made(Request, (GpuRequest(device, memory(mib, percent)),), policy="best-effort", visible=visible)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,10 @@ def share(device: str | None, mib: int | None = None, percent: int | None = None
         ({"tensorstack.dev/nvidia-gpu-percent": "25"}, share(None, percent=25)),
         ({"NVIDIA_VISIBLE_DEVICES": "2"}, Request((GpuRequest("2"),), exclusive=True)),
         ({"tensorstack.dev/nvidia-gpu": "2"}, Request((GpuRequest(), GpuRequest()), exclusive=True)),
-        ({"tensorstack.dev/nvidia-gpu-node": "1"}, Request((GpuRequest(),), every_gpu=True, exclusive=True)),
+        (
+            {"tensorstack.dev/nvidia-gpu-node": "1"},
+            made(Request, (GpuRequest(),), every_gpu=True, exclusive=True, visible="all"),
+        ),
         ({"NVIDIA_VISIBLE_DEVICES": "none"}, Request(())),
         ({"NVIDIA_VISIBLE_DEVICES": "void"}, None),
         ({"NVIDIA_VISIBLE_DEVICES": ""}, None),
@@ -79,7 +82,7 @@ def test_t9k_values_out_of_bounds(annotations: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     "annotations",
     [
-        {"T9K_GPU_PERCENT": "30", "T9K_GPU_MEMORY": "4096"},
+        {"T9K_GPU_PERCENT": "30", "T9K_GPU_MEMORY": "4096", "tensorstack.dev/nvidia-gpu-percent": "31"},
         {"tensorstack.dev/nvidia-gpu": "1", "tensorstack.dev/nvidia-gpu-percent": "30"},
         {"tensorstack.dev/nvidia-gpu": "2", "tensorstack.dev/nvidia-gpu-node": "1"},
         {"tensorstack.dev/nvidia-gpu": "2", "NVIDIA_VISIBLE_DEVICES": "0"},
@@ -88,6 +91,46 @@ def test_t9k_values_out_of_bounds(annotations: dict[str, str]) -> None:
 )
 def test_t9k_contradicts_itself(annotations: dict[str, str]) -> None:
     assert codes(annotations) == ["GH-103"]
+
+
+@pytest.mark.parametrize("percent", ["T9K_GPU_PERCENT", "tensorstack.dev/nvidia-gpu-percent"])
+def test_t9ks_pair_is_one_share_that_is_compared_later(percent: str) -> None:
+    """Which percentage so many MiB are is known once the GPU is; tests/core/test_allocate.py compares."""
+    request = t9k({percent: "30", "T9K_GPU_MEMORY": "9830"})
+    assert request and request.gpus == (GpuRequest(None, ("mib", 9830)),) and request.same_percent == 30
+    assert t9k(dict(reversed({percent: "30", "T9K_GPU_MEMORY": "9830"}.items()))) == request
+
+
+def test_how_t9k_names_gpus() -> None:
+    """Indices for shares, `all` for whole nodes, UUIDs for whole GPUs and whoever asks in other words."""
+
+    def visible(**annotations: str) -> str:
+        request = t9k({key.replace("__", "/").replace("_gpu", "-gpu"): text for key, text in annotations.items()})
+        assert request
+        return request.terms.visible
+
+    assert visible(T9K_GPU_PERCENT="30", NVIDIA_VISIBLE_DEVICES="1") == "index"
+    assert t9k({"tensorstack.dev/nvidia-gpu": "2"}).terms.visible == "uuid"  # type: ignore[union-attr]
+    assert visible(NVIDIA_VISIBLE_DEVICES="1") == "uuid"
+    env = {"T9K_GPU_MEMORY": "4096", "NVIDIA_VISIBLE_DEVICES": "0"}
+    assert parse({}, env, "", Rules(trust_env=True)).terms.visible == "index"  # type: ignore[union-attr]
+
+
+def test_memory_beside_whole_gpus_of_gpu_manager_and_qgpu_has_no_effect() -> None:
+    """As `translate` has it: their whole GPUs come with all their memory."""
+    whole = Request((GpuRequest(), GpuRequest()), exclusive=True)
+    assert t9k({"tencent.com/vcuda-core": "200", "tencent.com/vcuda-memory": "16"}) == whole
+    assert t9k({"nvidia.com/vcuda-core": "200", "nvidia.com/vcuda-memory": "16"}) == whole
+    assert codes({"tencent.com/vcuda-core": "100", P + "memory": "1Gi"}) == ["GH-104"]
+    assert codes({"tencent.com/vcuda-core": "100", "tencent.com/vcuda-memory": "x"}) == ["GH-101"]
+
+
+def test_qgpu_core_is_a_part_of_one_gpu_with_the_profile() -> None:
+    key = "tke.cloud.tencent.com/qgpu-core"
+    own = Rules(dialects=("qgpu",), qgpu_memory_unit="GiB")
+    assert parse({key: "100"}, {}, "", own) == Request((GpuRequest(),), exclusive=True)
+    assert codes({key: "100"}, own.replace(profile="qgpu")) == ["GH-101"]
+    assert parse({key: "99"}, {}, "", own.replace(profile="qgpu")).gpus[0].compute == 99  # type: ignore[union-attr]
 
 
 def test_in_a_trusted_environment_the_schedulers_pair_is_one_share() -> None:
@@ -102,7 +145,7 @@ def test_dialects_add_up_where_they_speak_of_different_things() -> None:
 
 
 def test_dialects_may_say_the_same() -> None:
-    assert t9k({"T9K_GPU_PERCENT": "30", P + "memory": "30%"}) == share(None, percent=30)
+    assert t9k({"T9K_GPU_PERCENT": "30", P + "memory": "30%"}) == share(None, percent=30, visible="uuid")
 
 
 def test_dialects_that_disagree() -> None:
@@ -255,7 +298,6 @@ def test_the_largest_memory_of_each_unit_is_the_same() -> None:
     ("annotations", "code"),
     [
         ({"tencent.com/vcuda-core": "30", "nvidia.com/vcuda-core": "40"}, "GH-103"),  # one table, two forks
-        ({"tencent.com/vcuda-core": "100", "tencent.com/vcuda-memory": "16"}, "GH-103"),
         ({"nvidia.com/gpumem": "3000", "nvidia.com/gpumem-percentage": "30"}, "GH-103"),
         ({"nvidia.com/gpumem": "3000", "nvidia.com/vcuda-memory": "2000"}, "GH-104"),
         ({"nvidia.com/gpucores": "30", "tencent.com/vcuda-core": "40"}, "GH-104"),
@@ -354,7 +396,7 @@ def test_nvidias_mounts_name_gpus() -> None:
     assert channels == Request((GpuRequest("0"),), terms=Terms(imex_channels=(0, 5)), exclusive=True)
     assert by_mounts(f"{VISIBLE}/imex/5") is None
     assert by_mounts(f"{VISIBLE}/0", f"{VISIBLE}/imex/5", source="/dev/zero") is None
-    assert by_mounts(f"{VISIBLE}/0", memory="1Gi") == share("0", mib=1024)
+    assert by_mounts(f"{VISIBLE}/0", memory="1Gi") == share("0", mib=1024, visible="uuid")
     assert by_mounts(f"{VISIBLE}/0", source="/dev/zero") is None
     assert parse({}, {}, "", Rules(dialects=()), [(f"{VISIBLE}/0", "/dev/null")]) is None
     assert refused_mounts(f"{VISIBLE}/0", devices="1")[0].startswith("GH-104")

@@ -38,7 +38,7 @@ int main(int argc, char **argv) {
 def example(count: int) -> tuple[Grant, Inventory]:
     uuid = "GPU-{:08d}-0000-0000-0000-000000000000"
     gpus = tuple(Gpu(uuid.format(i), i, i + 3, 24576, context_mib=i * 500) for i in range(count))
-    shares = tuple(Share(c.uuid, 1000 + i, 30, 80, whole=i == 1) for i, c in enumerate(gpus))
+    shares = tuple(Share(c.uuid, (1000, 24576)[i == 1], 30, 80, whole=i == 1) for i, c in enumerate(gpus))
     grant = Grant(
         "k" * 32,
         Identity("/r", "c", "/b"),
@@ -68,7 +68,7 @@ def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
         "key": "k" * 32,
         "gpus": [
             [grant.shares[0].uuid, 1000 * mib, 24576 * mib, 30, 80, 0, 3, 0],
-            [grant.shares[1].uuid, 1001 * mib, 24576 * mib, 30, 80, 1, 4, 500 * mib],
+            [grant.shares[1].uuid, 24576 * mib, 24576 * mib, 30, 80, 1, 4, 500 * mib],
         ],
     }
 

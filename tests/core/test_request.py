@@ -207,8 +207,8 @@ def test_env_never_grants(visible: str) -> None:
 
 
 def test_env_that_cannot_be_read_refuses_only_who_asks() -> None:
-    [line] = refused({P + "memory": "1Gi"}, NVIDIA_VISIBLE_DEVICES="MIG-GPU-1/1/0")
-    assert line.startswith("GH-101: env NVIDIA_VISIBLE_DEVICES='MIG-GPU-1/1/0' has a GPU UUID that is not well-formed")
+    [line] = refused({P + "memory": "1Gi"}, NVIDIA_VISIBLE_DEVICES="GPU-1/1/0")
+    assert line.startswith("GH-101: env NVIDIA_VISIBLE_DEVICES='GPU-1/1/0' has a GPU UUID that is not well-formed")
 
 
 @pytest.mark.parametrize("name", ["0:1", "MIG-51de0000-1"])
@@ -259,7 +259,7 @@ def test_trusted_env_yields_to_annotations() -> None:
         ("imex-channels", "2048", "GH-101: gpu-hook.io/imex-channels='2048' is not within 0 to 2047"),
         ("imex-channels", "all", "GH-101: gpu-hook.io/imex-channels='all' is not a whole number from 0 to 2047"),
         ("containers", "a,,b", "GH-101: gpu-hook.io/containers='a,,b' is not a list of container names, like a,b"),
-        ("memroy", "1Gi", "GH-102: gpu-hook.io/memroy is not a key; the keys are memory, compute, gpus, devices,"),
+        ("memroy", "1Gi", "GH-102: gpu-hook.io/memroy is not a key; did you mean gpu-hook.io/memory?"),
         ("Memory", "1Gi", "GH-102: gpu-hook.io/Memory is not a key"),
         ("", "1Gi", "GH-102: gpu-hook.io/ is not a key"),
         ("grant.a", "1", "GH-102: gpu-hook.io/grant.a is not a key"),

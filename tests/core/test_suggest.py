@@ -40,7 +40,7 @@ def test_words() -> None:
     ]
     assert told(Request((one.replace(compute=80),)), A, B) == [
         "ask for at most 40 % compute",
-        "use policy best-effort, which guarantees no compute",
+        "ask for memory alone, which books no compute (best-effort)",
         "wait until b ends",
     ]
     assert told(Request((GpuRequest("0", ("mib", 800), 80),)), A, B) == [

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from oci_hook.cli.main import cli
 from oci_hook.config import settings as node_settings
 from oci_hook.core.inventory import Gpu, GpuNode, Inventory
+from oci_hook.install import settings_edit
 from oci_hook.ledger import inventory, store
 from tests.e2e.stage import Stage, compile_client, glibc_image, stopped_at_the_limit
 from tests.e2e.test_nvidia_runtime import mknod
@@ -101,8 +102,8 @@ def test_the_whole_device_and_no_room_beside_it(stage: Split, image: Path) -> No
 
 def test_what_is_refused(stage: Split, image: Path) -> None:
     share = {"gpu-hook.io/memory": "512Mi"}
-    assert "GPUs are 0:0, 0:1, 1" in stage.refused(image, "GH-202", annotations={**share, "gpu-hook.io/devices": "0"})
-    assert "0:7" in stage.refused(image, "GH-202", annotations={**share, "gpu-hook.io/devices": "0:7"})
+    said = stage.refused(image, "GH-202", annotations={**share, "gpu-hook.io/devices": "0:7"})
+    assert "0:7" in said and "GPUs are 0:0, 0:1, 1" in said
     other = stage.nodes("0:0")[0]
 
     def node_of_the_other(spec: dict[str, Any]) -> None:
@@ -119,6 +120,32 @@ def test_profiles_that_no_gpu_has(stage: Split, profiles: str) -> None:
     done = CliRunner().invoke(cli, command)
     assert done.exit_code != 0 and "GH-101" in done.output
     assert json.loads(CliRunner().invoke(cli, ["gpus", "--prefix", str(stage.prefix), "--json"]).output)
+
+
+def test_what_the_node_reserves_is_kept_from_a_whole_device(stage: Split, image: Path) -> None:
+    """As gpu-manager's deviceMemoryScaling: who has the GPU alone is held to the rest of it."""
+    settings_edit.change(str(stage.prefix), memory_reserve="50%")
+    try:
+        ask = {"gpu-hook.io/devices": "0:1", "gpu-hook.io/exclusive": "true"}
+        held = stage.fill(image, "/bin/route", "libcuda.so.1", "cuMemAlloc_v2", annotations=ask)
+    finally:
+        settings_edit.change(str(stage.prefix), memory_reserve="0")
+    assert held.code == 2 and 400 < held.granted < 512, held
+
+
+@pytest.mark.parametrize("name", ["0", "parent"])
+def test_a_split_gpu_is_all_of_its_devices(stage: Split, image: Path, name: str) -> None:
+    gpus = json.loads(CliRunner().invoke(cli, ["gpus", "--prefix", str(stage.prefix), "--json"]).output)
+    mig = [gpu for gpu in gpus["gpus"] if gpu["parent"]]
+    device = mig[0]["parent"] if name == "parent" else name
+    ask = ["-a", f"gpu-hook.io/devices={device}", "-a", "gpu-hook.io/memory=512Mi"]
+    answer = CliRunner().invoke(cli, ["explain", "--prefix", str(stage.prefix), "--json", *ask]).output
+    assert [gpu["uuid"] for gpu in json.loads(answer)["gpus"] if gpu["share"]] == [gpu["uuid"] for gpu in mig]
+    old = [f"MIG-{gpu['parent']}/{gpu['gi']}/{gpu['ci']}" for gpu in mig]
+    assert len(set(old)) == len(mig)
+    ask[1] = f"gpu-hook.io/devices={old[1]}"
+    answer = CliRunner().invoke(cli, ["explain", "--prefix", str(stage.prefix), "--json", *ask]).output
+    assert [gpu["uuid"] for gpu in json.loads(answer)["gpus"] if gpu["share"]] == [mig[1]["uuid"]]
 
 
 def test_several_devices_of_one_gpu(stage: Split, image: Path) -> None:

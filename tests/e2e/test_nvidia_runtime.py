@@ -5,6 +5,7 @@ The other side is tests/e2e/nvidia/toolkit.py, which makes the edits and mounts 
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -282,7 +283,9 @@ def test_the_page(stage: Beside, image: Path) -> None:
     """docs/guide/nvidia-runtime.md, its commands in their order, then a container in the mode that they set."""
     bin = stage.folder / "bin"
     bin.mkdir()
-    (bin / "gpu-hook").write_text(f'#!/bin/sh\nPYTHONPATH={REPO} exec {sys.executable} -m oci_hook "$@"\n')
+    (bin / "gpu-hook").write_text(
+        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(REPO))} exec {shlex.quote(sys.executable)} -m oci_hook "$@"\n'
+    )
     (bin / "gpu-hook").chmod(0o755)
     text = (REPO / "docs/guide/nvidia-runtime.md").read_text()
     nvidia = str(stage.toolkit / "nvidia-container-runtime")

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -156,7 +157,7 @@ mount -t tmpfs -o mode=755 tmpfs /var/lib
 PIVOT = """
 mount -t tmpfs tmpfs /mnt && mkdir /mnt/up /mnt/work /mnt/root
 mount -t overlay -o lowerdir={root},upperdir=/mnt/up,workdir=/mnt/work overlay /mnt/root
-for d in /dev /proc /sys /tmp {repo}; do mkdir -p /mnt/root$d; mount --rbind $d /mnt/root$d; done
+for d in /dev /proc /sys /tmp {repo}; do mkdir -p "/mnt/root$d"; mount --rbind "$d" "/mnt/root$d"; done
 packages=$(echo /mnt/root/usr/lib/python3.*)  # where its own Python looks for ours
 packages=/mnt/root/usr/local/lib/${{packages##*/}}/dist-packages
 mkdir -p $packages && mount --bind {packages} $packages
@@ -169,7 +170,8 @@ class Hideout(Namespaces):
 
     def __init__(self, root: Path | None = None, first: str = "") -> None:
         self.python = sys.executable if root is None else "/usr/bin/python3"
-        pivot = PIVOT.format(root=root, repo=REPO, packages=PACKAGES) if root else ""
+        paths = {"root": str(root), "repo": str(REPO), "packages": PACKAGES}
+        pivot = PIVOT.format(**{name: shlex.quote(path) for name, path in paths.items()}) if root else ""
         super().__init__(pivot + PRIVATE + first)
 
     def command(self, *command: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,13 +34,13 @@ cp /lib/systemd/system/systemd-journald.service /lib/systemd/system/systemd-jour
 printf '[Journal]\\nStorage=volatile\\nReadKMsg=no\\nAudit=no\\n' >/run/systemd/journald.conf.d/alone.conf
 for t in sysinit basic shutdown; do echo '[Unit]' >/run/systemd/system/$t.target; done
 [ ! -d /var/log/journal ] || mount -t tmpfs none /var/log/journal
-cp {UNIT.parent}/*.service /run/systemd/system
+cp {shlex.quote(str(UNIT.parent))}/*.service /run/systemd/system
 printf '[Service]\\nRestartSec=100ms\\nWatchdogSec=4\\n' >/run/systemd/system/{AGENT}.d/sooner.conf
 mkdir /opt/python /opt/repo
-mount --bind {sys.base_prefix} /opt/python && mount --bind {box.REPO} /opt/repo
+mount --bind {shlex.quote(sys.base_prefix)} /opt/python && mount --bind {shlex.quote(str(box.REPO))} /opt/repo
 export LD_LIBRARY_PATH=/opt/python/lib
 /opt/python/bin/{PYTHON} -m venv --without-pip /opt/venv
-mount --bind {box.PACKAGES} /opt/venv/lib/{PYTHON}/site-packages
+mount --bind {shlex.quote(box.PACKAGES)} /opt/venv/lib/{PYTHON}/site-packages
 mkdir -p /run/private/bin/up /run/private/bin/work
 mount -t overlay -o lowerdir=/usr/bin,upperdir=/run/private/bin/up,workdir=/run/private/bin/work overlay /usr/bin
 cat >/usr/bin/gpu-hook <<'END'

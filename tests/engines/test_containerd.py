@@ -246,5 +246,13 @@ def test_ctr(containerd: Containerd) -> None:
     done = containerd.ctr("run", *flags, *asked, IMAGE, "ctr-probe", "sh", "-c", f"exec 2>&1; {LOOK}")
     assert done.returncode == 0, done.stderr
     box.saw_its_share(done.stdout, 1024)
+    started = containerd.ctr("run", "--detach", *flags[1:], *asked, IMAGE, "ctr-exec", "sleep", "1000")
+    assert started.returncode == 0, started.stderr
+    try:
+        seen = containerd.ctr("task", "exec", "--exec-id", "one", "ctr-exec", "env")
+        assert "GPU_HOOK_MEMORY_MIB=1024" in seen.stdout, seen.stdout + seen.stderr
+    finally:
+        containerd.ctr("task", "kill", "--signal", "9", "ctr-exec")
+        assert box.until(lambda: containerd.ctr("container", "delete", "ctr-exec").returncode == 0)
     refused = containerd.ctr("run", *flags, "--annotation", "gpu-hook.io/memory=x", IMAGE, "ctr-bad", "true")
     assert refused.returncode == 1 and "GH-101: " in refused.stderr

@@ -1,5 +1,6 @@
 """Registration on file systems that cannot be written to: refused with its code, and nothing is half done."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ def in_namespace(script: str, host: Host, *engines: str) -> "subprocess.Complete
     """`gpu-hook install` after `script`, in a mount namespace; then the host's files, to look at."""
     engine = " ".join(f"--engine {name}" for name in engines)
     where = f"--prefix {host.prefix} --host-root {host.root} --state-dir {host.prefix}/state"
-    install = f"{sys.executable} -m oci_hook install {engine} {where}"
+    install = f"{shlex.quote(sys.executable)} -m oci_hook install {engine} {where}"
     script = f"set -e; {script}; s=0; {install} || s=$?; find {host.root}/etc -type f -exec tail -n +1 {{}} +; exit $s"
     command = ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
     return subprocess.run(command, capture_output=True, text=True, cwd=REPO)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from oci_hook.core.layout import ENV_SET
 from tests.engines import box
 from tests.engines.box import IMAGE, LOOK, Place
 
@@ -123,9 +124,31 @@ def test_a_container_that_asks_nothing_has_no_gpu(docker: Docker) -> None:
     assert done.returncode == 0 and "nvidia" not in done.stdout and "gpu-hook" not in done.stdout
 
 
+def test_names(docker: Docker) -> None:
+    """docker's names, also after `docker rename`. The data directory is not the usual one."""
+    id = started(docker, "--name=trainer")
+    place = docker.place
+    (grant,) = place.grants()
+    assert (grant["id"], grant["name"]) == (id, "trainer")
+    assert "trainer" in place.gpu_hook("ps")
+    assert f"container trainer ({id[:12]}): memory 512Mi" in place.gpu_hook("set", "trainer", "--memory", "512Mi")
+    assert place.gpu_hook("freeze", "trainer") == f"container trainer ({id[:12]}) frozen\n"
+    assert place.gpu_hook("why", "trainer").startswith(f"trainer ({id[:12]}) runs")
+    assert "trainer" in place.gpu_hook("events", "-c", "trainer")
+    assert docker("rename", "trainer", "tuner").returncode == 0
+    assert place.gpu_hook("resume", "tuner") == f"container tuner ({id[:12]}) resumed\n"
+    assert json.loads(place.gpu_hook("release", "--force", "--json", "tuner"))["released"] == [grant["key"]]
+
+
 def test_what_cannot_be_given_is_said_by_docker_run(docker: Docker) -> None:
     done = docker.run(*docker.ask(99999))
     assert done.returncode == 125 and "OCI runtime create failed" in done.stderr and "GH-201: " in done.stderr
+
+
+def test_a_label_is_no_request_and_is_told_so(docker: Docker) -> None:
+    done = docker.run("--label", "gpu-hook.io/memory=1Gi")
+    assert done.returncode == 125 and "GH-108: gpu-hook.io/memory='1Gi' is a label" in done.stderr
+    assert docker.run("--label", "team=gpu", script="true").returncode == 0
 
 
 def test_privileged_is_refused(docker: Docker) -> None:
@@ -139,6 +162,21 @@ def test_exec_sees_the_same(docker: Docker) -> None:
     box.saw_its_share(done.stdout, 1024)
     (grant,) = docker.place.grants()
     assert grant["id"] == id
+    first = variables(docker("exec", id, "cat", "/proc/1/environ").stdout.split("\0"))
+    assert first["GPU_HOOK_MEMORY_MIB"] == "1024" and first["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-")
+    mine = ("-e", "NVIDIA_VISIBLE_DEVICES=all", "-e", "GPU_HOOK_CLASS=online")
+    for flags in ((), ("-t",), ("-u", "1000"), mine):
+        done = docker("exec", *flags, id, "env")
+        assert done.returncode == 0 and variables(done.stdout.splitlines()) == first, (flags, done.stdout, done.stderr)
+    assert docker("exec", "-d", id, "sh", "-c", "env > /tmp/new; mv /tmp/new /tmp/env").returncode == 0
+    assert box.until(lambda: docker("exec", id, "cat", "/tmp/env").returncode == 0)
+    assert variables(docker("exec", id, "cat", "/tmp/env").stdout.splitlines()) == first
+
+
+def variables(lines: list[str]) -> dict[str, str]:
+    """Those of the grant."""
+    found = dict(line.split("=", 1) for line in lines if "=" in line)
+    return {name: value for name, value in found.items() if name in ENV_SET}
 
 
 def test_a_second_container_finds_the_first_ones_memory_taken(docker: Docker) -> None:
@@ -179,7 +217,7 @@ def test_update_keeps_the_device_rules(docker: Docker) -> None:
 
 
 def test_health_checks(docker: Docker) -> None:
-    """Health checks are `exec` calls, which go to the real runtime without our code."""
+    """Health checks are `exec` calls."""
     id = started(docker, "--health-cmd=gpu-probe info", "--health-interval=1s")
     state = "{{.State.Health.Status}}"
     assert box.until(lambda: docker("inspect", "--format", state, id).stdout.strip() == "healthy")

@@ -6,6 +6,7 @@ is the test's own image, and `systemctl restart` is a script that does it.
 """
 
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +51,8 @@ class Page:
         self.place = place
         self.bin = place.dir / "bin"
         self.bin.mkdir(exist_ok=True)
-        self.script("gpu-hook", f'#!/bin/sh\nPYTHONPATH={REPO} exec {place.hideout.python} -m oci_hook "$@"\n')
+        python = shlex.quote(place.hideout.python)
+        self.script("gpu-hook", f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(REPO))} exec {python} -m oci_hook "$@"\n')
 
     def script(self, name: str, text: str) -> Path:
         path = self.bin / name

@@ -132,8 +132,26 @@ def test_detached_exec_and_end(podman: Podman) -> None:
     assert grant["id"] == done.stdout.strip()
     seen = podman("exec", "one", "sh", "-c", f"exec 2>&1; {LOOK}", flags=("--runtime=gpu-hook",))
     box.saw_its_share(seen.stdout, 1024)
+    env = podman("exec", "-e", "NVIDIA_VISIBLE_DEVICES=all", "one", "env", flags=("--runtime=gpu-hook",)).stdout
+    assert "GPU_HOOK_MEMORY_MIB=1024" in env and "NVIDIA_VISIBLE_DEVICES=GPU-" in env and "=all" not in env
     assert podman("kill", "one", flags=("--runtime=gpu-hook",)).returncode == 0
     assert box.until(lambda: podman.place.grants() == [])
+
+
+@pytest.mark.parametrize("runtime", ("gpu-hook", "runc"))
+@pytest.mark.parametrize("more", ((), ("--rm",)))
+def test_names(podman: Podman, runtime: str, more: tuple[str, ...]) -> None:
+    """podman's names, by runtime and by hooks."""
+    place, flags = podman.place, (f"--runtime={runtime}",)
+    done = podman(
+        "run", "--detach", "--name=trainer", *more, *podman.where, *ONE_GIB, IMAGE, "sleep", "1000", flags=flags
+    )
+    assert done.returncode == 0, done.stderr
+    (grant,) = place.grants()
+    assert (grant["id"], grant["name"]) == (done.stdout.strip(), "trainer")
+    assert "container trainer (" in place.gpu_hook("set", "trainer", "--memory", "512Mi")
+    assert podman("rename", "trainer", "tuner", flags=flags).returncode == 0
+    assert [c["name"] for c in place.grants()] == ["tuner"]
 
 
 def test_set_default(podman: Podman) -> None:

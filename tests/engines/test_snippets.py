@@ -12,6 +12,7 @@ from oci_hook.engines.edits import Registration, annotation_patterns
 from tests.conftest import REPO
 
 SNIPPETS = REPO / "runtime-config"
+COMPOSE = {"compose.yaml", "compose-before-24.yaml"}  # tests/engines/test_run_line.py
 
 
 def parsed(name: str, text: str) -> Any:
@@ -22,7 +23,7 @@ def parsed(name: str, text: str) -> Any:
 def test_as_installed(engine: str) -> None:
     ((_, _, files),) = register.printed((engine,), Registration("/opt/gpu-hook"))
     names = {Path(path).name: text for path, text in files}
-    assert {p.name for p in (SNIPPETS / engine).iterdir()} - {"README.md"} == set(names)
+    assert {p.name for p in (SNIPPETS / engine).iterdir()} - {"README.md", *COMPOSE} == set(names)
     for name, text in names.items():
         assert parsed(name, (SNIPPETS / engine / name).read_text()) == parsed(name, text)
 

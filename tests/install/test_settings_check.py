@@ -44,7 +44,7 @@ def say(prefix: Path, text: str) -> None:
 
 
 def base(prefix: Path, more: str = "") -> str:
-    return f"runtime: {prefix}/runc\npython: {sys.executable}\n{more}"
+    return f"runtime: {prefix}/runc\npython: '{sys.executable}'\n{more}"
 
 
 def problems(prefix: Path, text: str) -> list[str]:
@@ -61,7 +61,7 @@ def test_the_default_file_says_the_defaults(prefix: Path) -> None:
     text = default_settings_yaml()
     data = yaml.safe_load(text)
     assert set(data) == set(keys.READERS) == {*keys.INSTALL, keys.PROFILE, *keys.RULES, *keys.AGENT}
-    assert set(keys.RULES) == set(Rules.FIELDS)
+    assert {*keys.RULES, keys.PROFILE} == set(Rules.FIELDS)
     assert tuple(f"agent.{name}" for name in agent_settings.AGENT) == keys.AGENT and ("none", *qgpu.UNITS) == keys.UNITS
     assert data["runtime"] == Settings("x").runtime and data["state_dir"] == Settings("x").state_dir
 
@@ -307,8 +307,13 @@ def test_any_text_is_settings_or_coded_problems(text: str) -> None:
 def test_the_profile_qgpu_has_its_own_rules(prefix: Path) -> None:
     say(prefix, base(prefix, "profile: qgpu\nplacement: spread\nmemory_min: 1\nmemory_step: 1Gi\n"))
     rules = settings_edit.change(str(prefix)).rules
-    assert rules == Rules(placement="spread", memory_min=1024, memory_step=1024, compute_step=5, memory_per_share=4096)
+    steps = {"memory_min": 1024, "memory_step": 1024, "compute_step": 5, "memory_per_share": 4096}
+    assert rules == Rules("best-effort", "spread", profile="qgpu", **steps)
     assert settings.load(str(prefix)).rules == rules
+    settings_edit.change(str(prefix), default_policy="fs")
+    assert settings.load(str(prefix)).rules.default_policy == "fixed-share"
+    settings_edit.change(str(prefix), default_policy="auto", profile="none")
+    assert settings.load(str(prefix)).rules.default_policy == "burst-share"
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,17 @@ def test_doubt_goes_to_python(place: Place, args: list[str]) -> None:
         ('{"annotations": {"NVIDIA\\u005fVISIBLE_DEVICES": "1Gi"}}', "python"),
         ('{"annotations": {"x": "\\', "runtime"),
         ('{"annotations": {"x": "\\u00', "runtime"),
+        ('{"annotations": {"gpuhook.io/memory": "1Gi"}}', "python"),
+        ('{"annotations": {"nvidia.com/gpu.shared" : "1"}}', "python"),
+        ('{"annotations": {"T9K_GPU":"1"}}', "python"),
+        ('{"annotations": {"x": "gpu", "a\\"gpu\\"b":"1"}}', "python"),
+        ('{"annotations": {"x": "gpu"}}', "runtime"),
+        ('{"args": ["--gpu", "--gpu=1", "a gpu\\": x"], "env": ["MY_GPU=1", "X=gpu"]}', "runtime"),
+        ('{"mounts": [{"destination": "/data/gpu", "source": "/gpu"}]}', "runtime"),
+        ('{"mounts": [{"destination": "/run/gpuhook/request/memory=4Gi"}]}', "python"),
+        ('{"annotations": {"gpu', "runtime"),
+        ('{"annotations": {"gpu\\', "runtime"),
+        ('{"annotations": {"gpu"', "runtime"),
         (SANDBOX, "runtime"),
         (SANDBOX.replace('":"', '" \t\r\n: "'), "runtime"),
         (SANDBOX.replace("cri.container-type", "cri-o.ContainerType"), "runtime"),
@@ -233,6 +244,26 @@ def test_launcher_and_python_read_the_same_mounts(place: Place, words: list[str]
     place.spec(json.dumps(spec))
     if place.goes_to("create", "x") == "runtime":
         assert request_mounts.mounts(spec) == []
+
+
+@pytest.mark.parametrize(
+    "label, wanted", [("gpu-hook.io/memory", "python"), ("gpuhook/x", "python"), ("gpus", "runtime")]
+)
+def test_a_label_of_docker(place: Place, tmp_path: Path, label: str, wanted: str) -> None:
+    id = "c" * 64
+    folder = tmp_path / "docker/containers" / id
+    folder.mkdir(parents=True)
+    (folder / "config.v2.json").write_text(json.dumps({"Config": {"Env": ["X=gpu-hook"], "Labels": {label: "4Gi"}}}))
+    place.bundle = tmp_path / "io.containerd.runtime.v2.task/moby" / id
+    place.bundle.mkdir(parents=True)
+    place.spec(json.dumps({"mounts": [{"destination": "/etc/hostname", "source": f"{folder}/hostname"}]}))
+    assert place.goes_to("create", "--bundle", str(place.bundle), id) == wanted
+    other = str(folder).replace("c" * 64, "d" * 64)  # the file of the container whose network it shares
+    place.spec(json.dumps({"mounts": [{"destination": "/etc/hostname", "source": f"{other}/hostname"}]}))
+    assert place.goes_to("create", "--bundle", str(place.bundle), id) == "runtime"
+    (folder / "config.v2.json").unlink()
+    place.spec(json.dumps({"mounts": [{"destination": "/etc/hostname", "source": f"{folder}/hostname"}]}))
+    assert place.goes_to("create", "--bundle", str(place.bundle), id) == "runtime"
 
 
 def test_the_trigger_may_be_anywhere(place: Place) -> None:

@@ -1,6 +1,7 @@
 """A process's version 1 cgroup: found through mountinfo, and only on a cgroup file system."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +52,7 @@ IN_NAMESPACE = "from oci_hook.linux import cgroup; print(cgroup.v1_path({pid}, '
 
 
 def in_namespace(setup: str, pid: int) -> str:
-    python = f'{sys.executable} -c "{IN_NAMESPACE.format(pid=pid)}"'
+    python = f'{shlex.quote(sys.executable)} -c "{IN_NAMESPACE.format(pid=pid)}"'
     command = ["unshare", "-m", "--propagation", "private", "sh", "-ec", f"{setup}\n{python}"]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -1,6 +1,7 @@
 """A Debian machine to install things on: a Debian's root in a mount namespace; what is written stays in memory."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -27,7 +28,7 @@ class Machine(Namespaces):
     """`shared` is its /packages. It shares this machine's processes; its files are in memory and its own."""
 
     def __init__(self, root: Path, shared: Path) -> None:
-        super().__init__(ENTER.format(root=root, shared=shared))
+        super().__init__(ENTER.format(root=shlex.quote(str(root)), shared=shlex.quote(str(shared))))
 
     def command(self, *command: str) -> list[str]:
         return self.enter("env", "-i", *ENVIRONMENT, *command)

@@ -36,7 +36,7 @@ def routes(box: Box, programs: Path, tmp_path: Path) -> list[tuple[str, str, str
         "libcuda.so.550.163.01",
     ):  # as the plan binds them: one file, three names
         (libraries / name).write_bytes(b"")
-    binds = " && ".join(f"mount --bind {box.shim}/libcuda.so.1 {libraries}/{n}" for n in os.listdir(libraries))
+    binds = " && ".join(f"mount --bind '{box.shim}/libcuda.so.1' {libraries}/{n}" for n in os.listdir(libraries))
     more = [str(libraries / "libcuda.so.550.163.01"), "libcuda.so.550.163.01"]
     argv = ["sh", "-c", f'{binds} && exec "$@"', "sh", str(programs / "lookup"), str(programs / "plugin.so"), *more]
     out = box.run(argv, LD_LIBRARY_PATH=str(libraries), check=False)

@@ -66,7 +66,7 @@ def test_a_static_cudart_finds_the_shim(real_box: Box, real_driver: Path) -> Non
     code = """
 from cuda.bindings import runtime
 print(runtime.cudaGetDeviceCount(), runtime.cudaMalloc(10), runtime.cudaDriverGetVersion())
-opened = {line.split()[-1] for line in open("/proc/self/maps") if "/libcuda.so" in line or "/gpu-hook/driver" in line}
+opened = {line.split(maxsplit=5)[-1].strip() for line in open("/proc/self/maps") if "/libcuda.so" in line or "/gpu-hook/driver" in line}
 print(sorted(opened))
 """
     ours = real_box.run([sys.executable, "-c", code])

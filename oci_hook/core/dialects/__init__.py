@@ -5,7 +5,8 @@ A table module has
   KEYS  annotation key (native: without our prefix) -> (wish, parser, implied wishes); if the value decides which wish a
         key means, the parser returns value_parsers.Several
   ENV   environment variable -> key, for nodes that trust the environment
-  SAME  (exact key, rough key) for one thing: if the environment has both, only the exact one is read
+  SAME  (exact key, rough key) for one thing: if both are said, the exact one counts; of annotations, the rough one must
+        agree with it
 If the node's rules decide what a key means, the module has a function `rows(rules)`, which is used instead of KEYS.
 To add a dialect, write its file and put its name into NAMES and what its keys begin with into BEGIN. The launcher,
 which decides without Python whether a container asks for anything, is compiled with the words of BEGIN (`triggers`):
@@ -27,6 +28,12 @@ BEGIN = {
 }
 OUR_WORDS = (PREFIX_KEY, "GPU_HOOK_", "NVIDIA_IMEX_CHANNELS")
 ASK_BY_MOUNT = (VISIBLE_DIR.rpartition("/")[2],)  # the launcher looks for our own mounts by itself: asks_by_mount()
+
+# What may ask in words that nobody understands (core/near_misses.py): parts of annotation keys, and of mounts' paths. The
+# launcher looks for them, and engines hand the annotations of NEAR_PATTERNS (Go's path.Match) on to the runtime.
+NEAR_KEYS = ("gpu", "GPU", "Gpu", "cuda", "CUDA", "nvidia", "NVIDIA", "hook.io/")
+NEAR_MOUNTS = ("/run/gpu", "gpu-hook/request")
+NEAR_PATTERNS = ("gpu*/*", "gpu*", "T9K_*", "NVIDIA_*")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

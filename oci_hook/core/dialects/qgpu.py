@@ -1,7 +1,8 @@
 """The keys of TKE's qGPU: https://cloud.tencent.com/document/product/457/61448 (resources), /81107 (online, offline).
 
 qgpu-memory is in MB in one of its documents and in GiB in another, so the node must say which: rules.qgpu_memory_unit.
-qgpu-core below 100 is per cent of one GPU; 100, 200, ... are whole GPUs. An offline container gets idle compute only,
+qgpu-core below 100 is per cent of one GPU; 100, 200, ... are whole GPUs, but with `profile: qgpu`. An offline
+container gets idle compute only,
 and nothing is guaranteed to it, so qgpu-core-greedy only sets the class. qGPU's own steps (5 %, 1 GiB) are set by the
 node (`profile: qgpu`), so a value between them is no error here.
 """
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 PREFIX = "tke.cloud.tencent.com/"
 MEMORY = PREFIX + "qgpu-memory"
+CORE = PREFIX + "qgpu-core"
 UNITS = {"MiB": 1, "GiB": 1 << 10}  # names of rules.qgpu_memory_unit -> MiB
 
 
@@ -29,6 +31,11 @@ def memory(unit: str) -> "Callable[[str], tuple[str, int]]":
     return read
 
 
+def core(whole_gpus: bool) -> "Callable[[str], object]":
+    """whole_gpus: whether 100, 200, ... are whole GPUs; in qGPU itself, qgpu-core is a part of one GPU."""
+    return value_parsers.cores if whole_gpus else lambda text: units.integer(text, 1, 99)
+
+
 def greedy(text: str) -> str:
     units.integer(text, 1, 100)
     return "offline"
@@ -36,7 +43,7 @@ def greedy(text: str) -> str:
 
 KEYS: "dict[str, Row]" = {
     MEMORY: ("memory", memory(""), {}),
-    PREFIX + "qgpu-core": ("compute", value_parsers.cores, {}),
+    CORE: ("compute", value_parsers.cores, {}),
     PREFIX + "qgpu-core-greedy": ("class", greedy, {}),
     PREFIX + "qgpu-schedule-policy": ("policy", value_parsers.policy, {}),
     PREFIX + "app-class": ("class", value_parsers.one_of(("online", "offline")), {}),
@@ -46,4 +53,8 @@ SAME = ()
 
 
 def rows(rules: "Rules") -> "dict[str, Row]":
-    return {**KEYS, MEMORY: ("memory", memory(rules.qgpu_memory_unit), {})}
+    return {
+        **KEYS,
+        MEMORY: ("memory", memory(rules.qgpu_memory_unit), {}),
+        CORE: ("compute", core(rules.profile != "qgpu"), {}),
+    }

@@ -1,8 +1,8 @@
 """The keys of the T9k scheduler: shares by memory, whole GPUs, whole nodes.
 
 T9K_GPU_PERCENT is a percentage of a GPU's memory, not of its compute. T9K_GPU_MEMORY is in MB, by which T9k, as most
-GPU dashboards, means MiB. Annotations with both contradict each other; but in the environment the scheduler itself
-writes percentage and megabytes side by side, so there only the exact one is read.
+GPU dashboards, means MiB. The scheduler writes both side by side, the percentage rounded: the exact one counts. Of
+annotations the other must agree with it, which only the GPU that is chosen can tell (core/allocate.py).
 """
 
 from oci_hook.core import units, value_parsers
@@ -26,4 +26,4 @@ KEYS: "dict[str, Row]" = {
     "tensorstack.dev/nvidia-gpu-node": ("gpus", every_gpu, {"exclusive": True}),
 }
 ENV = {key: key for key in ("NVIDIA_VISIBLE_DEVICES", "T9K_GPU_PERCENT", "T9K_GPU_MEMORY")}
-SAME = (("T9K_GPU_MEMORY", "T9K_GPU_PERCENT"),)
+SAME = (("T9K_GPU_MEMORY", "T9K_GPU_PERCENT"), ("T9K_GPU_MEMORY", "tensorstack.dev/nvidia-gpu-percent"))

@@ -3,6 +3,7 @@
 import json
 import mmap
 import os
+import shlex
 import struct
 import time
 from pathlib import Path
@@ -36,7 +37,8 @@ class Tenant:
     def command_lines(self, program: str, inside: str, options: str, start: str = "", restart: float = 0) -> str:
         """What a shell in the container does; `inside` is where it sees the folder. start: a first command, done
         anew so many seconds after the program was killed."""
-        lines = [f"{program} --control {inside}/c{i} --out {inside}/o{i} {options}" for i in range(self.procs)]
+        command = shlex.quote(program)
+        lines = [f"{command} --control {inside}/c{i} --out {inside}/o{i} {options}" for i in range(self.procs)]
         if start:
             return f"while :; do {lines[0]} --start '{start}'; sleep {restart}; done"
         return " & ".join(lines) + " & wait" if self.procs > 1 else "exec " + lines[0]

@@ -1,0 +1,42 @@
+"""The node's last events, for the web page."""
+
+from collections import deque
+from math import isfinite
+from typing import Any
+
+from oci_hook.agent.event_log import Follower
+from oci_hook.ledger.events import short
+from oci_hook.observe.event_text import text_of
+
+MOST = 50
+TEXT_MAX = 600
+
+
+class Recent:
+    """`read` the last events, newest first; refusals also by themselves, so that others do not push them out."""
+
+    def __init__(self, state_dir: str) -> None:
+        self._log = Follower(state_dir, old=True)
+        self._events: deque[dict[str, Any]] = deque(maxlen=MOST)
+        self._refused: deque[dict[str, Any]] = deque(maxlen=MOST)
+
+    def read(self) -> dict[str, list[dict[str, Any]]]:
+        """Each event: at (Unix seconds), event (its kind), container (its name, else its id), text."""
+        for event in self._log.read():
+            if shown := as_shown(event):
+                self._events.append(shown)
+                if shown["event"] == "refused":
+                    self._refused.append(shown)
+        return {"events": list(self._events)[::-1], "refused": list(self._refused)[::-1]}
+
+
+def as_shown(event: dict[str, Any]) -> dict[str, Any] | None:
+    """None for an event that is damaged."""
+    try:
+        at, text = float(event["at"]), text_of(event)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        return None
+    who = str(event.get("name") or short(str(event.get("id", ""))))
+    if not isfinite(at):
+        return None
+    return {"at": at, "event": event["event"][:64], "container": who[:256], "text": text[:TEXT_MAX]}

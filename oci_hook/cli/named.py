@@ -1,0 +1,34 @@
+"""Containers by the names that people know: the engine's, the Pod's, or the id."""
+
+from oci_hook.cli import output
+from oci_hook.config.settings import Settings
+from oci_hook.core.grant import Grant
+from oci_hook.errors import GhError
+from oci_hook.ledger import admit, events, store
+from oci_hook.observe import engine_names
+
+
+def snapshot(settings: Settings) -> tuple[Grant, ...]:
+    """The living grants, with the names that docker and podman have for their containers."""
+    return engine_names.named(store.snapshot(settings.state_dir))
+
+
+def by_id(settings: Settings) -> dict[str, str]:
+    """The names of living containers that are in no Pod, by id; none where the ledger cannot be read."""
+    try:
+        return {grant.who.id: grant.who.container for grant in snapshot(settings) if not grant.who.pod}
+    except GhError:
+        return {}
+
+
+def key(settings: Settings, container: str) -> str:
+    """The key of the living grant whose container goes by this name or id. Raises ApplyError GH-410."""
+    return admit.find(snapshot(settings), container).key
+
+
+def title(grant: Grant) -> str:
+    """What a line for people calls a container: its name and its id, or its id alone."""
+    (found,) = engine_names.named((grant,))
+    name = events.full_name(found.who)
+    id = found.who.id
+    return f"{output.printable(name)} ({output.short(id)})" if name and name != id else id

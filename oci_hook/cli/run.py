@@ -1,0 +1,107 @@
+"""`gpu-hook run`: one command in front of docker or podman, which asks for a share as that engine's version can."""
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from oci_hook.cli import output
+from oci_hook.cli.explain import pairs
+from oci_hook.config import settings as node_settings
+from oci_hook.config.settings import Settings
+from oci_hook.core.layout import PREFIX_KEY
+from oci_hook.core.request import parse
+from oci_hook.engines import run_line
+from oci_hook.errors import GhError
+from oci_hook.oci import request_mounts
+
+
+class Front(click.Command):
+    """Its options come first. From the first other word on, everything is the engine's, unread."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = self.own(ctx, args)
+        rest = args[end + 1 :] if args[end : end + 1] == ["--"] else args[end:]
+        return super().parse_args(ctx, [*args[:end], "--", *rest] if rest else args[:end])
+
+    def own(self, ctx: click.Context, args: Sequence[str]) -> int:
+        """How many words at the beginning are options of this command, and their values."""
+        options = {name: p for p in self.get_params(ctx) if isinstance(p, click.Option) for name in p.opts}
+        at = 0
+        while at < len(args):
+            word = args[at]
+            name = word.partition("=")[0] if word.startswith("--") else word[:2]
+            option = options.get(name)
+            if option is None:
+                break
+            at += 1 if option.is_flag or option.is_eager or word != name else 2
+        return at
+
+
+@click.command(cls=Front)
+@output.prefix_option
+@click.option("--memory", "-m", metavar="SIZE", help="Memory on each of its GPUs: 4Gi, 512Mi, 2048 (MiB) or 30%.")
+@click.option("--compute", "-c", metavar="N", help="Compute share on each of its GPUs, 1 to 100 per cent.")
+@click.option("--compute-limit", metavar="N", help="With burst-share: a ceiling at or above --compute.")
+@click.option("--gpus", metavar="N", help="How many GPUs: 1 to 16, all or none. [default: 1]")
+@click.option("--devices", metavar="LIST", help="Exactly these GPUs: 0,2, UUIDs or all.")
+@click.option("--policy", metavar="P", help="best-effort, fixed-share or burst-share (or be, fs, bs).")
+@click.option("--class", "class_", metavar="C", help="online, default or offline.")
+@click.option("--exclusive", is_flag=True, help="The whole GPU, no limits, nobody else on it.")
+@click.option("--annotation", "-a", multiple=True, metavar="K=V", help="Any other annotation.")
+@click.option("--engine", type=click.Choice(run_line.ENGINES), help="[default: docker if it answers, else podman]")
+@click.option("--dry-run", is_flag=True, help="Print the engine's command line, and do nothing.")
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print one JSON object.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ENGINE'S OPTIONS] IMAGE [COMMAND]")
+def run(
+    prefix: str,
+    annotation: tuple[str, ...],
+    exclusive: bool,
+    engine: str | None,
+    dry_run: bool,
+    as_json: bool,
+    words: tuple[str, ...],
+    **asked: str | None,
+) -> None:
+    """Run a container with a share of a GPU, by docker or podman.
+
+    Options of gpu-hook come first. From the first other word on, everything goes to `docker run` or `podman run` as it
+    is, such as -it, --rm and the engine's own -m, which is memory of the host. The request becomes annotations, or mounts
+    for a docker before 24, which knows no annotations.
+    """
+    if as_json and not dry_run:
+        raise click.UsageError("--json goes with --dry-run; the container's own output is not JSON")
+    wanted = {
+        PREFIX_KEY + name.rstrip("_").replace("_", "-"): value for name, value in asked.items() if value is not None
+    }
+    if exclusive:
+        wanted[PREFIX_KEY + "exclusive"] = "true"
+    wanted |= pairs("--annotation", annotation)
+    try:
+        settings = node_settings.load(prefix)
+        check(settings, wanted)
+        if not words:
+            raise click.UsageError("name the IMAGE, after the options of gpu-hook")
+        line = run_line.line(run_line.choose(engine), wanted, words)
+    except GhError as e:
+        output.fail(e, as_json)
+    if dry_run:
+        click.echo(json.dumps({"command": line}, indent=2) if as_json else shlex.join(line))
+        return
+    become(line)
+
+
+def check(settings: Settings, annotations: dict[str, str]) -> None:
+    """Raises RequestError for what no container could have, and UsageError for nothing."""
+    if parse(annotations, {}, "", settings.rules, (), request_mounts.decode) is None:
+        raise click.UsageError(
+            "say what the container may have of a GPU, before the engine's options: -m SIZE, -c N, --gpus N, --exclusive"
+        )
+
+
+def become(line: list[str]) -> NoReturn:
+    """The engine takes this process over: its terminal, its signals and its exit status are the container's."""
+    os.execvp(line[0], line)

@@ -1,0 +1,241 @@
+"""Words that ask for a GPU and that this node does not understand, so that nobody waits for a GPU that never comes.
+
+Each miss is sure or not. Sure: somebody asked us and will not get it, as with `gpuhook.io/memory`; where the runtime was
+chosen by name, that is refused (the setting `near_misses`). Not sure: the word may be another program's, or what is
+asked is understood without it; that is a warning.
+"""
+
+from oci_hook.core import dialects, value_parsers
+from oci_hook.core.collect import CONTAINERS, VISIBLE, is_name, show_key, split, suspects
+from oci_hook.core.layout import ALLOC, MARKER, PREFIX_KEY, PRIVATE, REQUEST_DIR
+from oci_hook.core.nearest import distance, fold, nearest
+from oci_hook.core.units import show
+from oci_hook.core.validate import ASKING
+from oci_hook.core.value import Value
+from oci_hook.errors import Problem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from oci_hook.core.rules import Rules
+
+CODE = "GH-108"
+OURS = fold(PREFIX_KEY[:-1])  # "gpuhookio"
+ASKING_KEYS = ("memory", "compute", "gpus", "devices", "exclusive", "request")
+# How the words of sharing systems begin that no dialect reads, and those that ask for GPUs of other makers.
+OTHER_SYSTEMS = ("volcano.sh/vgpu", "elasticgpu.io/", "aliyun.com/gpu", "run.ai/gpu", "project-hami.io/", "gpushare/")
+OTHER_MAKERS = ("amd.com/", "gpu.intel.com/", "huawei.com/", "cambricon.com/", "metax-tech.com/", "mthreads.com/")
+OTHER_OWNERS = (
+    "cdi.k8s.io/",
+    "io.kubernetes.",
+    "io.podman.",
+    "io.container",
+    "org.opencontainers.",
+    "kubectl.kubernetes.io/",
+)
+# Parts of the keys that schedulers write into a Pod for themselves; nobody asks with them.
+OF_MACHINES = ("assigned", "allocate", "predicate", "bind", "register", "handshake", "node")
+
+
+class Miss(Value):
+    """One word that was not understood. sure: somebody asked gpu-hook with it, and does not get what was asked."""
+
+    problem: Problem
+    sure: bool
+
+
+def in_annotations(
+    annotations: dict[str, str], container: str, rules: "Rules", asks: bool, by_mount: bool = False
+) -> list[Miss]:
+    """The misses in the annotations of the container called `container` ("" without a name).
+
+    asks: whether it asks for a GPU in words that are understood. by_mount: whether mounts say anything of ours.
+    """
+    keys = [
+        key for key in suspects(annotations, container, rules, asks) if key.startswith(PREFIX_KEY) or is_suspect(key)
+    ]
+    if not keys:
+        return []
+    found = []
+    addressed = CONTAINERS not in annotations or container in (
+        item.strip(" ") for item in str(annotations[CONTAINERS]).split(",")
+    )
+    for key in keys:
+        text = str(annotations[key])
+        if key.startswith(PREFIX_KEY):
+            miss = of_suffix(key, text, container, asks)
+        else:
+            miss = of_key(key, text, container, rules, asks) if addressed else None
+        if miss:
+            found.append(miss)
+    if not asks and addressed and not found and not by_mount and (how := only_how(annotations, container)):
+        found.append(how)
+    return found
+
+
+def is_suspect(key: str) -> bool:
+    """Whether a key may speak of GPUs. A container of other programs has none, and is done with here."""
+    low = key.lower()
+    if key.startswith(OTHER_OWNERS) or low.startswith(OTHER_MAKERS):
+        return False
+    return "gpu" in low or "cuda" in low or "nvidia" in low or ("hook.io/" in low and meant_as_ours(key) is not None)
+
+
+def of_key(key: str, text: str, container: str, rules: "Rules", asks: bool) -> Miss | None:
+    """A key without our prefix that no dialect in use knows."""
+    said = f"{show_key(key)}={show(text)}"
+    if (word := meant_as_ours(key)) is not None:
+        name, _, suffix = word.partition(".")
+        if suffix and suffix != container and is_name(suffix):
+            return None  # it is for another container of the Pod, which will say so
+        guess = f"did you mean {PREFIX_KEY}{nearest_key(name)}{'.' + suffix if suffix else ''}?"
+        return Miss(Problem(CODE, f"{said} is not a key of gpu-hook; {guess}"), True)
+    for name in dialects.NAMES:
+        if key in dialects.table(name).KEYS:
+            ours = dialects.table(name).KEYS[key][0]
+            why = f"a word of {name}, which this node does not read; add {name} to `dialects` in settings.yaml"
+            return Miss(Problem(CODE, f"{said} is {why}, or write {PREFIX_KEY}{ours}"), not asks)
+    if any(part in key for part in OF_MACHINES):
+        why = "is what a scheduler wrote, and the node sees no resources; rewrite the manifest (`gpu-hook translate`)"
+        return None if asks else Miss(Problem(CODE, f"{said} {why}"), False)
+    near = nearest_of_others(key)
+    if near or key.startswith(tuple(begin for begins in dialects.BEGIN.values() for begin in begins)):
+        near = near or f"{PREFIX_KEY}{nearest_key(key.rpartition('/')[2])}"
+        return Miss(Problem(CODE, f"{said} is not a word that gpu-hook knows; did you mean {near}?"), not asks)
+    if "/" in key and not key.startswith(OTHER_SYSTEMS):
+        why = "speaks of a GPU, and gpu-hook does not know the word"
+        return None if asks else Miss(Problem(CODE, f"{said} {why}; {HOW_TO_ASK}"), False)
+    if not asks:
+        guess = f"did you mean {PREFIX_KEY}{nearest_key(key.rpartition('/')[2])}?"
+        return Miss(Problem(CODE, f"{said} is not a word that gpu-hook knows; {guess}"), True)
+    return None
+
+
+HOW_TO_ASK = f"a share is asked for with {PREFIX_KEY}memory and {PREFIX_KEY}compute"
+
+
+def nearest_of_others(key: str) -> str:
+    """The word of a dialect, on or off, that a key of the same domain means; "" for none."""
+    domain, slash, _ = key.rpartition("/")
+    if not slash and not key.upper().startswith(("T9K", "NVIDIA", "CUDA")):
+        return ""
+    words = [word for name in dialects.NAMES for word in dialects.table(name).KEYS]
+    words = [word for word in words if word.rpartition("/")[:2] == (domain, slash)]
+    begun = max((word for word in words if key.startswith(word)), key=len, default="")
+    close = nearest(key, words)
+    if begun and (not close or distance(fold(key), fold(close)) > 2):
+        return begun
+    return close
+
+
+def meant_as_ours(key: str) -> str | None:
+    """What stands behind a prefix that is nearly ours, None for another key. `gpuhook.io/memory`: "memory"."""
+    domain, slash, rest = key.partition("/")
+    near = fold(domain)
+    if slash and (
+        near in (OURS, OURS[:-2], "io" + OURS[:-2]) or near.startswith(OURS[:-2]) or distance(near, OURS) <= 2
+    ):
+        return rest
+    folded = fold(key)
+    for start in (OURS, "io" + OURS[:-2], OURS[:-2]):
+        if folded.startswith(start) and not slash:
+            return folded[len(start) :]
+    return None
+
+
+def nearest_key(word: str) -> str:
+    """Our key that is nearest to a word of another system, with a guess for those that are spelt in their own way."""
+    word = fold(word)
+    known = (*dialects.table(dialects.NATIVE).KEYS, "containers", "request")
+    if found := nearest(word, known):
+        return found
+    parts = {
+        "mem": "memory",
+        "core": "compute",
+        "percent": "memory",
+        "device": "devices",
+        "uuid": "devices",
+        "num": "gpus",
+    }
+    return next((key for part, key in parts.items() if part in word), "gpus" if word.startswith("gpu") else "memory")
+
+
+def of_suffix(key: str, text: str, container: str, asks: bool) -> Miss | None:
+    """A key for a container whose name is nearly this one's. The Pod may well have a container of that name, so only a
+    slip of the keys inside the name is sure: `trianer`, not `leader` beside `reader`, nor `worker-1` beside `worker-2`."""
+    suffix = split(key)[1]
+    if not suffix or not container or suffix == container or len(container) < 4 or distance(suffix, container) > 1:
+        return None
+    if any(a != b and (a.isdigit() or b.isdigit()) for a, b in zip(suffix, container, strict=False)):
+        return None
+    slip = sorted(suffix) == sorted(container) or (
+        len(suffix) != len(container) and suffix[0] == container[0] and suffix[-1] == container[-1]
+    )
+    guess = f"did you mean {key.removesuffix(suffix)}{container}?"
+    why = f"is for container {show(suffix)}, and this one is {show(container)}; {guess}"
+    return Miss(Problem(CODE, f"{show_key(key)}={show(text)} {why}"), slip and not asks)
+
+
+def only_how(annotations: dict[str, str], container: str) -> Miss | None:
+    """Keys that say how a share is held, where none asks for one, for whatever container of the Pod."""
+    native = dialects.table(dialects.NATIVE).KEYS
+    hows = []
+    for key in annotations:
+        if not key.startswith(PREFIX_KEY) or key in (MARKER, ALLOC):
+            continue
+        name, suffix = split(key)
+        if name in ASKING_KEYS:
+            return None
+        if suffix in (None, container) and (name == "containers" or (name in native and native[name][0] not in ASKING)):
+            hows.append(key)
+    if not hows:
+        return None
+    key = min(hows, key=lambda how: how == CONTAINERS)
+    said = f"{show_key(key)}={show(annotations[key])}"
+    why = "says how a share is held, and nothing asks for one"
+    return Miss(Problem(CODE, f"{said} {why}; add {PREFIX_KEY}memory or {PREFIX_KEY}compute"), True)
+
+
+def in_mounts(mounts: "Iterable[tuple[str, str]]") -> list[Miss]:
+    """Mounts of /dev/null that look like a request and are none. mounts: (plain destination, source)."""
+    found = []
+    for destination, source in mounts:
+        folder, _, entry = destination.rpartition("/")
+        if source != "/dev/null" or folder == REQUEST_DIR or destination == REQUEST_DIR:
+            continue
+        if "gpuhook" in fold(folder) or folder == PRIVATE:
+            name = nearest_key(entry.partition("=")[0])
+            guess = f"did you mean {REQUEST_DIR}/{name}={entry.partition('=')[2] or '…'}?"
+            found.append(Miss(Problem(CODE, f"{show_key('mount ' + destination)} asks for nothing; {guess}"), True))
+    return found
+
+
+def in_labels(labels: dict[str, str], asks: bool) -> list[Miss]:
+    """Labels, which no engine hands to the runtime."""
+    for key, text in labels.items():
+        if key.startswith(PREFIX_KEY) or meant_as_ours(key) is not None:
+            name = nearest_key(meant_as_ours(key) or split(key)[0])
+            value = text if len(text) < 20 else "…"
+            why = "is a label, and labels ask for nothing; use --annotation (docker 24 or newer), or"
+            mount = f"-v /dev/null:{REQUEST_DIR}/{name}={value}"
+            return [Miss(Problem(CODE, f"{show_key(key)}={show(text)} {why} {mount}"), not asks)]
+    return []
+
+
+def in_environment(env: dict[str, str], rules: "Rules", asks: bool, by_hand: bool = False) -> list[Miss]:
+    """Variables that would ask if the node trusted the environment. An image can bring them, so none is sure.
+
+    by_hand: a person asks what would happen; then NVIDIA_VISIBLE_DEVICES, which every CUDA image has, is worth a word.
+    """
+    if rules.trust_env or asks:
+        return []
+    native = dialects.table(dialects.NATIVE).ENV
+    names = [name for name in env if name.startswith("T9K_GPU_") or (name in native and name.startswith("GPU_HOOK_"))]
+    if by_hand and env.get(VISIBLE) not in (None, "", value_parsers.VOID, value_parsers.NONE):
+        names.append(VISIBLE)
+    if not names:
+        return []
+    key = "devices" if names[0] == VISIBLE else native.get(names[0], "memory")
+    why = f"asks for nothing, since an image can set it; use the annotation {PREFIX_KEY}{key}, or `trust_env`"
+    return [Miss(Problem(CODE, f"env {show_key(names[0])}={show(env[names[0]])} {why}"), False)]

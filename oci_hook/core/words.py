@@ -1,0 +1,13 @@
+"""How figures and ids are written for people."""
+
+CUT = 12  # characters that are enough to tell one UUID or id from another
+
+
+def cut(text: str) -> str:
+    """The beginning of an id, enough to tell it from others."""
+    return text if len(text) <= CUT else text[:CUT] + "…"
+
+
+def size(mib: int) -> str:
+    """A size in MiB: 4Gi, 512Mi. Never rounded: 1025 MiB is 1025Mi."""
+    return f"{mib // 1024}Gi" if mib and mib % 1024 == 0 else f"{mib}Mi"

@@ -1,0 +1,114 @@
+"""The command line by which docker or podman runs a container that asks for a share, as its version can."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from oci_hook.core.dialects import native
+from oci_hook.core.layout import PREFIX_KEY, REQUEST_DIR
+from oci_hook.engines.edits import NAME
+from oci_hook.errors import refuse
+
+ENGINES = ("docker", "podman")
+ANNOTATIONS_SINCE = 24  # docker; `--annotation` came with its API 1.43
+SECONDS = 20  # for an answer of the engine
+
+
+@dataclass(frozen=True)
+class Engine:
+    """program: what to call. podman: whether it speaks podman's language. annotations: whether it passes them on."""
+
+    program: str
+    podman: bool
+    annotations: bool
+    version: str = ""
+
+
+Ask = Callable[[Sequence[str]], tuple[int, str]]  # (exit status, standard output and error) of a command
+
+
+def ask(command: Sequence[str]) -> tuple[int, str]:
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return 1, str(e)
+    return done.returncode, done.stdout
+
+
+def choose(name: str | None = None, ask: Ask = ask, which: Callable[[str], str | None] = shutil.which) -> Engine:
+    """The engine of that name; without a name docker, if it is there and its daemon answers, else podman.
+
+    Raises SettingsError GH-505 where there is none, GH-510 where docker does not know our runtime.
+    """
+    problem = "neither docker nor podman is on this machine; with plain runc, see docs/guide/runc.md"
+    if name in (None, "docker") and which("docker"):
+        status, said = ask(("docker", "--version"))
+        if status == 0 and "podman" in said:  # the package podman-docker
+            return Engine("docker", True, True)
+        found = _docker(ask)
+        if isinstance(found, Engine):
+            return found
+        problem = found
+    elif name:
+        problem = f"{name} is not on this machine"
+    if name in (None, "podman") and which("podman"):
+        return Engine("podman", True, True)
+    raise refuse("GH-505", problem)
+
+
+def _docker(ask: Ask) -> "Engine | str":
+    """docker, or why it cannot be used."""
+    status, said = ask(("docker", "version", "--format", "{{.Client.Version}} {{.Server.Version}}"))
+    words = said.split()
+    if status or len(words) != 2:
+        return f"docker does not answer: {' '.join(words)[-160:]}"
+    status, runtimes = ask(("docker", "info", "--format", "{{json .Runtimes}}"))
+    try:
+        known = status == 0 and NAME in json.loads(runtimes)
+    except (ValueError, TypeError):
+        known = False
+    if not known:
+        raise refuse(
+            "GH-510", "docker does not know the runtime gpu-hook; `gpu-hook install --engine docker --restart`"
+        )
+    return Engine("docker", False, all(_major(word) >= ANNOTATIONS_SINCE for word in words), words[1])
+
+
+def _major(version: str) -> int:
+    number = version.partition(".")[0]
+    return int(number) if number.isdecimal() else 0
+
+
+def line(engine: Engine, annotations: Mapping[str, str], words: Sequence[str]) -> list[str]:
+    """The engine's command line. words: its own options, the image, and the command. Raises SettingsError GH-505 for an
+    annotation that this engine has no way to pass on."""
+    if engine.annotations:
+        flags = [part for key, value in annotations.items() for part in ("--annotation", f"{key}={value}")]
+    else:
+        flags = [part for key, value in annotations.items() for part in _mount(engine, key, value)]
+    if engine.podman:
+        return [engine.program, "--runtime", NAME, "run", *flags, *words]
+    return [engine.program, "run", f"--runtime={NAME}", *flags, *words]
+
+
+def _mount(engine: Engine, key: str, value: str) -> tuple[str, str]:
+    name = key.removeprefix(PREFIX_KEY)
+    if name == key or name not in native.KEYS:
+        raise refuse(
+            "GH-505", f"docker {engine.version} passes no annotations, and {key} has no form as a mount; use docker 24"
+        )
+    target = f"{REQUEST_DIR}/{name}={value}"
+    if (
+        ":" in value
+    ):  # which -v would take for the end of the path; --mount reads CSV, where quotes keep commas together
+        return "--mount", f'type=bind,source=/dev/null,"target={target}"'
+    return "-v", f"/dev/null:{target}"

@@ -1,0 +1,57 @@
+"""What an event of the node (ledger/events.py) says, in words."""
+
+from typing import Any
+
+from oci_hook.core.words import cut, size
+
+
+def text_of(event: dict[str, Any]) -> str:
+    """One line without the time, the kind and the container's name. What tenants wrote is in it as it is."""
+    return TEXT_OF.get(event["event"], rest)(event)
+
+
+def granted(event: dict[str, Any]) -> str:
+    shares = event.get("shares") or ()
+    words = [
+        f"{gpu(uuid)}: {size(int(mib))}" + (f", compute {compute}%" if compute else "") for uuid, mib, compute in shares
+    ]
+    return f"{'; '.join(words) or 'driver files only'} (took {float(event.get('seconds', 0)) * 1000:.1f} ms)"
+
+
+def refused(event: dict[str, Any]) -> str:
+    return "; ".join(str(text) for text in event.get("messages") or ())
+
+
+def gpu(uuid: object) -> str:
+    """A UUID, shortened for people; --json has all of it."""
+    return cut(str(uuid))
+
+
+def ended(event: dict[str, Any]) -> str:
+    peak = event.get("peak_mib")
+    return "its share was released" + (f"; it used at most {size(peak)}" if isinstance(peak, int) else "")
+
+
+def finding(event: dict[str, Any]) -> str:
+    on = f" on {gpu(event['uuid'])}" if event.get("uuid") else ""
+    return f"{event.get('kind')}{on}: {event.get('evidence')}; {event.get('action')}"
+
+
+def rest(event: dict[str, Any]) -> str:
+    return ", ".join(f"{k} {v}" for k, v in event.items() if k not in ("at", "event", "id", "name"))
+
+
+def changed(event: dict[str, Any]) -> str:
+    """An event that was cut short has no `changes`."""
+    return "; ".join(map(str, event["changes"])) if isinstance(event.get("changes"), list) else rest(event)
+
+
+TEXT_OF = {
+    "granted": granted,
+    "changed": changed,
+    "refused": refused,
+    "unclear": refused,
+    "ended": ended,
+    "finding": finding,
+    "finding-cleared": finding,
+}

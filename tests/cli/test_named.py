@@ -1,0 +1,79 @@
+"""Containers by their engine's names, and by beginnings of ids."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from oci_hook.core.grant import Grant, Share
+from oci_hook.errors import Problem
+from oci_hook.ledger import events
+from oci_hook.observe import engine_names
+from tests.cli.box import Install
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of others than root are not believed")
+ID = "abcdef" + "0" * 58
+REFUSED = "beef" * 16
+
+
+@pytest.fixture
+def web(install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Grant:
+    """The grant of docker's container `web`; docker also knows `big`, which does not run."""
+    monkeypatch.setattr(engine_names, "DOCKER", str(tmp_path / "docker"))
+    for id, name in ((ID, "web"), (REFUSED, "big")):
+        file = tmp_path / "docker/containers" / id / "config.v2.json"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({"ID": id, "Name": f"/{name}"}))
+    install.grant("other", Share("GPU-1", 1024, slot=1))
+    return install.grant(ID, Share("GPU-0", 4096, 30, slot=1))
+
+
+def test_every_command_takes_the_name(install: Install, web: Grant) -> None:
+    (shown,) = [c for c in install.data("ps")["containers"] if c["id"] == ID]
+    assert shown["name"] == "web" and "web" in install.text("ps")
+    assert install.text("set", "web", "--memory", "8Gi").startswith("container web (abcdef000000): memory 8Gi")
+    assert install.text("freeze", "web") == "container web (abcdef000000) frozen\n"
+    assert install.text("resume", "web") == "container web (abcdef000000) resumed\n"
+    assert install.text("why", "web").startswith("web (abcdef000000) ")
+    assert install.data("events", "-c", "web")["name"] == "web"  # of the change, recorded without a name
+    assert install.text("events", "-c", "other") == "no event is about other\n"
+    assert "GH-407" in install.text("release", "web", status=1)
+    assert install.data("release", "web", "--force") == {"released": [web.key]}
+    assert "GH-410" in install.text("set", "web", "--memory", "8Gi", status=1)
+
+
+def test_why_of_a_refused_one(install: Install, web: Grant) -> None:
+    """Its event has the id alone."""
+    events.refused(str(install.state), REFUSED, [Problem("GH-201", "no room")])
+    assert "was refused" in install.text("why", "big")
+    assert "GH-410" in install.text("why", "small", status=1)
+
+
+def test_the_id_and_its_beginnings(install: Install, web: Grant) -> None:
+    for size in (6, 12, 63, 64):
+        assert "frozen" in install.text("freeze", ID[:size])
+    for word in (ID + "0", "abcdex", "x" * 5000):
+        assert "no living container goes by" in install.text("freeze", word, status=1)
+    for size in range(1, 6):
+        for command in (("freeze",), ("resume",), ("set", "--memory", "1Gi"), ("release",), ("why",)):
+            said = install.text(*command, ID[:size], status=1)
+            assert (
+                said
+                == f"GH-410: {ID[:size]} begins a container's id, but has fewer than six characters: give six or more, or a name\n"
+            )
+
+
+def test_a_short_id_of_its_own(install: Install, web: Grant) -> None:
+    install.grant("ab", Share("GPU-1", 1024, slot=2))
+    assert install.text("freeze", "ab") == "container ab frozen\n"
+
+
+def test_two_of_one_name(install: Install, web: Grant, tmp_path: Path) -> None:
+    """Two engines may have the same name: neither container is changed."""
+    (tmp_path / "docker/containers/other").mkdir()
+    (tmp_path / "docker/containers/other/config.v2.json").write_text(json.dumps({"ID": "other", "Name": "/web"}))
+    assert "2 containers go by web (web/other, web/abcdef000000); name one by its id" in install.text(
+        "freeze", "web", status=1
+    )
+    assert "2 living containers" in install.text("release", "--force", "web", status=1)

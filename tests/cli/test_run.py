@@ -1,0 +1,184 @@
+"""`gpu-hook run`: the command line that it makes for each engine. (Real engines: tests/engines/test_run_line.py.)"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from oci_hook.cli import run
+from oci_hook.engines import run_line
+from oci_hook.errors import SettingsError
+from tests.cli.box import Install
+
+ANSWERS = """#!/bin/sh
+case "$*" in
+  --version) echo "{version}" ;;
+  version*) {daemon} ;;
+  info*) echo '{runtimes}' ;;
+  *) exit 125 ;;
+esac
+"""
+
+
+class Machine:
+    """A PATH with just these engines. The programs answer as the real ones do, and run nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin = folder / "engines"
+        self.bin.mkdir()
+
+    def program(self, name: str, text: str = "#!/bin/sh\nexit 125\n") -> None:
+        (self.bin / name).write_text(text)
+        (self.bin / name).chmod(0o755)
+
+    def docker(
+        self,
+        client: str = "28.2.2",
+        server: str = "26.1.5",
+        runtimes: str = '{"gpu-hook":{},"runc":{}}',
+        up: bool = True,
+    ) -> None:
+        daemon = f"echo {client} {server}" if up else "echo Cannot connect to the Docker daemon >&2; exit 1"
+        text = ANSWERS.format(version=f"Docker version {client}, build x", daemon=daemon, runtimes=runtimes)
+        self.program("docker", text)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    found = Machine(tmp_path)
+    monkeypatch.setenv("PATH", f"{found.bin}")
+    return found
+
+
+def test_docker(install: Install, machine: Machine) -> None:
+    machine.docker()
+    said = install.text_last(
+        "run", "--dry-run", "-m", "4Gi", "-c", "30", "-it", "--rm", "-m", "2g", "IMAGE", "sh", "-c", "echo $A"
+    )
+    assert said == (
+        "docker run --runtime=gpu-hook --annotation gpu-hook.io/memory=4Gi --annotation gpu-hook.io/compute=30"
+        " -it --rm -m 2g IMAGE sh -c 'echo $A'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("client", "server"), [("20.10.24+dfsg1", "20.10.24"), ("28.2.2", "20.10.24"), ("23.0.6", "26.1.5")]
+)
+def test_a_docker_without_annotations(install: Install, machine: Machine, client: str, server: str) -> None:
+    """The older one of client and daemon decides."""
+    machine.docker(client, server)
+    asked = ("--memory=4Gi", "-c30", "--devices", "0,1", "--class", "online")
+    assert install.text_last("run", "--dry-run", *asked, "IMAGE") == (
+        "docker run --runtime=gpu-hook -v /dev/null:/run/gpu-hook/request/memory=4Gi -v /dev/null:/run/gpu-hook/request/compute=30"
+        " -v /dev/null:/run/gpu-hook/request/devices=0,1 -v /dev/null:/run/gpu-hook/request/class=online IMAGE\n"
+    )
+    said = install.text_last("run", "--dry-run", "--devices", "0:0,0:1", "IMAGE")
+    assert said == (
+        "docker run --runtime=gpu-hook --mount 'type=bind,source=/dev/null,\"target=/run/gpu-hook/request/devices=0:0,0:1\"' IMAGE\n"
+    )
+    said = install.text_last("run", "--dry-run", "-a", "NVIDIA_VISIBLE_DEVICES=0", "IMAGE", status=1)
+    assert (
+        said
+        == f"GH-505: docker {server} passes no annotations, and NVIDIA_VISIBLE_DEVICES has no form as a mount; use docker 24\n"
+    )
+
+
+def test_podman(install: Install, machine: Machine) -> None:
+    machine.program("podman")
+    line = "podman --runtime gpu-hook run --annotation gpu-hook.io/exclusive=true --name x IMAGE\n"
+    assert install.text_last("run", "--dry-run", "--exclusive", "--name", "x", "IMAGE") == line
+    machine.docker()
+    assert install.text_last("run", "--dry-run", "--engine", "podman", "--exclusive", "--name", "x", "IMAGE") == line
+    machine.docker(up=False)  # then podman, if there is no word which engine
+    assert install.text_last("run", "--dry-run", "--exclusive", "--name", "x", "IMAGE") == line
+    machine.program("docker", "#!/bin/sh\necho podman version 4.3.1\n")  # the package podman-docker
+    said = install.text_last("run", "--dry-run", "--exclusive", "--name", "x", "IMAGE")
+    assert said == line.replace("podman", "docker", 1)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("IMAGE",), "say what the container may have of a GPU, before the engine's options"),
+        (("-it", "-m", "4Gi", "IMAGE"), "say what the container may have of a GPU, before the engine's options"),
+        ((), "say what the container may have"),
+        (("-m", "4Gi"), "name the IMAGE"),
+        (("-m", "4G", "IMAGE"), "GH-101: gpu-hook.io/memory='4G' is not a size"),
+        (("-m", "", "IMAGE"), "GH-101: "),
+        (("-c", "0", "IMAGE"), "GH-101: "),
+        (("-m", "1Gi", "--exclusive", "IMAGE"), "GH-103: "),
+        (("-a", "x", "IMAGE"), "x"),
+        (("-m",), "requires an argument"),
+        (("--json", "-m", "1Gi", "IMAGE"), "--json goes with --dry-run"),
+        (("-m", "1Gi", "--engine", "podman", "IMAGE"), "GH-505: podman is not on this machine"),
+    ],
+)
+def test_what_is_wrong(install: Install, machine: Machine, args: tuple[str, ...], says: str) -> None:
+    machine.docker()
+    result = install.run_last("run", *args)
+    assert result.exit_code in (1, 2) and says in result.output, result.output
+
+
+def test_no_engine(install: Install, machine: Machine) -> None:
+    assert "GH-505: neither docker nor podman is on this machine" in install.text_last(
+        "run", "-m", "1Gi", "IMAGE", status=1
+    )
+    machine.docker(up=False)
+    said = install.text_last("run", "-m", "1Gi", "IMAGE", status=1)
+    assert "GH-505: docker does not answer: Cannot connect to the Docker daemon" in said
+    for runtimes in ("{}", '{"runc":{}}', "junk", "", "null", "3"):
+        machine.docker(runtimes=runtimes)
+        said = install.text_last("run", "-m", "1Gi", "IMAGE", status=1)
+        assert (
+            said == "GH-510: docker does not know the runtime gpu-hook; `gpu-hook install --engine docker --restart`\n"
+        )
+
+
+def test_json_and_a_separator(install: Install, machine: Machine) -> None:
+    machine.program("podman")
+    said = json.loads(install.text_last("run", "--dry-run", "--json", "-m", "1Gi", "--", "IMAGE", "--", "-m"))
+    command = ["podman", "--runtime", "gpu-hook", "run", "--annotation", "gpu-hook.io/memory=1Gi", "IMAGE", "--", "-m"]
+    assert said == {"command": command}
+
+
+def test_the_engine_takes_over(install: Install, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.program("podman")
+    called: list[list[str]] = []
+
+    def execvp(program: str, line: list[str]) -> None:
+        called.append([program, *line])
+
+    monkeypatch.setattr(os, "execvp", execvp)
+    assert install.text_last("run", "-m", "1Gi", "IMAGE") == ""
+    assert called == [
+        ["podman", "podman", "--runtime", "gpu-hook", "run", "--annotation", "gpu-hook.io/memory=1Gi", "IMAGE"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "major"), [("24.0.7", 24), ("20.10.24+dfsg1", 20), ("", 0), ("master-dev", 0), ("v24", 0)]
+)
+def test_versions(version: str, major: int) -> None:
+    assert run_line._major(version) == major
+
+
+def test_an_engine_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_line, "SECONDS", 0.1)
+    assert run_line.ask(("sleep", "60"))[0] == 1
+    assert run_line.ask(("/no/such/program",))[0] == 1
+    with pytest.raises(SettingsError, match="GH-505: docker does not answer: late"):
+        run_line.choose(
+            "docker",
+            lambda command: (0, "Docker version") if "--version" in command else (1, "late"),
+            lambda name: name,
+        )
+
+
+def test_every_option_is_an_annotation() -> None:
+    """None is forgotten by the words that it becomes."""
+    from oci_hook.core.dialects import native
+
+    names = {p.name.rstrip("_").replace("_", "-") for p in run.run.params if p.name}
+    other = {"prefix", "annotation", "engine", "dry-run", "as-json", "words"}
+    assert names - other <= set(native.KEYS)

@@ -1,0 +1,43 @@
+"""`gpu-hook bundle` and plain runc: the container has its share, and none once the hooks are taken out again."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import REPO, UUIDS, Bundle, Install, Runc
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+ASK = {"gpu-hook.io/memory": "4Gi", "gpu-hook.io/devices": "1"}
+
+
+def gpu_hook(install: Install, *args: str) -> str:
+    command = [sys.executable, "-m", "oci_hook", *args, "--prefix", str(install.prefix)]
+    return subprocess.run(command, cwd=REPO, check=True, capture_output=True, text=True).stdout
+
+
+def test_with_plain_runc(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    folder = bundle(ASK)
+    gpu_hook(prefix, "bundle", str(folder))
+    done = runc.create(folder)
+    assert done.returncode == 0, done.stderr
+    (grant,) = prefix.grants()
+    assert (grant.who.id, [share.uuid for share in grant.shares]) == (runc.ids[-1], [UUIDS[1]])
+    assert runc("start", runc.ids[-1]).returncode == 0
+    assert "policy" in runc.exec(runc.ids[-1], "ls", "/run/gpu-hook").stdout
+    assert "GPU_HOOK" not in runc.exec(runc.ids[-1], "env").stdout  # as the command says
+    assert runc("delete", "--force", runc.ids[-1]).returncode == 0
+    assert not list((prefix.state / "ledger").glob("*.json"))  # poststop has released it
+
+    gpu_hook(prefix, "bundle", "--remove", str(folder))
+    assert runc.create(folder).returncode == 0
+    assert prefix.grants() == ()
+
+
+def test_a_refusal(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    folder = bundle({"gpu-hook.io/memory": "99Gi"})
+    gpu_hook(prefix, "bundle", str(folder))
+    done = runc.create(folder)
+    assert done.returncode != 0 and "GH-201" in done.stderr
+    assert prefix.grants() == ()
