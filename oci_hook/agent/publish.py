@@ -45,9 +45,9 @@ class Publisher:
         self._auditing = auditing
         self._protection = protection
         self._leases = leases
+        self._recent = Recent(node.state_dir)
         self._boundary = boundary
         self._boundary_server = boundary_server
-        self._recent = Recent(node.state_dir)
         self._started = time.time()
         self._view: dict[str, Any] = {}
 

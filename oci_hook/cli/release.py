@@ -53,8 +53,7 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
 
 
 def answer(keys: list[str], what: str, limited: str) -> output.Report:
-    """limited: why the driver still keeps a limit of theirs; "" where it does not. Raises GH-410 where nothing was
-    released."""
+    """limited: why the driver still keeps a limit of theirs; "" where it does not. Raises GH-410 where nothing was released."""
     if not keys:
         raise refuse("GH-410", f"{what[:100]} holds no share; `gpu-hook ps` lists those that do")
     lines = [f"released {key}" for key in keys]

@@ -329,11 +329,11 @@ def _refusal(
     code = "GH-201"
     if full and all(TOO_SMALL in reason for reason in full):
         head, advice = "too little memory", "ask for more"
+    if full and all(DISAGREES in reason for reason in full):
+        code, head, advice = "GH-103", "T9K_GPU_PERCENT and T9K_GPU_MEMORY disagree", "give one of them"
     if full and all(NO_BOUNDARY in reason for reason in full):
         code, head = "GH-204", "boundary: driver is asked for"
         advice = "drop gpu-hook.io/boundary, or set `boundary: auto`"
-    if full and all(DISAGREES in reason for reason in full):
-        code, head, advice = "GH-103", "T9K_GPU_PERCENT and T9K_GPU_MEMORY disagree", "give one of them"
     text = ""
     for n, reason in enumerate(full):
         left = len(full) - n

@@ -32,9 +32,9 @@ class Gpu(Value):
     parent: str = ""
     instance: int = -1
     file: str = ""
-    no_limits: str = "the driver was not asked when the GPUs were listed"
     gi: int = -1
     ci: int = -1
+    no_limits: str = "the driver was not asked when the GPUs were listed"
 
     @property
     def address(self) -> str:

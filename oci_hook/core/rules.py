@@ -39,10 +39,10 @@ class Rules(Value):
     qgpu_memory_unit: str = "none"
     linger: int = 0
     online_compute: str = "booking"
-    boundary: str = AUTO
-    driver_limit_extra: int = 0
     near_misses: str = "auto"
     profile: str = "none"
+    boundary: str = AUTO
+    driver_limit_extra: int = 0
 
     def reserve(self, memory_mib: int) -> int:
         """The MiB that are never granted of a GPU with so much memory, whoever asks."""

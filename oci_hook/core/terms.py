@@ -11,13 +11,13 @@ ONLINE = CLASSES[-1]
 BOUNDARIES = SHIM, AUTO, DRIVER = ("shim", "auto", "driver")  # the weakest promise first
 POLICY_NUMBERS = {name: number for number, name in enumerate(POLICIES)}
 CLASS_NUMBERS = {name: number for number, name in enumerate(CLASSES)}
-BOUNDARY_NUMBERS = {name: number for number, name in enumerate(BOUNDARIES)}
 VISIBLE = ("uuid", "index", "all")
+BOUNDARY_NUMBERS = {name: number for number, name in enumerate(BOUNDARIES)}
 WORDS = {
     "policy": POLICIES,
     "priority_class": CLASSES,
-    "boundary": BOUNDARIES,
     "visible": VISIBLE,
+    "boundary": BOUNDARIES,
 }  # of those terms that are one of a few words
 
 
@@ -44,8 +44,8 @@ class Terms(Value):
 
     preempt_tolerance_us: the longest time in microseconds that a lower class may hold the GPU once this container has
     work; None: no limit. capabilities: which of the driver's files it gets. imex_channels: the numbers of the IMEX
-    channels that it may open; only with whole GPUs. boundary: who must hold its memory limit (core/boundary.py). visible: how
-    NVIDIA_VISIBLE_DEVICES names its GPUs: "uuid", "index", or "all" where it has every GPU of the node.
+    channels that it may open; only with whole GPUs. visible: how NVIDIA_VISIBLE_DEVICES names its GPUs: "uuid", "index", or
+    "all" where it has every GPU of the node. boundary: who must hold its memory limit (core/boundary.py).
     """
 
     policy: str = "burst-share"
@@ -53,8 +53,8 @@ class Terms(Value):
     preempt_tolerance_us: int | None = None
     capabilities: tuple[str, ...] = ("compute", "utility")
     imex_channels: tuple[int, ...] = ()
-    boundary: str = AUTO
     visible: str = "uuid"
+    boundary: str = AUTO
 
     def data(self) -> "dict[str, object]":
         """The terms as JSON has them: `class` is the field priority_class, a reserved word in Python."""

@@ -233,6 +233,14 @@ def imex_channels(given: Given, rules: "Rules") -> tuple[int, ...]:
     return tuple(said)
 
 
+def visible(given: Given, rules: "Rules") -> str:
+    """How NVIDIA_VISIBLE_DEVICES names the GPUs: as T9k prints them to who asks in its words."""
+    said = {wish.key for name in ("memory", "gpus") if (wish := given.wishes.get(name)) and wish.dialect == "t9k"}
+    if any(key.removeprefix("env ").startswith(("T9K_GPU_", "tensorstack.dev/nvidia-gpu-percent")) for key in said):
+        return "index"
+    return "all" if "tensorstack.dev/nvidia-gpu-node" in said else "uuid"
+
+
 def boundary(given: Given, rules: "Rules") -> str:
     """Who must hold the memory limit. A container may ask for a stronger boundary than the node's, not for a weaker one."""
     said = given.value("boundary")
@@ -242,20 +250,12 @@ def boundary(given: Given, rules: "Rules") -> str:
     return str(said or rules.boundary)
 
 
-def visible(given: Given, rules: "Rules") -> str:
-    """How NVIDIA_VISIBLE_DEVICES names the GPUs: as T9k prints them to who asks in its words."""
-    said = {wish.key for name in ("memory", "gpus") if (wish := given.wishes.get(name)) and wish.dialect == "t9k"}
-    if any(key.removeprefix("env ").startswith(("T9K_GPU_", "tensorstack.dev/nvidia-gpu-percent")) for key in said):
-        return "index"
-    return "all" if "tensorstack.dev/nvidia-gpu-node" in said else "uuid"
-
-
 # The terms of a container that have a check or a default of their own, by their field in core/terms.py.
 TERMS: "dict[str, Callable[[Given, Rules], object]]" = {
     "policy": policy,
     "preempt_tolerance_us": preempt_tolerance,
     "capabilities": capabilities,
     "imex_channels": imex_channels,
-    "boundary": boundary,
     "visible": visible,
+    "boundary": boundary,
 }

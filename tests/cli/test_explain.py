@@ -192,9 +192,9 @@ def test_json(install: Install) -> None:
             "narrow_to": None,
             "preempt_tolerance_us": None,
             "imex_channels": [],
-            "boundary": "auto",
             "visible": "uuid",
             "same_percent": None,
+            "boundary": "auto",
         },
         "gpus": [
             {"index": 0, "address": "0", "uuid": "GPU-0", **gpu, "reason": "chosen (binpack)", "share": share},
