@@ -58,7 +58,7 @@ class Keeper:
             try:
                 places = cgroups.places(pid, grant.life.cgroup)
             except NoCgroup as e:
-                records.write(settings.state_dir, record.replace(state=FAILED, limits=(), why=str(e)))
+                self._failed(settings, record, e)
                 raise LimitError(str(e)) from None
             self._put(settings, record.replace(cgroups=places))
             return True
@@ -147,21 +147,29 @@ class Keeper:
         if earlier is not None and earlier.cgroups:  # of a container with the same name that crashed
             left = tuple(place for place in earlier.cgroups if place not in record.cgroups)
             self._clear(settings, earlier.replace(cgroups=left))
-        records.write(settings.state_dir, record)
         try:
             nvml = self._nvml(settings)
+            nvml.find(limit.uuid for limit in record.limits)
+        except LimitError as e:
+            self._failed(settings, record, e)
+            raise
+        records.write(settings.state_dir, record)
+        try:
             for limit, (path, _) in _each(record):
                 nvml.set(limit, path)
         except LimitError as e:
-            failed = record.replace(state=FAILED, why=str(e)[:300])
-            records.write(settings.state_dir, failed)
+            records.write(settings.state_dir, record.replace(state=FAILED, why=str(e)[:300]))
             try:
                 self._unset(settings, record)
-                records.write(settings.state_dir, failed.replace(cgroups=(), limits=()))
+                self._failed(settings, record, e)
             except LimitError:
                 pass  # the record says where limits may be left
             raise
         records.write(settings.state_dir, record.replace(state=SET))
+
+    def _failed(self, settings: "Settings", record: Record, e: Exception) -> None:
+        """Record that the grant has no limit, and why."""
+        records.write(settings.state_dir, record.replace(state=FAILED, cgroups=(), limits=(), why=str(e)[:300]))
 
     def _sweep(self, settings: "Settings") -> list[str]:
         done = []
