@@ -34,7 +34,7 @@ ASK_BY_MOUNT = (VISIBLE_DIR.rpartition("/")[2],)  # the launcher looks for our o
 
 # What may ask in words that nobody understands (core/near_misses.py): parts of annotation keys, and of mounts' paths. The
 # launcher looks for them, and engines hand the annotations of NEAR_PATTERNS (Go's path.Match) on to the runtime.
-NEAR_KEYS = ("gpu", "GPU", "Gpu", "cuda", "CUDA", "nvidia", "NVIDIA", "hook.io/")
+NEAR_KEYS = ("gpu", "cuda", "nvidia", "hook.io/")  # in whatever letters
 NEAR_MOUNTS = ("/run/gpu", "gpu-hook/request")
 NEAR_PATTERNS = ("gpu*/*", "gpu*", "T9K_*", "NVIDIA_*")
 
