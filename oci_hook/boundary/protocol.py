@@ -19,6 +19,7 @@ import time
 from oci_hook.boundary.nvml_limits import LimitError
 from oci_hook.core.boundary import Limit
 from oci_hook.core.layout import BOUNDARY_SOCKET
+from oci_hook.ledger.store import valid_key
 from oci_hook.oci import fastjson
 
 TYPE_CHECKING = False
@@ -94,6 +95,8 @@ def _do(keeper: "Keeper", what: str, request: "Packet") -> "Packet":
     if what == "sweep":
         return {"grants": keeper.sweep()}
     key = str(request["grant"])
+    if not valid_key(key):
+        raise LimitError(f"{key[:60]!r} is no grant's key")
     if what == "set":
         return {"limited": keeper.start(key, int(request["pid"]))}
     if what == "change":

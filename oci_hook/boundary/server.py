@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-from oci_hook.boundary import cgroups, protocol
+from oci_hook.boundary import cgroups, protocol, records
 from oci_hook.boundary.keeper import Keeper
 from oci_hook.boundary.nvml_limits import LimitError, Nvml, open_nvml
 from oci_hook.config import settings as node_settings
@@ -56,10 +56,11 @@ class Server:
     def __init__(self, prefix: str) -> None:
         settings = node_settings.load(prefix)
         own_dir(settings.state_dir)
+        own_dir(records.folder(settings.state_dir))
         self._nvml = Connection()
         self.keeper = Keeper(lambda: node_settings.load(prefix), self._nvml)
         self.busy_since = 0.0
-        self._listener = _listen(protocol.path(settings.state_dir))
+        self._listener = _listen(protocol.path(settings.state_dir), records.folder(settings.state_dir))
         self._clients: dict[socket.socket, float] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -115,10 +116,11 @@ class Server:
         client.close()
 
 
-def _listen(path: str) -> socket.socket:
-    """A listening socket that only root can open. It takes the path over from a server before it."""
+def _listen(path: str, folder: str) -> socket.socket:
+    """A listening socket that only root can open. It takes the path over from a server before it. folder: where it is
+    made, for root alone."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    temporary = f"{path}.{os.getpid()}"
+    temporary = f"{folder}/{os.getpid()}.sock"
     try:
         os.unlink(temporary)
     except FileNotFoundError:
