@@ -37,14 +37,21 @@ KINDS = {
     "simulator-rpm": simulator_packages.rpm_package,
     "simulator-wheel": simulator_wheel,
 }
-ANY_ARCHITECTURE = tuple(kind for kind in KINDS if kind.endswith(("deb", "rpm")))
+ANY_ARCHITECTURE = tuple(kind for kind in KINDS if not kind.endswith("wheel"))
+NAMES = {debian: arch for arch, debian in deb.ARCHITECTURES.items()}  # amd64, arm64
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/package", description="build a package")
     parser.add_argument("kind", choices=list(KINDS))
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist")
-    parser.add_argument("--arch", default=platform.machine(), choices=list(deb.ARCHITECTURES), help="deb and rpm only")
+    parser.add_argument(
+        "--arch",
+        default=platform.machine(),
+        type=lambda name: NAMES.get(name, name),
+        choices=list(deb.ARCHITECTURES),
+        help="or amd64, arm64; of wheels, this machine's only; default: this machine's",
+    )
     args = parser.parse_args()
     if args.kind not in ANY_ARCHITECTURE and args.arch != platform.machine():
         parser.error(f"{args.kind}: --arch {args.arch} is not this machine's architecture; build it on such a machine")

@@ -7,11 +7,11 @@ import gzip
 import io
 import json
 import os
-import subprocess
 import tarfile
 from hashlib import sha256
 from pathlib import Path
 
+import busybox
 from payload import COMMAND, ROOT, VERSION, Files, below, epoch, package, read, vendored
 
 NAME = f"gpu-hook/install:{VERSION}"
@@ -66,19 +66,7 @@ def contents(arch: str) -> Files:
     # image/install replaces @TOOLS@ by the path of these files on the machine.
     files["gpu-hook/gpu-hook"] = (COMMAND.format(folder="@TOOLS@").encode(), 0o755)
     files["install"] = read(ROOT / "packaging/image/install", 0o755)
-    files["bin/busybox"] = read(busybox(), 0o755)
-    licence = Path("/usr/share/doc/busybox-static/copyright")
-    if licence.exists():
-        files["usr/share/doc/busybox-static/copyright"] = read(licence)
-    return files
-
-
-def busybox() -> Path:
-    """This machine's busybox, which must be static: the image has no libraries."""
-    for path in map(Path, ("/bin/busybox", "/usr/bin/busybox", "/usr/sbin/busybox")):
-        if path.exists() and subprocess.run(["ldd", path], capture_output=True).returncode != 0:
-            return path
-    raise SystemExit("scripts/package: the image needs a static busybox: apt-get install busybox-static")
+    return {**files, **busybox.files(arch, ARCHITECTURES[arch])}
 
 
 def archive(files: Files, links: dict[str, str]) -> bytes:

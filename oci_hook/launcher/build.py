@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SOURCES = [f"{name}.c" for name in ("launcher", "flags", "flat_yaml", "exec_env", "process_json", "blake2b")]
+SOURCES = [f"{name}.c" for name in ("launcher", "flags", "flat_yaml", "owner", "exec_env", "process_json", "blake2b")]
 PACKAGE = HERE.parent
 READ = [PACKAGE / name for name in ("core/dialects/__init__.py", "core/layout.py", "config/settings.py")]
 PROGRAMS = {

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -23,6 +24,7 @@
 #include "exec_env.h"
 #include "flags.h"
 #include "flat_yaml.h"
+#include "owner.h"
 
 #if !defined(ASKS) || !defined(NEAR_KEYS) || !defined(NEAR_MOUNTS)
 #error "build.py defines ASKS, NEAR_KEYS and NEAR_MOUNTS from the Python code"
@@ -177,7 +179,7 @@ static void read_settings(void) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0)
         return;
-    if (!fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_uid == 0 && !(st.st_mode & 022)) {
+    if (!fstat(fd, &st) && S_ISREG(st.st_mode) && is_roots(&st) && !(st.st_mode & 022)) {
         ssize_t n = read(fd, text, sizeof text);
         if (n >= 0 && n <= FLAT_YAML_MAX)
             read_settings_text((struct text){text, (size_t)n});
@@ -191,7 +193,7 @@ static void read_settings(void) {
 static void check_program(const char *code, const char *key, const char *path, struct stat *st) {
     if (stat(path, st))
         refuse("%s: %s %s: %s; set `%s` in settings.yaml", code, key, path, strerror(errno), key);
-    if (!S_ISREG(st->st_mode) || st->st_uid != 0 || (st->st_mode & 022))
+    if (!S_ISREG(st->st_mode) || !is_roots(st) || (st->st_mode & 022))
         refuse("%s: %s %s must be a program of root that nobody else can write; set `%s` in settings.yaml", code, key,
                path, key);
 }
@@ -218,7 +220,7 @@ static void check_start(const char *path) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0 || fstat(fd, &st))
         refuse("GH-504: %s: %s; run `gpu-hook install --prefix %s`", path, strerror(errno), g.prefix);
-    if (!S_ISREG(st.st_mode) || st.st_uid != 0 || (st.st_mode & 022))
+    if (!S_ISREG(st.st_mode) || !is_roots(&st) || (st.st_mode & 022))
         refuse("GH-504: %s must be a file of root that nobody else can write; run `gpu-hook install` again", path);
     if (st.st_size < size || pread(fd, end, sizeof end, st.st_size - size) != size ||
         memcmp(end, START_END, sizeof end))
@@ -392,28 +394,31 @@ static bool any_of(struct text t, const char *const *needles) {
 static const char *const near_keys[] = {NEAR_KEYS, 0};
 static const char *const near_mounts[] = {NEAR_MOUNTS, 0};
 
-/* Whether a key of some object has this part. Programs' own environment, arguments and paths are values, so what they say of
- * GPUs costs nobody a start of Python. */
-static bool in_key(struct text t, const char *part) {
-    const char *end = t.at + t.size, *p = t.at;
-    while ((p = memmem(p, (size_t)(end - p), part, strlen(part)))) {
+/* Whether a key of some object has one of these parts, in small letters here and in whatever letters there. Programs' own
+ * environment, arguments and paths are values, so what they say of GPUs costs nobody a start of Python. */
+static bool in_key(struct text t, const char *const *parts) {
+    const char *end = t.at + t.size;
+    for (const char *p = t.at; p < end; p++) {
+        const char *const *part = parts;
+        while (*part &&
+               ((*p | 0x20) != **part || (size_t)(end - p) < strlen(*part) || strncasecmp(p, *part, strlen(*part))))
+            part++;
+        if (!*part)
+            continue;
         while (p < end && *p != '"') /* to the end of this string */
             p += *p == '\\' ? 2 : 1;
         for (p++; p < end && (*p == ' ' || *p == '\t' || *p == '\r' || *p == '\n'); p++)
             ;
-        if (p >= end)
-            return false;
-        if (*p == ':')
+        if (p < end && *p == ':')
             return true;
     }
     return false;
 }
 
-static bool any_in_key(struct text t, const char *const *parts) {
-    for (; *parts; parts++)
-        if (in_key(t, *parts))
-            return true;
-    return false;
+/* The part of config.json that begins with its annotations; nothing where it has none. */
+static struct text annotations(struct text t) {
+    const char *p = find(t, "\"annotations\"");
+    return p ? (struct text){p, (size_t)(t.at + t.size - p)} : (struct text){t.at, 0};
 }
 
 /* The folder in which docker keeps the container with this id, with its last slash, as the source of the file that docker mounts
@@ -452,7 +457,8 @@ static bool labelled(struct text t, const char *bundle) {
     ssize_t n = read(fd, text, sizeof text);
     close(fd);
     const struct text labels = {text, n > 0 ? (size_t)n : 0};
-    return in_key(labels, "gpu-hook") || in_key(labels, "gpuhook");
+    static const char *const ours[] = {"gpu-hook", "gpuhook", 0};
+    return in_key(labels, ours);
 }
 
 /* Whether a mount in /run/gpu-hook may ask for a share, in whatever spelling of that path: "/run//gpu-hook",
@@ -505,29 +511,40 @@ static bool says_sandbox(struct text t, const char *quoted_key) {
     return (size_t)(end - p) >= sizeof value - 1 && !memcmp(p, value, sizeof value - 1);
 }
 
-/* Whether Python must look at the container of this bundle. */
-static bool wanted(const char *bundle) {
+/* Reads the config.json of a bundle. NONE: the runtime reports what is wrong with it. DOUBTFUL: it may ask for anything. */
+static enum { NONE, DOUBTFUL, READ } read_spec(const char *bundle, struct text *t) {
     char path[PATH_MAX];
     struct stat st;
     if ((size_t)snprintf(path, sizeof path, "%s/config.json", bundle) >= sizeof path)
-        return false;
+        return NONE;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
-        return false; /* the runtime reports what is wrong with it */
+        return NONE;
     if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_size > MAX_SPEC)
-        return true;
+        return DOUBTFUL;
     char *buffer = malloc((size_t)st.st_size + 1);
     if (!buffer)
-        return true;
+        return DOUBTFUL;
     size_t have = 0;
     ssize_t n;
     while ((n = read(fd, buffer + have, (size_t)st.st_size + 1 - have)) > 0)
         have += (size_t)n;
     close(fd);
     if (n < 0 || have > (size_t)st.st_size)
-        return true; /* unreadable, or it grows while we read */
-    struct text t = {buffer, have};
-    bool asked = any_of(t, asks) || asks_by_mount(t) || odd_escape(t) || any_in_key(t, near_keys) ||
+        return DOUBTFUL; /* unreadable, or it grows while we read */
+    *t = (struct text){buffer, have};
+    return READ;
+}
+
+/* Whether Python must look at the container of this bundle. */
+static bool wanted(const char *bundle) {
+    struct text t;
+    switch (read_spec(bundle, &t)) {
+    case NONE: return false;
+    case DOUBTFUL: return true;
+    case READ: break;
+    }
+    bool asked = any_of(t, asks) || asks_by_mount(t) || odd_escape(t) || in_key(annotations(t), near_keys) ||
                  any_of(t, near_mounts) || labelled(t, bundle);
     bool sandbox = says_sandbox(t, "\"io.kubernetes.cri.container-type\"") ||
                    says_sandbox(t, "\"io.kubernetes.cri-o.ContainerType\"");
@@ -537,19 +554,35 @@ static bool wanted(const char *bundle) {
     bool served = any_of(t, nvidia_asks) || find(t, "\\");
     return served || (asked && !sandbox);
 }
+
+/* Whether the bundle asks in our own words, without a doubt. */
+static bool asks_plainly(const char *bundle) {
+    struct text t;
+    return read_spec(bundle, &t) == READ && (in_key(t, "gpu-hook.io/") || asks_by_mount(t));
+}
 #endif
 
 int main(int argc, char **argv) {
+    static const char rootless[] =
+        "GH-303: the container asks for a share of a GPU, and the ledger of shares is root's: a rootless engine cannot "
+        "grant one. Run it by root's docker, podman or runc, or leave out what asks for gpu-hook";
     if (argc < 1)
         refuse("GH-504: called without arguments");
 #ifdef HOOK
     find_prefix();
+    if (is_rootless(&g.self))
+        refuse("%s", rootless);
     read_settings();
     exec_python(argc, argv);
 #else
     struct call call = read_call(argv); /* first: it finds out where errors are to be logged */
     find_prefix();
     read_settings();
+    if (is_rootless(&g.self)) { /* Python could not read root's ledger; what asks for nothing must not notice that */
+        if (call.what == CREATE && asks_plainly(call.bundle))
+            refuse("%s", rootless);
+        exec_runtime(argv);
+    }
     /* A container can be stopped and removed whatever is wrong in settings.yaml, as long as its `runtime` is known. None
      * is started then: Python says what is wrong. */
     if (call.what == EXEC && g.runtime_known)

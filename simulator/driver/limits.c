@@ -6,8 +6,9 @@
  *
  * A setter writes a free cell of the table under the cell's lock, and publishes it by its stamp; then it frees the cells that
  * the new one replaces. Readers take the highest stamp, and read the table again if something was replaced meanwhile: they
- * might have passed the new cell before it was written, and come to the old one when it was free. So a setter that is killed at any instruction leaves the old limit or
- * the new one, and a cell that the kernel unlocks; setters do not wait for each other. */
+ * might have passed the new cell before it was written, and come to the old one when it was free. So a setter that is
+ * killed at any instruction leaves the old limit or the new one, and a cell that the kernel unlocks; setters do not wait
+ * for each other. */
 #define _GNU_SOURCE
 #include "gpu.h"
 

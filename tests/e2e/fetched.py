@@ -64,17 +64,18 @@ def wheel(*names: str) -> Path:
     return root
 
 
-def unpacked(suite: str, *packages: str, component: str = "main") -> Path:
-    """The folder with what is in these packages of that suite. Skips where they cannot be had."""
-    place = cached("-".join((suite, *packages))[:100])
+def unpacked(suite: str, *packages: str, component: str = "main", architecture: str = "") -> Path:
+    """The folder with what is in these packages of that suite. architecture: Debian's name of another machine's. Skips
+    where they cannot be had."""
+    place = cached("-".join(filter(None, (suite, architecture, *packages)))[:100])
     with alone(place):
         root = place / "root"
         if not root.exists():
-            _unpack(place, suite, packages, component)
+            _unpack(place, suite, packages, component, architecture)
         return root
 
 
-def _unpack(place: Path, suite: str, packages: tuple[str, ...], component: str) -> None:
+def _unpack(place: Path, suite: str, packages: tuple[str, ...], component: str, architecture: str) -> None:
     if not shutil.which("apt-get") or not shutil.which("dpkg") or not KEYRING.exists():
         pytest.skip("Debian's packages need apt-get, dpkg and Debian's keyring")
     for folder in ("new", "debs"):
@@ -91,6 +92,7 @@ def _unpack(place: Path, suite: str, packages: tuple[str, ...], component: str) 
         "-oAPT::Sandbox::User=root",
         "-oAcquire::http::Timeout=20",
         "-oAcquire::Retries=0",
+        *([f"-oAPT::Architecture={architecture}", f"-oAPT::Architectures={architecture}"] if architecture else []),
     ]
     for command in (["update"], ["download", *packages]):
         r = subprocess.run(["apt-get", *options, *command], cwd=place / "debs", capture_output=True, text=True)

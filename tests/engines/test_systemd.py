@@ -3,12 +3,15 @@
 runc asks it for a scope with the rules of config.json.
 """
 
+import json
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from tests.engines.box import Place
+from tests.engines.box import IMAGE, MEMORY_MIB, Place, until
 from tests.engines.systemd_box import SYSTEMD, Systemd
 
 pytestmark = [
@@ -44,3 +47,68 @@ def test_daemon_reload(systemd: Systemd) -> None:
         assert systemd("systemctl", *command).returncode == 0
         assert opened() == before, command
     assert systemd.runc("delete", "--force", "one").returncode == 0
+
+
+PROBE = ("gpu-probe", "info")
+SEEN = f"device 0: Simulated GPU {MEMORY_MIB >> 10} GiB, 1024 MiB total"
+
+
+@pytest.mark.parametrize("place", ("this machine",), indirect=True)
+def test_podman_by_systemd(systemd: Systemd, place: Place) -> None:
+    """podman asks systemd for each container's scope, which is its manager where systemd runs."""
+    if not shutil.which("podman"):
+        pytest.skip("no podman")
+    folder, program = systemd.dir / "podman", f"{systemd.prefix}/bin/gpu-hook-runtime"
+    # No limit of processes: this machine's cgroup v2 may be without that controller.
+    words = ("run", "--rm", "--network=none", "--ulimit=host", "--pids-limit=-1")
+
+    def podman(*words: str) -> "subprocess.CompletedProcess[str]":
+        where = (f"--root={folder}/root", f"--runroot={folder}/run", f"--tmpdir={folder}/tmp", "--storage-driver=vfs")
+        flags = ("--cgroup-manager=systemd", "--events-backend=file", *where)
+        return systemd("env", f"TMPDIR={place.dir}", "podman", *flags, *words)
+
+    assert podman("load", "--input", str(place.archive)).returncode == 0
+    plain = podman("--runtime=runc", *words, IMAGE, "true")
+    if plain.returncode:
+        pytest.skip(f"podman does not work with systemd here: {plain.stderr[-200:]}")
+    asks = ("--annotation", "gpu-hook.io/memory=1Gi")
+    done = podman(f"--runtime={program}", *words, *asks, IMAGE, *PROBE)
+    assert done.returncode == 0 and SEEN in done.stdout, done
+    done = podman(f"--runtime={program}", *words, IMAGE, *PROBE)
+    assert done.returncode == 3 and "libcuda.so.1: cannot open" in done.stderr, done
+
+
+@pytest.mark.parametrize("place", ("this machine",), indirect=True)
+def test_docker_by_systemd(systemd: Systemd, place: Place) -> None:
+    if not shutil.which("dockerd") or not shutil.which("containerd"):
+        pytest.skip("no dockerd and containerd")
+    here = systemd.dir
+    runtimes = {"runtimes": {"gpu-hook": {"path": f"{systemd.prefix}/bin/gpu-hook-runtime"}}}
+    (here / "docker.json").write_text(json.dumps(runtimes))
+    containerd = f"containerd --root {here}/cr --state {here}/cs --address {here}/c.sock"
+    network = "--bridge none --iptables=false --ip-forward=false --ip-masq=false"
+    dockerd = f"dockerd --config-file {here}/docker.json --containerd {here}/c.sock -H unix://{here}/d.sock {network}"
+    dockerd += f" --exec-opt native.cgroupdriver=systemd --storage-driver vfs --pidfile {here}/d.pid"
+    dockerd += f" --data-root {here}/dr --exec-root {here}/de"
+
+    def docker(*words: str) -> "subprocess.CompletedProcess[str]":
+        return systemd("docker", "-H", f"unix://{here}/d.sock", *words)
+
+    for command, ready in (
+        (containerd, lambda: (here / "c.sock").exists()),
+        (dockerd, lambda: not docker("ps").returncode),
+    ):
+        systemd("sh", "-c", f"TMPDIR={place.dir} {command} >>{here}/daemons.log 2>&1 &")
+        assert until(ready), (here / "daemons.log").read_text()[-2000:]
+    assert docker("info", "--format", "{{.CgroupDriver}} {{.CgroupVersion}}").stdout == "systemd 2\n"
+    assert docker("load", "--input", str(place.archive)).returncode == 0
+    request = "--volume=/dev/null:/run/gpu-hook/request/memory=1Gi"
+    done = docker("run", "--detach", "--runtime=gpu-hook", "--network=none", request, IMAGE, "sleep", "1000")
+    assert done.returncode == 0, done.stderr
+    id = done.stdout.strip()
+    assert f"docker-{id}.scope" in systemd("systemctl", "list-units", "--type=scope", "--plain").stdout
+    for _ in range(2):
+        done = docker("exec", id, *PROBE)
+        assert done.returncode == 0 and SEEN in done.stdout, done
+        assert systemd("systemctl", "daemon-reload").returncode == 0
+    assert docker("rm", "--force", id).returncode == 0
