@@ -41,6 +41,13 @@ static unsigned cells(void) {
     return n;
 }
 
+static int first(void) {
+    int c = 0;
+    while (c < GPU_LIMIT_CELLS && !atomic_load(&gpu.file->limit[c].stamp))
+        c++;
+    return c;
+}
+
 static uint64_t hard_mib(void) {
     struct gpu_bound b;
     gpu_limit_of(&gpu, &ours, &b);
@@ -87,7 +94,7 @@ static void leftovers(void) {
     for (unsigned c = 0; c < GPU_LIMIT_CELLS - 2; c++) /* stopped setters, each with the cell that it writes */
         lock(stopped.fd, F_WRLCK, c);
     set(&gpu, 11);
-    printf("stopped: %d %u\n", (int)hard_mib(), cells());
+    printf("stopped: %d %u, in cell %d\n", (int)hard_mib(), cells(), first());
     gpu_limit_set(&gpu, &ours, "/ours", 0, GPU_UNLIMITED);
     printf("cleared: %d %u\n", (int)(hard_mib() == GPU_UNLIMITED / MIB), cells());
 }

@@ -551,7 +551,7 @@ def test_setters_that_are_killed_or_stopped_at_the_worst_moments(tmp_path: Path,
         "the last one: 15 1",
         "half written: 0 14 1",
         "not replaced: 13 2 12 1",
-        "stopped: 11 1",
+        "stopped: 11 1, in cell 270",
         "cleared: 1 0",
     ]
 
