@@ -12,7 +12,7 @@ import time
 
 from oci_hook import program
 from oci_hook.config import settings as node_settings
-from oci_hook.core.layout import MARKER
+from oci_hook.core.layout import BOUNDARY_DIR, MARKER
 from oci_hook.errors import GhError, refuse
 from oci_hook.ledger import events
 from oci_hook.linux import limits
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from oci_hook.apply.to_container import LiveContainer
     from oci_hook.config.settings import Settings
     from oci_hook.core.grant import Grant, Identity, Life
+    from oci_hook.core.inventory import Inventory
     from oci_hook.core.request import Request
     from oci_hook.errors import Problem
     from oci_hook.oci.spec_types import Spec
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 
 STAGES = ("prestart", "createRuntime", "poststop")
 DEADLINE = 8.0  # seconds; runtime-config gives the hook 10, so that our own message comes first
-POSTSTOP_DEADLINE = 2.0
+POSTSTOP_DEADLINE = 4.0
+LIMIT_SECONDS = (1.5, 4.0)  # for the driver's limits: the agent's server, and then the helper
+FORGET_SECONDS = 1.5
 
 
 class Hook(program.Program):
@@ -96,8 +99,10 @@ def start(given: "State", settings: "Settings") -> None:
             give(request, given, config, container, settings, began)
         else:
             live.verify(grant, load(settings), config, container, settings)
+            _limit(grant, load(settings), given.pid, config, settings)
     elif grant is not None:
         live.verify_beside(grant, load(settings), config, container, settings)
+        _limit(grant, load(settings), given.pid, config, settings)
     else:
         raise refuse(
             "GH-409",
@@ -141,6 +146,7 @@ def give(
     admission = admit(request, _who(given), _life(given.pid, devices), settings)
     try:
         live.put(admission.grant, admission.inventory, config, container, devices, settings)
+        _limit(admission.grant, admission.inventory, given.pid, config, settings)
         events.granted(settings.state_dir, admission.grant, time.monotonic() - began)
     except BaseException:
         limits.no_deadline()
@@ -148,12 +154,30 @@ def give(
         raise
 
 
+def _limit(grant: "Grant", inventory: "Inventory", pid: int, config: "Spec", settings: "Settings") -> None:
+    """Set the driver's memory limits, unless a hook of the spec itself does. Raises ApplyError GH-414."""
+    from oci_hook.core.boundary import needs_step
+
+    if needs_step(grant, inventory):
+        from oci_hook.apply.to_spec import has_boundary
+
+        if not has_boundary(config, grant.key):
+            from oci_hook.boundary.start import at_start
+
+            at_start(grant.key, pid, settings, patience=LIMIT_SECONDS[0], helper=LIMIT_SECONDS[1])
+
+
 def forget(given: "State", settings: "Settings") -> None:
-    """Release the container's grant. If the container still lives, its grant stays, whoever says that it stopped."""
+    """Release the container's grant, and clear the driver's limits that belong to no grant any more. If the container
+    still lives, its grant stays, whoever says that it stopped."""
     from oci_hook.ledger.admit import release
     from oci_hook.ledger.store import grant_key
 
     release(grant_key("bundle:" + given.bundle, given.id), settings)
+    if os.path.isdir(f"{settings.state_dir}/{BOUNDARY_DIR}"):
+        from oci_hook.boundary.start import clear_ended
+
+        clear_ended(settings, patience=FORGET_SECONDS, helper=FORGET_SECONDS)
 
 
 def _unedited(config: "Spec") -> "Spec":

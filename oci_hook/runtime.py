@@ -13,6 +13,7 @@ from oci_hook import program
 from oci_hook.apply import bundle_plan, to_spec
 from oci_hook.apply.sources import check_mount_points, check_sources
 from oci_hook.config import settings as node_settings
+from oci_hook.core.boundary import needs_step
 from oci_hook.core.grant import Life
 from oci_hook.errors import GhError, Problem, refuse
 from oci_hook.ledger import events, exec_env
@@ -122,6 +123,8 @@ def give(call: Call, settings: "Settings", done: Done) -> None:
         log.report(plan.warnings, call.log, call.log_format, "warning")
     exec_env.write(settings.state_dir, admission.grant.key, plan.steps)
     edited = to_spec.apply(plan.spec, plan.steps, admission.grant, settings.mode != "standalone")
+    if needs_step(admission.grant, admission.inventory):
+        edited = to_spec.with_boundary(edited, settings.prefix, settings.state_dir, admission.grant.key)
     done.original = data
     spec.save(call.config, edited)
 

@@ -56,6 +56,7 @@ OURS = {
     "apply.to_spec",
     "core",
     "core.allocate",
+    "core.boundary",
     "core.gpu_page",
     "core.collect",
     "core.device_rules",

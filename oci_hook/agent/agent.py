@@ -17,6 +17,8 @@ import time
 from oci_hook.agent import journal, options, web
 from oci_hook.agent.accounts import Accounts
 from oci_hook.agent.auditing import Auditing
+from oci_hook.agent.boundary_server import BoundaryServer
+from oci_hook.agent.boundary_watch import BoundaryWatch
 from oci_hook.agent.driver_watch import DriverWatch
 from oci_hook.agent.gpu_watch import GpuWatch
 from oci_hook.agent.http import Server
@@ -55,8 +57,18 @@ class Agent:
         self._protection = Protection(node, self._ledger, self._sampler, self._owners, self._accounts, self._response)
         self._auditing = Auditing(node, self._owners, self._accounts, self._protection, self._response)
         self._gpus = GpuWatch(node, self._selector, self._sampler, self._driver, self._auditing, self._protection)
+        self._boundary_server = BoundaryServer(self._selector)
+        self._boundary = BoundaryWatch(node, self._boundary_server)
         self._publisher = Publisher(
-            node, self._ledger, self._sampler, self._gpus, self._auditing, self._protection, self._leases
+            node,
+            self._ledger,
+            self._sampler,
+            self._gpus,
+            self._auditing,
+            self._protection,
+            self._leases,
+            self._boundary,
+            self._boundary_server,
         )
         self._server: Server | None = None
         self._wakeup: tuple[socket.socket, socket.socket] | None = None
@@ -82,6 +94,7 @@ class Agent:
                     self._server.check(now)
                 self._protection.look_when_due(now)
                 self._gpus.check(now)
+                self._boundary_server.check(now)
                 self._wait(min(next_tick, self._notifier.alive(now)))
             journal.write("stopped; containers run on")
             return 0
@@ -97,6 +110,8 @@ class Agent:
         self._response.kill_again()
         if why := self._driver.look(now):
             self._sampler.stop(why)
+        self._boundary.tick(now)
+        self._sampler.charge(self._boundary.cgroups())
         self._driver.repair_devices()
         self._leases.tick(now)
         self._protection.guard.follow(node.state_dir)
@@ -112,6 +127,7 @@ class Agent:
         self._protection.grants_changed(ended)
         self._owners.update(self._node.grants)
         self._leases.grants_changed()
+        self._boundary.grants_changed(ended, time.monotonic())
 
     def _wait(self, latest: float) -> None:
         """Sleep until something happens, but not longer than until `latest`."""
@@ -149,6 +165,7 @@ class Agent:
     def _close(self) -> None:
         self._notifier.say("STOPPING=1")
         self._sampler.stop("the agent ends")
+        self._boundary_server.stop("the agent ends")
         if self._server:
             self._server.close()
         self._leases.close()

@@ -5,13 +5,17 @@ memory that is freed, between the look at the driver and the look at the account
 
 over-memory       the container has more memory of a GPU than its limit and the tolerance: its processes, the account page
                   for its exited processes (a forked child keeps their memory, and NVML lists no process for it), and
-                  memory of no listed process that only this container can have
+                  memory of no listed process that only this container can have; or the driver charges as much to its
+                  cgroup (615 and later), with what forked children hold
 over-compute      its processes have more of a GPU's time than the container may have: more than its ceiling; any, while
                   it is frozen; or more than its guarantee, beside others, if it has never come to the gate. Judged by
                   the driver's figures alone, since what another tenant publishes proves nothing
 not-granted       a process of the container is on a GPU that the container was not granted
 no-shim           a process uses a granted GPU and is not in the account page: it bypassed the shim
 bad-account-page  something else is in the place of the account page, so nothing is accounted
+charged-elsewhere NVML lists more memory for the container's processes than the driver charges to its cgroup: a program
+                  has its memory from a client that was made in another cgroup, so the driver's limit does not hold it.
+                  (Managed memory is charged to no cgroup, and looks the same)
 hogs-gate         others are held at the gate for the container, which does not use the GPU meanwhile (agent/hogs.py)
 holds-lease       a process of the container holds a lease on a file that gpu-hook or the driver needs (agent/leases.py)
 
@@ -28,8 +32,18 @@ from oci_hook.core.value import Value
 from oci_hook.observe.account import Usage
 from oci_hook.observe.inside import Owner, owners
 
-KINDS = ("over-memory", "over-compute", "not-granted", "no-shim", "bad-account-page", "hogs-gate", "holds-lease")
-REPORTED = ("hogs-gate",)  # rests on what other tenants write, so no policy freezes or kills for it
+KINDS = (
+    "over-memory",
+    "over-compute",
+    "not-granted",
+    "no-shim",
+    "bad-account-page",
+    "charged-elsewhere",
+    "hogs-gate",
+    "holds-lease",
+)
+# No policy freezes or kills for these: what other tenants write, or what managed memory looks like.
+REPORTED = ("hogs-gate", "charged-elsewhere")
 LOOKS = 3  # over which compute is averaged: one look sees less than a second
 
 Kept = Usage | str | None  # what an account page says; a text: what is wrong with it; None: nothing yet
@@ -94,6 +108,11 @@ class Seen(Value):
         gpu = self.gpus.get(uuid)
         beyond = max(0, gpu.used - sum(used or 0 for _, used, _ in gpu.processes)) if gpu else 0
         return min(self.kept(key, i) + self.hidden.get((key, uuid), 0), beyond)
+
+    def charged(self, key: str, uuid: str) -> int | None:
+        """Bytes that the driver charges to the container's cgroup; None: it does not say."""
+        gpu = self.gpus.get(uuid)
+        return gpu.charged.get(key) if gpu else None
 
 
 class Verdict(Value):
@@ -166,12 +185,18 @@ class Auditor:
             if share.whole:
                 continue
             allowed = (share.memory_mib + self.tolerance_mib) * MIB
-            unlisted = seen.unlisted(key, i, uuid)
-            if use.used + unlisted > allowed:
-                what = f"{_mib(use.used + unlisted)} MiB in use"
+            charged = seen.charged(key, uuid)
+            used = max(use.used + seen.unlisted(key, i, uuid), charged or 0)
+            unlisted = used - use.used
+            if used > allowed:
+                what = f"{_mib(used)} MiB in use"
                 what += f" ({_mib(unlisted)} MiB by no listed process)" if unlisted else ""
+                what += "" if charged is None else f", {_mib(charged)} MiB by the driver's figure for its cgroup"
                 what += f", limit {share.memory_mib} MiB, tolerance {self.tolerance_mib} MiB"
                 found.append(Finding("over-memory", key, uuid, 0, 0, what))
+            if charged is not None and use.used > charged + self.tolerance_mib * MIB:
+                what = f"NVML lists {_mib(use.used)} MiB for its processes, the driver charges {_mib(charged)} MiB to its cgroup"
+                found.append(Finding("charged-elsewhere", key, uuid, 0, 0, what))
             kept = seen.accounts.get(key)
             accounted = kept.owners if isinstance(kept, Usage) else frozenset()
             for p in processes:
@@ -228,6 +253,10 @@ class Auditor:
                 use = uses.get((key, share.uuid))
                 accounted = max(running[i], before[i] if i < len(before) else 0)
                 excess[key, i] = max(0, (use.used if use else 0) - accounted) + seen.hidden.get((key, share.uuid), 0)
+                # What the driver charges to the cgroup, with what forked children hold.
+                unexplained = (seen.charged(key, share.uuid) or 0) - accounted - seen.kept(key, i)
+                if unexplained > self.tolerance_mib * MIB:
+                    excess[key, i] = max(excess[key, i], unexplained)
                 surcharges[key, i] = min(excess[key, i], self._excess.get((key, i), 0))
         self._excess, self._totals = excess, totals
         return surcharges

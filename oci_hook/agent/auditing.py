@@ -54,7 +54,7 @@ class Auditing:
         self.verdict = self._auditor.judge(judged, gated, stopped, tuple(self._find_hogs(judged)))
         self._write_surcharges(accounts)
         self._measure()
-        self._note_use(accounts)
+        self._note_use(accounts, gpus)
         for finding in self.verdict.news:
             self._response.answer(finding)
         for finding in self.verdict.over:
@@ -79,15 +79,17 @@ class Auditing:
             if isinstance(kept, Usage) and kept.surcharges[i] != -(-amount // UNIT) * UNIT:
                 self._accounts.write_surcharge(key, i, amount)
 
-    def _note_use(self, accounts: dict[str, Kept]) -> None:
+    def _note_use(self, accounts: dict[str, Kept], gpus: dict[str, GpuSample]) -> None:
         """What each container uses now, its peak and its history."""
         for key, watched in self._node.watched.items():
             kept = watched.account = accounts.get(key)
             for i, share in enumerate(self._node.grants[key].shares):
                 use = self.verdict.uses.get((key, share.uuid))
                 watched.set_use(share.uuid, use)
+                watched.set_charged(share.uuid, gpus[share.uuid].charged.get(key) if share.uuid in gpus else None)
+                charged = watched.charged.get(share.uuid, 0)
                 accounted = kept.totals[i] if isinstance(kept, Usage) and i < len(kept.totals) else 0
-                used = -(-max(accounted, use.used if use else 0) // MIB)
+                used = -(-max(accounted, charged, use.used if use else 0) // MIB)
                 compute = watched.meter(share.uuid).used or (use.busy if use else 0)
                 watched.peaks[share.uuid] = max(used, watched.peaks.get(share.uuid, 0))
                 watched.note(share.uuid, used, round(compute))

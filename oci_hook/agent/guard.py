@@ -120,6 +120,7 @@ class Guard:
             sum(part[i] for owner, part in usage.by_process.items() if owner not in shown and i < len(part)),
             self._highest.get((key, uuid), 0) * MIB,
             key in self._logged or key not in (self._before or ()),
+            sample.charged.get(key),
         )
 
 

@@ -10,6 +10,7 @@ from oci_hook import __version__
 from oci_hook.agent.audit import KINDS
 from oci_hook.agent.event_log import Follower
 from oci_hook.agent.prometheus import Exposition, labels
+from oci_hook.boundary.start import FALLBACK
 from oci_hook.core.slot_page import WAIT_BOUNDS
 from oci_hook.core.units import MIB
 from oci_hook.errors import CODES
@@ -21,7 +22,9 @@ GRANTED = ("policy", "class", "state")
 # For each container on each GPU: metric, help, field of view.share_view, factor to the base unit.
 SHARE = (
     ("memory_limit_bytes", "Memory limit.", "memory_mib", MIB),
-    ("memory_used_bytes", "In use, by NVML or the account page, whichever is more.", "used_mib", MIB),
+    ("memory_used_bytes", "In use: the most that NVML, the driver's cgroup or the account page has.", "used_mib", MIB),
+    ("memory_driver_limit_bytes", "Memory limit that the driver itself holds.", "driver_limit_mib", MIB),
+    ("memory_charged_bytes", "In use by the driver's figure for the container's cgroup.", "charged_mib", MIB),
     ("memory_kept_bytes", "In use by exited processes, since forked children keep it.", "kept_mib", MIB),
     ("memory_peak_bytes", "The most that the agent has seen in use.", "peak_mib", MIB),
     (
@@ -42,7 +45,10 @@ SHARE = (
     ("utilization_ratio", "NVML's utilization by the container's processes.", "utilization", 0.01),
 )
 WAITS = tuple(f"{bound:.7g}" for bound in WAIT_BOUNDS[::2])  # every second one: half as many series
-PROBLEMS = ("settings", "disk", "ledger", "inventory", "nvml", "gpus", "devices", "accounts", "locks", "textfile")
+PROBLEMS = (
+    *("settings", "disk", "ledger", "inventory", "nvml", "gpus", "devices", "accounts", "locks", "textfile"),
+    "boundary",
+)
 SECONDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -53,6 +59,7 @@ class Counters:
         self.refused: Counter[str] = Counter()
         self.findings: Counter[str] = Counter()
         self.granted = 0
+        self.fallbacks = 0
         self.ended = 0
         self.seconds = [0] * (len(SECONDS) + 1)
         self.seconds_sum = 0.0
@@ -72,6 +79,8 @@ class Counters:
             if event["event"] == "refused":
                 codes = event.get("codes")
                 self.refused.update(c for c in (codes if isinstance(codes, list) else ()) if c in CODES)
+            elif event["event"] == FALLBACK:
+                self.fallbacks += 1
             elif event["event"] == "granted":
                 self.granted += 1
                 took = event.get("seconds")
@@ -116,6 +125,19 @@ def _agent(out: Exposition, node: dict[str, Any], counters: Counters) -> None:
     out.gauge("ledger_grants", "Containers that hold a share.", "", len(node["containers"]))
     out.counter("grants", "Shares granted since the agent started.", "", counters.granted)
     out.counter("grants_ended", "Shares released since the agent started.", "", counters.ended)
+    boundary = agent.get("boundary") or {}
+    out.gauge(
+        "boundary_server_up",
+        "1: the server that sets the driver's memory limits answers.",
+        "",
+        int(boundary.get("server") == "ok"),
+    )
+    help = "Driver's memory limits that were missing or different, and are set again."
+    out.counter("boundary_repaired", help, "", boundary.get("repaired", 0))
+    help = "Looks at the driver's memory limits, and clearings of them, that failed."
+    out.counter("boundary_failures", help, "", boundary.get("failed", 0))
+    help = "Containers that were started with the shim alone, since the driver's limit could not be set."
+    out.counter("boundary_fallbacks", help, "", counters.fallbacks)
     for code in CODES:  # each from 0: increase() misses the first refusal of a series that begins with it
         at = labels(("code",), (code,))
         out.counter("refusals", "Containers refused since the agent started, by code.", at, counters.refused[code])
@@ -135,6 +157,8 @@ def _gpu(out: Exposition, gpu: dict[str, Any]) -> None:
     help = "Used by offline containers in the last minute: what the others left idle."
     out.gauge("gpu_harvested_ratio", help, at, scaled(gpu["harvested"], 0.01))
     out.gauge("gpu_containers", "Containers that hold a share of it.", at, gpu["containers"])
+    help = "1: the driver can hold memory limits of containers on it."
+    out.gauge("gpu_driver_limits", help, at, int(gpu["boundary"] == "driver"))
     out.gauge("gpu_error", "1: NVML cannot look at the GPU.", at, int(bool(gpu["error"])))
     out.gauge(
         "gpu_unknown_processes",
@@ -160,6 +184,8 @@ def _container(out: Exposition, c: dict[str, Any], seen: set[str]) -> None:
     out.gauge("container_grant_timestamp_seconds", "When it got its share, in seconds since 1970.", at, c["created"])
     since = c["frozen_since"]
     out.gauge("container_freeze_timestamp_seconds", "Since when it is frozen, in seconds since 1970.", at, since)
+    at_boundary = f"{at},{labels(('boundary',), (c['boundary'],))}"
+    out.gauge("container_boundary", "1: who holds its memory limit; driver: the shim and the driver.", at_boundary, 1)
     help = "Frozen by a person or by the agent, since the agent knows it."
     out.counter("container_frozen_seconds", help, at, c["frozen_seconds"])
     for kind, n in Counter(finding["kind"] for finding in c["findings"]).items():

@@ -3,11 +3,13 @@
 Requests are lines on standard input:
     (empty)                  a sample of all GPUs: {"gpus": {UUID: GPU}, "error": ""}
     look UUID                one GPU, without its utilization: {"look": UUID, "gpu": GPU}
+    cgroups {"UUID": {KEY: [PATH, ...]}}    from now on, samples and looks have what the driver charges to these cgroups
     watch {"UUID": BYTES}    replace the watched GPUs by these. As soon as one has fewer bytes free, it is looked at as
                              by `look`, and is not watched any more until the next such line
 Answers are lines of JSON on standard output. GPU is {"at", "used", "total", "busy", "processes": [[pid, bytes or null,
-busy %]], "steady", "error": ""}. at: the monotonic clock before NVML was asked. steady: the memory in use was the same
-before and after the processes were listed. busy: utilization in per cent, -1 if unknown. Sizes are bytes. The library
+busy %]], "charged", "steady", "error": ""}. at: the monotonic clock before NVML was asked. steady: the memory in use was the same
+before and after the processes were listed. charged: by KEY, the driver's own figure of the cgroups' memory, the highest
+of them; driver 615 and later. busy: utilization in per cent, -1 if unknown. Sizes are bytes. The library
 is the one in LD_PRELOAD, as in discovery/nvml_gpus.py.
 """
 
@@ -28,12 +30,19 @@ def text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
+def used_of_cgroup(handle: Any, path: str) -> int:
+    limits = pynvml.c_nvmlGetMemoryLimits_v1_t(path.encode(), 0, 0, 0)
+    pynvml.nvmlDeviceGetMemoryLimits_v1(handle, limits)
+    return int(limits.currentUsed)
+
+
 class Nvml:
     """Handles are obtained once. After an error of the library as a whole, the library is initialised again."""
 
     def __init__(self) -> None:
         self.handles: dict[str, Any] = {}
         self.seen: dict[str, int] = {}
+        self.cgroups: dict[str, dict[str, list[str]]] = {}
         self.up = False
 
     def sample(self) -> dict[str, Any]:
@@ -70,6 +79,7 @@ class Nvml:
                         running[int(p.pid)] = None if p.usedGpuMemory is None else int(p.usedGpuMemory)
                 except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
                     pass
+            charged = self.charged(uuid, handle)
             memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
             busy, percent = {}, -1
             if load:
@@ -84,11 +94,24 @@ class Nvml:
                 "total": int(memory.total),
                 "busy": percent,
                 "processes": [[pid, used, busy.get(pid, 0)] for pid, used in running.items()],
+                "charged": charged,
                 "steady": int(before.used) == int(memory.used),
                 "error": "",
             }
         except pynvml.NVMLError as e:
-            return {"at": at, "used": 0, "total": 0, "busy": -1, "processes": [], "steady": False, "error": str(e)}
+            none: dict[str, Any] = {"used": 0, "total": 0, "busy": -1, "processes": [], "charged": {}, "steady": False}
+            return {"at": at, **none, "error": str(e)}
+
+    def charged(self, uuid: str, handle: Any) -> dict[str, int]:
+        """Bytes by key, of those whose cgroups the driver knows. A cgroup may have gone with its container."""
+        found: dict[str, int] = {}
+        for key, paths in self.cgroups.get(uuid, {}).items():
+            for path in paths:
+                try:
+                    found[key] = max(found.get(key, 0), used_of_cgroup(handle, path))
+                except (pynvml.NVMLError, AttributeError):  # AttributeError: nvidia-ml-py before 13.615
+                    pass
+        return found
 
     def look(self, uuid: str) -> dict[str, Any]:
         if not self.up or uuid not in self.handles:
@@ -145,6 +168,9 @@ def answers(line: bytes, nvml: Nvml, watch: Watch) -> list[dict[str, Any]]:
     word, _, rest = line.decode().strip().partition(" ")
     if word == "watch":
         watch.alarms = {str(uuid): int(bytes) for uuid, bytes in json.loads(rest).items()}
+        return []
+    if word == "cgroups":
+        nvml.cgroups = json.loads(rest)
         return []
     return [nvml.look(rest)] if word == "look" else [nvml.sample()]
 

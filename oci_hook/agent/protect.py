@@ -18,7 +18,8 @@ keep what it uses at the first look.
 Memory of no listed process: a forked child keeps the memory of its parent that ended, and NVML lists no process for it.
 It is what the GPU has in use beyond the listed processes and the driver's own memory; the driver's own is taken to be
 the least that was ever seen beyond listed processes. It counts for the containers whose account pages have as much for
-processes that NVML does not list. The rest counts for the one container that can have it; in doubt for none.
+processes that NVML does not list. Where the driver says how much it charges to a container's cgroup (615 and later), what
+that is beyond the container's listed processes counts instead. The rest counts for the one container that can have it; in doubt for none.
 """
 
 from collections.abc import Callable, Iterable
@@ -44,7 +45,8 @@ class Tenant(Value):
     """A container with a share of the GPU. limit: None for a whole GPU, which has none. running: it has an init that
     lives, and it was not stopped. accounted: the total of its account page. readable: that page could be read, or there
     is none. claims: what the page has for processes that NVML does not list. highest: the highest limit that it ever
-    had. known: `highest` is known; else it is older than the agent, and the event log does not have its grant."""
+    had. charged: by the driver's own figure to its cgroup; None: the driver has none. known: `highest` is known; else it
+    is older than the agent, and the event log does not have its grant."""
 
     key: str
     limit: int | None
@@ -55,6 +57,7 @@ class Tenant(Value):
     claims: int = 0
     highest: int = 0
     known: bool = True
+    charged: int | None = None
 
     @property
     def listed(self) -> int:
@@ -239,11 +242,12 @@ class Protector:
         return beyond - own if beyond - own > self.tolerance else 0
 
     def _attributed(self, look: Look, unlisted: int, holders: "Callable[[], Iterable[str]]") -> dict[str, int]:
+        known = {t.key: more for t in look.tenants if (more := self._charged_beyond(t))}
         if not unlisted:
-            return {}
-        claims = {t.key: t.claims for t in look.tenants if t.claims > 0}
+            return known
+        claims = known | {t.key: t.claims for t in look.tenants if t.claims > 0 and t.key not in known}
         if sum(claims.values()) > unlisted:
-            return {}
+            return known
         left = unlisted - sum(claims.values())
         if left > self.tolerance:
             able = set(holders())
@@ -251,3 +255,9 @@ class Protector:
                 (key,) = able
                 claims[key] = claims.get(key, 0) + left
         return claims
+
+    def _charged_beyond(self, tenant: Tenant) -> int:
+        """Bytes that the driver charges to the container's cgroup beyond its listed processes, if they are more than the
+        tolerance; else 0."""
+        beyond = (tenant.charged or 0) - tenant.listed
+        return beyond if tenant.measured and beyond > self.tolerance else 0

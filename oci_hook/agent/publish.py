@@ -8,6 +8,8 @@ from typing import Any
 from oci_hook import __version__
 from oci_hook.agent import textfile
 from oci_hook.agent.auditing import Auditing
+from oci_hook.agent.boundary_server import BoundaryServer
+from oci_hook.agent.boundary_watch import BoundaryWatch
 from oci_hook.agent.gpu_watch import GpuWatch
 from oci_hook.agent.lease_watch import LeaseWatch
 from oci_hook.agent.ledger_watch import LedgerWatch
@@ -33,6 +35,8 @@ class Publisher:
         auditing: Auditing,
         protection: Protection,
         leases: LeaseWatch,
+        boundary: BoundaryWatch,
+        boundary_server: BoundaryServer,
     ) -> None:
         self._node = node
         self._ledger = ledger
@@ -42,6 +46,8 @@ class Publisher:
         self._protection = protection
         self._leases = leases
         self._recent = Recent(node.state_dir)
+        self._boundary = boundary
+        self._boundary_server = boundary_server
         self._started = time.time()
         self._view: dict[str, Any] = {}
 
@@ -59,7 +65,15 @@ class Publisher:
             "findings": node.counters.findings_total(),
             "ledger_read": self._ledger.read_at,
             "nvml_read": self._gpus.read_at,
-            "processes": usage({"agent": os.getpid(), "nvml": self._sampler.pid}),
+            "boundary": {
+                "server": self._boundary_server.state,
+                "starts": self._boundary_server.starts,
+                "repaired": self._boundary.repaired,
+                "failed": self._boundary.failed + self._boundary_server.failures,
+            },
+            "processes": usage(
+                {"agent": os.getpid(), "nvml": self._sampler.pid, "boundary": self._boundary_server.pid}
+            ),
         }
 
     def view(self) -> dict[str, Any]:
@@ -74,6 +88,7 @@ class Publisher:
                 verdict.unknown,
                 self.status(),
                 self._protection.guard.unlisted,
+                self._boundary.found,
             )
             node.shown = True
         return {**self._view, "agent": self.status()}

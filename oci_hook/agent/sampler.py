@@ -23,7 +23,8 @@ MAX_ANSWER = 4 << 20
 
 class GpuSample(Value):
     """used, total: bytes. busy: per cent busy, -1 unknown. processes: (pid, bytes or None, per cent). error: of NVML.
-    at: before NVML was asked, in seconds of the monotonic clock. steady: used did not change meanwhile."""
+    at: before NVML was asked, in seconds of the monotonic clock. steady: used did not change meanwhile.
+    charged: by the grant's key, bytes that the driver charges to the container's cgroup, where it does (615 and later)."""
 
     used: int
     total: int
@@ -32,6 +33,7 @@ class GpuSample(Value):
     error: str = ""
     at: float = 0.0
     steady: bool = True
+    charged: dict[str, int] = {}
 
 
 def gpu(c: "dict[str, Any]") -> GpuSample:
@@ -44,6 +46,7 @@ def gpu(c: "dict[str, Any]") -> GpuSample:
         str(c["error"])[:200],
         float(c["at"]),
         bool(c["steady"]),
+        {str(key): int(used) for key, used in c["charged"].items()},
     )
 
 
@@ -79,6 +82,7 @@ class Sampler:
         self._retry = RETRY_SECONDS
         self._buffer = b""
         self._watched: dict[str, int] = {}
+        self._cgroups: dict[str, dict[str, list[str]]] = {}
         self.looks: dict[str, GpuSample | None] = {}
 
     def use(self, inventory: Inventory) -> None:
@@ -146,6 +150,12 @@ class Sampler:
             self._say(f"watch {json.dumps(alarms)}")
             self._watched = dict(alarms)
 
+    def charge(self, cgroups: dict[str, dict[str, list[str]]]) -> None:
+        """Have samples and looks say what the driver charges to these cgroups: their paths by GPU and key."""
+        if self.state == "ok" and cgroups != self._cgroups:
+            self._say(f"cgroups {json.dumps(cgroups)}")
+            self._cgroups = cgroups
+
     def _say(self, line: str) -> None:
         assert self._process is not None and self._process.stdin is not None
         try:
@@ -164,7 +174,7 @@ class Sampler:
         """Kill the process. One that hangs inside the driver ends only when the driver returns."""
         self.state, self.error = "down", why
         self._asked, self._buffer, self.fd, self.pid = 0.0, b"", -1, 0
-        self._watched = {}
+        self._watched, self._cgroups = {}, {}
         process, self._process = self._process, None
         if process is None:
             return

@@ -6,13 +6,18 @@ from typing import Any
 from oci_hook.agent.audit import Finding, Use
 from oci_hook.agent.meter import Meter
 from oci_hook.agent.sampler import GpuSample
+from oci_hook.boundary.records import Record
+from oci_hook.core.boundary import Boundary
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.slot_page import Gate
+from oci_hook.core.terms import SHIM
 from oci_hook.core.units import MIB
+from oci_hook.observe import boundary
 from oci_hook.observe.account import Usage
 from oci_hook.observe.stage import stage
 
+Boundaries = dict[str, tuple[Boundary, Record | None]]  # by key, of observe.boundary.look
 SAMPLES = 120  # remembered for each container on each GPU
 GATE_SHOWN = tuple(name for name in Gate.FIELDS if name not in ("held_for", "uncharged"))
 
@@ -25,6 +30,7 @@ class Watched:
         self.peaks: dict[str, int] = {}
         self.history: dict[str, list[tuple[float, int, int]]] = {}
         self.uses: dict[str, Use] = {}
+        self.charged: dict[str, int] = {}  # bytes, by the driver's figure for its cgroup, by UUID
         self.gates: dict[str, Gate] = {}  # what its slot files publish, by UUID
         self.meters: dict[str, Meter] = {}
         self.frozen_seconds = 0.0  # since the agent first saw it
@@ -40,6 +46,11 @@ class Watched:
         if use is not None:
             self.uses[uuid] = use
 
+    def set_charged(self, uuid: str, size: int | None) -> None:
+        self.charged.pop(uuid, None)
+        if size is not None:
+            self.charged[uuid] = size
+
     def meter(self, uuid: str) -> Meter:
         return self.meters.setdefault(uuid, Meter())
 
@@ -47,6 +58,13 @@ class Watched:
         line = self.history.setdefault(uuid, [])
         line.append((round(time.time(), 1), used_mib, busy))
         del line[:-SAMPLES]
+
+
+NO_BOUNDARY: tuple[Boundary, Record | None] = (Boundary(SHIM, boundary.UNKNOWN_GPUS), None)
+
+
+def mib_up(size: int | None) -> int | None:
+    return None if size is None else -(-size // MIB)
 
 
 def view(
@@ -58,6 +76,7 @@ def view(
     unknown: dict[str, tuple[int, int]],
     agent: dict[str, Any],
     unlisted: dict[str, int] | None = None,
+    boundaries: "Boundaries | None" = None,
 ) -> dict[str, Any]:
     """The node as data. gpus: NVML's samples by UUID. Sizes in the result are MiB, compute and utilization per cent;
     None: unknown."""
@@ -83,7 +102,12 @@ def view(
         ],
         "containers": [
             container_view(
-                g, indices, watched.get(g.key) or Watched(), [f for f in findings if f.key == g.key], by_slot
+                g,
+                indices,
+                watched.get(g.key) or Watched(),
+                [f for f in findings if f.key == g.key],
+                by_slot,
+                (boundaries or {}).get(g.key, NO_BOUNDARY),
             )
             for g in order
         ],
@@ -112,6 +136,8 @@ def gpu_view(
         "utilization": good.busy if good and good.busy >= 0 else None,
         "harvested": harvested,
         "error": sample.error if sample else "",
+        "boundary": "shim" if gpu["no_limits"] else "driver",
+        "boundary_why": gpu["no_limits"],
         "unknown_processes": unknown[0] if unknown else 0,
         "unknown_processes_mib": -(-unknown[1] // MIB) if unknown else 0,
     }
@@ -123,10 +149,12 @@ def container_view(
     watched: Watched,
     findings: list[Finding],
     by_slot: dict[tuple[str, int], str],
+    held: tuple[Boundary, Record | None],
 ) -> dict[str, Any]:
     who = grant.who
     frozen = grant.frozen
     begun, seconds = stage(grant)
+    limits = boundary.limits(held)
     state = watched.stopped or ("frozen" if frozen else begun)
     return {
         "key": grant.key,
@@ -141,26 +169,35 @@ def container_view(
         "waits_seconds": seconds,
         "frozen_since": frozen or None,
         "frozen_seconds": round(watched.frozen_seconds, 3),
+        "boundary": held[0].name,
+        "boundary_why": held[0].why,
         "created": grant.created,
         "account_problem": watched.account if isinstance(watched.account, str) else None,
-        "gpus": [share_view(grant, i, indices, watched, by_slot) for i in range(len(grant.shares))],
+        "gpus": [share_view(grant, i, indices, watched, by_slot, limits) for i in range(len(grant.shares))],
         "findings": [{"kind": f.kind, "uuid": f.uuid, "pid": f.pid, "evidence": f.evidence} for f in findings],
     }
 
 
 def share_view(
-    grant: Grant, i: int, indices: dict[str, int], watched: Watched, by_slot: dict[tuple[str, int], str]
+    grant: Grant,
+    i: int,
+    indices: dict[str, int],
+    watched: Watched,
+    by_slot: dict[tuple[str, int], str],
+    limits: dict[str, int],
 ) -> dict[str, Any]:
     share, usage = grant.shares[i], watched.account if isinstance(watched.account, Usage) else None
     use, gate = watched.uses.get(share.uuid), watched.gates.get(share.uuid)
     meter = watched.meters.get(share.uuid) or Meter()
     accounted = -(-usage.totals[i] // MIB) if usage and i < len(usage.totals) else None
-    seen = -(-use.used // MIB) if use else None
+    seen, charged = mib_up(use.used if use else None), mib_up(watched.charged.get(share.uuid))
     return {
         "index": indices.get(share.uuid),
         "uuid": share.uuid,
         "memory_mib": share.memory_mib,
-        "used_mib": max((n for n in (seen, accounted) if n is not None), default=None),
+        "used_mib": max((n for n in (seen, accounted, charged) if n is not None), default=None),
+        "driver_limit_mib": limits[share.uuid] // MIB if share.uuid in limits else None,
+        "charged_mib": charged,
         "peak_mib": watched.peaks.get(share.uuid),
         "kept_mib": -(-usage.kept[i] // MIB) if usage and i < len(usage.kept) else 0,
         "surcharge_mib": -(-usage.surcharges[i] // MIB) if usage and i < len(usage.surcharges) else 0,

@@ -21,6 +21,8 @@ GPU_NAMES = (
     *("nvidia-", "nvidia_", "nvidia.icd", "nvoptix.bin", "gsp_", "gsp.bin"),
 )
 HOOK_TIMEOUT = 10  # seconds, as in runtime-config
+BOUNDARY_CLIENT = "gpu-hook-boundary"
+BOUNDARY_TIMEOUT = 30  # seconds; without the agent's server NVML must start first. The programs give up earlier
 DRI = "/dev/dri/"  # may hold nodes of other makers too; the marker remembers which ones are ours
 
 
@@ -36,9 +38,7 @@ def own_hook(prefix: str) -> str:
 
 def with_hook(spec: "Spec", prefix: str) -> "Spec":
     """The spec with our createRuntime hook, the last of that stage, once. Raises ApplyError GH-401."""
-    hooks = spec.get("hooks") or {}
-    if not isinstance(hooks, dict) or not all(isinstance(entries or [], list) for entries in hooks.values()):
-        raise refuse("GH-401", "the spec's hooks are not an object of lists; the engine wrote it wrongly")
+    hooks = _hooks(spec)
     entry = {
         "path": own_hook(prefix),
         "args": ["oci-gpu-hook", "createRuntime"],
@@ -47,6 +47,58 @@ def with_hook(spec: "Spec", prefix: str) -> "Spec":
     }
     there = [e for e in hooks.get("createRuntime") or () if e != entry]
     return {**spec, "hooks": {**hooks, "createRuntime": [*there, entry]}}
+
+
+def with_boundary(spec: "Spec", prefix: str, state_dir: str, key: str) -> "Spec":
+    """The spec with the hooks that set the driver's limits before the container's program starts, and clear them when it
+    has ended, each the last of its stage. Raises ApplyError GH-401."""
+    hooks = _hooks(spec)
+    path = f"{prefix}/bin/{BOUNDARY_CLIENT}"
+    for stage, word in (("createRuntime", "set"), ("poststop", "clear")):
+        entry = {
+            "path": path,
+            "args": [BOUNDARY_CLIENT, word, state_dir, key],
+            "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
+            "timeout": BOUNDARY_TIMEOUT,
+        }
+        hooks = {**hooks, stage: [*(hooks.get(stage) or ()), entry]}
+    return {**spec, "hooks": hooks}
+
+
+def has_boundary(spec: "Spec", key: str) -> bool:
+    """Whether the spec's own hooks set the driver's limits for this grant."""
+    entries = _hooks(spec).get("createRuntime") or ()
+    return any(_is_boundary(entry) and entry.get("args", [])[-1:] == [key] for entry in entries)
+
+
+def _is_boundary(entry: "object") -> bool:
+    return isinstance(entry, dict) and str(entry.get("path")).endswith(f"/bin/{BOUNDARY_CLIENT}")
+
+
+def _hooks(spec: "Spec") -> "dict[str, list[Object]]":
+    """The spec's hooks by stage. Raises ApplyError GH-401."""
+    hooks = spec.get("hooks") or {}
+    if not isinstance(hooks, dict) or not all(isinstance(entries or [], list) for entries in hooks.values()):
+        raise refuse("GH-401", "the spec's hooks are not an object of lists; the engine wrote it wrongly")
+    return hooks
+
+
+def _without_boundary(spec: "Spec") -> "Spec":
+    """The spec less the hooks of `with_boundary`, whose grant is gone; `spec` itself where it has none."""
+    hooks = spec.get("hooks")
+    if not isinstance(hooks, dict):
+        return spec
+    left = {
+        stage: [entry for entry in entries if not _is_boundary(entry)] if isinstance(entries, list) else entries
+        for stage, entries in hooks.items()
+    }
+    if left == hooks:
+        return spec
+    left = {stage: entries for stage, entries in left.items() if entries or not hooks[stage]}
+    rest: Spec = {**spec, "hooks": left}
+    if not left:
+        del rest["hooks"]
+    return rest
 
 
 def scrub(spec: "Spec") -> "Spec":
@@ -58,6 +110,7 @@ def scrub(spec: "Spec") -> "Spec":
     if MARKER not in annotations:
         return spec
     remembered = _remembered(annotations[MARKER])
+    spec = _without_boundary(spec)
     process: Process = {**(spec.get("process") or {})}
     env = [entry for entry in process.get("env") or () if _name(entry) not in ENV_SET]
     process["env"] = env + [entry for entry in remembered if _name(entry) in ENV_SET]

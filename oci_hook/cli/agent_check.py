@@ -26,6 +26,7 @@ FIXES = {
     "locks": "lslocks",
     "accounts": "journalctl -u gpu-hook-agent",
     "textfile": "journalctl -u gpu-hook-agent",
+    "boundary": "gpu-hook ps{option}",
 }
 
 

@@ -13,6 +13,7 @@ from oci_hook.config import settings as node_settings
 from oci_hook.config import strictness
 from oci_hook.core import near_misses
 from oci_hook.core.allocate import Allocation, Refusal, allocate, placement_of
+from oci_hook.core.boundary import Boundary, expected
 from oci_hook.core.collect import container_names
 from oci_hook.core.dialects import native
 from oci_hook.core.grant import Grant, Identity, Life
@@ -23,7 +24,7 @@ from oci_hook.core.plan import Bind, ImageFacts, Step, make_plan
 from oci_hook.core.request import Request, parse
 from oci_hook.core.request_data import as_data
 from oci_hook.core.rules import Rules
-from oci_hook.core.terms import GpuRequest
+from oci_hook.core.terms import AUTO, DRIVER, GpuRequest
 from oci_hook.core.units import show
 from oci_hook.errors import NoRoomError, Problem
 from oci_hook.ledger import inventory as node_inventory
@@ -115,9 +116,8 @@ def explain(
         request = parse(given.annotations, given.env, given.name, settings.rules, given.mounts, request_mounts.decode)
     warnings += unclear_words(given, labels, settings, request is not None)
     if request is None:
-        return output.Report(
-            {**data, "request": None, "gpus": [], "plan": []}, [*heading(given, named), "requests nothing"], warnings
-        )
+        nothing: dict[str, Any] = {"request": None, "gpus": [], "plan": [], "boundary": None, "boundary_why": ""}
+        return output.Report({**data, **nothing}, [*heading(given, named), "requests nothing"], warnings)
     inventory = node_inventory.load(settings)
     bounds = (
         slot_files.preempt_bounds(settings.state_dir, grants) if request.terms.preempt_tolerance_us is not None else ()
@@ -127,6 +127,7 @@ def explain(
         raise NoRoomError(*found.problems)
     steps, late = plan_for(given, request, found, inventory, settings, warnings)
     plan = to_text.lines(steps, late)
+    held = expected(Grant(KEY, given.who, Life(""), found.shares, request.terms), inventory)
     gpus = [gpu_data(uuid, why, inventory, found) for uuid, why in found.notes]
     lines = [
         *heading(given, named),
@@ -134,10 +135,12 @@ def explain(
         *(f"  {name:<13}{value}" for name, value in request_lines(request, settings.rules)),
         "GPUs" + (" (simulated)" if inventory.simulated else ""),
         *(f"  {gpu_line(gpu)}" for gpu in gpus),
+        *([f"memory limit held by {boundary_words(held)}"] if any(not share.whole for share in found.shares) else []),
         "plan",
         *(f"  {step}" for step in plan),
     ]
     data |= {"request": as_data(request), "gpus": gpus, "plan": list(plan)}
+    data |= {"boundary": held.name, "boundary_why": held.why}
     return output.Report(data, lines, warnings)
 
 
@@ -287,9 +290,15 @@ def request_lines(request: Request, rules: Rules) -> list[tuple[str, str]]:
     lines.append(("capabilities", ", ".join(request.terms.capabilities)))
     if request.terms.imex_channels:
         lines.append(("IMEX", "channels " + ", ".join(map(str, request.terms.imex_channels))))
+    if request.terms.boundary != AUTO:
+        lines.append(("boundary", request.terms.boundary))
     if request.narrow_to is not None:
         lines.append(("narrowed to", ", ".join(request.narrow_to) or "no GPU"))
     return lines
+
+
+def boundary_words(held: Boundary) -> str:
+    return "the shim and the driver" if held.name == DRIVER else f"the shim alone: {held.why}"
 
 
 def memory_words(gpu: GpuRequest) -> str:

@@ -9,6 +9,7 @@ from oci_hook.config.settings import load as load_settings
 from oci_hook.core import tiers
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
+from oci_hook.core.terms import DRIVER, SHIM
 from oci_hook.discovery import tiers as probed
 from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import Problem
@@ -33,6 +34,8 @@ def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
 
     TIER is how online work gets a GPU back from offline work: 0 before launches, 0.5 also before a kernel that is
     launched already; "-" is not probed. docs/guide/compute-sharing.md
+
+    The last line says who holds memory limits: the shim in the container alone, or the driver as well.
     """
     settings = load_settings(prefix)
     if refresh:
@@ -69,9 +72,13 @@ def report(
         shares = [share for grant in grants for share in grant.shares if share.uuid == gpu.uuid]
         memory, compute = sum(s.memory_mib for s in shares), sum(s.compute for s in shares)
         tier = tier_of((seen or {}).get(gpu.uuid))
+        fields = gpu.fields()
+        why = fields.pop("no_limits")
         gpus.append(
             {
-                **gpu.fields(),
+                **fields,
+                "boundary": SHIM if why else DRIVER,
+                "boundary_why": why,
                 "tier": tier,
                 "granted_mib": memory,
                 "granted_compute": compute,
@@ -90,7 +97,19 @@ def report(
         "simulated": inventory.simulated,
         "gpus": gpus,
     }
-    return output.Report(data, [where, *output.table(HEADER, rows, SPARE)], warnings or ())
+    return output.Report(data, [where, *output.table(HEADER, rows, SPARE), *boundary_lines(gpus)], warnings or ())
+
+
+def boundary_lines(gpus: list[dict[str, Any]]) -> list[str]:
+    """Who holds memory limits on which GPUs, and why not the driver: a line for each answer."""
+    by_answer: dict[str, list[str]] = {}
+    for gpu in gpus:
+        by_answer.setdefault(gpu["boundary_why"], []).append(str(gpu["index"]))
+    lines = []
+    for why, names in by_answer.items():
+        on = "" if len(by_answer) == 1 else f"GPU {', '.join(names)}: "
+        lines.append(f"{on}memory limits held by {f'the shim alone: {why}' if why else 'the shim and the driver'}")
+    return lines
 
 
 def tier_of(seen: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -7,16 +7,22 @@ import click
 
 from oci_hook.cli import named, output
 from oci_hook.config import settings as node_settings
+from oci_hook.core.boundary import expected
 from oci_hook.core.grant import Grant, Share
+from oci_hook.core.inventory import Inventory
+from oci_hook.core.terms import SHIM
 from oci_hook.core.units import MIB
 from oci_hook.errors import GhError, Problem
 from oci_hook.ledger import inventory as node_inventory
 from oci_hook.ledger.slot_files import read_gate
+from oci_hook.observe import boundary
 from oci_hook.observe.account import Usage, look
 from oci_hook.observe.stage import in_words, stage
 
-HEADER = ("CONTAINER", "NAME", "GPU", "UUID", "MEMORY", "USED", "COMPUTE", "POLICY", "CLASS", "STATE", "SINCE")
-SPARE = ("UUID", "SINCE", "CLASS", "POLICY", "COMPUTE", "NAME")
+HEADER = (
+    *("CONTAINER", "NAME", "GPU", "UUID", "MEMORY", "USED", "BOUNDARY", "COMPUTE", "POLICY", "CLASS", "STATE", "SINCE"),
+)
+SPARE = ("UUID", "SINCE", "BOUNDARY", "CLASS", "POLICY", "COMPUTE", "NAME")
 
 Suspension = tuple[str, float]  # the id of the container that has the GPU, and since when (seconds since 1970)
 
@@ -28,15 +34,20 @@ def ps(prefix: str) -> output.Report:
 
     USED is the memory that the container's account page shows as in use: "-" if nothing is accounted yet, "?" if the
     page cannot be read; a line below the table then says why. Another line there says how much of it is memory of
-    exited processes, which their forked children keep. COMPUTE is the guarantee, followed by the
+    exited processes, which their forked children keep. BOUNDARY is who holds the memory limit: the shim in the
+    container alone, or the driver as well. COMPUTE is the guarantee, followed by the
     ceiling if that is below the whole GPU. STATE says that `freeze` stopped the container, or which container of a
     higher class it waits for, and since when.
     """
     settings = node_settings.load(prefix)
     grants = sorted(named.snapshot(settings), key=lambda grant: (grant.created, grant.who.id))
-    indices, warnings = gpu_indices(settings)
+    inventory, warnings = usable_inventory(settings)
+    indices = gpu_indices(inventory)
     suspensions = [suspension(settings.state_dir, grant, grants) for grant in grants]
-    data = [as_data(grant, indices, found) for grant, found in zip(grants, suspensions, strict=True)]
+    data = [
+        {**as_data(grant, indices, found), **boundary_data(settings.state_dir, grant, inventory)}
+        for grant, found in zip(grants, suspensions, strict=True)
+    ]
     rows = []
     for grant, entry, found in zip(grants, data, suspensions, strict=True):
         rows += as_rows(grant, entry, found)
@@ -44,6 +55,8 @@ def ps(prefix: str) -> output.Report:
     for entry in data:
         if entry["account_problem"]:
             lines.append(f"account page of {output.short(entry['id'])}: {entry['account_problem']}")
+        if entry["boundary_failed"]:
+            lines.append(f"{output.short(entry['id'])}: memory limit held by the shim alone: {entry['boundary_why']}")
         for gpu in entry["gpus"]:
             if gpu["kept_mib"]:
                 on = gpu["uuid"] if gpu["index"] is None else f"GPU {gpu['index']}"
@@ -54,12 +67,25 @@ def ps(prefix: str) -> output.Report:
     return output.Report({"containers": data}, lines, warnings)
 
 
-def gpu_indices(settings: node_settings.Settings) -> tuple[dict[str, int | str], list[Problem]]:
-    """UUID -> index. Without a usable inventory: no indices, and its problems as warnings."""
+def usable_inventory(settings: node_settings.Settings) -> tuple[Inventory | None, list[Problem]]:
+    """The node's GPUs; None where they are not known, and why as warnings."""
     try:
-        return {gpu.uuid: gpu.address if gpu.parent else gpu.index for gpu in node_inventory.load(settings).gpus}, []
+        return node_inventory.load(settings), []
     except GhError as e:
-        return {}, list(e.problems)
+        return None, list(e.problems)
+
+
+def gpu_indices(inventory: Inventory | None) -> dict[str, int | str]:
+    """UUID -> index."""
+    return {gpu.uuid: gpu.address if gpu.parent else gpu.index for gpu in (inventory.gpus if inventory else ())}
+
+
+def boundary_data(state_dir: str, grant: Grant, inventory: Inventory | None) -> dict[str, Any]:
+    """Who holds the memory limit, and why not the driver. boundary_failed: the driver could, on this node."""
+    found, _ = boundary.look(state_dir, grant, inventory)
+    planned = expected(grant, inventory).name if inventory else SHIM
+    failed = found.name != planned and grant.life.init is not None
+    return {"boundary": found.name, "boundary_why": found.why, "boundary_failed": failed}
 
 
 def suspension(state_dir: str, grant: Grant, grants: list[Grant]) -> Suspension | None:
@@ -119,7 +145,7 @@ def as_rows(grant: Grant, entry: dict[str, Any], suspended: Suspension | None) -
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(grant.created)),
     )
     if not grant.shares:
-        return [(*first, "", "", "", "", "", *last)]
+        return [(*first, "", "", "", "", "", "", *last)]
     rows: list[tuple[object, ...]] = []
     for share, gpu in zip(grant.shares, entry["gpus"], strict=True):
         index, used = gpu["index"], gpu["used_mib"]
@@ -130,6 +156,7 @@ def as_rows(grant: Grant, entry: dict[str, Any], suspended: Suspension | None) -
                 share.uuid,
                 "whole" if share.whole else output.size(share.memory_mib),
                 ("?" if entry["account_problem"] else "") if used is None else output.size(used),
+                "" if share.whole else entry["boundary"],
                 compute(share),
                 *last,
             )

@@ -2,6 +2,7 @@
 
 import click
 
+from oci_hook.boundary import live
 from oci_hook.cli import output
 from oci_hook.config import settings as node_settings
 from oci_hook.errors import refuse
@@ -31,7 +32,7 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
     settings = node_settings.load(prefix)
     if key:
         found = admit.release(key, settings, force=force)
-        return answer([key] if found else [], f"grant {key}")
+        return answer([key] if found else [], f"grant {key}", live.drop(settings, [key]))
     with store.open_ledger(settings.state_dir) as ledger:
         swept, grants = ledger.swept, ledger.grants
     swept, grants = engine_names.named(swept), engine_names.named(grants)
@@ -47,11 +48,14 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
             keys = ", ".join(g.key for g in living)
             raise refuse("GH-407", f"{len(living)} living containers match {container}; choose one by --key: {keys}")
         admit.release(grant.key, settings, force=True)
-    return answer([grant.key for grant in (*gone, *living)], f"container {container}")
+    released = [grant.key for grant in (*gone, *living)]
+    return answer(released, f"container {container}", live.drop(settings, released))
 
 
-def answer(keys: list[str], what: str) -> output.Report:
-    """Raises GH-410 where nothing was released."""
+def answer(keys: list[str], what: str, limited: str) -> output.Report:
+    """limited: why the driver still keeps a limit of theirs; "" where it does not. Raises GH-410 where nothing was released."""
     if not keys:
         raise refuse("GH-410", f"{what[:100]} holds no share; `gpu-hook ps` lists those that do")
-    return output.Report({"released": keys}, [f"released {key}" for key in keys])
+    lines = [f"released {key}" for key in keys]
+    lines += [f"  the driver's memory limit is not cleared yet: {limited}"] if limited else []
+    return output.Report({"released": keys}, lines)

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
+from oci_hook.boundary import live
 from oci_hook.cli import named, output
 from oci_hook.config import settings as node_settings
 from oci_hook.core import units, value_parsers
@@ -12,7 +13,7 @@ from oci_hook.core.change import GrantChange, changed
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.units import show
 from oci_hook.errors import Problem, RequestError
-from oci_hook.ledger import admit, events
+from oci_hook.ledger import events
 from oci_hook.ledger import inventory as node_inventory
 
 T = TypeVar("T")
@@ -44,7 +45,8 @@ def set_(
     new memory limit is below what the container uses, it keeps its memory and gets no more until it has freed enough.
     Its environment variables still show the first share.
 
-    Exit status 3: the ledger has the new share, but it is not in effect in the container yet.
+    Where the driver holds the memory limit as well, it is changed there, too. Exit status 3: the ledger has the new share,
+    but it is not in effect in the container, or in the driver, yet.
     """
     problems: list[Problem] = []
 
@@ -70,12 +72,15 @@ def set_(
     inventory = node_inventory.load(settings)
 
     def change(grant: Grant, others: tuple[Grant, ...]) -> Grant:
-        new = changed(grant, wish, inventory, others, settings.rules)
+        return changed(grant, wish, inventory, others, settings.rules)
+
+    def commit(grant: Grant, others: tuple[Grant, ...]) -> Grant:
+        new = change(grant, others)
         if new != grant:  # recorded first: the agent must know which limit applied until now
             events.changed(settings.state_dir, grant, new)
         return new
 
-    return report(*admit.alter(settings, named.key(settings, container), change))
+    return report(live.alter(settings, named.key(settings, container), change, commit))
 
 
 PENDING_STATUS = 3
@@ -85,14 +90,23 @@ PENDING = (
 )
 
 
-def report(before: Grant, after: Grant, delivered: bool) -> output.Report:
-    """The share as it is and as it was. delivered: the container's policy page has been changed."""
+DRIVER_PENDING = (
+    "  in effect in the shim, not in the driver, which keeps its former limit: {why}; run the command again, or leave it to"
+    " the agent"
+)
+
+
+def report(done: live.Altered) -> output.Report:
+    """The share as it is and as it was."""
+    before, after, delivered = done.old, done.new, done.delivered
     old, new = as_data(before), as_data(after)
     lines = [f"container {named.title(after)}: {in_words(after)}" + ("" if new != old else " (as before)")]
     lines += [f"  was: {in_words(before)}"] if new != old else []
     lines += [] if delivered else [PENDING.format(old="the former share")]
-    data = {"id": after.who.id, "key": after.key, "before": old, "after": new, "in_effect": delivered}
-    return output.Report(data, lines, exit_status=0 if delivered else PENDING_STATUS)
+    lines += [DRIVER_PENDING.format(why=done.driver)] if done.driver else []
+    in_effect = delivered and not done.driver
+    data = {"id": after.who.id, "key": after.key, "before": old, "after": new, "in_effect": in_effect}
+    return output.Report(data, lines, exit_status=0 if in_effect else PENDING_STATUS)
 
 
 def as_data(grant: Grant) -> dict[str, Any]:

@@ -137,6 +137,8 @@ RULES: "dict[str, Reader]" = {
     "linger": linger,
     "online_compute": one_of("booking", "share"),
     "near_misses": one_of("auto", "refuse", "warn"),
+    "boundary": one_of("auto", "driver", "shim"),
+    "driver_limit_extra": memory(0),
 }
 
 # The agent's. Only their names are checked here; their values are read by install/agent_settings.py.

@@ -11,6 +11,7 @@ For several GPUs, the set with the smallest sum of link distances between its pa
 fewest pairs on different NUMA nodes, then the one whose GPUs the placement policy puts first.
 """
 
+from oci_hook.core.boundary import obstacle
 from oci_hook.core.gpu_page import free_slot, on_gpu
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.inventory import Gpu, Inventory
@@ -25,6 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     Bounds = tuple[tuple[str, str, int], ...]
 
+NO_BOUNDARY = "cannot have the driver's memory limit"
 TOO_SMALL = "for a program's context alone"  # the context counts against the limit, so no program could run
 DISAGREES = "are not"  # a share that is said twice, in per cent and in MiB
 FAR = 1000  # distance of two GPUs without a link in the inventory
@@ -42,7 +44,8 @@ class Allocation(Value):
 
 
 class Refusal(Value):
-    """No room was found. problems: GH-201 (full), GH-202 (unknown GPU, no IMEX channels), GH-203 (too few GPUs)."""
+    """No room was found. problems: GH-201 (full), GH-202 (unknown GPU, no IMEX channels), GH-203 (too few GPUs),
+    GH-204 (no GPU can have the driver's limit)."""
 
     problems: tuple[Problem, ...]
     notes: tuple[tuple[str, str], ...] = ()
@@ -272,6 +275,8 @@ def _obstacle(use: Usage, wish: GpuRequest, request: Request, rules: Rules) -> s
     need = _share(use.gpu, wish, request, rules)
     name = f"GPU {use.gpu.address} {use.gpu.uuid}"
     containers = f"{use.containers} container" + ("s" if use.containers != 1 else "")
+    if why := obstacle(use.gpu, need.whole, request.terms.boundary):
+        return f"{name} {NO_BOUNDARY}: {why}"
     if use.alone:
         return f"{name} is exclusive to one container"
     if need.whole and (request.exclusive or rules.whole_gpus == "exclusive"):
@@ -326,6 +331,9 @@ def _refusal(
         head, advice = "too little memory", "ask for more"
     if full and all(DISAGREES in reason for reason in full):
         code, head, advice = "GH-103", "T9K_GPU_PERCENT and T9K_GPU_MEMORY disagree", "give one of them"
+    if full and all(NO_BOUNDARY in reason for reason in full):
+        code, head = "GH-204", "boundary: driver is asked for"
+        advice = "drop gpu-hook.io/boundary, or set `boundary: auto`"
     text = ""
     for n, reason in enumerate(full):
         left = len(full) - n

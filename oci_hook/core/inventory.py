@@ -16,6 +16,7 @@ class Gpu(Value):
     index, minor, pci and numa are the parent's; gi and ci are the ids of its GPU and compute instance. For a GPU that is no
     MIG device, parent is "" and these are -1.
     file: the host file that is a simulated GPU, which containers get at layout.SIM_GPUS/<its name>; "" for real GPUs.
+    no_limits: why the driver keeps no memory limits per cgroup on it (core/boundary.py); "" where it does.
     """
 
     uuid: str
@@ -33,6 +34,7 @@ class Gpu(Value):
     file: str = ""
     gi: int = -1
     ci: int = -1
+    no_limits: str = "the driver was not asked when the GPUs were listed"
 
     @property
     def address(self) -> str:
@@ -89,6 +91,7 @@ class Inventory(Value):
     links: (uuid, uuid, distance) per pair of GPUs; a smaller distance is nearer, and pairs that are not listed are far.
     libcuda / libnvml: host paths of the real libraries. stamp: (path, inode, size, mtime_ns) of files; if one of them
     changes, or boot_id, the inventory is stale. imex_major: the major number of the IMEX channels' nodes, -1 for none.
+    environment: (name, value) that a program needs in its environment for libnvml to find simulated GPUs.
     """
 
     boot_id: str
@@ -104,6 +107,7 @@ class Inventory(Value):
     stamp: tuple[tuple[str, int, int, int], ...] = ()
     nodes: tuple[GpuNode, ...] = ()
     imex_major: int = -1
+    environment: tuple[tuple[str, str], ...] = ()
 
     def gpu(self, uuid: str) -> Gpu:
         """The GPU with this UUID; KeyError when the node has none."""

@@ -41,6 +41,8 @@ SHARE_STATE = "share"  # UUID/slot/NN: a tmpfs of its own per GPU
 INVENTORY = "inventory.json"
 TIERS = "tiers.json"  # what `gpu-hook gpus --probe` found
 EVENTS = "events"  # lines of JSON; EVENTS.1 the older ones
+BOUNDARY_DIR = "boundary"  # KEY: which limits the driver was told for this grant; lock (boundary/records.py)
+BOUNDARY_SOCKET = "boundary.sock"  # boundary/server.py listens there
 AGENT_LOCK = "agent.lock"  # locked by the agent, so that only one runs
 STATE_OWNER = "owner"  # the prefix of the one install whose directory it is
 

@@ -1,6 +1,6 @@
 """The node's rules, from its settings: bounds and defaults for requests and `allocate`; and the table of placement policies."""
 
-from oci_hook.core.terms import ONLINE
+from oci_hook.core.terms import AUTO, ONLINE
 from oci_hook.core.value import Value
 
 TYPE_CHECKING = False
@@ -21,7 +21,8 @@ class Rules(Value):
     or "none" if the dialect qgpu is off. linger: how long a container still counts as busy after its work, in
     nanoseconds; 0: the gate adapts it to the container. online_compute: "booking" or "share", what the compute of a
     container of class online is: booked in the ledger only, or its share as in other classes. near_misses: "auto",
-    "refuse" or "warn", what happens to a container that asks in words which are not understood.
+    "refuse" or "warn", what happens to a container that asks in words which are not understood. boundary: who holds
+    memory limits (core/boundary.py). driver_limit_extra: MiB that the driver's limit is above the grant.
     """
 
     default_policy: str = "burst-share"
@@ -40,6 +41,8 @@ class Rules(Value):
     online_compute: str = "booking"
     near_misses: str = "auto"
     profile: str = "none"
+    boundary: str = AUTO
+    driver_limit_extra: int = 0
 
     def reserve(self, memory_mib: int) -> int:
         """The MiB that are never granted of a GPU with so much memory, whoever asks."""

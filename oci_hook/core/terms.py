@@ -8,13 +8,16 @@ from oci_hook.core.value import Value
 POLICIES = ("best-effort", "fixed-share", "burst-share")  # the number of a policy in pages is its place here
 CLASSES = ("offline", "default", "online")  # the lowest first; likewise
 ONLINE = CLASSES[-1]
+BOUNDARIES = SHIM, AUTO, DRIVER = ("shim", "auto", "driver")  # the weakest promise first
 POLICY_NUMBERS = {name: number for number, name in enumerate(POLICIES)}
 CLASS_NUMBERS = {name: number for number, name in enumerate(CLASSES)}
 VISIBLE = ("uuid", "index", "all")
+BOUNDARY_NUMBERS = {name: number for number, name in enumerate(BOUNDARIES)}
 WORDS = {
     "policy": POLICIES,
     "priority_class": CLASSES,
     "visible": VISIBLE,
+    "boundary": BOUNDARIES,
 }  # of those terms that are one of a few words
 
 
@@ -42,7 +45,7 @@ class Terms(Value):
     preempt_tolerance_us: the longest time in microseconds that a lower class may hold the GPU once this container has
     work; None: no limit. capabilities: which of the driver's files it gets. imex_channels: the numbers of the IMEX
     channels that it may open; only with whole GPUs. visible: how NVIDIA_VISIBLE_DEVICES names its GPUs: "uuid", "index", or
-    "all" where it has every GPU of the node.
+    "all" where it has every GPU of the node. boundary: who must hold its memory limit (core/boundary.py).
     """
 
     policy: str = "burst-share"
@@ -51,6 +54,7 @@ class Terms(Value):
     capabilities: tuple[str, ...] = ("compute", "utility")
     imex_channels: tuple[int, ...] = ()
     visible: str = "uuid"
+    boundary: str = AUTO
 
     def data(self) -> "dict[str, object]":
         """The terms as JSON has them: `class` is the field priority_class, a reserved word in Python."""

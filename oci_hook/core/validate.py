@@ -5,6 +5,7 @@ empty. A wish whose value is None could not be parsed: that is among the problem
 """
 
 from oci_hook.core import dialects
+from oci_hook.core.boundary import weaker
 from oci_hook.core.value_parsers import ALL, CAPABILITIES, NONE, VOID, WITH_A_SHARE
 from oci_hook.errors import Problem
 
@@ -240,6 +241,15 @@ def visible(given: Given, rules: "Rules") -> str:
     return "all" if "tensorstack.dev/nvidia-gpu-node" in said else "uuid"
 
 
+def boundary(given: Given, rules: "Rules") -> str:
+    """Who must hold the memory limit. A container may ask for a stronger boundary than the node's, not for a weaker one."""
+    said = given.value("boundary")
+    if said is not None and weaker(said, rules.boundary):
+        why = f"weaker than this node's setting, boundary: {rules.boundary}; drop it, or ask for driver"
+        given.complain("GH-103", f"{given.wishes['boundary']}: {why}")
+    return str(said or rules.boundary)
+
+
 # The terms of a container that have a check or a default of their own, by their field in core/terms.py.
 TERMS: "dict[str, Callable[[Given, Rules], object]]" = {
     "policy": policy,
@@ -247,4 +257,5 @@ TERMS: "dict[str, Callable[[Given, Rules], object]]" = {
     "capabilities": capabilities,
     "imex_channels": imex_channels,
     "visible": visible,
+    "boundary": boundary,
 }

@@ -6,6 +6,7 @@ message.
 
 from oci_hook.core.rules import BY_CLASS as BY_CLASS
 from oci_hook.core.rules import ORDERS
+from oci_hook.core.terms import BOUNDARIES
 from oci_hook.core.terms import CLASSES as CLASSES
 from oci_hook.core.terms import POLICIES as POLICIES
 from oci_hook.core.units import DIGITS, MAX_MEMORY_MIB, duration, integer, names, percent
@@ -128,6 +129,7 @@ def one_of(words: tuple[str, ...]) -> "Callable[[str], str]":
 
 priority_class = one_of(CLASSES[::-1])
 placement = one_of(PLACEMENTS)
+boundary = one_of(BOUNDARIES[::-1])
 
 
 def preempt_tolerance(text: str) -> int:

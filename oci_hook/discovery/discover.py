@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from oci_hook.boundary import cgroups
+from oci_hook.core.boundary import why_not
 from oci_hook.core.inventory import MIG, DeviceFile, Gpu, GpuNode, Inventory
 from oci_hook.core.layout import NVIDIA_MAJOR
 from oci_hook.core.units import MIB
@@ -53,6 +55,7 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
                 simulated=simulated,
                 time_scale=mark.time_scale if mark else 1,
                 file=mark.files.get(gpu["uuid"], "") if mark else "",
+                no_limits=no_limits(gpu, files.version, answer.get("limits") or {}),
             )
             for gpu in answer["gpus"]
         )
@@ -86,7 +89,14 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
         nodes=(() if simulated else nodes_of_whole_gpus(gpus))
         + nodes_of_mig(gpus, instances, f"{driver_root.rstrip('/')}/proc" if simulated else proc),
         imex_major=-1 if simulated else dynamic_major("nvidia-caps-imex-channels", proc),
+        environment=tuple(sorted(mark.environment.items())) if mark else (),
     )
+
+
+def no_limits(gpu: dict[str, Any], version: str, answers: dict[str, str]) -> str:
+    """Why the driver keeps no memory limits per cgroup on this GPU, "" where it does. answers: by UUID, of its getter."""
+    answer = answers.get(gpu["uuid"], "NVML was not asked")
+    return why_not(bool(gpu.get("parent")), version, answer, cgroups.is_version2())
 
 
 def environment(driver_root: str) -> tuple[dict[str, str], marks.Mark | None]:

@@ -4,12 +4,17 @@ It uses the library that is named in LD_PRELOAD: nvidia-ml-py opens "libnvidia-m
 library that is already loaded under this soname.
 """
 
+import contextlib
 import json
+import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 
+from oci_hook.boundary import cgroups
+from oci_hook.boundary.nvml_limits import LimitError, Nvml
 from oci_hook.core.units import MIB
 
 NVLINK_DISTANCE = 1  # nearer than any PCIe path; those are NVML_TOPOLOGY_* numbers from 0 (one board) to 50 (two CPUs)
@@ -72,6 +77,47 @@ def distance(a: Any, b: Any) -> int | None:
         return None
 
 
+def limits_answers(uuids: list[str]) -> dict[str, str]:
+    """By UUID, what the driver says to the question for a cgroup's memory limit, as core/boundary.py's why_not reads it."""
+    found = {}
+    try:
+        nvml = Nvml("libnvidia-ml.so.1")
+        if not nvml.knows("nvmlDeviceSetMemoryLimits_v1"):
+            return dict.fromkeys(uuids, "missing")
+    except LimitError as e:
+        return dict.fromkeys(uuids, str(e))
+    with any_cgroup() as cgroup:
+        for uuid in uuids:
+            try:
+                nvml.get(uuid, cgroup)
+                found[uuid] = ""
+            except LimitError as e:
+                found[uuid] = str(e)
+    return found
+
+
+@contextlib.contextmanager
+def any_cgroup() -> Iterator[str]:
+    """A cgroup to ask about: our own, or a new one where we are in the topmost, which can have no limit."""
+    try:
+        yield cgroups.path_of(os.getpid())
+        return
+    except cgroups.NoCgroup:
+        made = f"{cgroups.MOUNTED}/gpu-hook-{os.getpid()}"
+    if not cgroups.is_version2():
+        yield cgroups.MOUNTED
+        return
+    try:
+        os.mkdir(made)
+    except OSError:  # a read-only mount
+        pass
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(OSError):
+            os.rmdir(made)
+
+
 def main() -> int:
     try:
         pynvml.nvmlInit()
@@ -106,7 +152,8 @@ def main() -> int:
             if near is not None:
                 links.append([uuids[j], uuids[i], near])
     version = text(pynvml.nvmlSystemGetDriverVersion())
-    json.dump({"driver_version": version, "gpus": gpus, "links": links}, sys.stdout)
+    limits = limits_answers([gpu["uuid"] for gpu in gpus if not gpu.get("parent")])
+    json.dump({"driver_version": version, "gpus": gpus, "links": links, "limits": limits}, sys.stdout)
     return 0
 
 

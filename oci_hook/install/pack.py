@@ -13,7 +13,12 @@ from importlib.machinery import ModuleSpec
 from importlib.util import MAGIC_NUMBER
 from types import CodeType, ModuleType
 
-PROGRAMS = {"runtime.py": "oci_hook.runtime", "hook.py": "oci_hook.hook", "precreate.py": "oci_hook.precreate"}
+PROGRAMS = {
+    "runtime.py": "oci_hook.runtime",
+    "hook.py": "oci_hook.hook",
+    "precreate.py": "oci_hook.precreate",
+    "boundary_stage.py": "oci_hook.boundary_stage",
+}
 SIZE = 4
 
 Modules = dict[str, tuple[bool, CodeType]]

@@ -24,9 +24,9 @@ from oci_hook.ledger import claims, store
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # What containers need is whole folders and the modules beside them; everything else is for commands and the agent.
-HOT_FOLDERS = ("apply", "config", "core", "ledger", "linux", "oci")
+HOT_FOLDERS = ("apply", "boundary", "config", "core", "ledger", "linux", "oci")
 COLD_FILES = ("__main__.py",)
-PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook")
+PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook", "gpu-hook-boundary")
 OLD_FILES = ("etc/settings.json", "etc/launcher.conf")  # 0.1.0's
 STARTS = ("runtime.py", "hook.py")  # what PROGRAMS start
 LOCK = ".lock"
@@ -163,6 +163,8 @@ def _remove(root: Path, prefix: str, force: bool, simulated: Iterable[Path]) -> 
     if state_dir is not None:
         refuse_while_held(state_dir, force)
     others = state_dir is not None and bool(state_owner.other(prefix, state_dir))
+    if state_dir is not None and not others:
+        state_move.clear_limits(prefix, state_dir, force)
     for made in simulated:
         if others and made.is_relative_to(str(state_dir)):
             continue

@@ -56,6 +56,11 @@ linger: adaptive
 # for is kept free of guarantees of others) or share (as in the other classes). For containers that start from now on.
 online_compute: booking
 
+# Who holds the memory limits: the shim in the container, and with driver 615 or newer the driver itself as well.
+# auto: the driver where it can. driver: a share that cannot have the driver's limit is refused. shim: the shim alone.
+boundary: auto
+driver_limit_extra: 0     # of memory, by which the driver's limit is above the share
+
 # true: NVIDIA_VISIBLE_DEVICES, T9K_GPU_* and GPU_HOOK_* in a container's environment ask for GPUs as annotations do.
 # Any image can set them, so this is for engines without annotations (docker before 24) and images you trust.
 trust_env: false

@@ -11,6 +11,8 @@ import os
 import shutil
 from collections.abc import Iterator
 
+from oci_hook.boundary import live, records
+from oci_hook.config import settings as node_settings
 from oci_hook.config.settings import state_in_use
 from oci_hook.core import layout
 from oci_hook.errors import refuse
@@ -33,6 +35,7 @@ def moving(prefix: str, state_dir: str) -> Iterator[None]:
     try:
         if old:
             refuse_while_held(old)
+            clear_limits(prefix, old)
         yield
         if used != state_dir:
             write(os.path.join(prefix, layout.STATE_IN_USE), f"{state_dir}\n")
@@ -72,6 +75,21 @@ def refuse_while_held(state_dir: str) -> None:
         )
 
 
+def clear_limits(prefix: str, state_dir: str, force: bool = False) -> None:
+    """Clear the driver's memory limits that this state directory records. Nobody could do it afterwards.
+
+    force: go on where that fails. Raises SettingsError GH-504.
+    """
+    found = records.keys(state_dir)
+    if not found:
+        return
+    reading = node_settings.parse(prefix, node_settings.read(prefix))
+    settings = node_settings.interpret(prefix, reading).replace(state_dir=state_dir)
+    why = live.drop(settings, found)
+    if why and not force:
+        raise refuse("GH-504", f"the driver keeps a memory limit that cannot be cleared: {why[:160]}; try again")
+
+
 def empty(prefix: str, state_dir: str) -> None:
     """Remove what an install has in its state directory, and the directory itself if nothing else is in it. Simulated
     GPUs stay: a driver root leads to them. Raises SettingsError GH-504."""
@@ -79,9 +97,9 @@ def empty(prefix: str, state_dir: str) -> None:
         slot_files.drop(state_dir)
     except OSError as e:
         raise refuse("GH-504", f"{e.filename}: {e.strerror}; unmount it, then try again") from None
-    for name in (layout.LEDGER_DIR, layout.PAGES_DIR, layout.MESSAGES_DIR):
+    for name in (layout.LEDGER_DIR, layout.PAGES_DIR, layout.MESSAGES_DIR, layout.BOUNDARY_DIR):
         shutil.rmtree(os.path.join(state_dir, name), ignore_errors=True)
-    for name in (layout.INVENTORY, layout.TIERS, layout.EVENTS, f"{layout.EVENTS}.1"):
+    for name in (layout.INVENTORY, layout.TIERS, layout.EVENTS, f"{layout.EVENTS}.1", layout.BOUNDARY_SOCKET):
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(state_dir, name))
     with contextlib.suppress(OSError):  # a running agent keeps its lock file: without it a second agent could start

@@ -1,4 +1,4 @@
-"""Compiles the launcher: two static programs from one source, gpu-hook-runtime and oci-gpu-hook.
+"""Compiles the launcher: two static programs from one source, gpu-hook-runtime and oci-gpu-hook; and gpu-hook-boundary.
 
 What the launcher shares with the Python code is compiled in: the words of core/dialects without which a config.json
 asks for nothing, and the defaults of the settings that it reads.
@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SOURCES = [
-    HERE / f"{name}.c" for name in ("launcher", "flags", "flat_yaml", "owner", "exec_env", "process_json", "blake2b")
-]
+SOURCES = [f"{name}.c" for name in ("launcher", "flags", "flat_yaml", "owner", "exec_env", "process_json", "blake2b")]
 PACKAGE = HERE.parent
 READ = [PACKAGE / name for name in ("core/dialects/__init__.py", "core/layout.py", "config/settings.py")]
-PROGRAMS = {"gpu-hook-runtime": [], "oci-gpu-hook": ["-DHOOK"]}
+PROGRAMS = {
+    "gpu-hook-runtime": SOURCES,
+    "oci-gpu-hook": ["-DHOOK", *SOURCES],
+    "gpu-hook-boundary": ["boundary_client.c"],
+}
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-s", "-fstack-protector-strong"]
 
 
@@ -25,11 +27,12 @@ def build(out: Path, arch: str, cc: list[str]) -> None:
     """
     out.mkdir(parents=True, exist_ok=True)
     newest = max(file.stat().st_mtime_ns for file in (*HERE.glob("*.[ch]"), *READ, Path(__file__)))
-    for name, defines in PROGRAMS.items():
+    for name, words in PROGRAMS.items():
         target = out / name
         if not target.exists() or target.stat().st_mtime_ns < newest:
-            options = ["-target", f"{arch}-linux-musl", *FLAGS, *shared(), *defines, "-o", str(target)]
-            subprocess.run([*cc, *options, *map(str, SOURCES)], check=True)
+            options = ["-target", f"{arch}-linux-musl", *FLAGS, *shared(), "-o", str(target)]
+            given = [str(HERE / word) if word.endswith(".c") else word for word in words]
+            subprocess.run([*cc, *options, *given], check=True)
 
 
 def shared() -> list[str]:

@@ -111,10 +111,13 @@ def damaged(why: Exception) -> int:
 
 folder, _, name = sys.argv[0].rpartition("/")
 name = "precreate.py" if name == "hook.py" and sys.argv[1:] == ["precreate"] else name
+name = "boundary_stage.py" if name == "hook.py" and sys.argv[1:2] == ["boundary"] else name
 try:
     load(folder, name)
     if name == "precreate.py":
         from oci_hook.precreate import main
+    elif name == "boundary_stage.py":
+        from oci_hook.boundary_stage import main
     elif name == "hook.py":
         from oci_hook.hook import main
     else:

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-FORMAT = 3
+FORMAT = 4
 GRANT_MAX = 1 << 15  # bytes of a grant file; the names in it are chosen by the tenant
 MEMORY_MAX = 1 << 40  # MiB
 MAX = (1 << 63) - 1  # of times and other numbers
@@ -94,7 +94,7 @@ def _terms(values: "list[Any]") -> Terms:
         elif words is None:
             _check_kind(value, types)
         elif value not in words:
-            raise ValueError("no such policy or class")
+            raise ValueError("no such policy, class or boundary")
         found.append(value)
     return Terms(*found)
 

@@ -82,4 +82,5 @@ def _from_data(data: "Any") -> Inventory:
     data["nodes"] = tuple(GpuNode(**node) for node in data.get("nodes") or ())
     data["links"] = tuple(tuple(link) for link in data["links"])
     data["stamp"] = tuple(tuple(entry) for entry in data["stamp"])
+    data["environment"] = tuple(tuple(entry) for entry in data.get("environment") or ())
     return Inventory(**data)

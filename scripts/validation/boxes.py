@@ -24,8 +24,11 @@ SCALE = 4  # of a simulated GPU, in the runs that measure time
 class Node:
     """An install and an inventory of their own below one folder."""
 
-    def __init__(self, folder: Path, simulated: bool, time_scale: int = 1) -> None:
-        from gpu_hook_simulator import driver_root
+    def __init__(
+        self, folder: Path, simulated: bool, time_scale: int = 1, driver: str = "550", limits: str = "dmem"
+    ) -> None:
+        """driver, limits: of the simulated GPU, as `gpu-hook sim up` has them."""
+        from gpu_hook_simulator import driver_root, release
         from oci_hook.discovery import discover
         from oci_hook.discovery.save import save_inventory
         from oci_hook.install import prefix, settings_edit
@@ -36,7 +39,8 @@ class Node:
         python = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
         self.settings = prefix.lay(str(self.prefix), runtime=runtime, python=python, state_dir=str(self.state))
         if simulated:
-            driver_root.make(str(self.prefix), str(self.state), 1, 24576, time_scale)
+            of = release.release(driver, limits)
+            driver_root.make(str(self.prefix), str(self.state), 1, 24576, time_scale, release=of)
             root = driver_root.root_of(str(self.prefix))
             self.settings = settings_edit.set_driver_root(str(self.prefix), str(root))
             # the bare runs find the simulated driver so

@@ -44,6 +44,13 @@ static int place(const struct gpu_home *home, uint64_t id) {
     return -1;
 }
 
+static int length(const struct gpu_home *home) {
+    int n = 0;
+    while (n < GPU_DEPTH && home->id[n])
+        n++;
+    return n;
+}
+
 static bool same(const struct gpu_file *f, const struct gpu_home *a, const struct gpu_home *b) {
     if (f->head.limits_by == LIMITS_MISC && a->name && b->name)
         return a->name == b->name;
@@ -51,24 +58,28 @@ static bool same(const struct gpu_file *f, const struct gpu_home *a, const struc
 }
 
 /* A client in a cgroup namespace cannot see what is above it; who set a limit for its cgroup, or for one above, could. */
-static void complete(const struct gpu_file *f, struct gpu_home *home) {
+static struct gpu_home complete(const struct gpu_file *f, const struct gpu_home *seen) {
+    struct gpu_home home = *seen;
     for (unsigned c = 0; c < limits(f); c++) {
         struct gpu_limit cell;
-        int at = place(home, f->limit[c].home.id[0]);
-        if (at >= 0 && read_cell(&f->limit[c], &cell) && cell.home.id[0] == home->id[at])
-            memcpy(&home->id[at], cell.home.id, sizeof home->id[0] * (size_t)(GPU_DEPTH - at));
+        int at = place(&home, f->limit[c].home.id[0]);
+        if (at >= 0 && read_cell(&f->limit[c], &cell) && cell.home.id[0] == home.id[at] &&
+            length(&cell.home) > length(&home) - at)
+            memcpy(&home.id[at], cell.home.id, sizeof home.id[0] * (size_t)(GPU_DEPTH - at));
     }
+    return home;
 }
 
-/* Whether what is charged to `who` counts for a limit of `whose`. */
+/* Whether what is charged to `who` counts for a limit of `whose`. who: complete. */
 static bool counts(const struct gpu_file *f, const struct gpu_home *who, const struct gpu_home *whose) {
-    if (f->head.limits_by == LIMITS_MISC)
-        return same(f, who, whose);
-    if (place(who, whose->id[0]) >= 0)
+    return f->head.limits_by == LIMITS_MISC ? same(f, who, whose) : place(who, whose->id[0]) >= 0;
+}
+
+static bool counts_seen(const struct gpu_file *f, const struct gpu_home *seen, const struct gpu_home *whose) {
+    if (counts(f, seen, whose))
         return true;
-    struct gpu_home all = *who;
-    complete(f, &all);
-    return place(&all, whose->id[0]) >= 0;
+    struct gpu_home who = complete(f, seen);
+    return counts(f, &who, whose);
 }
 
 /* Bytes charged to a cgroup. live: without what belongs to closed files, which readers cannot clear. */
@@ -77,11 +88,11 @@ static uint64_t charged(struct gpu *gpu, const struct gpu_home *whose, bool live
     uint64_t sum = 0;
     for (int i = 0; i < gpu_slots(f); i++) {
         uint64_t managed = atomic_load(&f->slot[i].managed), used = atomic_load(&f->slot[i].used);
-        if (used > managed && counts(f, &f->slot_home[i], whose) && (!live || gpu_owner(gpu, i) >= 0))
+        if (used > managed && counts_seen(f, &f->slot_home[i], whose) && (!live || gpu_owner(gpu, i) >= 0))
             sum += used - managed;
     }
     for (int i = 0; i < (int)gpu_count(&f->head.pieces, GPU_PIECES); i++)
-        if (gpu_piece_bytes(gpu, i) && counts(f, &f->piece_home[i], whose) && (!live || gpu_piece_held(gpu, i)))
+        if (gpu_piece_bytes(gpu, i) && counts_seen(f, &f->piece_home[i], whose) && (!live || gpu_piece_held(gpu, i)))
             sum += gpu_piece_bytes(gpu, i);
     return sum;
 }
@@ -104,7 +115,7 @@ static bool replaced(const struct gpu_file *f, const struct gpu_limit *cell) {
     return false;
 }
 
-/* The next limit that holds for a cgroup, from cell *c on. */
+/* The next limit that holds for a cgroup, from cell *c on. home: complete. */
 static bool next(const struct gpu_file *f, const struct gpu_home *home, unsigned *c, struct gpu_limit *out) {
     for (; *c < limits(f); ++*c) {
         if (!read_cell(&f->limit[*c], out))
@@ -119,19 +130,22 @@ static bool next(const struct gpu_file *f, const struct gpu_home *home, unsigned
     return false;
 }
 
-bool gpu_limits_hold(struct gpu *gpu, const struct gpu_home *home) {
+bool gpu_limits_hold(struct gpu *gpu, const struct gpu_home *seen) {
+    if (!limits(gpu->file))
+        return true;
     struct gpu_limit limit;
-    for (unsigned c = 0; next(gpu->file, home, &c, &limit);)
+    struct gpu_home home = complete(gpu->file, seen);
+    for (unsigned c = 0; next(gpu->file, &home, &c, &limit);)
         if (charged(gpu, &limit.home, false) > limit.hard)
             return false;
     return true;
 }
 
-bool gpu_limit_lowest(struct gpu *gpu, const struct gpu_home *home, struct gpu_bound *out) {
+bool gpu_limit_lowest(struct gpu *gpu, const struct gpu_home *seen, struct gpu_bound *out) {
     struct gpu_limit limit;
-    struct gpu_home whose = {0};
+    struct gpu_home home = complete(gpu->file, seen), whose = {0};
     *out = (struct gpu_bound){0, GPU_UNLIMITED, 0};
-    for (unsigned c = 0; next(gpu->file, home, &c, &limit);)
+    for (unsigned c = 0; next(gpu->file, &home, &c, &limit);)
         if (limit.hard < out->hard) {
             *out = (struct gpu_bound){limit.soft, limit.hard, 0};
             whose = limit.home;

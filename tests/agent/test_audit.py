@@ -2,7 +2,7 @@
 
 import pytest
 
-from oci_hook.agent.audit import Auditor, Process, Seen, Verdict
+from oci_hook.agent.audit import REPORTED, Auditor, Process, Seen, Verdict
 from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.terms import Terms
@@ -274,3 +274,38 @@ def test_what_a_container_was_stopped_for_stands_until_it_ends() -> None:
         assert kinds(held) == kinds(seen) and not held.news and not held.over
     ended = case.auditor.judge(Seen({}, {GPU: sample()}, {}, {}))
     assert not ended.findings and len(ended.over) == 1
+
+
+def charged(size: float, *processes: tuple[int, int | None]) -> GpuSample:
+    """A sample in which the driver charges so many MiB to the container's cgroup."""
+    gpu = sample(*processes)
+    return gpu.replace(charged={"a": int(size * MIB)}, used=max(gpu.used, int(size * MIB)))
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_the_drivers_figure_of_a_cgroup_counts_what_forked_children_hold(over: int) -> None:
+    """NVML lists nothing, and the account page has nothing."""
+    case = Case()
+    for look in (1, 2):
+        seen = case.look({GPU: charged(1010 + over)}, account(0), members=())
+        assert kinds(seen) == ([("over-memory", GPU, 0)] if over and look == 2 else [])
+    assert seen.surcharges["a", 0] == (1010 + over) * MIB
+    if over:
+        assert "1011 MiB by the driver's figure for its cgroup" in seen.findings[0].evidence
+
+
+def test_what_the_account_page_has_is_not_charged_again() -> None:
+    kept = Usage((900 * MIB,), (0,), account(0, 101).owners, {(7, 7): (800 * MIB,)}, (800 * MIB,))
+    case = Case()
+    for more in (0, 10, 10):
+        seen = case.look({GPU: charged(900 + more, (101, 100 * MIB))}, kept)
+        assert not seen.findings and seen.surcharges["a", 0] == 0
+
+
+def test_memory_that_is_charged_to_another_cgroup_is_reported() -> None:
+    case = Case()
+    for look in (1, 2):
+        seen = case.look({GPU: charged(100, (101, 111 * MIB))}, account(111, 101))
+        assert kinds(seen) == ([("charged-elsewhere", GPU, 0)] if look == 2 else [])
+    assert "charged-elsewhere" in REPORTED
+    assert not case.look({GPU: charged(100, (101, 110 * MIB))}, account(111, 101)).findings

@@ -339,7 +339,9 @@ def test_an_answer_that_is_none(line: bytes) -> None:
 
 def test_a_lost_gpu_is_no_reason_to_lose_the_others() -> None:
     good = {"used": 1, "total": 2, "busy": 3, "processes": [[1, None, 4]], "error": "", "at": 5.5, "steady": True}
+    good["charged"] = {"a": 7}
     bad = {"used": 0, "total": 0, "busy": -1, "processes": [], "error": "GPU is lost", "at": 5.5, "steady": False}
+    bad["charged"] = {}
     gpus, error = sampler.parse(json.dumps({"gpus": {"a": good, "b": bad}, "error": ""}).encode())
     assert not error and gpus["a"].processes == ((1, None, 4),) and sampler.lost(gpus["b"].error)
 

@@ -477,3 +477,30 @@ def test_the_guard_knows_whose_history_it_has(tmp_path: Path) -> None:
     assert known() == {"logged", "new"}
     guard.forget({"lost", "logged"})
     assert known() == {"lost", "logged", "new"}  # by these keys others come later
+
+
+def test_what_a_forked_child_holds_is_known_where_the_driver_says_so() -> None:
+    """NVML lists no process for it, the page is forged to have nothing, and others could have it as well."""
+    b = tenant("b", 8 * GIB, GIB, accounted=GIB)
+    for charged, killed in ((12 * GIB, True), (4 * GIB + TOLERANCE, False), (None, False)):
+        a = tenant("a", 4 * GIB, 64 * MIB, accounted=64 * MIB, charged=charged)
+        protector = Protector(TOLERANCE)
+        for number, at in enumerate((100.0, 101.0)):
+            seen = look(a, b, at=at, unlisted=12 * GIB, total=14 * GIB)
+            found = protector.judge(seen.replace(used=None) if number else seen, at, lambda: ("a", "b"))
+        assert (found.kill is not None) == killed, charged
+        if found.kill:
+            assert (found.kill.key, found.kill.used) == ("a", 12 * GIB)
+
+
+def test_what_is_charged_is_hidden_from_the_page_or_explained_by_it() -> None:
+    b = tenant("b", 8 * GIB)
+    for claims, hidden in ((0, {"a": 2 * GIB}), (2 * GIB, {}), (3 * GIB, {}), (GIB, {"a": GIB})):
+        a = tenant("a", 4 * GIB, accounted=0, charged=2 * GIB, claims=claims)
+        assert Protector(TOLERANCE).judge(look(a, b, unlisted=2 * GIB), 100.0).hidden == hidden
+
+
+def test_small_differences_of_the_drivers_figures_are_nothing() -> None:
+    a = tenant("a", 4 * GIB, GIB, accounted=GIB, charged=GIB + TOLERANCE)
+    found = Protector(TOLERANCE).judge(look(a, tenant("b", 8 * GIB)), 100.0)
+    assert not found.hidden and not found.kill

@@ -46,6 +46,10 @@ LAST = """\
 """
 
 
+NOT_ASKED = "the driver was not asked when the GPUs were listed"
+SHIM_ALONE = f"memory limit held by the shim alone: {NOT_ASKED}\n"
+
+
 def without_env(text: str) -> str:
     """The answer with only the first variable of the plan's environment; the plan's own tests check the others."""
     kept = [line for line in text.splitlines(True) if not line.startswith("  env ") or "VISIBLE_DEVICES" in line]
@@ -67,7 +71,7 @@ def test_t9k_share_of_a_named_gpu(install: Install) -> None:
         "  capabilities compute, utility\n"
         "GPUs (simulated)\n"
         "  0  GPU-0  chosen (asked for by name): 6Gi of 24Gi\n"
-        "  1  GPU-1  not asked for\n" + PLAN.format(visible="0") + LAST
+        "  1  GPU-1  not asked for\n" + SHIM_ALONE + PLAN.format(visible="0") + LAST
     )
     assert "  env T9K_GPU_MEMORY=6144\n" in answer
 
@@ -91,7 +95,10 @@ def test_compute_and_its_ceiling(install: Install) -> None:
         "  capabilities compute, utility\n"
         "GPUs (simulated)\n"
         "  0  GPU-0  chosen (binpack): 1Gi of 24Gi, compute 30% and up to 60%\n"
-        "  1  GPU-1  GPU 1 GPU-1 has 10 of 100 % compute free, 30 asked\n" + PLAN.format(visible="GPU-0") + LAST
+        "  1  GPU-1  GPU 1 GPU-1 has 10 of 100 % compute free, 30 asked\n"
+        + SHIM_ALONE
+        + PLAN.format(visible="GPU-0")
+        + LAST
     )
 
 
@@ -135,7 +142,8 @@ def test_nothing_asked(install: Install) -> None:
     assert (
         forgotten.stderr == "warning: GH-108: 'memory' is no key of gpu-hook without the prefix gpu-hook.io/; add it\n"
     )
-    assert install.data("explain") == {"name": "", "annotated_containers": {}, "request": None, "gpus": [], "plan": []}
+    nothing = {"request": None, "gpus": [], "plan": [], "boundary": None, "boundary_why": ""}
+    assert install.data("explain") == {"name": "", "annotated_containers": {}, **nothing}
 
 
 MISSES = [
@@ -170,6 +178,8 @@ def test_json(install: Install) -> None:
     assert answer == {
         "name": "",
         "annotated_containers": {},
+        "boundary": "shim",
+        "boundary_why": NOT_ASKED,
         "request": {
             "gpus": [{"device": None, "memory": ["mib", 2048], "compute": None}],
             "every_gpu": False,
@@ -184,6 +194,7 @@ def test_json(install: Install) -> None:
             "imex_channels": [],
             "visible": "uuid",
             "same_percent": None,
+            "boundary": "auto",
         },
         "gpus": [
             {"index": 0, "address": "0", "uuid": "GPU-0", **gpu, "reason": "chosen (binpack)", "share": share},

@@ -1,5 +1,6 @@
 """`gpu-hook gpus`: the table and its JSON, what is granted of each GPU, and the warning about GPUs that are in use."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,40 @@ from tests.cli.box import Install
 def test_table_and_json(install: Install) -> None:
     install.grant("one", Share("GPU-0", 4096, 30))
     install.grant("two", Share("GPU-0", 1024))
-    head, title, first, second = install.text("gpus").splitlines()
+    head, title, first, second, held = install.text("gpus").splitlines()
     assert head == "driver 1.2 in PREFIX/driver, simulated"
     assert " ".join(title.split()) == "INDEX UUID NAME MEMORY MINOR TIER GRANTED MEMORY GRANTED COMPUTE CONTAINERS"
     assert first.split() == ["0", "GPU-0", "Simulated", "GPU", "24Gi", "0", "-", "5Gi", "30%", "2"]
     assert second.split() == ["1", "GPU-1", "Simulated", "GPU", "24Gi", "1", "-", "0Mi", "0%", "0"]
+    assert held == "memory limits held by the shim alone: the driver was not asked when the GPUs were listed"
     data = install.data("gpus")
     assert (data["driver_version"], data["simulated"]) == ("1.2", True)
     gpu = data["gpus"][0]
     assert (gpu["index"], gpu["uuid"], gpu["memory_mib"], gpu["tier"]) == (0, "GPU-0", 24576, None)
     assert (gpu["granted_mib"], gpu["granted_compute"], gpu["containers"]) == (5120, 30, 2)
+
+
+def test_who_holds_memory_limits(install: Install) -> None:
+    """A line for each answer."""
+
+    def answer(*whys: str) -> list[str]:
+        file = install.state / "inventory.json"
+        found = json.loads(file.read_text())
+        for gpu, why in zip(found["gpus"], whys, strict=True):
+            gpu["no_limits"] = why
+        file.write_text(json.dumps(found))
+        data = install.data("gpus")["gpus"]
+        assert [(gpu["boundary"], gpu["boundary_why"]) for gpu in data] == [
+            ("shim" if w else "driver", w) for w in whys
+        ]
+        assert "no_limits" not in data[0]
+        return install.text("gpus").splitlines()[4:]
+
+    assert answer("", "") == ["memory limits held by the shim and the driver"]
+    assert answer("", "it is odd") == [
+        "GPU 0: memory limits held by the shim and the driver",
+        "GPU 1: memory limits held by the shim alone: it is odd",
+    ]
 
 
 def test_without_an_inventory(install: Install) -> None:

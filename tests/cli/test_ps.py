@@ -1,6 +1,7 @@
 """`gpu-hook ps`: living grants as a table and as JSON; use read from the account page without trusting it."""
 
 import fcntl
+import json
 import os
 import shutil
 import struct
@@ -13,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from oci_hook.boundary import records
+from oci_hook.boundary.records import FAILED, SET, SETTING, Record
 from oci_hook.cli import ps
+from oci_hook.core.boundary import NO_LIMIT, Limit
 from oci_hook.core.grant import Grant, Life, Share
 from oci_hook.core.units import MIB
 from oci_hook.linux.mount import mountinfo
@@ -36,11 +40,11 @@ def test_table(install: Install) -> None:
     table = install.text("ps")
     assert table.count("2027-01-15 08:00:00\n") == 4
     assert table.replace("2027-01-15 08:00:00", "SINCE_") == (
-        "CONTAINER     NAME         GPU  UUID   MEMORY  USED  COMPUTE  POLICY       CLASS    STATE     SINCE\n"
-        "aaaaaaaaaaaa  ns/shop/web  0    GPU-0  4Gi     -     30-80%   burst-share  default  starting  SINCE_\n"
-        "aaaaaaaaaaaa  ns/shop/web  1    GPU-1  1000Mi  -     -        burst-share  default  starting  SINCE_\n"
-        "files         -            -    -      -       -     -        best-effort  default  starting  SINCE_\n"
-        "whole         -            1    GPU-1  whole   -     -        burst-share  online   starting  SINCE_\n"
+        "CONTAINER     NAME         GPU  UUID   MEMORY  USED  BOUNDARY  COMPUTE  POLICY       CLASS    STATE     SINCE\n"
+        "aaaaaaaaaaaa  ns/shop/web  0    GPU-0  4Gi     -     shim      30-80%   burst-share  default  starting  SINCE_\n"
+        "aaaaaaaaaaaa  ns/shop/web  1    GPU-1  1000Mi  -     shim      -        burst-share  default  starting  SINCE_\n"
+        "files         -            -    -      -       -     -         -        best-effort  default  starting  SINCE_\n"
+        "whole         -            1    GPU-1  whole   -     -         -        burst-share  online   starting  SINCE_\n"
     )
 
 
@@ -85,9 +89,51 @@ def test_json(install: Install) -> None:
                 "capabilities": ["compute", "utility"],
                 "driver_version": "1.2",
                 "created": 1_800_000_000,
+                "boundary": "shim",
+                "boundary_why": "the driver was not asked when the GPUs were listed",
+                "boundary_failed": False,
             }
         ]
     }
+
+
+def test_who_holds_the_memory_limit(install: Install) -> None:
+    """By what was recorded, and not by what should be."""
+    file = install.state / "inventory.json"
+    found = json.loads(file.read_text())
+    for gpu in found["gpus"]:
+        gpu["no_limits"] = ""
+    file.write_text(json.dumps(found))
+    me = Life(boot_id(), init=process_life(os.getpid()))
+    grant = install.grant("c1", Share("GPU-0", 4096), life=me)
+    install.grant("whole", Share("GPU-1", 24576, whole=True), life=me)
+
+    def seen() -> tuple[str, str, bool]:
+        c = install.data("ps")["containers"][0]
+        return c["boundary"], c["boundary_why"], c["boundary_failed"]
+
+    assert seen() == ("shim", "no limit is recorded for it; start it again", True)
+    assert "c1: memory limit held by the shim alone: no limit is recorded" in install.text("ps")
+    (install.state / "boundary").mkdir(mode=0o700)
+    size = 4096 * MIB
+    limit = (Limit("GPU-0", size, size),)
+    good = Record(grant.key, "c1", boot_id(), SET, (("/sys/fs/cgroup/x", 7),), limit)
+    for record, held in (
+        (good, "driver"),
+        (good.replace(boot="another"), "shim"),
+        (good.replace(state=SETTING), "shim"),
+        (good.replace(limits=(Limit("GPU-1", size, size),)), "shim"),
+        (good.replace(limits=(Limit("GPU-0", 0, NO_LIMIT),)), "shim"),
+        (good.replace(cgroups=()), "shim"),
+        (good.replace(state=FAILED, why="no luck"), "shim"),
+    ):
+        records.write(str(install.state), record)
+        assert seen()[0] == held, record
+    assert seen() == ("shim", "no luck", True)
+    (install.state / "boundary" / grant.key).write_text("{")
+    assert seen()[0] == "shim"
+    whole = install.data("ps")["containers"][1]
+    assert (whole["boundary"], whole["boundary_failed"]) == ("shim", False)
 
 
 def test_a_share_that_waits_for_its_container(install: Install) -> None:

@@ -68,6 +68,60 @@ def test_measurements_run_to_their_end(native: Path, tmp_path: Path, run: str, f
         assert set(phases["slices"]) == {"ok", "skipped", "seconds"}
 
 
+@pytest.mark.root
+def test_boundary_says_what_an_old_driver_lacks(native: Path, tmp_path: Path) -> None:
+    """Before R615 there is nothing to try, which is a result; the driver's calls are counted all the same."""
+    out = tmp_path / "result.json"
+    argv = [sys.executable, SCRIPT, "--simulated", "--short", "--run", "boundary", "--driver", "550", "--out", out]
+    r = subprocess.run(argv, capture_output=True, text=True, timeout=240, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert r.returncode == 0, r.stdout + r.stderr
+    assert [p.name for p in tmp_path.iterdir()] == [out.name]
+    results = json.loads(out.read_text())
+    phases = results["phases"]
+    assert results["predictions"]["answers"].keys() >= set(phases["verdict"]["not_tried"])
+    assert "the NVML of driver 550.0.0 has no memory limits; they came with 615" in phases["driver"]["boundary"]
+    assert phases["alloc"]["skipped"] == phases["driver"]["boundary"]
+    assert set(phases["ioctls"]) & {"ioctls", "skipped"}
+    assert "alloc: stopped" in phases["verdict"]["not_tried"]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("limits", ["dmem", "misc"])
+def test_boundary_tries_everything_on_the_simulated_driver_615(native: Path, tmp_path: Path, limits: str) -> None:
+    """The two simulated back-ends differ in what the documents leave open."""
+    out = tmp_path / "result.json"
+    argv = [sys.executable, SCRIPT, "--simulated", "--short", "--run", "boundary", "--limits", limits, "--out", out]
+    r = subprocess.run(argv, capture_output=True, text=True, timeout=240, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert r.returncode == 0, r.stdout + r.stderr
+    assert [p.name for p in tmp_path.iterdir()] == [out.name]
+    phases = json.loads(out.read_text())["phases"]
+    for way in ("alloc", "own library", "create", "pool", "graph", "array"):
+        assert phases[way]["answers"] == {"stopped": True} and phases[way]["filled"]["mib"] == 2048 - 64
+    missed = {"made elsewhere: limit_of_the_parent_holds", "path again: a_new_cgroup_inherits_the_limit"}
+    assert set(phases["verdict"]["not_as_predicted"]) == (set() if limits == "dmem" else missed)
+    assert set(phases["verdict"]["not_tried"]) <= {"static program: stopped", "ioctls: launches_need_ioctls"}
+
+
+def test_ioctls_are_counted_by_part() -> None:
+    sys.path.insert(0, str(REPO / "scripts"))
+    try:
+        from validation import syscalls
+    finally:
+        sys.path.remove(str(REPO / "scripts"))
+    mark = 0x47480000
+    program = (
+        "import ctypes, threading\n"
+        "c = ctypes.CDLL(None)\n"
+        "def many(n):\n"
+        "    for _ in range(n): c.ioctl(2, 1, 0)\n"
+        f"c.ioctl(0, {mark + 1}, 0); many(7)\n"
+        f"c.ioctl(0, {mark + 2}, 0)\n"
+        "t = threading.Thread(target=many, args=(5,)); t.start(); t.join()\n"
+    )
+    counts = syscalls.count_ioctls([sys.executable, "-c", program], dict(os.environ), mark, b"")
+    assert counts["1"] == {syscalls.OTHER: 7} and counts["2"] == {syscalls.OTHER: 5}
+
+
 def test_predictions_are_of_the_committed_calibration() -> None:
     """Else they are no predictions: scripts/gpu-validate --predict makes them anew."""
     predictions = json.loads((REPO / "docs/internals/validation/predictions.json").read_text())

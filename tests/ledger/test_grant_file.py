@@ -44,7 +44,7 @@ NUMBERS = {
     (5, 4, 0): grant_file.MAX,
     **{(9 + n,): grant_file.MAX for n in range(4)},
 }
-TEXTS = [(1,), *((2, n) for n in range(8)), (3, 0), (3, 3), (4, 0, 0), (5, 0), (5, 1), (5, 3, 0), (5, 5), (8,)]
+TEXTS = [(1,), *((2, n) for n in range(8)), (3, 0), (3, 3), (4, 0, 0), (5, 0), (5, 1), (5, 3, 0), (5, 5), (5, 6), (8,)]
 FLAGS = [(4, 0, 4), (6,), (7,)]
 OPTIONAL = {(5, 2)}  # may be null
 

@@ -213,7 +213,7 @@ def test_peek_finds_a_grant_whose_file_is_being_replaced(state):
         b"[" * 100_000,
         b"GRANT",
         lambda raw: raw[: len(raw) // 2],
-        lambda raw: raw.replace(b"[3,", b"[2,", 1),
+        lambda raw: raw.replace(b"[4,", b"[3,", 1),
         lambda raw: raw.replace(b"4096", b'"4096"'),
         lambda raw: raw.replace(b"4096", b"-1"),
         lambda raw: raw.replace(b"4096", b"1e9"),

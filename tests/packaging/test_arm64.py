@@ -58,7 +58,7 @@ def test_every_program_in_it_is_for_arm64(root: Path) -> None:
                 if facts := elf.read(f.fileno()):
                     found[str(path.relative_to(root))] = facts.machine
     native = "gpu-hook/oci_hook/native/aarch64"
-    names = ("gpu-hook-runtime", "oci-gpu-hook", "libcuda.so.1", "libnvidia-ml.so.1")
+    names = ("gpu-hook-runtime", "oci-gpu-hook", "gpu-hook-boundary", "libcuda.so.1", "libnvidia-ml.so.1")
     assert found == dict.fromkeys(("bin/busybox", *(f"{native}/{name}" for name in names)), elf.MACHINES["aarch64"])
 
 

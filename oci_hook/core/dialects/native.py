@@ -19,6 +19,7 @@ KEYS: "dict[str, Row]" = {
     "placement": ("placement", value_parsers.placement, {}),
     "capabilities": ("capabilities", value_parsers.capabilities, {}),
     "imex-channels": ("imex-channels", value_parsers.channels, {}),
+    "boundary": ("boundary", value_parsers.boundary, {}),
 }
 ENV = {"GPU_HOOK_" + key.upper().replace("-", "_"): key for key in KEYS} | {"NVIDIA_IMEX_CHANNELS": "imex-channels"}
 SAME = ()

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oci_hook.config.settings import Settings
+from oci_hook.core.boundary import expected
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import LEDGER_DIR
+from oci_hook.core.terms import DRIVER, SHIM
 from oci_hook.discovery import char_links, discover, driver_files, mark
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.errors import GhError
 from oci_hook.ledger import inventory, store
 from oci_hook.linux import cgroup, mount, openat2
+from oci_hook.observe import boundary
 from oci_hook.observe.orphans import orphans
 
 USUAL = "/run/gpu-hook"
@@ -50,8 +53,26 @@ def check_inventory(settings: Settings, option: str) -> Iterator[CheckResult]:
         return
     simulated = ", simulated" if gpus.simulated else ""
     yield CheckResult("inventory", OK, f"{plural(len(gpus.gpus), 'GPU')}{simulated}, driver {gpus.driver_version}")
+    yield from check_boundary(gpus, settings)
     if not gpus.simulated:
         yield from check_devices(gpus, option)
+
+
+def check_boundary(gpus: Inventory, settings: Settings) -> Iterator[CheckResult]:
+    """Whether the driver can hold memory limits."""
+    whys = dict.fromkeys(gpu.no_limits for gpu in gpus.gpus)
+    if settings.rules.boundary == SHIM:
+        yield CheckResult("boundary", NOTE, "the shim alone holds memory limits: the setting `boundary` is shim")
+        return
+    for why in whys:
+        on = "" if len(whys) == 1 else f" on {plural(sum(gpu.no_limits == why for gpu in gpus.gpus), 'GPU')}"
+        if not why:
+            yield CheckResult("boundary", OK, f"the driver holds memory limits as well as the shim{on}")
+        elif settings.rules.boundary == DRIVER:
+            message = f"the setting `boundary` is driver, and containers with a share are refused{on}: {why}"
+            yield CheckResult("boundary", WARN, message, "GH-204", "gpu-hook settings set boundary=auto")
+        else:
+            yield CheckResult("boundary", NOTE, f"the shim alone holds memory limits{on}: {why}")
 
 
 def check_devices(gpus: Inventory, option: str) -> Iterator[CheckResult]:
@@ -99,10 +120,15 @@ def check_ledger(settings: Settings, option: str) -> Iterator[CheckResult]:
         if not volatile:
             yield on_disk(settings, option, bool(living))
     try:
-        known = {gpu.uuid for gpu in inventory.load(settings).gpus}
+        gpus = inventory.load(settings)
     except GhError:
         return  # reported by another check
+    known = {gpu.uuid for gpu in gpus.gpus}
     for grant in living:
+        found, _ = boundary.look(settings.state_dir, grant, gpus)
+        if grant.life.init is not None and found.name != expected(grant, gpus).name:
+            message = f"container {grant.who.id[:40]} runs without the driver's memory limit: {found.why}"
+            yield CheckResult("boundary", WARN, message, "GH-414")
         for share in grant.shares:
             if share.uuid not in known:
                 message = f"container {grant.who.id[:40]} holds {share.uuid}, a GPU that this node does not have"

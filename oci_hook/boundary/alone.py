@@ -1,0 +1,62 @@
+"""One operation without the server: in a forked child that loads NVML itself, and that is killed when it takes too long."""
+
+import os
+import select
+import time
+
+from oci_hook.boundary import protocol
+from oci_hook.boundary.keeper import Keeper
+from oci_hook.boundary.nvml_limits import LimitError, open_nvml
+from oci_hook.linux import limits
+from oci_hook.linux.process import die_with_parent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from oci_hook.boundary.protocol import Packet
+    from oci_hook.config.settings import Settings
+
+SECONDS = 10.0  # NVML's start takes about a second without persistence mode, more on nodes with many GPUs
+
+
+def run(settings: "Settings", request: "Packet", seconds: float = SECONDS) -> "Packet":
+    """Do what the request says (protocol.py), in at most so many seconds. Raises LimitError.
+
+    A child that hangs in the driver may not even end when it is killed; nobody waits for it.
+    """
+    deadline = time.monotonic() + seconds
+    reader, writer = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reader)
+            limits.lift()  # NVML maps more than linux/limits.py allows
+            die_with_parent(parent)
+            os.write(writer, protocol.answer(Keeper(lambda: settings, open_nvml), protocol.encode(request)))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    try:
+        data = _read(reader, deadline)
+    finally:
+        os.close(reader)
+        os.kill(child, 9)
+        os.waitpid(child, os.WNOHANG)
+    if data is None:
+        raise LimitError(f"the driver did not answer within {seconds:.0f} s")
+    if not data:
+        raise LimitError("the program that asks the driver crashed")
+    return protocol.result(data)
+
+
+def _read(reader: int, deadline: float) -> bytes | None:
+    """All that comes until the end; None where that does not come in time."""
+    data = b""
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([reader], [], [], left)[0]:
+            return None
+        more = os.read(reader, protocol.ANSWER_MAX)
+        if not more:
+            return data
+        data += more

@@ -1,0 +1,274 @@
+"""Sets, changes, checks and clears the driver's limits of grants. The server and the helper both run this code.
+
+Only the ledger is trusted: what to set is the grant's, and the process that is named must have the grant's policy page
+mounted. A record (boundary/records.py) is written before the first limit is set. All changes are made under one lock,
+so that no limit of a cgroup that is gone is cleared after a new container of the same path has set its own.
+"""
+
+import os
+
+from oci_hook.boundary import cgroups, records
+from oci_hook.boundary.cgroups import NoCgroup
+from oci_hook.boundary.nvml_limits import INVALID_ARGUMENT, NOT_FOUND, Figures, LimitError
+from oci_hook.boundary.records import FAILED, SET, SETTING, Record
+from oci_hook.core.boundary import NO_LIMIT, Limit, lacks, limits_of, limits_on
+from oci_hook.core.layout import LEDGER_DIR
+from oci_hook.errors import GhError
+from oci_hook.ledger import grant_file
+from oci_hook.ledger import inventory as node_inventory
+from oci_hook.ledger.holders import holds
+from oci_hook.ledger.store import valid_key
+from oci_hook.linux.proc import boot_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oci_hook.boundary.cgroups import Place
+    from oci_hook.boundary.nvml_limits import Nvml
+    from oci_hook.config.settings import Settings
+    from oci_hook.core.grant import Grant
+    from oci_hook.core.inventory import Inventory
+
+
+class Keeper:
+    """load: the install's settings as they are now. connect: gives NVML; called only when a limit is to be touched."""
+
+    def __init__(self, load: "Callable[[], Settings]", connect: "Callable[[Inventory], Nvml]") -> None:
+        self._load = load
+        self._connect = connect
+
+    def start(self, key: str, pid: int) -> bool:
+        """Set the limits of a container that is being made, and whose first process is pid. Whether there are any.
+
+        Raises LimitError; then none is set, or the record names the cgroups that still have one.
+        """
+        settings = self._settings()
+        with Lock(settings.state_dir):
+            self._sweep(settings)
+            grant = self._grant(settings, key)
+            if not _holds(pid, key):
+                raise LimitError(f"process {pid} is not of the container that holds grant {key}")
+            limits = limits_of(grant, _inventory(settings), settings.rules.driver_limit_extra)
+            if uuid := lacks(grant, limits):
+                raise LimitError(f"GPU {uuid} cannot have one any more; run `gpu-hook gpus --refresh`")
+            if not limits or (all(limit.hard == NO_LIMIT for limit in limits) and not cgroups.keeps_limits_of_gone()):
+                return False
+            record = Record(key, grant.who.id[:256], boot_id(), SETTING, limits=limits)
+            try:
+                places = cgroups.places(pid, grant.life.cgroup)
+            except NoCgroup as e:
+                records.write(settings.state_dir, record.replace(state=FAILED, limits=(), why=str(e)))
+                raise LimitError(str(e)) from None
+            self._put(settings, record.replace(cgroups=places))
+            return True
+
+    def change(self, key: str, limits: tuple[Limit, ...]) -> None:
+        """Give a container that runs other limits, for a change of its grant that is under way. Raises LimitError."""
+        settings = self._settings()
+        with Lock(settings.state_dir):
+            self._grant(settings, key)
+            record = self._set_record(settings, key)
+            if {limit.uuid for limit in limits} != {limit.uuid for limit in record.limits}:
+                raise LimitError(f"grant {key} has other GPUs than those that are named")
+            nvml = self._nvml(settings)
+            new = record.replace(limits=limits)
+            records.write(settings.state_dir, new.replace(state=SETTING))
+            for limit, place in _each(new):
+                nvml.set(limit, place[0])
+            records.write(settings.state_dir, new.replace(state=SET))
+
+    def check(self, key: str) -> bool:
+        """Make the driver's limits of a container that runs what its grant says. Whether one was different or missing.
+
+        Raises LimitError.
+        """
+        settings = self._settings()
+        with Lock(settings.state_dir):
+            grant = self._grant(settings, key)
+            record = self._set_record(settings, key)
+            limits = self._limits(grant, record, settings)
+            nvml, repaired = self._nvml(settings), False
+            if limits != record.limits or record.state != SET:
+                records.write(settings.state_dir, record.replace(limits=limits, state=SETTING))
+                repaired = True
+            for limit, (path, inode) in _each(record.replace(limits=limits)):
+                if cgroups.inode(path) != inode:
+                    continue  # the container ends just now
+                found = nvml.get(limit.uuid, path)
+                if (found.soft, found.hard) != (limit.soft, limit.hard):
+                    nvml.set(limit, path)
+                    repaired = True
+            records.write(settings.state_dir, record.replace(limits=limits, state=SET))
+            return repaired
+
+    def figures(self, key: str) -> "list[tuple[str, str, Figures]]":
+        """(GPU's UUID, cgroup, what the driver says) for each limit of the record. Raises LimitError."""
+        settings = self._settings()
+        record = records.read(settings.state_dir, key)
+        if record is None:
+            raise LimitError(f"no limit is recorded for grant {key}")
+        nvml = self._nvml(settings)
+        return [(limit.uuid, path, nvml.get(limit.uuid, path)) for limit, (path, _) in _each(record)]
+
+    def clear(self, key: str, force: bool = False) -> None:
+        """Clear the limits of a container that has ended, and forget them. Nothing without a record.
+
+        force: also while it runs. Raises LimitError; then the record stays.
+        """
+        settings = self._settings()
+        with Lock(settings.state_dir):
+            record = records.read(settings.state_dir, key)
+            if record is None:
+                records.remove(settings.state_dir, key)  # a damaged one, which names no limit
+                return
+            if not force and self._lives(settings, record):
+                raise LimitError(f"the container of grant {key} still runs")
+            self._clear(settings, record)
+
+    def sweep(self) -> list[str]:
+        """Clear the limits of all grants that the ledger no longer has; their keys. Raises LimitError."""
+        settings = self._settings()
+        with Lock(settings.state_dir):
+            return self._sweep(settings)
+
+    def keys(self) -> list[str]:
+        """The grants that have a record."""
+        return records.keys(self._settings().state_dir)
+
+    def warm(self) -> None:
+        """Start NVML, so that no container waits for it. Raises LimitError."""
+        self._nvml(self._settings())
+
+    # --- under the lock ---
+
+    def _put(self, settings: "Settings", record: Record) -> None:
+        earlier = records.read(settings.state_dir, record.key)
+        if earlier is not None and earlier.cgroups:  # of a container with the same name that crashed
+            left = tuple(place for place in earlier.cgroups if place not in record.cgroups)
+            self._clear(settings, earlier.replace(cgroups=left))
+        records.write(settings.state_dir, record)
+        try:
+            nvml = self._nvml(settings)
+            for limit, (path, _) in _each(record):
+                nvml.set(limit, path)
+        except LimitError as e:
+            failed = record.replace(state=FAILED, why=str(e)[:300])
+            records.write(settings.state_dir, failed)
+            try:
+                self._unset(settings, record)
+                records.write(settings.state_dir, failed.replace(cgroups=(), limits=()))
+            except LimitError:
+                pass  # the record says where limits may be left
+            raise
+        records.write(settings.state_dir, record.replace(state=SET))
+
+    def _sweep(self, settings: "Settings") -> list[str]:
+        done = []
+        for key in records.left(settings.state_dir):
+            record = records.read(settings.state_dir, key)
+            try:
+                if record is not None:
+                    self._clear(settings, record)
+                else:
+                    records.remove(settings.state_dir, key)
+                done.append(key)
+            except LimitError:
+                pass  # it stays for the next sweep
+        return done
+
+    def _clear(self, settings: "Settings", record: Record) -> None:
+        if record.boot == boot_id():  # else the driver was started anew
+            self._unset(settings, record)
+        records.remove(settings.state_dir, record.key)
+
+    def _unset(self, settings: "Settings", record: Record) -> None:
+        others = self._used_by_others(settings, record.key)
+        gone = [place for place in record.cgroups if cgroups.inode(place[0]) != place[1]]
+        if gone and not cgroups.keeps_limits_of_gone():
+            record = record.replace(cgroups=tuple(place for place in record.cgroups if place not in gone))
+        for limit, (path, inode) in _each(record):
+            if limit.hard == NO_LIMIT or path in others:
+                continue
+            nvml = self._nvml(settings)
+            now = cgroups.inode(path)
+            try:
+                found = nvml.get(limit.uuid, path)
+                # Another container has this path by now; a limit that is not ours is somebody else's.
+                foreign = now not in (0, inode) and (found.soft, found.hard) != (limit.soft, limit.hard)
+                if found.hard != NO_LIMIT and not foreign:
+                    nvml.clear(limit.uuid, path)
+            except LimitError as e:
+                if now or e.code not in (INVALID_ARGUMENT, NOT_FOUND):
+                    raise  # else: the cgroup is gone, and the driver knows nothing of its path
+
+    def _used_by_others(self, settings: "Settings", key: str) -> set[str]:
+        """The cgroups that another grant's record names: their limits are that grant's now."""
+        found = (records.read(settings.state_dir, other) for other in records.keys(settings.state_dir) if other != key)
+        return {path for record in found if record is not None for path, inode in record.cgroups}
+
+    def _lives(self, settings: "Settings", record: Record) -> bool:
+        there = os.path.lexists(f"{settings.state_dir}/{LEDGER_DIR}/{record.key}.json")
+        return there and any(cgroups.inode(p) == inode and cgroups.populated(p) for p, inode in record.cgroups)
+
+    def _set_record(self, settings: "Settings", key: str) -> Record:
+        record = records.read(settings.state_dir, key)
+        if record is None or not record.cgroups or not record.limits:
+            raise LimitError(f"the driver has no limit for grant {key}")
+        return record
+
+    def _grant(self, settings: "Settings", key: str) -> "Grant":
+        if not valid_key(key):
+            raise LimitError(f"{key[:60]!r} is no grant's key")
+        try:
+            return grant_file.read(f"{settings.state_dir}/{LEDGER_DIR}", key)
+        except (OSError, GhError) as e:
+            raise LimitError(f"grant {key} cannot be read: {e}") from None
+
+    def _limits(self, grant: "Grant", record: Record, settings: "Settings") -> tuple[Limit, ...]:
+        """What the grant says now for the GPUs that were given limits, whatever the inventory says by now."""
+        return limits_on(grant, [limit.uuid for limit in record.limits], settings.rules.driver_limit_extra)
+
+    def _nvml(self, settings: "Settings") -> "Nvml":
+        return self._connect(_inventory(settings))
+
+    def _settings(self) -> "Settings":
+        try:
+            return self._load()
+        except GhError as e:
+            raise LimitError(str(e)) from None
+
+
+class Lock:
+    """`with Lock(state_dir):` holds the records' lock. Raises LimitError."""
+
+    def __init__(self, state_dir: str) -> None:
+        self._state_dir = state_dir
+        self._fd = -1
+
+    def __enter__(self) -> None:
+        try:
+            self._fd = records.lock(self._state_dir)
+        except (OSError, GhError) as e:
+            raise LimitError(f"the records of limits cannot be locked: {e}") from None
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+def _inventory(settings: "Settings") -> "Inventory":
+    try:
+        return node_inventory.load(settings)
+    except GhError as e:
+        raise LimitError(str(e)) from None
+
+
+def _each(record: Record) -> "list[tuple[Limit, Place]]":
+    return [(limit, place) for limit in record.limits for place in record.cgroups]
+
+
+def _holds(pid: int, key: str) -> bool:
+    try:
+        return holds(pid, key)
+    except OSError:
+        return False

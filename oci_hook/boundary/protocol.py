@@ -1,0 +1,117 @@
+"""What the server, the helper and their callers say to each other: one JSON object per packet.
+
+Requests (STATE/boundary.sock, SOCK_SEQPACKET, root alone; at most REQUEST_MAX bytes):
+    {"do": "set", "grant": KEY, "pid": PID}     a container that is being made: its limits, set and read back
+    {"do": "change", "grant": KEY, "limits": [[UUID, soft, hard], ...]}     of one that runs (bytes)
+    {"do": "check", "grant": KEY}     make them again what the grant says: "repaired" says whether they were not
+    {"do": "clear", "grant": KEY, "force": BOOL}     of one that has ended; with force also of one that runs
+    {"do": "get", "grant": KEY}     "figures": [[UUID, cgroup, soft, hard, used], ...]
+    {"do": "list"}     "grants": the keys that have a record
+    {"do": "sweep"}     clear what no grant has any more: "grants": their keys
+Answers: {"ok": true, ...} or {"ok": false, "error": LINE}.
+launcher/boundary_client.c writes the first form and "clear", and looks only for OK at the answer's beginning.
+"""
+
+import socket
+import struct
+import time
+
+from oci_hook.boundary.nvml_limits import LimitError
+from oci_hook.core.boundary import Limit
+from oci_hook.core.layout import BOUNDARY_SOCKET
+from oci_hook.oci import fastjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from oci_hook.boundary.keeper import Keeper
+
+    Packet = dict[str, Any]
+
+REQUEST_MAX = 8192
+ANSWER_MAX = 1 << 17
+OK = b'{"ok":true'
+SECONDS = 3.0  # that a caller waits for the server; an operation takes about a millisecond
+
+
+class NoServer(Exception):
+    """Nobody answers at the socket, or not in time."""
+
+
+def path(state_dir: str) -> str:
+    return f"{state_dir}/{BOUNDARY_SOCKET}"
+
+
+def ask(state_dir: str, request: "Packet", seconds: float = SECONDS) -> "Packet":
+    """The server's answer. Raises NoServer, LimitError with what the server could not do."""
+    deadline = time.monotonic() + seconds
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as s:
+        try:
+            s.settimeout(seconds)
+            s.connect(path(state_dir))
+            s.send(encode(request))
+            s.settimeout(max(0.001, deadline - time.monotonic()))
+            data = s.recv(ANSWER_MAX)
+        except OSError as e:
+            raise NoServer(str(e)) from None
+    if not data:
+        raise NoServer("the server went away")
+    return result(data)
+
+
+def result(data: bytes) -> "Packet":
+    """The answer in these bytes. Raises LimitError for a failure."""
+    try:
+        answer = fastjson.loads(data)
+        if answer["ok"] is True:
+            return dict(answer)
+        raise LimitError(str(answer["error"])[:300])
+    except (ValueError, TypeError, KeyError):
+        raise LimitError("an answer that cannot be read") from None
+
+
+def encode(packet: "Packet") -> bytes:
+    return fastjson.dumps(packet).encode()
+
+
+def answer(keeper: "Keeper", data: bytes) -> bytes:
+    """Do what a request says; the answer's bytes. Never raises."""
+    try:
+        request = fastjson.loads(data)
+        return encode({"ok": True, **_do(keeper, str(request["do"]), request)})
+    except LimitError as e:
+        return encode({"ok": False, "error": str(e)[:300]})
+    except (ValueError, TypeError, KeyError, IndexError) as e:
+        return encode({"ok": False, "error": f"not a request ({type(e).__name__})"})
+    except (OSError, ArithmeticError, RecursionError) as e:
+        return encode({"ok": False, "error": f"{type(e).__name__}: {e}"[:300]})
+
+
+def _do(keeper: "Keeper", what: str, request: "Packet") -> "Packet":
+    if what == "list":
+        return {"grants": keeper.keys()}
+    if what == "sweep":
+        return {"grants": keeper.sweep()}
+    key = str(request["grant"])
+    if what == "set":
+        return {"limited": keeper.start(key, int(request["pid"]))}
+    if what == "change":
+        limits = tuple(Limit(str(uuid), int(soft), int(hard)) for uuid, soft, hard in request["limits"])
+        keeper.change(key, limits)
+        return {}
+    if what == "check":
+        return {"repaired": keeper.check(key)}
+    if what == "clear":
+        keeper.clear(key, request.get("force") is True)
+        return {}
+    if what == "get":
+        return {"figures": [[uuid, cgroup, f.soft, f.hard, f.used] for uuid, cgroup, f in keeper.figures(key)]}
+    raise ValueError(what)
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The user of the process at the other end, as our user namespace has it (unix(7), SO_PEERCRED)."""
+    size = struct.calcsize("3i")
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(uid)

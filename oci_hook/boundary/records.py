@@ -1,0 +1,99 @@
+"""What the driver was told, STATE/boundary/KEY per grant: written before a limit is set, so that after a crash anybody
+can clear it. STATE/boundary/lock: held while limits and records are changed.
+
+A record outlives its grant until its limits are cleared.
+"""
+
+import fcntl
+import os
+
+from oci_hook.core.boundary import Limit
+from oci_hook.core.layout import BOUNDARY_DIR, LEDGER_DIR
+from oci_hook.core.value import Value
+from oci_hook.ledger.store import valid_key
+from oci_hook.linux.lock import lock_file, own_dir
+from oci_hook.linux.proc import read_file
+from oci_hook.oci import fastjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from oci_hook.boundary.cgroups import Place
+
+SETTING, SET, FAILED = "setting", "set", "failed"
+MAX = 1 << 20
+
+
+class Record(Value):
+    """key: the grant's. state: SETTING (begun; limits may be set), SET (all are), FAILED (why; cgroups has those that
+    could not be cleared again). cgroups: (directory, inode number) pairs. limits: of each GPU that can have one."""
+
+    key: str
+    id: str
+    boot: str
+    state: str
+    cgroups: "tuple[Place, ...]" = ()
+    limits: tuple[Limit, ...] = ()
+    why: str = ""
+
+
+def folder(state_dir: str) -> str:
+    return f"{state_dir}/{BOUNDARY_DIR}"
+
+
+def lock(state_dir: str) -> int:
+    """A descriptor that holds the lock until it is closed. Raises NodeError GH-303, OSError."""
+    own_dir(folder(state_dir))
+    return lock_file(f"{folder(state_dir)}/lock", fcntl.LOCK_EX)
+
+
+def keys(state_dir: str) -> list[str]:
+    """The keys of all records."""
+    try:
+        return sorted(name for name in os.listdir(folder(state_dir)) if valid_key(name))
+    except FileNotFoundError:
+        return []
+
+
+def left(state_dir: str) -> list[str]:
+    """The keys of records whose grant the ledger no longer has."""
+    return [key for key in keys(state_dir) if not os.path.lexists(f"{state_dir}/{LEDGER_DIR}/{key}.json")]
+
+
+def read(state_dir: str, key: str) -> Record | None:
+    """The grant's record; None where there is none, or a damaged one. Needs no lock."""
+    try:
+        data = fastjson.loads(read_file(f"{folder(state_dir)}/{key}", MAX))
+        cgroups = tuple((str(path), int(inode)) for path, inode in data["cgroups"])
+        limits = tuple(Limit(str(uuid), int(soft), int(hard)) for uuid, soft, hard in data["limits"])
+        text = {name: str(data[name]) for name in ("key", "id", "boot", "state", "why")}
+        return Record(**text, cgroups=cgroups, limits=limits)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def write(state_dir: str, record: Record) -> None:
+    """Replace the record in one step. The caller holds the lock. Raises OSError."""
+    data = record.fields()
+    data["limits"] = [list(limit.fields().values()) for limit in record.limits]
+    path = f"{folder(state_dir)}/{record.key}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(path + ".new", flags, 0o600)
+    try:
+        text = fastjson.dumps(data).encode()
+        while text:
+            text = text[os.write(fd, text) :]
+    finally:
+        os.close(fd)
+    os.rename(path + ".new", path)
+
+
+def remove(state_dir: str, key: str) -> None:
+    try:
+        os.unlink(f"{folder(state_dir)}/{key}")
+    except FileNotFoundError:
+        pass
+
+
+def every(state_dir: str) -> list[Record]:
+    """All records that can be read."""
+    return [record for key in keys(state_dir) if (record := read(state_dir, key)) is not None]

@@ -1,0 +1,89 @@
+"""The boundary of a container that is being made: the server sets the limits, or else a helper process; and what
+happens when neither can."""
+
+import os
+
+from oci_hook.boundary import alone, protocol, records
+from oci_hook.boundary.nvml_limits import LimitError
+from oci_hook.core.layout import LEDGER_DIR
+from oci_hook.core.terms import DRIVER
+from oci_hook.errors import GhError, refuse
+from oci_hook.ledger import admit, events, grant_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from oci_hook.boundary.protocol import Packet
+    from oci_hook.config.settings import Settings
+    from oci_hook.core.grant import Grant
+
+FALLBACK = "boundary-fallback"  # the event: a container starts with the shim alone
+
+
+def ask(
+    settings: "Settings", request: "Packet", patience: float = protocol.SECONDS, helper: float = alone.SECONDS
+) -> "Packet":
+    """The answer of the server, or of a helper where no server answers. Raises LimitError.
+
+    patience, helper: seconds that the one and the other may take.
+    """
+    try:
+        return protocol.ask(settings.state_dir, request, patience)
+    except protocol.NoServer:
+        return alone.run(settings, request, helper)
+
+
+def at_start(key: str, pid: int, settings: "Settings", patience: float = 0, helper: float = alone.SECONDS) -> None:
+    """Set the limits of the grant's container, whose first process, pid, has not started its program yet.
+
+    patience: seconds that the server may take; 0: it was asked already. Where the limits cannot be set: with boundary
+    driver the grant is released and ApplyError GH-414 raised; with auto the container starts with the shim alone, and
+    an event says so.
+    """
+    request = {"do": "set", "grant": key, "pid": pid}
+    try:
+        if patience:
+            protocol.ask(settings.state_dir, request, patience)
+            return
+    except (protocol.NoServer, LimitError):
+        pass  # the server's own trouble must not be the container's
+    try:
+        alone.run(settings, request, helper)
+    except LimitError as e:
+        _without(_grant(settings, key), str(e), settings)
+
+
+def at_end(key: str, settings: "Settings", helper: float = alone.SECONDS) -> None:
+    """Clear the limits of a container that has ended; nothing where there are none. The server was asked already. Raises
+    LimitError: the record stays, and the next start, or the agent, clears them."""
+    if os.path.lexists(f"{records.folder(settings.state_dir)}/{key}"):
+        alone.run(settings, {"do": "clear", "grant": key}, helper)
+
+
+def clear_ended(settings: "Settings", patience: float = protocol.SECONDS, helper: float = alone.SECONDS) -> None:
+    """Clear the limits of grants that the ledger no longer has; what cannot be cleared stays recorded."""
+    if records.left(settings.state_dir):
+        try:
+            ask(settings, {"do": "sweep"}, patience, helper)
+        except LimitError:
+            pass
+
+
+def _without(grant: "Grant", why: str, settings: "Settings") -> None:
+    """The limits could not be set. Raises ApplyError GH-414 for a container that insists on them."""
+    if grant.terms.boundary == DRIVER:
+        admit.release(grant.key, settings, force=True)
+        raise refuse(
+            "GH-414",
+            f"boundary: driver is asked for, and the driver's memory limit cannot be set: {why[:150]}; "
+            "`gpu-hook doctor`, or set `boundary: auto`",
+        )
+    name = events.full_name(grant.who)[:256]
+    events.record(settings.state_dir, FALLBACK, id=grant.who.id[:256], name=name, key=grant.key, why=why[:300])
+
+
+def _grant(settings: "Settings", key: str) -> "Grant":
+    """Raises ApplyError GH-414: a container whose grant is gone must not run."""
+    try:
+        return grant_file.read(f"{settings.state_dir}/{LEDGER_DIR}", key)
+    except (OSError, GhError) as e:
+        raise refuse("GH-414", f"grant {key[:40]} cannot be read: {e}; make the container again") from None

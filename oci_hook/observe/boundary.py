@@ -1,0 +1,44 @@
+"""Which boundary holds a container's memory limit now, by the grant, the inventory and the record of what was set."""
+
+from oci_hook.boundary import records
+from oci_hook.boundary.records import FAILED, SET, Record
+from oci_hook.core import boundary
+from oci_hook.core.boundary import NO_LIMIT, Boundary
+from oci_hook.core.grant import Grant
+from oci_hook.core.inventory import Inventory
+from oci_hook.core.terms import DRIVER, SHIM
+from oci_hook.linux.proc import boot_id
+
+NOT_STARTED = "the container has not been made yet"
+UNRECORDED = "no limit is recorded for it; start it again"
+UNKNOWN_GPUS = "the GPUs of this node are not known now"
+
+
+def look(state_dir: str, grant: Grant, inventory: Inventory | None) -> tuple[Boundary, Record | None]:
+    """(the boundary, its record if there is one)."""
+    record = records.read(state_dir, grant.key)
+    if record is not None and record.state == SET and record.boot == boot_id() and covers(record, grant):
+        return Boundary(DRIVER), record
+    if inventory is None:
+        return Boundary(SHIM, UNKNOWN_GPUS), record
+    planned = boundary.expected(grant, inventory)
+    if planned.name == SHIM:
+        return planned, record
+    if record is not None and record.state == FAILED:
+        return Boundary(SHIM, record.why or "its limits could not be set"), record
+    return Boundary(SHIM, NOT_STARTED if grant.life.init is None else UNRECORDED), record
+
+
+def covers(record: Record, grant: Grant) -> bool:
+    """Whether the record has a limit for each share of the grant that is to have one, and there is one."""
+    limited = {limit.uuid for limit in record.limits if limit.hard != NO_LIMIT}
+    needed = {share.uuid for share in grant.shares if not share.whole}
+    return bool(needed) and needed <= limited and bool(record.cgroups)
+
+
+def limits(found: tuple[Boundary, Record | None]) -> dict[str, int]:
+    """Bytes of the driver's limit by GPU, without those that have none. found: of `look`."""
+    now, record = found
+    if now.name != DRIVER or record is None:
+        return {}
+    return {limit.uuid: limit.hard for limit in record.limits if limit.hard != NO_LIMIT}

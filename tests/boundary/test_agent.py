@@ -1,0 +1,179 @@
+"""The agent looks after the driver's limits of real containers: its server, what it mends and clears, what it shows."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_hook.linux.proc import read_file
+from tests.boundary.node import ASK, DRIVER, Node
+from tests.conftest import REPO, Bundle
+
+pytestmark = pytest.mark.root
+SET_LIMIT = """
+import sys
+from oci_hook.boundary.nvml_limits import Nvml
+from oci_hook.core.boundary import Limit
+library, files, path, uuid, size = sys.argv[1:]
+Nvml(library, (("GPU_HOOK_SIM_GPUS", files),)).set(Limit(uuid, 0, int(size)), path)
+"""
+BACKENDS = pytest.mark.parametrize(
+    "node", [{"limits": "dmem"}, {"limits": "misc"}], indirect=True, ids=["dmem", "misc"]
+)
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 60) -> Any:
+    end = time.monotonic() + seconds
+    while not (answer := what()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+    return answer
+
+
+class Agent:
+    """A running one, on the node. Its metrics are written to a file, since the node has a network of its own."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.file = node.folder / "metrics.prom"
+        self.log = node.folder / f"agent{time.monotonic_ns()}.log"
+        flags = ("--interval", "0.2", "--address", "none", "--textfile", str(self.file))
+        command = node.place.enter(sys.executable, "-m", "oci_hook", "agent", "--prefix", str(node.prefix), *flags)
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, cwd=REPO, stderr=log, stdin=subprocess.DEVNULL)
+
+    def metrics(self) -> dict[str, float]:
+        """By name and labels; fresh ones, since the file is of any age."""
+        before = self.file.stat().st_mtime_ns if self.file.exists() else 0
+        wait_for(lambda: self.file.exists() and self.file.stat().st_mtime_ns != before)
+        lines = [line for line in self.file.read_text().splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    def metric(self, *parts: str) -> float:
+        """The one metric whose name and labels have all these parts."""
+        found = [value for name, value in self.metrics().items() if all(part in name for part in parts)]
+        return found[0] if len(found) == 1 else float("nan")
+
+    def served(self) -> None:
+        wait_for(lambda: self.metric("gpu_hook_boundary_server_up") == 1)
+
+    def server(self) -> int:
+        """The pid of its server, 0: there is none."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return next((int(pid) for pid in children if b"oci_hook.boundary.server" in cmdline(int(pid))), 0)
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(30) == 0, self.log.read_text()
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return read_file(f"/proc/{pid}/cmdline", 4096)
+    except OSError:
+        return b""
+
+
+@pytest.fixture
+def agent(node: Node) -> Iterator[Agent]:
+    made = Agent(node)
+    yield made
+    if made.process.poll() is None:
+        made.process.kill()
+        made.process.wait()
+
+
+def set_limit(node: Node, cgroup: str, size: int) -> None:
+    """As nvidia-smi does it beside us."""
+    files = str(node.state / "sim/gpus")
+    words = (str(node.library), files, cgroup, node.uuids[0], str(size))
+    done = node.run(sys.executable, "-c", SET_LIMIT, *words, cwd=REPO)
+    assert done.returncode == 0, done
+
+
+@BACKENDS
+def test_a_limit_that_somebody_changed_is_set_again(node: Node, agent: Agent, bundle: Bundle, monkeypatch: Any) -> None:
+    id = node.start(bundle(ASK))
+    cgroup = node.cgroup(id)
+    assert node.limits(cgroup) == [1024]
+    for size in (4 << 30, (1 << 64) - 1):
+        repaired = len(node.events("boundary-repaired"))
+        set_limit(node, cgroup, size)
+        assert node.limits(cgroup) != [1024] or size == 1 << 30
+        wait_for(lambda: node.limits(cgroup) == [1024])
+        wait_for(lambda before=repaired: len(node.events("boundary-repaired")) > before)
+    assert agent.metric("gpu_hook_boundary_repaired_total") == 2
+    assert agent.metric("container_boundary{", 'boundary="driver"') == 1
+    assert agent.metric("container_memory_driver_limit_bytes") == 1 << 30
+    assert node.delete(id).returncode == 0
+
+
+def test_an_agent_that_starts_anew_goes_on(node: Node, bundle: Bundle) -> None:
+    """Also with a container from before that ended while no agent ran, and whose poststop was not called."""
+    first = Agent(node)
+    first.served()
+    kept, ended = node.start(bundle(ASK)), node.start(bundle({**ASK, "gpu-hook.io/devices": "1"}))
+    assert len(node.records()) == 2
+    cgroup = node.cgroup(ended)
+    server = first.server()
+    first.process.kill()
+    first.process.wait()
+    wait_for(lambda: not server or not os.path.exists(f"/proc/{server}"))
+    os.kill(node.pid(ended), signal.SIGKILL)
+    set_limit(node, node.cgroup(kept), 2 << 30)
+    second = Agent(node)
+    try:
+        wait_for(lambda: [record.id for record in node.records()] == [kept])
+        wait_for(lambda: node.limits(node.cgroup(kept)) == [1024])
+        assert node.limits(cgroup, node.uuids[1]) in ([-1], [-2])
+    finally:
+        second.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hangs"])
+def test_a_server_that_fails_is_started_again(node: Node, agent: Agent, bundle: Bundle, number: signal.Signals) -> None:
+    """Meanwhile a container gets its limit all the same."""
+    agent.served()
+    server = wait_for(agent.server)
+    running = node.start(bundle(DRIVER))
+    os.kill(server, number)
+    id = node.start(bundle({**DRIVER, "gpu-hook.io/devices": "1"}))
+    assert node.limits(node.cgroup(id), node.uuids[1]) == [1024]
+    another = wait_for(lambda: (pid := agent.server()) and pid != server and pid)
+    wait_for(lambda: agent.metric("gpu_hook_boundary_server_up") == 1)
+    set_limit(node, node.cgroup(running), 2 << 30)
+    wait_for(lambda: node.limits(node.cgroup(running)) == [1024])
+    assert agent.server() == another
+
+
+def test_nothing_is_set_for_who_has_the_shim_alone(node: Node, agent: Agent, bundle: Bundle) -> None:
+    node.set(boundary="shim")
+    agent.served()
+    id = node.start(bundle(ASK))
+    cgroup = node.cgroup(id)
+    wait_for(lambda: agent.metric("container_boundary{", 'boundary="shim"') == 1)
+    set_limit(node, cgroup, 4 << 30)  # somebody else's
+    for _ in range(5):
+        agent.metrics()
+    assert node.limits(cgroup) == [4096] and node.records() == []
+    assert agent.metric("gpu_hook_boundary_repaired_total") == 0
+    assert node.delete(id).returncode == 0
+    assert node.events("boundary-repaired") == []
+
+
+@pytest.mark.parametrize("node", [{"driver": "550"}], indirect=True)
+def test_before_615_there_is_no_server(node: Node, agent: Agent, bundle: Bundle) -> None:
+    assert agent.metric("gpu_hook_gpu_driver_limits{", 'gpu="0"') == 0
+    assert agent.metric("gpu_hook_boundary_server_up") == 0 and agent.server() == 0
+    id = node.start(bundle(ASK))
+    assert wait_for(lambda: agent.metric("container_boundary{", 'boundary="shim"') == 1)
+    [container] = json.loads(node.cli("ps", "--json"))["containers"]
+    assert container["id"] == id and "is older than 615" in container["boundary_why"]
+    assert not container["boundary_failed"]
