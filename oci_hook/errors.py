@@ -23,6 +23,7 @@ CODES = {
     "GH-202": "the request names a GPU or an IMEX channel that this node does not have",
     "GH-203": "the request is for more GPUs than the node has",
     "GH-204": "the request needs the driver's memory limit, which no fitting GPU can have",
+    "GH-205": "the driver or the GPUs do not meet what the image requires (NVIDIA_REQUIRE_*)",
     "GH-301": "the inventory is missing or stale",
     "GH-302": "driver files are missing or of another version",
     "GH-303": "the ledger cannot be read or written",

@@ -59,7 +59,7 @@ class Hook(program.Program):
             raise refuse("GH-406", f"oci-gpu-hook takes one of {', '.join(STAGES)}, not {' '.join(self.args)!r:.60}")
         with open(0, "rb", closefd=False) as stdin:
             given = state.read(stdin)
-        self.container = given.id
+        self.container, self.pod = given.id, events.full_name(_who(given))
         settings = node_settings.load(self.prefix)
         self.state_dir = settings.state_dir
         if self.stage == "poststop":

@@ -1,8 +1,8 @@
 """podman's stage before a container is made, `oci-gpu-hook precreate`: config.json on standard input, edited on output.
 
 The one kind of hook that can change the environment. At this stage nobody says whose container it will be, nor who
-makes it: the grant gets a random key, which the marker annotation carries, and counts for WAIT seconds. In that time
-the createRuntime hook finds the key there and makes the grant the container's; gpu-hook-runtime, if it is the runtime,
+makes it: the grant gets a random key, which the marker annotation carries, and counts for WAIT seconds, or until podman
+ends. In that time the createRuntime hook finds the key there and makes the grant the container's; gpu-hook-runtime, if it is the runtime,
 gives its own instead. A spec that asks for nothing goes out as it came in. Exit status 1, a coded line on standard
 error and in the journal, and nothing on standard output: podman makes no container. podman does not show that line;
 so if our createRuntime hook is in the spec, the refusal is left to it, whose lines podman shows.
@@ -21,7 +21,7 @@ from oci_hook.hook import DEADLINE
 from oci_hook.ledger.admit import admit, release
 from oci_hook.ledger.life import BUNDLE_ROOT
 from oci_hook.linux import limits
-from oci_hook.linux.proc import boot_id, pid_space
+from oci_hook.linux.proc import boot_id, pid_space, process_life, read_file
 from oci_hook.oci import annotations, fastjson, log, request_mounts, spec
 
 TYPE_CHECKING = False
@@ -88,7 +88,7 @@ def edited(found: "Spec", data: bytes, settings: "Settings") -> tuple[bytes, str
     if not spec.rootfs(doc, "").startswith("/"):
         raise refuse("GH-401", f"{STDIN} has no absolute root.path; only podman calls this program")
     who = annotations.identity(BUNDLE_ROOT, os.urandom(16).hex(), "", asking)
-    life = Life(boot_id(), deadline=int(time.monotonic()) + WAIT, space=pid_space())
+    life = Life(boot_id(), _podman(), deadline=int(time.monotonic()) + WAIT, space=pid_space())
     record = not _is_hooked(found, settings)  # else the hook is refused the same, and records it
     admission = admit(request, who, life, settings, instead_of=to_spec.marked(found), tell=record)
     try:
@@ -104,6 +104,16 @@ def edited(found: "Spec", data: bytes, settings: "Settings") -> tuple[bytes, str
     except BaseException:
         _release(admission.grant.key, settings)
         raise
+
+
+def _podman() -> tuple[int, int] | None:
+    """The podman that runs this stage, and then the runtime: if it ends, there will be no container. None where our
+    parent is another program, which may end before."""
+    try:
+        parent = os.getppid()
+        return process_life(parent) if read_file(f"/proc/{parent}/comm") == b"podman\n" else None
+    except OSError:
+        return None
 
 
 def _release(key: str, settings: "Settings") -> None:

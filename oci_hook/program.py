@@ -21,11 +21,11 @@ class Program:
     """One run of one program.
 
     name: what messages call it. deadline: seconds that its work may take. failed: the exit status when the work fails.
-    container: its id, once known. state_dir: where the event of a failure goes; "" until the settings are read, and
-    then there is none.
+    container: its id, once known. pod: namespace/pod/container, once known. state_dir: where the event of a failure goes;
+    "" until the settings are read, and then there is none.
     """
 
-    __slots__ = ("name", "deadline", "failed", "container", "state_dir")
+    __slots__ = ("name", "deadline", "failed", "container", "state_dir", "pod")
 
     def __init__(self, name: str, deadline: float, failed: int = 1, container: str = "") -> None:
         self.name = name
@@ -33,6 +33,7 @@ class Program:
         self.failed = failed
         self.container = container
         self.state_dir = ""
+        self.pod = ""
 
     def work(self) -> None:
         """The program's own job. It raises GhError to refuse the container, and undoes first what it has done."""
@@ -61,7 +62,7 @@ def run(program: Program) -> int:
         limits.lift()
         problems = e.problems
         if program.state_dir and not isinstance(e, NoRoomError):  # admit() has recorded those
-            events.refused(program.state_dir, program.container, problems)
+            events.refused(program.state_dir, program.container, problems, program.pod)
     except MemoryError:
         limits.lift()
         problems = [_no_memory(program.name)]

@@ -56,8 +56,8 @@ class Runtime(program.Program):
         self.state_dir = settings.state_dir
         done = Done()
         try:
-            if self.call.command in STARTS:
-                give(self.call, settings, done)
+            if self.call.command in STARTS and self.call.id:  # without an id, the real runtime says what is missing
+                give(self.call, settings, done, self)
                 if done.admission is not None:
                     events.granted(settings.state_dir, done.admission.grant, time.monotonic() - began)
             run_real(settings, self.args)
@@ -90,14 +90,17 @@ def main(prefix: str, args: "Sequence[str]") -> int:
     return program.run(Runtime(prefix, args))
 
 
-def give(call: Call, settings: "Settings", done: Done) -> None:
-    """Edit the bundle so that the container gets its share, if it asks for one. `done` knows each change at once."""
+def give(call: Call, settings: "Settings", done: Done, teller: program.Program) -> None:
+    """Edit the bundle so that the container gets its share, if it asks for one. `done` knows each change at once, and
+    `teller` the container's name."""
     if not os.path.lexists(call.config):
         return  # the real runtime reports that it is missing
     data = spec.read(call.config)
     found = spec.parse(data, call.config)
     doc = bundle_plan.unedited(found, settings)
     annotations = doc.get("annotations") or {}
+    who = identity(call.root or default_root(settings.runtime), call.id, call.bundle, annotations)
+    teller.pod = events.full_name(who)
     request = request_mounts.request(doc, annotations, settings.rules)
     if call.command == "restore" and (request is not None or to_spec.marked(found)):
         raise refuse(
@@ -112,7 +115,6 @@ def give(call: Call, settings: "Settings", done: Done) -> None:
             done.original = data
             spec.save(call.config, doc)
         return
-    who = identity(call.root or default_root(settings.runtime), call.id, call.bundle, annotations)
     cgroup = planned_cgroup(str((doc.get("linux") or {}).get("cgroupsPath") or ""), call.id)
     life = Life(boot_id(), creator=process_life(os.getpid()), cgroup=cgroup, space=pid_space())
     admission = done.admission = admit(request, who, life, settings, instead_of=to_spec.marked(found))

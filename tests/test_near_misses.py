@@ -99,6 +99,22 @@ def test_a_variable_of_an_image_is_never_refused(prefix: Install, bundle: Bundle
     assert done.returncode == 0 and "GH-108: env GPU_HOOK_MEMORY='4Gi' asks for nothing" in done.stderr
 
 
+def test_a_refusal_has_the_pods_name(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    pod = {"io.kubernetes.cri.sandbox-namespace": "ml", "io.kubernetes.cri.sandbox-name": "train-0", **NAMED}
+    assert runc.create(bundle({**pod, P + "memory": "4GB"}), prefix).returncode == 1
+    assert (events(prefix)[-1]["codes"], events(prefix)[-1]["name"]) == (["GH-101"], "ml/train-0/trainer")
+
+
+def test_create_without_an_id_is_said_as_runc_says_it(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    folder = bundle({P + "memory": "1Gi"})
+    ours = runc("create", "--bundle", str(folder), program=prefix.program)
+    theirs = runc("create", "--bundle", str(folder))
+    assert ours.returncode == theirs.returncode != 0 and "GH-" not in ours.stderr + ours.stdout
+    said = [done.stderr.splitlines()[-1].partition("create")[2] for done in (ours, theirs)]
+    assert said[0] == said[1] and "requires exactly 1 argument" in said[0]
+    assert prefix.grants() == ()
+
+
 def test_labels_of_docker(prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path) -> None:
     """In the layout of docker's folders; tests/engines/test_docker.py has the real one."""
     id = runc.new_id()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from oci_hook.agent.event_log import Follower
 from oci_hook.ledger import store
 from oci_hook.linux.proc import boot_id, process_life
+from oci_hook.observe.stage import stage
 from tests.conftest import MEMORY_MIB, UUIDS, Install
 from tests.test_hook import hooked, nothing_is_booked
 
@@ -50,6 +52,67 @@ def waiting(install: Install) -> str:
     assert grant.life.init is None and grant.life.creator is None
     assert 0 < grant.life.deadline - time.monotonic() <= 60
     return grant.key
+
+
+def by_podman(install: Install, folder: Path, then: str) -> "subprocess.Popen[bytes]":
+    """A process named podman that calls the stage, and then does this."""
+    podman = folder / "podman"
+    shutil.copy("/bin/sh", podman)
+    (folder / "in").write_text(json.dumps(config(folder)))
+    line = f"{install.prefix}/bin/oci-gpu-hook precreate < {folder}/in > {folder}/config.json; echo done; {then}"
+    process = subprocess.Popen([podman, "-c", line], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"done\n"
+    return process
+
+
+def test_a_podman_that_fails_leaves_no_grant(install, bundle):
+    """As soon as it ends, whether it was killed or not; until then the container may come."""
+    for end in ("wait", "kill"):
+        process = by_podman(install, bundle(ASK), "read end")
+        (grant,) = install.grants()
+        assert grant.life.creator == process_life(process.pid) and stage(grant)[0] == "starting"
+        assert 0 < stage(grant)[1] <= 60
+        if end == "kill":
+            process.kill()
+        process.communicate(b"\n")
+        assert install.grants() == ()
+        with store.open_ledger(str(install.state)) as ledger:
+            assert ledger.grants == ()
+    nothing_is_booked(install)
+
+
+def test_a_podman_that_lives_long_keeps_it_until_the_deadline(install, bundle):
+    """`podman system service` is such a one."""
+    process = by_podman(install, bundle(ASK), "read end")
+    with store.open_ledger(str(install.state)) as ledger:
+        (grant,) = ledger.grants
+        ledger.update(grant.replace(life=grant.life.replace(deadline=int(time.monotonic()))))
+    assert install.grants() == ()
+    process.communicate(b"\n")
+
+
+def test_the_container_outlives_its_podman(install, bundle, runc):
+    folder = bundle(ASK)
+    process = by_podman(install, folder, "read end")
+    assert runc.create(folder).returncode == 0
+    process.communicate(b"\n")
+    (grant,) = install.grants()
+    assert grant.who.id == runc.ids[-1] and grant.life.creator is None and grant.life.deadline == 0
+
+
+def test_a_container_whose_hook_was_left_out_keeps_the_grant(install, bundle, runc):
+    """Nobody adopts the grant then; its container is found by the page that it has mounted."""
+    folder = bundle(ASK)
+    process = by_podman(install, folder, "read end")
+    doc = config(folder)
+    del doc["hooks"]
+    (folder / "config.json").write_text(json.dumps(doc))
+    assert runc.create(folder).returncode == 0
+    process.communicate(b"\n")
+    (grant,) = install.grants()
+    assert grant.life.init == process_life(runc.pid(runc.ids[-1]))
+    runc("delete", "--force", runc.ids[-1])
+    assert install.grants() == ()
 
 
 def test_a_spec_that_asks_for_nothing_goes_out_as_it_came_in(install, bundle):

@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 
-from oci_hook.agent import journal, options, web
+from oci_hook.agent import journal, options, web, whereabouts
 from oci_hook.agent.accounts import Accounts
 from oci_hook.agent.auditing import Auditing
 from oci_hook.agent.boundary_server import BoundaryServer
@@ -152,15 +152,18 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self._selector.register(read.fileno(), selectors.EVENT_READ, lambda now: _drain(read))
-        if node.options.address != "none":
+        address = node.options.address
+        if address != "none":
             host, port = options.split(node.options.address)
             try:
                 pages, healthy = web.pages(self._publisher), self._publisher.healthy
                 self._server = Server(self._selector, host, port, self._token, pages, healthy)
+                address = f"{host}:{self._server.port}" if ":" not in host else f"[{host}]:{self._server.port}"
             except OSError as e:
                 raise refuse(
                     "GH-321", f"agent.address {node.options.address}: {e.strerror}; choose another, or none"
                 ) from None
+        whereabouts.tell(self._lock, node.options.replace(address=address))
 
     def _close(self) -> None:
         self._notifier.say("STOPPING=1")
@@ -205,14 +208,10 @@ def only_one(path: str) -> int:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "?"
+        holder = os.pread(fd, 32, 0).decode("ascii", "replace").partition("\n")[0] or "?"
         os.close(fd)
         raise refuse("GH-320", f"process {holder} is the agent of {os.path.dirname(path)}; stop it first") from None
-    os.ftruncate(fd, 0)
-    try:
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)  # for the message of GH-320 only
-    except OSError:  # a full disk
-        pass
+    whereabouts.tell(fd, options.Options(address="none"))  # more is known when it listens
     return fd
 
 

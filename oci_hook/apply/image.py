@@ -329,7 +329,8 @@ def _file(tree: Tree, kinds: dict[str, str], private: str, destination: str) -> 
         raise _collision(destination, f"leads into {private}")
     where, kind = _on_top(kinds, path)
     if where and kind != "tmpfs":
-        raise _collision(destination, f"lies in a mount of the container at {where} ({kind})")
+        why = f"{destination} is a place where the library must go, and the container has a mount at {where} ({kind})"
+        raise refuse("GH-402", f"{why}; mount that elsewhere")
     if path.split("/")[1] != destination.split("/")[1] and path.split("/")[1] in ("", "dev", "proc", "sys"):
         raise _collision(destination, f"leads to {path}")
     if where == path or mode and not S_ISREG(mode):

@@ -21,6 +21,14 @@ def is_version2() -> bool:
     return os.path.exists(f"{MOUNTED}/cgroup.controllers")
 
 
+def is_pid_1s_namespace() -> bool:
+    """Whether we see the same cgroups as the first process that we see, which is the host's unless all is nested."""
+    try:
+        return os.readlink("/proc/self/ns/cgroup") == os.readlink("/proc/1/ns/cgroup")
+    except OSError:
+        return True
+
+
 def places(pid: int, planned: str = "") -> "tuple[Place, ...]":
     """The cgroup that the container's init is in and, before it, the one above where that is the container's, too: crun
     makes NAME.scope for a container and starts it in NAME.scope/container. A program can be moved out of the lower one

@@ -17,7 +17,6 @@ from oci_hook.errors import GhError
 from oci_hook.ledger import grant_file
 from oci_hook.ledger import inventory as node_inventory
 from oci_hook.ledger.holders import holds
-from oci_hook.ledger.store import valid_key
 from oci_hook.linux.proc import boot_id
 
 TYPE_CHECKING = False
@@ -58,7 +57,7 @@ class Keeper:
             try:
                 places = cgroups.places(pid, grant.life.cgroup)
             except NoCgroup as e:
-                records.write(settings.state_dir, record.replace(state=FAILED, limits=(), why=str(e)))
+                self._failed(settings, record, e)
                 raise LimitError(str(e)) from None
             self._put(settings, record.replace(cgroups=places))
             return True
@@ -147,21 +146,29 @@ class Keeper:
         if earlier is not None and earlier.cgroups:  # of a container with the same name that crashed
             left = tuple(place for place in earlier.cgroups if place not in record.cgroups)
             self._clear(settings, earlier.replace(cgroups=left))
-        records.write(settings.state_dir, record)
         try:
             nvml = self._nvml(settings)
+            nvml.find(limit.uuid for limit in record.limits)
+        except LimitError as e:
+            self._failed(settings, record, e)
+            raise
+        records.write(settings.state_dir, record)
+        try:
             for limit, (path, _) in _each(record):
                 nvml.set(limit, path)
         except LimitError as e:
-            failed = record.replace(state=FAILED, why=str(e)[:300])
-            records.write(settings.state_dir, failed)
+            records.write(settings.state_dir, record.replace(state=FAILED, why=str(e)[:300]))
             try:
                 self._unset(settings, record)
-                records.write(settings.state_dir, failed.replace(cgroups=(), limits=()))
+                self._failed(settings, record, e)
             except LimitError:
                 pass  # the record says where limits may be left
             raise
         records.write(settings.state_dir, record.replace(state=SET))
+
+    def _failed(self, settings: "Settings", record: Record, e: Exception) -> None:
+        """Record that the grant has no limit, and why."""
+        records.write(settings.state_dir, record.replace(state=FAILED, cgroups=(), limits=(), why=str(e)[:300]))
 
     def _sweep(self, settings: "Settings") -> list[str]:
         done = []
@@ -218,8 +225,6 @@ class Keeper:
         return record
 
     def _grant(self, settings: "Settings", key: str) -> "Grant":
-        if not valid_key(key):
-            raise LimitError(f"{key[:60]!r} is no grant's key")
         try:
             return grant_file.read(f"{settings.state_dir}/{LEDGER_DIR}", key)
         except (OSError, GhError) as e:

@@ -11,6 +11,8 @@ from oci_hook.core.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from oci_hook.core.inventory import Inventory
 
 SUCCESS = 0
@@ -60,6 +62,11 @@ class Nvml:
             self._call("nvmlShutdown", (), "")
         except LimitError:
             pass
+
+    def find(self, uuids: "Iterable[str]") -> None:
+        """Raises LimitError for a GPU that the driver does not know."""
+        for uuid in uuids:
+            self._handle(uuid)
 
     def set(self, limit: Limit, cgroup: str) -> None:
         """Set the limit of this cgroup (its directory) and read it back. Raises LimitError."""

@@ -8,7 +8,7 @@ Requests (STATE/boundary.sock, SOCK_SEQPACKET, root alone; at most REQUEST_MAX b
     {"do": "get", "grant": KEY}     "figures": [[UUID, cgroup, soft, hard, used], ...]
     {"do": "list"}     "grants": the keys that have a record
     {"do": "sweep"}     clear what no grant has any more: "grants": their keys
-Answers: {"ok": true, ...} or {"ok": false, "error": LINE}.
+Answers: {"ok": true, ...} or {"ok": false, "error": LINE, "code": what NVML answered, or 0}.
 launcher/boundary_client.c writes the first form and "clear", and looks only for OK at the answer's beginning.
 """
 
@@ -19,6 +19,7 @@ import time
 from oci_hook.boundary.nvml_limits import LimitError
 from oci_hook.core.boundary import Limit
 from oci_hook.core.layout import BOUNDARY_SOCKET
+from oci_hook.ledger.store import valid_key
 from oci_hook.oci import fastjson
 
 TYPE_CHECKING = False
@@ -66,7 +67,7 @@ def result(data: bytes) -> "Packet":
         answer = fastjson.loads(data)
         if answer["ok"] is True:
             return dict(answer)
-        raise LimitError(str(answer["error"])[:300])
+        raise LimitError(str(answer["error"])[:300], int(answer.get("code", 0)))
     except (ValueError, TypeError, KeyError):
         raise LimitError("an answer that cannot be read") from None
 
@@ -81,7 +82,7 @@ def answer(keeper: "Keeper", data: bytes) -> bytes:
         request = fastjson.loads(data)
         return encode({"ok": True, **_do(keeper, str(request["do"]), request)})
     except LimitError as e:
-        return encode({"ok": False, "error": str(e)[:300]})
+        return encode({"ok": False, "error": str(e)[:300], "code": e.code})
     except (ValueError, TypeError, KeyError, IndexError) as e:
         return encode({"ok": False, "error": f"not a request ({type(e).__name__})"})
     except (OSError, ArithmeticError, RecursionError) as e:
@@ -94,6 +95,8 @@ def _do(keeper: "Keeper", what: str, request: "Packet") -> "Packet":
     if what == "sweep":
         return {"grants": keeper.sweep()}
     key = str(request["grant"])
+    if not valid_key(key):
+        raise LimitError(f"{key[:60]!r} is no grant's key")
     if what == "set":
         return {"limited": keeper.start(key, int(request["pid"]))}
     if what == "change":

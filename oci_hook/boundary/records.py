@@ -94,6 +94,13 @@ def remove(state_dir: str, key: str) -> None:
         pass
 
 
+def forget_failed(state_dir: str, key: str) -> None:
+    """Remove the record of a start that failed, if it names no cgroup whose limit is still to be cleared."""
+    record = read(state_dir, key)
+    if record is not None and record.state == FAILED and not record.cgroups:
+        remove(state_dir, key)
+
+
 def every(state_dir: str) -> list[Record]:
     """All records that can be read."""
     return [record for key in keys(state_dir) if (record := read(state_dir, key)) is not None]

@@ -2,7 +2,8 @@
 
 The agent starts it. Without it every operation starts NVML anew (alone.py), which takes long on real machines. It ends
 by itself when its parent does, when its standard input ends, when the driver is exchanged, or when an operation takes
-longer than HANGS: NVML then hangs, and callers go on without the server.
+longer than HANGS: NVML then hangs, and callers go on without the server. It must see cgroups as the host does: in a
+container, give it the host's cgroup namespace.
 """
 
 import os
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 
-from oci_hook.boundary import protocol
+from oci_hook.boundary import cgroups, protocol, records
 from oci_hook.boundary.keeper import Keeper
 from oci_hook.boundary.nvml_limits import LimitError, Nvml, open_nvml
 from oci_hook.config import settings as node_settings
@@ -28,11 +29,17 @@ HANGS = 8.0  # seconds
 
 
 class Connection:
-    """NVML, opened with the first use, and anew after the driver was exchanged or a call failed for want of it."""
+    """NVML, opened with the first use."""
 
     def __init__(self) -> None:
         self._nvml: Nvml | None = None
         self._stamp: object = None
+
+    def renew(self) -> None:
+        """Open NVML anew with the next use: what it answered may come from a driver that was reset."""
+        if self._nvml is not None:
+            self._nvml.close()
+            self._nvml = None
 
     def __call__(self, inventory: "Inventory") -> Nvml:
         if self._nvml is not None and inventory.stamp != self._stamp:
@@ -49,9 +56,11 @@ class Server:
     def __init__(self, prefix: str) -> None:
         settings = node_settings.load(prefix)
         own_dir(settings.state_dir)
-        self.keeper = Keeper(lambda: node_settings.load(prefix), Connection())
+        own_dir(records.folder(settings.state_dir))
+        self._nvml = Connection()
+        self.keeper = Keeper(lambda: node_settings.load(prefix), self._nvml)
         self.busy_since = 0.0
-        self._listener = _listen(protocol.path(settings.state_dir))
+        self._listener = _listen(protocol.path(settings.state_dir), records.folder(settings.state_dir))
         self._clients: dict[socket.socket, float] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -91,7 +100,10 @@ class Server:
             data = client.recv(protocol.REQUEST_MAX + 1)
             if 0 < len(data) <= protocol.REQUEST_MAX:
                 self.busy_since = time.monotonic()
-                client.send(protocol.answer(self.keeper, data))
+                answer = protocol.answer(self.keeper, data)
+                client.send(answer)
+                if not answer.startswith(protocol.OK) and b'"code":0}' not in answer:
+                    self._nvml.renew()
         except OSError:
             pass
         finally:
@@ -104,10 +116,11 @@ class Server:
         client.close()
 
 
-def _listen(path: str) -> socket.socket:
-    """A listening socket that only root can open. It takes the path over from a server before it."""
+def _listen(path: str, folder: str) -> socket.socket:
+    """A listening socket that only root can open. It takes the path over from a server before it. folder: where it is
+    made, for root alone."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    temporary = f"{path}.{os.getpid()}"
+    temporary = f"{folder}/{os.getpid()}.sock"
     try:
         os.unlink(temporary)
     except FileNotFoundError:
@@ -136,6 +149,9 @@ def _end_with_stdin() -> None:
 
 def main(arguments: list[str]) -> int:
     parent = os.getppid()
+    if not cgroups.is_pid_1s_namespace():
+        sys.stderr.write("this process has a cgroup namespace of its own and cannot name the containers' cgroups\n")
+        return 4
     server = Server(arguments[0])
     threading.Thread(target=_watch, args=(server,), daemon=True).start()
     threading.Thread(target=_end_with_stdin, daemon=True).start()

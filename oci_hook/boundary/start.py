@@ -72,6 +72,7 @@ def _without(grant: "Grant", why: str, settings: "Settings") -> None:
     """The limits could not be set. Raises ApplyError GH-414 for a container that insists on them."""
     if grant.terms.boundary == DRIVER:
         admit.release(grant.key, settings, force=True)
+        records.forget_failed(settings.state_dir, grant.key)
         raise refuse(
             "GH-414",
             f"boundary: driver is asked for, and the driver's memory limit cannot be set: {why[:150]}; "

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterator
 
 from oci_hook import __version__
-from oci_hook.agent import options
+from oci_hook.agent import options, whereabouts
 from oci_hook.cli import live, output
 from oci_hook.config.settings import Settings
 from oci_hook.core.layout import AGENT_LOCK
@@ -31,7 +31,7 @@ FIXES = {
 
 
 def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[CheckResult]:
-    pid, node = holder(f"{settings.state_dir}/{AGENT_LOCK}"), live.ask(settings, prefix)
+    pid, node = whereabouts.holder(f"{settings.state_dir}/{AGENT_LOCK}"), live.ask(settings, prefix)
     here = any(os.path.exists(f"{folder}/{UNIT}.service") for folder in UNIT_FOLDERS)
     managed = here and shutil.which("systemctl") is not None
     if not pid and node is None:
@@ -49,7 +49,7 @@ def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[CheckR
     if not pid and not managed:
         restart = f"sudo gpu-hook doctor{option}"  # `kill 0` would end the shell that it is pasted into
     try:
-        address = options.load(prefix).address
+        address = whereabouts.used(settings.state_dir, options.load(prefix)).address
     except GhError:
         return  # reported by another check
     if address == "none":
@@ -70,15 +70,3 @@ def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[CheckR
         yield CheckResult("agent", WARN, f"degraded: {name}: {output.printable(what)}", "", fix)
     if not agent["problems"]:
         yield CheckResult("agent", OK, f"{output.printable(version)} runs{of} on {address}")
-
-
-def holder(path: str) -> int:
-    """The process that holds this lock file, or 0. Read from /proc/locks, since trying it could keep an agent out."""
-    try:
-        st = os.stat(path)
-        place = f"{os.major(st.st_dev):02x}:{os.minor(st.st_dev):02x}:{st.st_ino}"
-        with open("/proc/locks") as locks:
-            words = [line.split() for line in locks]
-    except OSError:
-        return 0
-    return next((int(w[4]) for w in words if w[1] == "FLOCK" and w[5:6] == [place]), 0)

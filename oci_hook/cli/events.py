@@ -34,6 +34,7 @@ def events(prefix: str, follow: bool, container: str, as_json: bool) -> None:
     """
     try:
         settings = node_settings.load(prefix)
+        named.check_may_read(settings)
         log = Follower(settings.state_dir, old=True)
         names = named.by_id(settings)
     except GhError as e:

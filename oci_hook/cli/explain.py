@@ -125,6 +125,7 @@ def explain(
     found = allocate(request, inventory, grants, settings.rules, bounds)
     if isinstance(found, Refusal):
         raise NoRoomError(*found.problems)
+    warnings += tight_shares(found, inventory)
     steps, late = plan_for(given, request, found, inventory, settings, warnings)
     plan = to_text.lines(steps, late)
     held = expected(Grant(KEY, given.who, Life(""), found.shares, request.terms), inventory)
@@ -230,6 +231,18 @@ def unseen_names(
         for name, keys in named.items()
         if name not in seen
     ]
+
+
+def tight_shares(found: Allocation, inventory: Inventory) -> list[Problem]:
+    """A warning for each share in which one program's context leaves less than a second one would take."""
+    tight = []
+    for share in found.shares:
+        gpu = inventory.gpu(share.uuid)
+        left = share.memory_mib - gpu.context_mib
+        if not share.whole and left < gpu.context_mib:
+            text = f"GPU {gpu.address}: one program's context takes {gpu.context_mib} of these {share.memory_mib} MiB"
+            tight.append(Problem("GH-408", f"{text}; {left} MiB are left for its data, and no second program fits"))
+    return tight
 
 
 def unclear_words(

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from oci_hook.cli import output
+from oci_hook.cli import named, output
 from oci_hook.config.settings import load as load_settings
 from oci_hook.core import tiers
 from oci_hook.core.grant import Grant
@@ -38,6 +38,7 @@ def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
     The last line says who holds memory limits: the shim in the container alone, or the driver as well.
     """
     settings = load_settings(prefix)
+    named.check_may_read(settings)
     if refresh:
         from oci_hook.discovery import char_links
         from oci_hook.discovery.discover import discover

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import click
 
-from oci_hook.cli import agent_check, output, registration
+from oci_hook.agent import whereabouts
+from oci_hook.cli import output, registration
 from oci_hook.config.settings import state_in_use
 from oci_hook.core.layout import AGENT_LOCK, SIM_ROOT, STATE_IN_USE
 from oci_hook.discovery import mark
-from oci_hook.engines import containerd_spec, register
+from oci_hook.engines import containerd_spec, detect, register
+from oci_hook.engines.doctor import registered
 from oci_hook.engines.edits import Registration
 from oci_hook.errors import GhError
 from oci_hook.install import prefix as installs
@@ -49,6 +51,9 @@ def install(
     if printing:
         data, lines = registration.printed(names, wanted)
         return output.Report({"prefix": prefix, "engines": data}, lines)
+    if not no_engines:
+        for name in names:
+            detect.require(name, wanted)  # before anything is installed
     head, lines = {"prefix": prefix, "dry_run": dry_run}, []
     if not dry_run:
         settings = installs.lay(prefix, runtime, python, state_dir)
@@ -73,7 +78,7 @@ def take_away(prefix: str, force: bool) -> tuple[list[str], list[str]]:
     left = installs.remove(prefix, force, [Path(prefix, SIM_ROOT), *simulated_folders(prefix, state_dir)])
     if other:
         return left, [f"state directory {state_dir} belongs to the install in {other} and stays"]
-    agent = agent_check.holder(f"{state_dir}/{AGENT_LOCK}")
+    agent = whereabouts.holder(f"{state_dir}/{AGENT_LOCK}")
     return left, [f"its agent still runs; stop it by `kill {agent}`, then `rm -r {state_dir}`"] if agent else []
 
 
@@ -110,6 +115,8 @@ def uninstall(
         registration.refuse_while_held(prefix, force)
     results = register.unregister(names, wanted, dry_run, restart)
     data, lines = registration.as_report(results, dry_run, remove=True)
+    if not dry_run and any(result.engine == "docker" and result.changed for result in results):
+        lines += [f"docker: {told.message}: `{told.fix}`" for told in registered.still_offered()]
     left: list[str] = []
     if not names and not dry_run:
         left, notes = take_away(prefix, force)

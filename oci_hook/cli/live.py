@@ -5,14 +5,13 @@ import http.client
 import json
 from typing import Any
 
-from oci_hook.agent import options
+from oci_hook.agent import options, whereabouts
 from oci_hook.agent.view import Watched, view
 from oci_hook.cli import named
 from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import Inventory
 from oci_hook.errors import GhError
 from oci_hook.ledger import inventory as cache
-from oci_hook.ledger import store
 from oci_hook.ledger.slot_files import read_gate
 from oci_hook.observe import account
 from oci_hook.observe.processes import accounted
@@ -28,7 +27,7 @@ def node(settings: Settings, prefix: str) -> dict[str, Any]:
 
 def ask(settings: Settings, prefix: str) -> dict[str, Any] | None:
     """The answer of this install's agent; None if there is none."""
-    data = fetch(prefix, "/api/node")
+    data = fetch(settings, prefix, "/api/node")
     # Another program may use the port, or the agent may be that of another install.
     if not isinstance(data, dict) or not isinstance(data.get("agent"), dict) or not {"containers", "gpus"} <= set(data):
         return None
@@ -39,17 +38,17 @@ def processes(settings: Settings, prefix: str, node: dict[str, Any]) -> list[dic
     """The processes that use the node's GPUs, as agent.processes.processes() has them: NVML's, from the agent that `node` is
     from; without one, those on the account pages of containers."""
     if node["agent"]["state"] != "none":
-        data = fetch(prefix, "/api/processes")
+        data = fetch(settings, prefix, "/api/processes")
         found = data.get("processes") if isinstance(data, dict) else None
         if isinstance(found, list):
             return found
-    return accounted(store.snapshot(settings.state_dir))
+    return accounted(named.snapshot(settings))
 
 
-def fetch(prefix: str, path: str) -> Any:
+def fetch(settings: Settings, prefix: str, path: str) -> Any:
     """The JSON that whoever listens on the agent's address has at this path; None if there is none."""
     try:
-        given = options.load(prefix)
+        given = whereabouts.used(settings.state_dir, options.load(prefix))
         if given.address == "none":
             return None
         token = options.token(given)

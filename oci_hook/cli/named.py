@@ -1,5 +1,8 @@
 """Containers by the names that people know: the engine's, the Pod's, or the id."""
 
+import os
+from errno import EACCES
+
 from oci_hook.cli import output
 from oci_hook.config.settings import Settings
 from oci_hook.core.grant import Grant
@@ -11,6 +14,13 @@ from oci_hook.observe import engine_names
 def snapshot(settings: Settings) -> tuple[Grant, ...]:
     """The living grants, with the names that docker and podman have for their containers."""
     return engine_names.named(store.snapshot(settings.state_dir))
+
+
+def check_may_read(settings: Settings) -> None:
+    """For commands that read more of the state directory than the ledger. Raises NodeError GH-303 for other users than
+    root, to whom a directory that they may not enter looks empty."""
+    if os.path.isdir(settings.state_dir) and not os.access(settings.state_dir, os.R_OK | os.X_OK, effective_ids=True):
+        raise store.unusable(settings.state_dir, PermissionError(EACCES, os.strerror(EACCES)))
 
 
 def by_id(settings: Settings) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from oci_hook.agent.event_log import Follower
-from oci_hook.cli import live, output
+from oci_hook.cli import live, named, output
 from oci_hook.cli.explain import pairs
 from oci_hook.config import settings as node_settings
 from oci_hook.core.allocate import Refusal, allocate
@@ -110,7 +110,7 @@ def past(settings: node_settings.Settings, container: str, log: list[dict[str, A
 
 def room(settings: node_settings.Settings, request: Request, head: list[str]) -> output.Report:
     """Whether the request fits now; if not, why not on each GPU, and what would make it fit."""
-    inventory, grants = cache.load(settings), store.snapshot(settings.state_dir)
+    inventory, grants = cache.load(settings), named.snapshot(settings)
     found = allocate(request, inventory, grants, settings.rules)
     lines = list(head)
     if not isinstance(found, Refusal):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 NO_BOUNDARY = "cannot have the driver's memory limit"
 TOO_SMALL = "for a program's context alone"  # the context counts against the limit, so no program could run
+UNMET = "does not meet"
 DISAGREES = "are not"  # a share that is said twice, in per cent and in MiB
 FAR = 1000  # distance of two GPUs without a link in the inventory
 PAIRS = MAX_GPUS * MAX_GPUS  # a bound: no set of GPUs has as many pairs
@@ -98,14 +99,20 @@ def allocate(
     order = sorted(range(len(uses)), key=lambda i: preference(placement, uses[i]))
     # For each GPU that is asked for: the GPUs that it may be and that have room, the preferred one first.
     late = [_late(use, request, grants, bounds) for use in uses]
-    blocked = [[_obstacle(use, wish, request, rules) or late[i][0] for i, use in enumerate(uses)] for wish, _ in wishes]
+    unmet = [_unmet(request, inventory, use.gpu) for use in uses]
+    blocked = [
+        [unmet[i] or _obstacle(use, wish, request, rules) or late[i][0] for i, use in enumerate(uses)]
+        for wish, _ in wishes
+    ]
     options = [
         [i for i in order if not blocked[w][i] and (i == only if only is not None else i in allowed)]
         for w, (_, only) in enumerate(wishes)
     ]
     chosen = _choose(options, [w for w, _ in wishes], inventory)
     if chosen is None:
-        return _refusal(request, uses, wishes, allowed, blocked)
+        return _refusal(
+            request, uses, wishes, allowed, blocked, _fits_empty(request, inventory, wishes, allowed, rules)
+        )
     alone = request.exclusive or (rules.whole_gpus == "exclusive" and all(w.whole for w, _ in wishes))
     shares = tuple(
         _share(uses[i].gpu, wish, request, rules).replace(slot=_slot(uses[i].gpu, wish, alone, grants, rules))
@@ -158,7 +165,11 @@ def _wishes(
         allowed = frozenset(i for name in request.narrow_to for i in _find(name, gpus))
         if not allowed:
             asked = ",".join(request.narrow_to)
-            return [], allowed, (Problem("GH-202", _unknown(f"the container's own env asks for {asked[:60]}", gpus)),)
+            return (
+                [],
+                allowed,
+                (Problem("GH-202", _unknown(f"the container's env NVIDIA_VISIBLE_DEVICES={asked[:60]}", gpus)),),
+            )
     wishes: list[tuple[GpuRequest, int | None]] = []
     named: dict[int, GpuRequest] = {}
     problems = []
@@ -168,7 +179,7 @@ def _wishes(
         elif wish.device is None:
             wishes.append((wish, None))
         elif not (found := _find(wish.device, gpus)):
-            problems.append(Problem("GH-202", _unknown(f"GPU {wish.device[:60]} is asked for", gpus)))
+            problems.append(Problem("GH-202", _unknown(getattr(wish.device, "key", "GPU ") + wish.device[:60], gpus)))
         for i in found if wish.device is not None and not request.every_gpu else ():
             if named.setdefault(i, wish.replace(device=None)) != wish.replace(device=None):
                 what = f"GPU {str(wish.device)[:60]} is asked for twice with different shares; name each GPU once"
@@ -200,7 +211,7 @@ def _find(name: str, gpus: tuple[Gpu, ...]) -> tuple[int, ...]:
 
 def _unknown(what: str, gpus: tuple[Gpu, ...]) -> str:
     have = ", ".join(c.address for c in gpus[:MAX_GPUS]) or "none"
-    return f"{what}, this node's GPUs are {have}; choose among them (`gpu-hook gpus` lists the UUIDs)"
+    return f"{what} names no GPU of this node, which has {have}; choose among them (`gpu-hook gpus` lists the UUIDs)"
 
 
 def _share(gpu: Gpu, wish: GpuRequest, request: Request, rules: Rules) -> Share:
@@ -241,6 +252,20 @@ def memory_of(gpu: Gpu, asked: tuple[str, int], rules: Rules) -> int:
         memory = max(0, gpu.memory_mib - rules.reserve(gpu.memory_mib)) * memory // 100
         memory -= memory % rules.memory_step  # down, so that shares that fit in percent still fit when rounded to steps
     return round_up(max(memory, rules.memory_min), rules.memory_step)
+
+
+def _unmet(request: Request, inventory: Inventory, gpu: Gpu) -> str:
+    """Which of the container's requirements the driver or this GPU does not meet; "" when it meets them all."""
+    if not request.required:
+        return ""
+    from oci_hook.core import requirements  # few containers have any that count
+
+    known = requirements.facts(inventory, gpu)
+    for said in request.required:
+        key, _, text = said.partition("=")
+        if why := requirements.unmet(text, known):
+            return f"GPU {gpu.address} {gpu.uuid} {UNMET} {key}: {why}"
+    return ""
 
 
 def _agrees(gpu: Gpu, wish: GpuRequest, percent: int, rules: Rules) -> bool:
@@ -291,16 +316,37 @@ def _obstacle(use: Usage, wish: GpuRequest, request: Request, rules: Rules) -> s
         asked = wish.memory[1] if wish.memory else 0
         return f"{name} has {use.gpu.memory_mib} MiB, of which {request.same_percent} % {DISAGREES} {asked} MiB"
     if need.memory_mib < use.gpu.context_mib:
-        return f"{name} takes {use.gpu.context_mib} MiB {TOO_SMALL}, {need.memory_mib} asked"
+        return f"{name} takes {use.gpu.context_mib} MiB {TOO_SMALL}, {need.memory_mib} MiB asked"
     if use.whole:
         return f"{name} has {containers} without limits"
     if need.memory_mib > use.free_mib:
         most = max(0, use.gpu.memory_mib - rules.reserve(use.gpu.memory_mib))
         never = f"; it has {most} MiB to grant" if need.memory_mib > most else ""
-        return f"{name} has {use.free_mib} of {use.gpu.memory_mib} MiB free, {need.memory_mib} asked{never}"
+        return f"{name} has {use.free_mib} of {use.gpu.memory_mib} MiB free, {need.memory_mib} MiB asked{never}"
     if need.compute > use.free_compute:
-        return f"{name} has {use.free_compute} of 100 % compute free, {need.compute} asked"
+        return f"{name} has {use.free_compute} of 100 % compute free, {need.compute} % asked"
     return ""
+
+
+def _fits_empty(
+    request: Request,
+    inventory: Inventory,
+    wishes: "list[tuple[GpuRequest, int | None]]",
+    allowed: frozenset[int],
+    rules: Rules,
+) -> bool:
+    """Whether the request has room on the node without any container: else waiting does not help."""
+    uses = usage(inventory, (), rules)
+    options = [
+        [
+            i
+            for i, use in enumerate(uses)
+            if (i == only if only is not None else i in allowed)
+            and not (_unmet(request, inventory, use.gpu) or _obstacle(use, wish, request, rules))
+        ]
+        for wish, only in wishes
+    ]
+    return _match(options) is not None
 
 
 def _refusal(
@@ -309,7 +355,9 @@ def _refusal(
     wishes: "list[tuple[GpuRequest, int | None]]",
     allowed: frozenset[int],
     blocked: list[list[str]],
+    later: bool,
 ) -> Refusal:
+    """later: whether there is room once other containers have ended."""
     notes = []
     full = []
     for i, use in enumerate(uses):
@@ -322,13 +370,15 @@ def _refusal(
             full.append(reason)
         else:
             notes.append((use.gpu.uuid, "has room, but not enough GPUs have"))
-    advice = "ask for less, or wait until a container ends (`gpu-hook ps`)"
-    if any(use.alone for use in uses) or request.exclusive or wishes[0][0].whole:
-        advice = "ask for a share, or wait until a container ends (`gpu-hook ps`)"
+    whole = any(use.alone for use in uses) or request.exclusive or wishes[0][0].whole
+    advice = "ask for a share" if whole and later else "ask for less"
+    advice += ", or wait until a container ends (`gpu-hook ps`)" if later else ""
     head = "no room" if len(wishes) == 1 else f"no room on {len(wishes)} GPUs at once"
     code = "GH-201"
     if full and all(TOO_SMALL in reason for reason in full):
         head, advice = "too little memory", "ask for more"
+    if full and all(UNMET in reason for reason in full):
+        code, head, advice = "GH-205", "the image's requirement is not met", "use another node, image or driver"
     if full and all(DISAGREES in reason for reason in full):
         code, head, advice = "GH-103", "T9K_GPU_PERCENT and T9K_GPU_MEMORY disagree", "give one of them"
     if full and all(NO_BOUNDARY in reason for reason in full):

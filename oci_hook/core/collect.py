@@ -25,6 +25,7 @@ KEY_CHARACTERS = NAME_CHARACTERS | frozenset("/ ")
 CONTAINERS = PREFIX_KEY + "containers"
 REQUEST = PREFIX_KEY + "request"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+ASKING_VARIABLES = ("GPU_HOOK_", "T9K_GPU_", "NVIDIA_GPU_MEMORY_")  # that people set; every CUDA image has VISIBLE
 
 
 class Wish(Value):
@@ -74,6 +75,14 @@ def from_annotations(
                 read(native.KEYS[name], key, annotations[key], False, dialects.NATIVE, found, problems)
         elif is_suffix(key, suffix, container, problems) and suffix == container:
             read(native.KEYS[name], key, annotations[key], True, dialects.NATIVE, found, problems)
+    if addressed and "nvidia" in (name for name, _ in tables):
+        requirements(
+            {key: text for key, text in annotations.items() if key.startswith("NVIDIA_") and isinstance(text, str)},
+            "",
+            dialects.table("nvidia"),
+            found,
+            problems,
+        )
     if addressed:
         for dialect, rows, key in foreign:
             read(rows[key], key, annotations[key], False, dialect, found, problems)
@@ -184,7 +193,34 @@ def from_env(env: dict[str, str], rules: "Rules", problems: list[Problem]) -> li
                 present.pop(rough, None)
         for key, variable in present.items():
             read(module.KEYS[key], f"env {variable}", env[variable], False, dialect, found, problems)
+        if dialect == "nvidia":
+            found += of_old_image(env, module)
+            requirements(env, "env ", module, found, problems)
     return found
+
+
+def of_old_image(env: dict[str, str], nvidia: "ModuleType") -> list[Wish]:
+    """What an image asks for that has CUDA_VERSION alone, from before NVIDIA_REQUIRE_CUDA: every GPU and all capabilities."""
+    if not nvidia.is_old(env):
+        return []
+    key, text = f"env {nvidia.CUDA}", env[nvidia.CUDA]
+    asked: dict[str, object] = {}
+    if VISIBLE not in env:
+        asked["devices"] = value_parsers.ALL
+    if "NVIDIA_DRIVER_CAPABILITIES" not in env:
+        asked["capabilities"] = value_parsers.bounded_capabilities(value_parsers.ALL)
+    return [Wish(name, key, text, value, False, "nvidia") for name, value in asked.items()]
+
+
+def requirements(
+    variables: dict[str, str], where: str, nvidia: "ModuleType", found: list[Wish], problems: list[Problem]
+) -> None:
+    """The wishes of NVIDIA_REQUIRE_*. where: stands before the variable in messages."""
+    from oci_hook.core.requirements import alternatives  # few containers have any that count
+
+    for key, text in nvidia.required(variables).items():
+        row: Row = (f"require {key}", alternatives, {})
+        read(row, f"{where}{key}", text, False, "nvidia", found, problems)
 
 
 def narrowing(env: dict[str, str], problems: list[Problem]) -> tuple[str, ...] | None:
@@ -253,7 +289,7 @@ def read(
         try:
             value = reader(text)
         except ValueError as e:
-            problems.append(Problem("GH-101", f"{show_key(key)}={show(text)} {e}"))
+            problems.append(Problem("GH-101", f"{show_key(key)}={show(text)} {e}{remedy(name, reader, str(e))}"))
         else:
             if value is None:
                 return
@@ -261,6 +297,18 @@ def read(
     if value is not None:
         said = {**said, **implied}
     found.extend(Wish(wish, key, text, meant, own, dialect) for wish, meant in said.items())
+
+
+def remedy(name: str, reader: "Callable[[str], object]", why: str) -> str:
+    """What to write instead of a wish's value, where `why` does not say so itself."""
+    words = value_parsers.REMEDIES.get(reader, "")
+    if name == "per_gpu":
+        words = 'write JSON such as [{"memory": "4Gi"}]'
+    elif not words and "is not one of" in why:
+        words = "write one of them"
+    elif not words and ("whole number" in why or "within" in why):
+        words = "write a number within these bounds"
+    return f"; {words}" if words and ";" not in why else ""
 
 
 def too_large(annotations: dict[str, str], ours: list[str], problems: list[Problem]) -> bool:
@@ -283,6 +331,7 @@ def suspects(annotations: dict[str, str], container: str, rules: "Rules", asks: 
         else:
             low = key.lower()
             suspect = "gpu" in low or "cuda" in low or "nvidia" in low or "hook.io/" in low
+            suspect = suspect and not ("nvidia" in rules.dialects and key.startswith(dialects.HOW_ALONE))
             suspect = suspect and not any(
                 key in dialects.table(name).KEYS for name in dialects.spoken(rules.dialects, [key])
             )

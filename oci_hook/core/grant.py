@@ -45,8 +45,8 @@ class Life(Value):
     cgroup: a cgroup directory of the container ("" unknown); a process in it keeps the grant alive as well.
     cgroup_inode: the directory's inode number (0: do not compare). A directory with another inode number under the same
     path belongs to another container.
-    deadline: seconds of the system's monotonic clock until which the grant counts without any of these processes; used
-    for a container that is about to be made by a process that we cannot identify (0: none).
+    deadline: seconds of the system's monotonic clock until which the grant counts for a container that does not exist yet
+    (0: none). Before that it ends with the creator, if that is known.
     space: the inode number of the pid namespace in which the pids are valid (0: the reader's own).
     """
 

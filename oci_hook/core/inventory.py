@@ -15,6 +15,7 @@ class Gpu(Value):
     A MIG device counts as a GPU. Then parent is the UUID of the GPU that it is part of, instance its number there, and
     index, minor, pci and numa are the parent's; gi and ci are the ids of its GPU and compute instance. For a GPU that is no
     MIG device, parent is "" and these are -1.
+    arch: its compute capability, as 8.0, and brand: as NVIDIA_REQUIRE_* has it; "" where the driver does not say.
     file: the host file that is a simulated GPU, which containers get at layout.SIM_GPUS/<its name>; "" for real GPUs.
     no_limits: why the driver keeps no memory limits per cgroup on it (core/boundary.py); "" where it does.
     """
@@ -34,6 +35,8 @@ class Gpu(Value):
     file: str = ""
     gi: int = -1
     ci: int = -1
+    arch: str = ""
+    brand: str = ""
     no_limits: str = "the driver was not asked when the GPUs were listed"
 
     @property
@@ -91,6 +94,7 @@ class Inventory(Value):
     links: (uuid, uuid, distance) per pair of GPUs; a smaller distance is nearer, and pairs that are not listed are far.
     libcuda / libnvml: host paths of the real libraries. stamp: (path, inode, size, mtime_ns) of files; if one of them
     changes, or boot_id, the inventory is stale. imex_major: the major number of the IMEX channels' nodes, -1 for none.
+    cuda_version: the newest CUDA that the driver supports, as 12.4; "" where it does not say.
     environment: (name, value) that a program needs in its environment for libnvml to find simulated GPUs.
     """
 
@@ -107,6 +111,7 @@ class Inventory(Value):
     stamp: tuple[tuple[str, int, int, int], ...] = ()
     nodes: tuple[GpuNode, ...] = ()
     imex_major: int = -1
+    cuda_version: str = ""
     environment: tuple[tuple[str, str], ...] = ()
 
     def gpu(self, uuid: str) -> Gpu:

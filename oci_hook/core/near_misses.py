@@ -6,7 +6,7 @@ asked is understood without it; that is a warning.
 """
 
 from oci_hook.core import dialects, value_parsers
-from oci_hook.core.collect import CONTAINERS, VISIBLE, is_name, show_key, split, suspects
+from oci_hook.core.collect import ASKING_VARIABLES, CONTAINERS, VISIBLE, is_name, show_key, split, suspects
 from oci_hook.core.layout import ALLOC, MARKER, PREFIX_KEY, PRIVATE, REQUEST_DIR
 from oci_hook.core.nearest import distance, fold, nearest
 from oci_hook.core.units import show
@@ -93,7 +93,7 @@ def of_key(key: str, text: str, container: str, rules: "Rules", asks: bool) -> M
         return Miss(Problem(CODE, f"{said} is not a key of gpu-hook; {guess}"), True)
     for name in dialects.NAMES:
         if key in dialects.table(name).KEYS:
-            ours = dialects.table(name).KEYS[key][0]
+            ours = dialects.table(name).KEYS[key][0].removesuffix("-request")
             why = f"a word of {name}, which this node does not read; add {name} to `dialects` in settings.yaml"
             return Miss(Problem(CODE, f"{said} is {why}, or write {PREFIX_KEY}{ours}"), not asks)
     if any(part in key for part in OF_MACHINES):
@@ -231,7 +231,9 @@ def in_environment(env: dict[str, str], rules: "Rules", asks: bool, by_hand: boo
     if rules.trust_env or asks:
         return []
     native = dialects.table(dialects.NATIVE).ENV
-    names = [name for name in env if name.startswith("T9K_GPU_") or (name in native and name.startswith("GPU_HOOK_"))]
+    names = [
+        name for name in env if name.startswith(ASKING_VARIABLES[1:]) or name in native and name.startswith("GPU_HOOK_")
+    ]
     if by_hand and env.get(VISIBLE) not in (None, "", value_parsers.VOID, value_parsers.NONE):
         names.append(VISIBLE)
     if not names:

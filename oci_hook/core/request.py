@@ -25,7 +25,7 @@ class Request(Value):
     exclusive: the GPUs are whole and no other container may be on them. placement: None means the node's setting.
     compute_limit: the ceiling of its compute in per cent, or None. narrow_to: the GPUs to which the container's own
     environment narrows it, or None. same_percent: the memory, which gpus has in MiB, once more in per cent of a GPU, which
-    must agree with it; None: not said.
+    must agree with it; None: not said. required: what driver and GPU must meet, as NVIDIA_REQUIRE_X=EXPRESSION.
     """
 
     gpus: tuple[GpuRequest, ...]
@@ -36,6 +36,18 @@ class Request(Value):
     placement: str | None = None
     narrow_to: tuple[str, ...] | None = None
     same_percent: int | None = None
+    required: tuple[str, ...] = ()
+
+
+class Named(str):
+    """The name of a GPU that remembers, for messages, the key by which the user named it."""
+
+    key = ""
+
+    def __new__(cls, name: str, key: str) -> "Named":
+        made = super().__new__(cls, name)
+        made.key = key
+        return made
 
 
 def parse(
@@ -56,9 +68,13 @@ def parse(
     problems: list[Problem] = []
     found = collect.from_annotations(annotations, container, rules, problems, decode)
     found += collect.from_mounts(mounts, container, rules, problems)
-    if rules.trust_env and not validate.asks(found):
-        said = {wish.name for wish in found}
-        found += [wish for wish in collect.from_env(env, rules, problems) if wish.name not in said]
+    if rules.trust_env:
+        asks, said = validate.asks(found), {wish.name for wish in found}
+        for wish in collect.from_env(env, rules, problems if not asks else []):
+            # Beside annotations that ask, the environment still says what NVIDIA's images require and use.
+            beside = wish.dialect == "nvidia" and wish.name not in validate.ASKING and wish.value is not None
+            if wish.name not in said and (beside or not asks):
+                found.append(wish)
     given = validate.Given(found, problems)
     request = None
     if validate.asks(given.wishes.values()):
@@ -82,12 +98,15 @@ def build(given: validate.Given, narrow_to: tuple[str, ...] | None, rules: "Rule
         return Request((), without_gpu, placement=placement, narrow_to=narrow_to)
 
     validate.check_count(given)
+    validate.memory_request(given)
     count, devices = given.value("gpus"), given.value("devices")
     gpu = GpuRequest(None, given.value("memory"), given.value("compute"))
     if given.value("per_gpu") is not None:
-        gpus = given.value("per_gpu")
+        key = f"{collect.show_key(given.wishes['per_gpu'].key)}: device "
+        gpus = tuple(c if c.device is None else c.replace(device=Named(c.device, key)) for c in given.value("per_gpu"))
     elif isinstance(devices, tuple):
-        gpus = tuple(gpu.replace(device=device) for device in devices)
+        key = f"{collect.show_key(given.wishes['devices'].key)}="
+        gpus = tuple(gpu.replace(device=Named(device, key)) for device in devices)
     else:
         gpus = (gpu,) * (count if isinstance(count, int) else 1)
     return Request(
@@ -99,6 +118,7 @@ def build(given: validate.Given, narrow_to: tuple[str, ...] | None, rules: "Rule
         placement,
         narrow_to,
         given.same_percent,
+        validate.required(given),
     )
 
 

@@ -1,7 +1,7 @@
 """Finds the changes with which a refused request would fit. It asks `allocate` about each, so every suggestion is true."""
 
 from oci_hook.core.allocate import Allocation, allocate
-from oci_hook.core.grant import Grant
+from oci_hook.core.grant import Grant, Identity
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.request import Request
 from oci_hook.core.rules import Rules
@@ -70,10 +70,14 @@ def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], r
             found.append(Suggestion("share", f"ask for a share of at most {memory} MiB instead of whole GPUs", asked))
     gone = _in_the_way(lambda beside: fits(request, beside), grants)
     if gone:
-        names = ", ".join(grant.who.id[:40] for grant in gone)
+        names = ", ".join(_name(grant.who) for grant in gone)
         what = f"wait until {names} ends" if len(gone) == 1 else f"wait until these end: {names}"
         found.append(Suggestion("wait", what, request, tuple(grant.key for grant in gone)))
     return tuple(found)
+
+
+def _name(who: Identity) -> str:
+    return "/".join(filter(None, (who.pod, who.container)))[:80] or who.id[:40]
 
 
 def _unbooked(request: Request) -> Request:

@@ -6,7 +6,7 @@ empty. A wish whose value is None could not be parsed: that is among the problem
 
 from oci_hook.core import dialects
 from oci_hook.core.boundary import weaker
-from oci_hook.core.value_parsers import ALL, CAPABILITIES, NONE, VOID, WITH_A_SHARE
+from oci_hook.core.value_parsers import ALL, CAPABILITIES, NONE, VOID, WITH_A_SHARE, Bounded
 from oci_hook.errors import Problem
 
 TYPE_CHECKING = False
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from oci_hook.core.terms import Terms
 
 # The wishes that ask for a GPU; the others only say how.
-ASKING = ("memory", "compute", "gpus", "devices", "exclusive", "per_gpu")
+ASKING = ("memory", "compute", "gpus", "devices", "exclusive", "per_gpu", "memory-request")
 ALL_OF_WHOLE = (
     "gpu-manager",
     "qgpu",
 )  # systems in which whole GPUs come with all their memory, whatever memory is named
+REQUIRED = "require "  # begins the name of each wish that an NVIDIA_REQUIRE_ makes
 INSTEAD = ("memory", "compute", "gpus", "devices")  # the annotation `request` (the wish "per_gpu") has these as well
 
 
@@ -215,6 +216,12 @@ def capabilities(given: Given, rules: "Rules") -> tuple[str, ...]:
     said = given.value("capabilities")
     if said is None:
         return ("compute", "utility")
+    if isinstance(said, Bounded):
+        allowed = tuple(name for name in said if name in WITH_A_SHARE or not given.partial)
+        if not allowed:
+            why = f"a share has none of them, but {', '.join(WITH_A_SHARE)}; drop it, or ask for a whole GPU"
+            given.complain("GH-106", f"{given.wishes['capabilities']}: {why}")
+        return allowed
     if said == ALL:
         return WITH_A_SHARE if given.partial else CAPABILITIES
     past = [name for name in said if name not in WITH_A_SHARE]
@@ -231,6 +238,27 @@ def imex_channels(given: Given, rules: "Rules") -> tuple[int, ...]:
         why = "an IMEX channel would reach memory past the limits; drop it, or ask for a whole GPU"
         given.complain("GH-106", f"{given.wishes['imex-channels']}: {why}")
     return tuple(said)
+
+
+def memory_request(given: Given) -> None:
+    """NVIDIA's toolkit has a request beside the limit, and wants both."""
+    asked, limit = given.wishes.get("memory-request"), given.wishes.get("memory")
+    if asked is None:
+        if limit is not None and limit.key.endswith("NVIDIA_GPU_MEMORY_LIMIT"):
+            given.complain("GH-103", f"{limit} stands alone; NVIDIA_GPU_MEMORY_REQUEST belongs beside it")
+        return
+    if limit is None:
+        given.complain("GH-103", f"{asked} stands alone; NVIDIA_GPU_MEMORY_LIMIT belongs beside it")
+    elif None not in (asked.value, limit.value) and limit.value[0] == "mib" and asked.value[1] > limit.value[1]:  # type: ignore[index]
+        given.contradict("memory-request", "memory", "the request is above the limit")
+
+
+def required(given: Given) -> tuple[str, ...]:
+    """What the container requires of driver and GPU, as KEY=EXPRESSION."""
+    wishes = sorted(
+        (w for name, w in given.wishes.items() if name.startswith(REQUIRED) and w.value), key=lambda w: w.key
+    )
+    return tuple(f"{wish.key.removeprefix('env ')}={wish.text}" for wish in wishes)
 
 
 def visible(given: Given, rules: "Rules") -> str:

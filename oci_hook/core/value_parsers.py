@@ -9,7 +9,7 @@ from oci_hook.core.rules import ORDERS
 from oci_hook.core.terms import BOUNDARIES
 from oci_hook.core.terms import CLASSES as CLASSES
 from oci_hook.core.terms import POLICIES as POLICIES
-from oci_hook.core.units import DIGITS, MAX_MEMORY_MIB, duration, integer, names, percent
+from oci_hook.core.units import DIGITS, MAX_MEMORY_MIB, SIZE_HELP, duration, integer, memory, names, percent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def devices(text: str) -> str | tuple[str, ...] | None:
     if not text.strip(" "):
         return None
     items = names(text)
+    items = tuple(cdi_name(item) for item in items)
     if VOID in items:
         return VOID
     if items in ((ALL,), (NONE,)):
@@ -50,6 +51,12 @@ def devices(text: str) -> str | tuple[str, ...] | None:
     if len(items) > MAX_GPUS:
         raise ValueError(f"names more than {MAX_GPUS} GPUs")
     return tuple(dict.fromkeys(device(item) for item in items))
+
+
+def cdi_name(item: str) -> str:
+    """A device without the vendor and class of the NVIDIA runtime's CDI names: runtime.nvidia.com/gpu=0 is 0."""
+    kind, equals, name = item.partition("=")
+    return name if equals and kind in ("runtime.nvidia.com/gpu", "nvidia.com/gpu") else item
 
 
 def device(item: str) -> str:
@@ -145,6 +152,18 @@ def policy(text: str) -> str:
     return text
 
 
+class Bounded(tuple[str, ...]):
+    """Capabilities of which a container gets those that it may have."""
+
+
+def bounded_capabilities(text: str) -> Bounded | None:
+    """NVIDIA_DRIVER_CAPABILITIES: CUDA images say `all`, and mean what there is. Empty: the default."""
+    if not text.strip(" "):
+        return None
+    found = capabilities(text)
+    return Bounded(CAPABILITIES if found == ALL else found)
+
+
 def flag(text: str) -> bool:
     if text not in ("true", "false"):
         raise ValueError("is not true or false")
@@ -160,3 +179,24 @@ def capabilities(text: str) -> str | tuple[str, ...]:
         if item not in CAPABILITIES:
             raise ValueError(f"is not all and not a list of {', '.join(CAPABILITIES)}")
     return tuple(c for c in CAPABILITIES if c in items)
+
+
+# What to write instead of a value that a parser refuses without saying so itself.
+REMEDIES: "dict[Callable[[str], object], str]" = {
+    memory: SIZE_HELP,
+    percent: "write 30 or 30%",
+    gpus: "write 2, all or none",
+    devices: "`gpu-hook gpus` lists this node's",
+    policy: "write one of them",
+    priority_class: "write one of them",
+    placement: "write one of them",
+    flag: "write one of them",
+    preempt_tolerance: "write 300us, 100ms or 2s",
+    capabilities: "write compute,utility or all",
+    bounded_capabilities: "write compute,utility or all",
+    channels: "write 0 or 0,7",
+    gpu_count: "write 1, 2, ... up to 16",
+    cores: "write 30 for a share, or 100, 200, ... for whole GPUs",
+    memory_mb: "write a number of MiB, such as 4096",
+    memory_percent: "write 30 or 30%",
+}

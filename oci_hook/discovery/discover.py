@@ -88,6 +88,7 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
         stamp=tuple(stamp(path) for path in witnesses),
         nodes=(() if simulated else nodes_of_whole_gpus(gpus))
         + nodes_of_mig(gpus, instances, f"{driver_root.rstrip('/')}/proc" if simulated else proc),
+        cuda_version=str(answer.get("cuda_version", "")),
         imex_major=-1 if simulated else dynamic_major("nvidia-caps-imex-channels", proc),
         environment=tuple(sorted(mark.environment.items())) if mark else (),
     )

@@ -64,6 +64,34 @@ def mig_devices(handle: Any, gpu: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+def arch(handle: Any) -> str:
+    """The compute capability, as 8.0; "" where NVML does not say."""
+    try:
+        return ".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(handle)))
+    except pynvml.NVMLError:
+        return ""
+
+
+def brand(handle: Any) -> str:
+    """The brand as NVIDIA_REQUIRE_* has it: NVML_BRAND_QUADRO_RTX is quadrortx; "" where NVML does not say."""
+    try:
+        number = pynvml.nvmlDeviceGetBrand(handle)
+    except pynvml.NVMLError:
+        return ""
+    names = {value: name for name, value in vars(pynvml).items() if name.startswith("NVML_BRAND_")}
+    word = names.get(number, "").removeprefix("NVML_BRAND_").lower().replace("_", "")
+    return "" if word in ("unknown", "count") else word
+
+
+def cuda_version() -> str:
+    """The newest CUDA that the driver supports, as 12.4; "" where NVML does not say."""
+    try:
+        number = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+    except pynvml.NVMLError:
+        return ""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
 def distance(a: Any, b: Any) -> int | None:
     try:
         if pynvml.nvmlDeviceGetP2PStatus(a, b, pynvml.NVML_P2P_CAPS_INDEX_NVLINK) == pynvml.NVML_P2P_STATUS_OK:
@@ -135,6 +163,8 @@ def main() -> int:
                 "memory_mib": memory_mib(h),
                 "name": text(pynvml.nvmlDeviceGetName(h)),
                 "pci": text(pynvml.nvmlDeviceGetPciInfo(h).busId),
+                "arch": arch(h),
+                "brand": brand(h),
             }
             gpus += mig_devices(h, gpu) if is_split(h) else [gpu]
         except pynvml.NVMLError as e:  # this GPU has fallen off the bus; go on with the others
@@ -153,7 +183,8 @@ def main() -> int:
                 links.append([uuids[j], uuids[i], near])
     version = text(pynvml.nvmlSystemGetDriverVersion())
     limits = limits_answers([gpu["uuid"] for gpu in gpus if not gpu.get("parent")])
-    json.dump({"driver_version": version, "gpus": gpus, "links": links, "limits": limits}, sys.stdout)
+    answer = {"driver_version": version, "cuda_version": cuda_version(), "gpus": gpus, "links": links, "limits": limits}
+    json.dump(answer, sys.stdout)
     return 0
 
 

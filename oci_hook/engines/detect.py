@@ -39,8 +39,11 @@ def require(name: str, registration: Registration) -> None:
     """Raises SettingsError GH-505 if the engine is not on this machine, unless --config names its file."""
     if registration.config is None and where(name, registration) is None:
         programs = " or ".join(engine(name).PROGRAMS)
+        here = ", ".join(found(registration)) or "none"
         raise refuse(
-            "GH-505", f"{name} is not on this machine: no {programs} in {', '.join(FOLDERS)}; `--print` shows its lines"
+            "GH-505",
+            f"{name} is not on this machine: no {programs} in /usr/bin, /usr/sbin and the like; engines that are here: {here};"
+            f" install {name} first, name its file by --config, or see its lines by --print",
         )
 
 

@@ -18,6 +18,7 @@ from oci_hook.core.request import Request, build, parse
 from oci_hook.core.rules import Rules
 from oci_hook.core.terms import GpuRequest
 from oci_hook.core.units import show
+from oci_hook.core.value_parsers import WITH_A_SHARE, Bounded
 from oci_hook.errors import GhError, Problem, RequestError
 from oci_hook.kube import place, yaml_edit
 from oci_hook.kube.same import same_elsewhere
@@ -226,6 +227,8 @@ def words(given: validate.Given) -> dict[str, str]:
     found = {}
     for key in dialects.table(dialects.NATIVE).KEYS:
         value = given.value(key)
+        if isinstance(value, Bounded) and given.partial:
+            value = tuple(name for name in value if name in WITH_A_SHARE)
         if value is None or value is False:
             continue
         if key == "memory":

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -393,28 +394,31 @@ static bool any_of(struct text t, const char *const *needles) {
 static const char *const near_keys[] = {NEAR_KEYS, 0};
 static const char *const near_mounts[] = {NEAR_MOUNTS, 0};
 
-/* Whether a key of some object has this part. Programs' own environment, arguments and paths are values, so what they say of
- * GPUs costs nobody a start of Python. */
-static bool in_key(struct text t, const char *part) {
-    const char *end = t.at + t.size, *p = t.at;
-    while ((p = memmem(p, (size_t)(end - p), part, strlen(part)))) {
+/* Whether a key of some object has one of these parts, in small letters here and in whatever letters there. Programs' own
+ * environment, arguments and paths are values, so what they say of GPUs costs nobody a start of Python. */
+static bool in_key(struct text t, const char *const *parts) {
+    const char *end = t.at + t.size;
+    for (const char *p = t.at; p < end; p++) {
+        const char *const *part = parts;
+        while (*part &&
+               ((*p | 0x20) != **part || (size_t)(end - p) < strlen(*part) || strncasecmp(p, *part, strlen(*part))))
+            part++;
+        if (!*part)
+            continue;
         while (p < end && *p != '"') /* to the end of this string */
             p += *p == '\\' ? 2 : 1;
         for (p++; p < end && (*p == ' ' || *p == '\t' || *p == '\r' || *p == '\n'); p++)
             ;
-        if (p >= end)
-            return false;
-        if (*p == ':')
+        if (p < end && *p == ':')
             return true;
     }
     return false;
 }
 
-static bool any_in_key(struct text t, const char *const *parts) {
-    for (; *parts; parts++)
-        if (in_key(t, *parts))
-            return true;
-    return false;
+/* The part of config.json that begins with its annotations; nothing where it has none. */
+static struct text annotations(struct text t) {
+    const char *p = find(t, "\"annotations\"");
+    return p ? (struct text){p, (size_t)(t.at + t.size - p)} : (struct text){t.at, 0};
 }
 
 /* The folder in which docker keeps the container with this id, with its last slash, as the source of the file that docker mounts
@@ -453,7 +457,8 @@ static bool labelled(struct text t, const char *bundle) {
     ssize_t n = read(fd, text, sizeof text);
     close(fd);
     const struct text labels = {text, n > 0 ? (size_t)n : 0};
-    return in_key(labels, "gpu-hook") || in_key(labels, "gpuhook");
+    static const char *const ours[] = {"gpu-hook", "gpuhook", 0};
+    return in_key(labels, ours);
 }
 
 /* Whether a mount in /run/gpu-hook may ask for a share, in whatever spelling of that path: "/run//gpu-hook",
@@ -539,7 +544,7 @@ static bool wanted(const char *bundle) {
     case DOUBTFUL: return true;
     case READ: break;
     }
-    bool asked = any_of(t, asks) || asks_by_mount(t) || odd_escape(t) || any_in_key(t, near_keys) ||
+    bool asked = any_of(t, asks) || asks_by_mount(t) || odd_escape(t) || in_key(annotations(t), near_keys) ||
                  any_of(t, near_mounts) || labelled(t, bundle);
     bool sandbox = says_sandbox(t, "\"io.kubernetes.cri.container-type\"") ||
                    says_sandbox(t, "\"io.kubernetes.cri-o.ContainerType\"");

@@ -35,6 +35,8 @@ def load(settings: Settings) -> Inventory:
     except FileNotFoundError:
         raise _stale(settings, f"{path} does not exist") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as e:
+        if isinstance(e, PermissionError) and os.geteuid():
+            raise refuse("GH-301", f"{path} is root's alone; run this as root") from None
         raise _stale(settings, f"{path} cannot be read ({e})") from None
     if inventory.driver_root != settings.driver_root:
         raise _stale(settings, f"the setting driver_root changed from {inventory.driver_root}")

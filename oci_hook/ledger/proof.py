@@ -76,7 +76,9 @@ class Judge:
             return None
         if life.space not in (0, self._space):
             return self._of_another_space(grant)
-        if proc.is_running(life.init) or proc.is_running(life.creator):
+        waits = life.deadline > 0
+        made = not waits and proc.is_running(life.creator)
+        if proc.is_running(life.init) or made:
             if life.init is not None and life.cgroup_inode:
                 self._living.add(life.cgroup)
             return grant
@@ -87,7 +89,7 @@ class Judge:
                 if new.cgroup_inode:
                     self._living.add(new.cgroup)
                 return grant.replace(life=new)
-        if lives.expected(life):
+        if waits and lives.expected(life) and (life.creator is None or proc.is_running(life.creator)):
             return grant
         if life.cgroup_inode and lives.occupied(life):
             return grant
@@ -113,7 +115,7 @@ class Judge:
         if self._held is None:
             self.look()
         assert self._held is not None
-        known = grant.life.init or grant.life.creator
+        known = grant.life.init or (None if grant.life.deadline else grant.life.creator)
         return self._held[0].get(grant.key), self._held[1] < (known[1] if known else proc.ticks(grant.born))
 
     def _of_another_space(self, grant: Grant) -> Grant | None:

@@ -32,7 +32,7 @@ class Names:
 
     def __init__(self, fresh: float = FRESH) -> None:
         self._fresh = fresh
-        self._known: dict[str, tuple[float, int, str]] = {}  # by the grant's key: when, its `born`, the name
+        self._known: dict[str, tuple[float, tuple[int, str], str]] = {}  # by the grant's key: when, whose, the name
 
     def named(self, grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
         """The grants, each with its engine's name as its container's name if it is in no pod and has one."""
@@ -48,10 +48,11 @@ class Names:
         if grant.who.container or grant.who.pod:
             return ""
         now = time.monotonic()
-        at, born, name = self._known.get(grant.key, (0.0, -1, ""))
-        if born != grant.born or now - at > self._fresh:
-            name = look(grant) or (name if born == grant.born else "")
-            self._known[grant.key] = now, grant.born, name
+        whose = grant.born, grant.who.bundle  # which podman's stage precreate does not know yet
+        at, seen, name = self._known.get(grant.key, (0.0, (-1, ""), ""))
+        if seen != whose or now - at > self._fresh:
+            name = look(grant) or (name if seen == whose else "")
+            self._known[grant.key] = now, whose, name
         return name
 
 

@@ -13,7 +13,7 @@ def stage(grant: Grant) -> tuple[str, int | None]:
     life = grant.life
     if life.init is None:
         left = life.deadline - time.monotonic()
-        return "starting", max(0, round(left)) if life.deadline and life.creator is None else None
+        return "starting", max(0, round(left)) if life.deadline else None
     # runc and crun keep this file from `create` to `start`.
     made = os.path.isabs(grant.who.root) and os.path.exists(f"{grant.who.root}/{grant.who.id}/exec.fifo")
     if made:

@@ -43,7 +43,7 @@ def unclear(spec: "Spec", annotations: dict[str, str], rules: "Rules", asks: boo
             return True
         if not asks and destination == HOSTNAME and "/containers/" in source:
             return True  # docker's: its labels are beside that file
-    return not asks and any(name.startswith(("GPU_HOOK_", "T9K_GPU_")) for name in environment(spec))
+    return not asks and any(name.startswith(collect.ASKING_VARIABLES) for name in environment(spec))
 
 
 def mounts(spec: "Spec") -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ SIMULATED = {
     "liars",
     "agent",
     "hostile",
+    "boundary",
 }  # figures from the simulated driver; the others time host work only
 
 

@@ -383,7 +383,12 @@ def validate(run: Run, node: Node, folder: Path, simulated: bool, short: bool) -
     run.results["predictions"] = json.loads(PREDICTIONS.read_text())
     run.flush()
     stages: list[Stage] = []
-    run.phase("nvml", 60, lambda: stages.append(Stage(node, folder)) or {"init_ms": stages[0].nvml.init_ms})  # type: ignore[func-returns-value]
+
+    def start() -> Json:
+        stages.append(Stage(node, folder))
+        return {"init_ms": stages[0].nvml.init_ms}
+
+    run.phase("nvml", 60, start)
     if not stages:
         return
     stage = stages[0]

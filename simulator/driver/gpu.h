@@ -206,6 +206,7 @@ struct gpu_head { /* written when the GPU is made; strings are NUL-padded */
     _Atomic uint32_t slots, queues, groups, pieces; /* how many were ever taken; those beyond were never used */
     _Atomic uint32_t limits;                        /* the same */
     _Atomic uint64_t limit_stamp;                   /* of the newest limit */
+    _Atomic uint64_t limit_changes; /* counted after limits are published, before those that they replace go */
 };
 
 struct gpu_file {

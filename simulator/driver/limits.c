@@ -5,8 +5,10 @@
  * - misc: a limit belongs to a path. It stays when the cgroup is removed, and holds for a new one of that path.
  *
  * A setter writes a free cell of the table under the cell's lock, and publishes it by its stamp; then it frees the cells that
- * the new one replaces. Readers take the highest stamp. So a setter that is killed at any instruction leaves the old limit or
- * the new one, and a cell that the kernel unlocks; setters do not wait for each other. */
+ * the new one replaces. Readers take the highest stamp, and read the table again if something was replaced meanwhile: they
+ * might have passed the new cell before it was written, and come to the old one when it was free. So a setter that is
+ * killed at any instruction leaves the old limit or the new one, and a cell that the kernel unlocks; setters do not wait
+ * for each other. */
 #define _GNU_SOURCE
 #include "gpu.h"
 
@@ -34,6 +36,20 @@ static bool read_cell(const struct gpu_limit *cell, struct gpu_limit *out) {
             return true;
     }
     return false;
+}
+
+struct reading {
+    uint64_t changes;
+    int tries;
+};
+
+/* Whether to read the table (again). Who writes to it all the time makes readers wrong, but does not hang them. */
+static bool reads(const struct gpu_file *f, struct reading *r) {
+    uint64_t changes = atomic_load(&f->head.limit_changes);
+    bool more = !r->tries || (changes != r->changes && r->tries < 1000);
+    r->changes = changes;
+    r->tries++;
+    return more;
 }
 
 /* The place of this number in the list; -1: it is not there. */
@@ -82,14 +98,26 @@ static bool counts_seen(const struct gpu_file *f, const struct gpu_home *seen, c
     return counts(f, &who, whose);
 }
 
+/* Bytes of a slot that limits count. Between the two figures' changes it may be too much, but not too little. */
+static uint64_t counted(const struct gpu_slot *slot) {
+    uint64_t used = 0;
+    for (int tries = 0; tries < 1000; tries++) {
+        uint64_t managed = atomic_load(&slot->managed);
+        used = atomic_load(&slot->used);
+        if (atomic_load(&slot->managed) == managed)
+            return used > managed ? used - managed : 0;
+    }
+    return used;
+}
+
 /* Bytes charged to a cgroup. live: without what belongs to closed files, which readers cannot clear. */
 static uint64_t charged(struct gpu *gpu, const struct gpu_home *whose, bool live) {
     const struct gpu_file *f = gpu->file;
     uint64_t sum = 0;
     for (int i = 0; i < gpu_slots(f); i++) {
-        uint64_t managed = atomic_load(&f->slot[i].managed), used = atomic_load(&f->slot[i].used);
-        if (used > managed && counts_seen(f, &f->slot_home[i], whose) && (!live || gpu_owner(gpu, i) >= 0))
-            sum += used - managed;
+        uint64_t bytes = counted(&f->slot[i]);
+        if (bytes && counts_seen(f, &f->slot_home[i], whose) && (!live || gpu_owner(gpu, i) >= 0))
+            sum += bytes;
     }
     for (int i = 0; i < (int)gpu_count(&f->head.pieces, GPU_PIECES); i++)
         if (gpu_piece_bytes(gpu, i) && counts_seen(f, &f->piece_home[i], whose) && (!live || gpu_piece_held(gpu, i)))
@@ -105,34 +133,35 @@ static struct gpu_home owner(const struct gpu_file *f, const struct gpu_limit *c
     return home;
 }
 
-/* Whether another limit of the same cgroup replaces this one. */
-static bool replaced(const struct gpu_file *f, const struct gpu_limit *cell) {
+/* Puts a newer limit of the same cgroup in its place, if there is one. */
+static bool renew(const struct gpu_file *f, struct gpu_limit *limit) {
+    bool newer = false;
     for (unsigned c = 0; c < limits(f); c++) {
         struct gpu_limit other;
-        if (read_cell(&f->limit[c], &other) && other.stamp > cell->stamp && same(f, &other.home, &cell->home))
-            return true;
+        if (!read_cell(&f->limit[c], &other) || other.stamp <= limit->stamp || !same(f, &other.home, &limit->home))
+            continue;
+        memcpy(limit, &other, sizeof other);
+        newer = true;
     }
-    return false;
+    return newer;
 }
 
-/* The next limit that holds for a cgroup, from cell *c on. home: complete. */
+/* The next limit that holds for a cgroup, from cell *c on; perhaps the same one twice. home: complete. */
 static bool next(const struct gpu_file *f, const struct gpu_home *home, unsigned *c, struct gpu_limit *out) {
-    for (; *c < limits(f); ++*c) {
-        if (!read_cell(&f->limit[*c], out))
+    while (*c < limits(f)) {
+        if (!read_cell(&f->limit[(*c)++], out))
             continue;
         struct gpu_home whose = owner(f, out);
-        if (counts(f, home, &whose) && !replaced(f, out)) {
-            out->home = whose;
-            ++*c;
-            return true;
-        }
+        if (!counts(f, home, &whose))
+            continue;
+        renew(f, out);
+        out->home = owner(f, out);
+        return true;
     }
     return false;
 }
 
-bool gpu_limits_hold(struct gpu *gpu, const struct gpu_home *seen) {
-    if (!limits(gpu->file))
-        return true;
+static bool hold(struct gpu *gpu, const struct gpu_home *seen) {
     struct gpu_limit limit;
     struct gpu_home home = complete(gpu->file, seen);
     for (unsigned c = 0; next(gpu->file, &home, &c, &limit);)
@@ -141,22 +170,34 @@ bool gpu_limits_hold(struct gpu *gpu, const struct gpu_home *seen) {
     return true;
 }
 
-bool gpu_limit_lowest(struct gpu *gpu, const struct gpu_home *seen, struct gpu_bound *out) {
-    struct gpu_limit limit;
-    struct gpu_home home = complete(gpu->file, seen), whose = {0};
-    *out = (struct gpu_bound){0, GPU_UNLIMITED, 0};
-    for (unsigned c = 0; next(gpu->file, &home, &c, &limit);)
-        if (limit.hard < out->hard) {
-            *out = (struct gpu_bound){limit.soft, limit.hard, 0};
-            whose = limit.home;
-        }
-    if (out->hard == GPU_UNLIMITED)
-        return false;
-    out->used = charged(gpu, &whose, true);
-    return true;
+bool gpu_limits_hold(struct gpu *gpu, const struct gpu_home *home) {
+    bool ok = true;
+    for (struct reading r = {0}; limits(gpu->file) && reads(gpu->file, &r);)
+        ok = hold(gpu, home);
+    return ok;
 }
 
-bool gpu_limit_of(struct gpu *gpu, const struct gpu_home *home, struct gpu_bound *out) {
+static struct gpu_bound lowest(struct gpu *gpu, const struct gpu_home *seen) {
+    struct gpu_limit limit;
+    struct gpu_home home = complete(gpu->file, seen), whose = {0};
+    struct gpu_bound found = {0, GPU_UNLIMITED, 0};
+    for (unsigned c = 0; next(gpu->file, &home, &c, &limit);)
+        if (limit.hard < found.hard) {
+            found = (struct gpu_bound){limit.soft, limit.hard, 0};
+            whose = limit.home;
+        }
+    if (found.hard < GPU_UNLIMITED)
+        found.used = charged(gpu, &whose, true);
+    return found;
+}
+
+bool gpu_limit_lowest(struct gpu *gpu, const struct gpu_home *home, struct gpu_bound *out) {
+    for (struct reading r = {0}; reads(gpu->file, &r);)
+        *out = lowest(gpu, home);
+    return out->hard < GPU_UNLIMITED;
+}
+
+static bool limit_of(struct gpu *gpu, const struct gpu_home *home, struct gpu_bound *out) {
     struct gpu_limit limit;
     *out = (struct gpu_bound){0, GPU_UNLIMITED, charged(gpu, home, true)};
     for (unsigned c = 0; next(gpu->file, home, &c, &limit);)
@@ -166,6 +207,13 @@ bool gpu_limit_of(struct gpu *gpu, const struct gpu_home *home, struct gpu_bound
             return true;
         }
     return false;
+}
+
+bool gpu_limit_of(struct gpu *gpu, const struct gpu_home *home, struct gpu_bound *out) {
+    bool any = false;
+    for (struct reading r = {0}; reads(gpu->file, &r);)
+        any = limit_of(gpu, home, out);
+    return any;
 }
 
 /* --- setting --- */
@@ -180,6 +228,7 @@ static bool lock(int fd, short type, unsigned cell) {
 
 /* Frees the limits of this cgroup that are older than `stamp`. */
 static void replace(struct gpu_file *f, const struct gpu_home *home, uint64_t stamp) {
+    atomic_fetch_add(&f->head.limit_changes, 1);
     for (unsigned c = 0; c < limits(f); c++) {
         struct gpu_limit cell;
         if (read_cell(&f->limit[c], &cell) && cell.stamp < stamp && same(f, &cell.home, home)) {
@@ -197,12 +246,18 @@ static bool is_gone(const struct gpu_file *f, unsigned c, const struct gpu_limit
     return f->head.limits_by == LIMITS_DMEM && *path && cgroup_all_mounted() && cgroup_number(path) != cell->home.id[0];
 }
 
+static bool is_replaced(const struct gpu_file *f, const struct gpu_limit *cell) {
+    struct gpu_limit newest = *cell;
+    return renew(f, &newest);
+}
+
 /* Frees cells that hold for nobody. */
 static void tidy(struct gpu_file *f) {
     for (unsigned c = 0; c < limits(f); c++) {
         struct gpu_limit cell;
-        if (!read_cell(&f->limit[c], &cell) || !(replaced(f, &cell) || is_gone(f, c, &cell)))
+        if (!read_cell(&f->limit[c], &cell) || !(is_gone(f, c, &cell) || is_replaced(f, &cell)))
             continue;
+        atomic_fetch_add(&f->head.limit_changes, 1);
         uint64_t old = cell.stamp;
         atomic_compare_exchange_strong(&f->limit[c].stamp, &old, 0);
     }

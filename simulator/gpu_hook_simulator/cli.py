@@ -70,7 +70,7 @@ def up(
     """Make simulated GPUs and let this install use them instead of a real driver.
 
     Sets driver_root in the install's settings. GPUs that were simulated before are replaced; the new ones have other
-    UUIDs.
+    UUIDs. After a reboot, or `sim down`, they have those of the first time.
     """
     try:
         memory_mib = units.size(memory)

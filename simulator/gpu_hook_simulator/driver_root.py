@@ -95,6 +95,7 @@ def make(
     root, files = root_of(prefix), gpus_of(state_dir)
     if set(str(root)) & set(" :;"):
         raise refuse("GH-306", f"{root}: no loader finds a library below a path with a blank or colon; choose --prefix")
+    lasting = not files.exists()  # GPUs that replace others are others; after a boot they are the same again
     remove(prefix, state_dir)
     libraries = root / "usr/lib" / MULTIARCH.get(platform.machine(), platform.machine() + "-linux-gnu")
     try:
@@ -113,7 +114,7 @@ def make(
         files.parent.chmod(0o700)
         files.mkdir(mode=0o755)
         for minor in range(gpus):
-            make_gpu(files / str(minor), minor, memory_mib, time_scale, release)
+            make_gpu(files / str(minor), minor, memory_mib, time_scale, release, lasting)
         lay(root, files, topology, {minor: bus_id(minor) for minor in range(gpus)})
         if mig:
             mig_devices.split(root, files, mig, HEAD)
@@ -132,11 +133,28 @@ def make(
     return root
 
 
-def make_gpu(path: Path, minor: int, memory_mib: int, time_scale: int = 1, release: Release = DEFAULT) -> str:
-    """Make the file of a new GPU. Returns its UUID. Every process with the GPU may write to the file."""
+def lasting_uuid(what: str) -> str:
+    """A UUID that this machine gives the same thing after each boot, as real GPUs keep theirs; another machine gives another.
+
+    /etc/machine-id: machine-id(5). Without it, a random one.
+    """
+    try:
+        machine = Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        machine = ""
+    return str(uuid.uuid5(uuid.UUID(machine), what) if len(machine) == 32 else uuid.uuid4())
+
+
+def make_gpu(
+    path: Path, minor: int, memory_mib: int, time_scale: int = 1, release: Release = DEFAULT, lasting: bool = False
+) -> str:
+    """Make the file of a new GPU. Returns its UUID. Every process with the GPU may write to the file.
+
+    lasting: the UUID is that of earlier GPUs made at this path on this machine.
+    """
     constants = json.loads(CALIBRATION.read_text())
     us, rate = constants["gpu_us"], constants["copy_gb_s"]
-    name = f"GPU-51de{minor:04x}{str(uuid.uuid4())[8:]}"
+    name = f"GPU-51de{minor:04x}{(lasting_uuid(f'{path} {minor}') if lasting else str(uuid.uuid4()))[8:]}"
     head = HEAD.pack(
         MAGIC,
         FORMAT,

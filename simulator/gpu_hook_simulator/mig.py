@@ -58,7 +58,7 @@ def split(root: Path, files: Path, parts: tuple[Profile, ...], head: Struct) -> 
     for i, part in enumerate(parts):
         gi, ci = i + 1, 0
         mine = list(fields)
-        mine[3] = b"MIG-" + str(uuid.uuid4()).encode()
+        mine[3] = b"MIG-" + str(uuid.uuid5(uuid.NAMESPACE_OID, f"{parent!r} {i}")).encode()
         mine[4] = fields[4].rstrip(b"\0") + f" MIG {part.name}".encode()
         mine[7] = part.memory_mib * MIB
         mine[12] = fields[12] * part.slices // SLICES

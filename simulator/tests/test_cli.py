@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -158,6 +159,17 @@ def test_data(install: Install) -> None:
     listed = install.data("gpus")
     assert listed["simulated"] and [c["uuid"] for c in listed["gpus"]] == [c["uuid"] for c in said["gpus"]]
     assert install.data("sim", "down") == {"removed": True, "driver_root": REAL_ROOT}
+
+
+def test_after_a_reboot_the_gpus_have_the_same_uuids(install: Install) -> None:
+    """A reboot empties the state directory, which is a tmpfs."""
+    command = ["sim", "up", "--gpus", "2"]
+    first = [gpu["uuid"] for gpu in install.data(*command)["gpus"]]
+    shutil.rmtree(f"{install.settings.state_dir}/sim")
+    assert [gpu["uuid"] for gpu in install.data(*command)["gpus"]] == first
+    install.data("sim", "down")
+    assert [gpu["uuid"] for gpu in install.data(*command)["gpus"]] == first and len(set(first)) == 2
+    assert [gpu["uuid"] for gpu in install.data(*command)["gpus"]] != first
 
 
 def test_up_again_makes_new_gpus_and_remembers_the_first_root(install: Install) -> None:

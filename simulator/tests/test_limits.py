@@ -1,7 +1,8 @@
 """Memory limits of cgroups, which driver 615 keeps: real cgroups of version 2, at /sys/fs/cgroup in a mount namespace."""
 
-import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_hook_simulator import release
+from simulator.driver import build
 from simulator.tests import cgroups
 from simulator.tests.cgroups import Groups
 from simulator.tests.conftest import CONTEXT_MIB, MEMORY_MIB, Sim
@@ -537,18 +539,21 @@ print(sorted(bad), len(seen) > 20, flush=True)
         assert groups.get(name) == [0, None, 0]
 
 
-def test_a_stopped_setter_keeps_nobody_from_setting(groups: Groups) -> None:
-    paths = [groups.make("a")]
-    setters = [groups.start(None, f"PATHS = {paths!r}\n{SETTER}") for _ in range(3)]
-    for _ in range(10):
-        for child in setters:
-            Sim.tell(child)
-        time.sleep(0.01)
-        for child in setters:
-            os.kill(child.pid, 19)
-        groups.set("a", 200, soft_mib=100)
-        assert groups.get("a") == [100, 200, 0]
-        break
+@pytest.mark.parametrize("limits", ["dmem", "misc"])
+def test_setters_that_are_killed_or_stopped_at_the_worst_moments(tmp_path: Path, simulated: Path, limits: str) -> None:
+    sim = Sim(tmp_path / "sim", simulated, release=release.release("615", limits))
+    program = str(tmp_path / "harness")
+    parts = [str(build.HERE / name) for name in build.GPU if name != "limits.c"]
+    cc = [sys.executable, "-m", "ziglang", "cc", *build.FLAGS, f"-I{build.HERE}"]
+    subprocess.run([*cc, "-o", program, str(Path(__file__).with_name("limits_harness.c")), *parts], check=True)
+    assert sim.run(program).stdout.splitlines() == [
+        "wrong looks: 0",
+        "the last one: 15 1",
+        "half written: 0 14 1",
+        "not replaced: 13 2 12 1",
+        "stopped: 11 1",
+        "cleared: 1 0",
+    ]
 
 
 @pytest.mark.parametrize("limits", ["dmem", "misc"])

@@ -422,6 +422,9 @@ def test_doctor_has_a_line_on_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) 
         return [f for f in json.loads(r.output)["findings"] if f["check"] == "agent" and f["state"] == state]
 
     try:
+        with running(stage) as agent:  # at another address than the settings say
+            (there,) = said("ok")
+            assert f"runs (process {agent.process.pid}) on 127.0.0.1:{agent.port}" in there["message"]
         file.write_text(before.replace("127.0.0.1:9409", address))
         assert "does not run" in said("note")[0]["message"]
         with running(stage, "--address", address) as agent:

@@ -42,6 +42,8 @@ def test_the_page(stage: Stage, root: Path, tmp_path: Path) -> None:
         refused = dom.partition('id="refused"')[2].partition("</tbody>")[0]
         assert "GH-201: no room" in refused and refused.count("<tr") >= 1
         assert all(word in dom.partition('id="events"')[2] for word in ("granted", "finding", "no-shim on GPU-"))
+        assert dom.count("memory limits held by the shim alone: driver 550.0.0 is older than 615") == 2
+        assert dom.count("memory limit: shim") == 2
         assert "as of " in dom and "NVML read at " in dom and "ledger read at " in dom
         assert agent.get("/healthz") == b"ok\n" and json.loads(agent.get("/api/events"))["refused"]
         assert not re.search(r"(src|href)=.?https?://", dom)  # works without a network

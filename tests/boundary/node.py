@@ -40,7 +40,7 @@ for uuid in uuids:
 class Node:
     """A node with cgroup v2. Programs run there by `enter`; `run` waits for them."""
 
-    def __init__(self, folder: Path, driver: str = "615", limits: str = "dmem", gpus: int = 2) -> None:
+    def __init__(self, folder: Path, driver: str = "615", limits: str = "dmem", gpus: int = 2, mig: str = "") -> None:
         self.folder = folder
         self.prefix, self.state = folder / "prefix", folder / "state"
         self.python, self.cwd = (sys.executable, "-m", "oci_hook"), REPO
@@ -51,7 +51,7 @@ class Node:
         self.runc = Runc(folder)
         self.server: subprocess.Popen[str] | None = None
         options = ("--driver", driver, "--limits", limits, "--gpus", str(gpus), "--memory", f"{GPU_MIB}Mi")
-        self.sim = ("sim", "up", *options)
+        self.sim = ("sim", "up", *options, *(("--mig", mig) if mig else ()))
         self.cli(*self.sim)
         listed = json.loads(self.cli("gpus", "--json"))
         self.uuids = [gpu["uuid"] for gpu in listed["gpus"]]

@@ -1,4 +1,4 @@
-"""The agent looks after the driver's limits of real containers: its server, what it mends and clears, what it shows."""
+"""The agent looks after the driver's limits of real containers: its server, what it sets again and clears, what it shows."""
 
 import json
 import os
@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from oci_hook.linux.proc import read_file
+from tests.agent import box
 from tests.boundary.node import ASK, DRIVER, Node
+from tests.boundary.test_attacks import with_cgroups
 from tests.conftest import REPO, Bundle
 
 pytestmark = pytest.mark.root
@@ -45,7 +47,10 @@ class Agent:
         self.file = node.folder / "metrics.prom"
         self.log = node.folder / f"agent{time.monotonic_ns()}.log"
         flags = ("--interval", "0.2", "--address", "none", "--textfile", str(self.file))
-        command = node.place.enter(sys.executable, "-m", "oci_hook", "agent", "--prefix", str(node.prefix), *flags)
+        # With no more rights than its unit gives it.
+        rights = ("setpriv", "--no-new-privs", "--bounding-set", ",".join(("-all", *box.capabilities())))
+        run = (sys.executable, "-m", "oci_hook", "agent", "--prefix", str(node.prefix), *flags)
+        command = node.place.enter(*rights, *run)
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, cwd=REPO, stderr=log, stdin=subprocess.DEVNULL)
 
@@ -106,7 +111,6 @@ def test_a_limit_that_somebody_changed_is_set_again(node: Node, agent: Agent, bu
     for size in (4 << 30, (1 << 64) - 1):
         repaired = len(node.events("boundary-repaired"))
         set_limit(node, cgroup, size)
-        assert node.limits(cgroup) != [1024] or size == 1 << 30
         wait_for(lambda: node.limits(cgroup) == [1024])
         wait_for(lambda before=repaired: len(node.events("boundary-repaired")) > before)
     assert agent.metric("gpu_hook_boundary_repaired_total") == 2
@@ -177,3 +181,68 @@ def test_before_615_there_is_no_server(node: Node, agent: Agent, bundle: Bundle)
     [container] = json.loads(node.cli("ps", "--json"))["containers"]
     assert container["id"] == id and "is older than 615" in container["boundary_why"]
     assert not container["boundary_failed"]
+
+
+# --- the driver's figure of a cgroup
+
+
+@pytest.fixture(scope="module")
+def image(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = box.image(tmp_path_factory.mktemp("image"))
+    (root / "real").mkdir()
+    (root / "real/libcuda.so.1").symlink_to("/run/gpu-hook/driver/cuda")
+    return root
+
+
+def probe(node: Node, bundle: Bundle, image: Path, memory: str, script: str) -> str:
+    """A container that runs the script; its id. Its output is in no pipe."""
+    ask = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": memory}
+    return node.start(bundle(ask, (), ("/bin/sh", "-c", f"export PATH=/bin; {script}; sleep 300"), image))
+
+
+PAST_THE_SHIM = "LD_LIBRARY_PATH=/real "
+
+
+def test_what_a_forked_child_holds_is_found_and_its_neighbour_protected(
+    node: Node, agent: Agent, bundle: Bundle, image: Path
+) -> None:
+    """NVML lists no process for it, no page has it, and both containers could have it: the driver's figure tells whose it
+    is. The shim alone holds the limits, else there would be no excess."""
+    node.set(boundary="shim")
+    agent.served()
+    neighbour = probe(node, bundle, image, "6Gi", "gpu-probe alloc 500 hold 300")
+    thief = probe(node, bundle, image, "1Gi", f"{PAST_THE_SHIM} gpu-probe alloc 4000 fork hold 300")
+    found = wait_for(lambda: [e for e in node.events("finding") if e["action"] == "killed"])
+    assert [(e["id"], e["kind"]) for e in found] == [(thief, "over-memory")]
+    wait_for(lambda: [grant.who.id for grant in node.grants()] == [neighbour])
+
+
+@pytest.mark.parametrize("node", [{"limits": "misc"}], indirect=True)
+def test_who_leaves_its_cgroup_is_found(node: Node, agent: Agent, bundle: Bundle, image: Path) -> None:
+    """With the back-end misc a limit does not hold below its cgroup."""
+
+    def edit(spec: dict[str, Any]) -> None:
+        with_cgroups(spec)
+        leave = "busybox mkdir /sys/fs/cgroup/mine && echo $$ > /sys/fs/cgroup/mine/cgroup.procs"
+        script = f"export PATH=/bin; {leave}; {PAST_THE_SHIM} gpu-probe alloc 3000 hold 300"
+        spec["process"]["args"] = ["/bin/sh", "-c", script]
+
+    agent.served()
+    id = node.start(bundle(ASK, (), (), image, edit))
+    assert node.limits(node.cgroup(id).removesuffix("/mine")) == [1024]
+    kinds = {"over-memory", "no-shim", "charged-elsewhere"}
+    wait_for(lambda: {e["kind"] for e in node.events("finding") if e["id"] == id} >= kinds)
+    elsewhere = next(e for e in node.events("finding") if e["kind"] == "charged-elsewhere")
+    assert elsewhere["action"] == "reported"
+
+
+@BACKENDS
+def test_the_three_figures_of_an_honest_container_agree(node: Node, agent: Agent, bundle: Bundle, image: Path) -> None:
+    agent.served()
+    probe(node, bundle, image, "1Gi", "gpu-probe alloc 500 fork hold 300 & gpu-probe alloc 100 hold 300")
+    wait_for(lambda: agent.metric("container_memory_charged_bytes") == (500 + 100 + 2 * 64) << 20)
+    assert agent.metric("container_memory_used_bytes") == (500 + 100 + 2 * 64) << 20
+    for _ in range(6):
+        agent.metrics()
+    assert node.events("finding") == []
+    assert agent.metric("container_memory_surcharge_bytes") == 0

@@ -328,10 +328,32 @@ def test_daemons_that_have_not_read_their_files(well: Node, monkeypatch: pytest.
     runtimes = '{"gpu-hook": {}}'
     os.utime(well.containerd, (1, 1))
     assert well.wrong() == []
+    os.utime(well.containerd, (4_000_000_000, 4_000_000_000))
+    for flag in (["--config", "/var/run/docker/containerd/containerd.toml"], ["-c", "/k3s.toml"], ["--config=/x"]):
+        words["containerd"][1:] = flag  # dockerd's own one, and that of k3s, read other files
+        assert well.wrong() == []
+    words["containerd"][1:] = ["--config", str(well.containerd)]
+    assert [f["check"] for f in well.wrong()] == ["containerd"]
+    os.utime(well.containerd, (1, 1))
     words["dockerd"] += ["--config-file", "/elsewhere.json"]
     (finding,) = well.wrong()
     assert "reads /elsewhere.json instead" in finding["message"]
     assert finding["fix"].startswith("gpu-hook install --engine docker --config /elsewhere.json")
+
+
+def test_docker_offers_what_was_uninstalled(well: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reload does not take the last runtime away: both commands say so, if dockerd can be asked."""
+    for answer, offered in ((None, False), ('{"runc":{}}', False), ('{"gpu-hook":{},"runc":{}}', True)):
+        monkeypatch.setattr(registered, "docker_runtimes", lambda answer=answer: answer)
+        well.run("install", "--engine", "docker", "--host-root", str(well.root))
+        said = well.run("uninstall", "--engine", "docker", "--host-root", str(well.root))
+        assert (
+            "still offers the runtime gpu-hook, until it is restarted: `systemctl restart docker`" in said
+        ) == offered
+        found = [f for f in well.wrong() if f["check"] == "docker"]
+        assert [f["fix"] for f in found] == ["systemctl restart docker"] * offered
+        said = well.run("uninstall", "--engine", "docker", "--host-root", str(well.root))
+        assert "still offers" not in said  # nothing was changed
 
 
 def test_nvidias_own_hook(well: Node) -> None:
@@ -428,7 +450,7 @@ def test_state_on_a_disk(well: Node, tmp_path: Path, monkeypatch: pytest.MonkeyP
     if "in use" in where:
         grant(well, inventory.load(load(str(well.prefix))).gpus[0].uuid)
     monkeypatch.setattr(node, "USUAL", str(state if "usual" in where else usual))
-    monkeypatch.setattr(node.mount, "fstatfs_type", lambda fd: 0xEF53)  # ext4, where pytest's folder is on tmpfs
+    monkeypatch.setattr(node, "is_tmpfs", lambda path: path != str(state))
     (finding,) = [f for f in well.wrong() if "not on tmpfs" in f["message"]]
     assert (finding["check"], finding["state"], finding["code"]) == ("ledger", "warn", "GH-303")
     if where != "elsewhere":
@@ -437,6 +459,27 @@ def test_state_on_a_disk(well: Node, tmp_path: Path, monkeypatch: pytest.MonkeyP
         return
     well.fix(finding)
     assert load(str(well.prefix)).state_dir == str(usual) and not (state / "ledger").exists()
+
+
+def test_state_on_a_disk_that_run_is_on_as_well(well: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usual directory would be on the same file system: a tmpfs is mounted there first."""
+    state, usual = tmp_path / "state", tmp_path / "usual/gpu-hook"
+    edit("etc/settings.yaml", str(well.state), str(state))(well)
+    well.run("settings", "set", f"state_dir={state}")
+    well.run("gpus", "--refresh")
+    monkeypatch.setattr(node, "USUAL", str(usual))
+    monkeypatch.setattr(node, "is_tmpfs", lambda path: False)
+    (finding,) = [f for f in well.wrong() if "not on tmpfs" in f["message"]]
+    assert finding["fix"].startswith(
+        f"mkdir -p {usual} && mount -t tmpfs -o mode=0700 tmpfs {usual} && gpu-hook settings set"
+    )
+    try:
+        well.fix(finding)
+        assert load(str(well.prefix)).state_dir == str(usual)
+        monkeypatch.undo()
+        assert node.is_tmpfs(str(usual)) and node.existing(str(usual / "a/b")) == str(usual)
+    finally:
+        subprocess.run(["umount", usual])
 
 
 # Parts that this machine lacks, simulated by files.

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from oci_hook.core.grant import Share
+from oci_hook.discovery.save import save_inventory
 from oci_hook.install import settings_edit
 from tests.cli.box import Install
 
@@ -95,7 +96,7 @@ def test_compute_and_its_ceiling(install: Install) -> None:
         "  capabilities compute, utility\n"
         "GPUs (simulated)\n"
         "  0  GPU-0  chosen (binpack): 1Gi of 24Gi, compute 30% and up to 60%\n"
-        "  1  GPU-1  GPU 1 GPU-1 has 10 of 100 % compute free, 30 asked\n"
+        "  1  GPU-1  GPU 1 GPU-1 has 10 of 100 % compute free, 30 % asked\n"
         + SHIM_ALONE
         + PLAN.format(visible="GPU-0")
         + LAST
@@ -169,6 +170,21 @@ def test_near_misses(install: Install, words: tuple[str, ...]) -> None:
     assert "warning: " + refused.stderr in warned.stderr
 
 
+def test_a_share_that_a_context_nearly_fills(install: Install) -> None:
+    gpus = tuple(gpu.replace(context_mib=300) for gpu in install.inventory.gpus)
+    save_inventory(install.settings, install.inventory.replace(gpus=gpus))
+    assert install.run(*asking("gpu-hook.io/memory=600")).stderr == ""
+    assert install.run(*asking("gpu-hook.io/memory=599")).stderr == (
+        "warning: GH-408: GPU 0: one program's context takes 300 of these 599 MiB; 299 MiB are left for its data, and no"
+        " second program fits\n"
+    )
+    assert "; 0 MiB are left" in install.run(*asking("gpu-hook.io/memory=300")).stderr
+    assert "takes 300 MiB for a program's context alone, 299 MiB asked" in install.text(
+        *asking("gpu-hook.io/memory=299"), status=1
+    )
+    assert install.run(*asking("gpu-hook.io/gpus=1")).stderr == ""
+
+
 def test_json(install: Install) -> None:
     answer = install.data(*asking("gpu-hook.io/memory=2Gi"))
     plan = answer.pop("plan")
@@ -194,6 +210,7 @@ def test_json(install: Install) -> None:
             "imex_channels": [],
             "visible": "uuid",
             "same_percent": None,
+            "required": [],
             "boundary": "auto",
         },
         "gpus": [
@@ -214,7 +231,7 @@ def test_refused_requests_say_all_problems_and_exit_1(install: Install) -> None:
     bad = asking("gpu-hook.io/memory=4GB", "gpu-hook.io/compute=0")
     assert install.text(*bad, status=1) == (
         "GH-101: gpu-hook.io/memory='4GB' is not a size; write 4Gi, 512Mi, 2048 (MiB) or 30%\n"
-        "GH-101: gpu-hook.io/compute='0' is not within 1 to 100\n"
+        "GH-101: gpu-hook.io/compute='0' is not within 1 to 100; write 30 or 30%\n"
     )
     assert install.data(*bad, status=1) == {
         "errors": [
@@ -222,7 +239,7 @@ def test_refused_requests_say_all_problems_and_exit_1(install: Install) -> None:
                 "code": "GH-101",
                 "message": "gpu-hook.io/memory='4GB' is not a size; write 4Gi, 512Mi, 2048 (MiB) or 30%",
             },
-            {"code": "GH-101", "message": "gpu-hook.io/compute='0' is not within 1 to 100"},
+            {"code": "GH-101", "message": "gpu-hook.io/compute='0' is not within 1 to 100; write 30 or 30%"},
         ]
     }
     assert install.run(*bad).stdout == ""

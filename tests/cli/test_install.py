@@ -76,4 +76,6 @@ def test_print_only_prints(machine: Machine) -> None:
 
 def test_an_engine_that_is_not_here(machine: Machine) -> None:
     result = machine.run("install", "--engine", "crio", "--state-dir", str(machine.state), status=1)
-    assert result.stderr.startswith("GH-505: crio is not on this machine: no crio in /usr/local/sbin, ")
+    assert result.stderr.startswith("GH-505: crio is not on this machine: no crio in /usr/bin, ")
+    assert "engines that are here: " in result.stderr and "--print" in result.stderr
+    assert not machine.prefix.exists()

@@ -50,6 +50,13 @@ def test_why_of_a_refused_one(install: Install, web: Grant) -> None:
     assert "GH-410" in install.text("why", "small", status=1)
 
 
+def test_who_is_to_be_waited_for(install: Install, web: Grant) -> None:
+    install.grant("pod", Share("GPU-1", 22000, slot=2), who={"namespace": "ns", "pod": "shop", "container": "cart"})
+    said = install.text("why", "-a", "gpu-hook.io/memory=23Gi")
+    assert "wait until web ends" in said or "wait until shop/cart ends" in said, said
+    assert ID[:12] not in said
+
+
 def test_the_id_and_its_beginnings(install: Install, web: Grant) -> None:
     for size in (6, 12, 63, 64):
         assert "frozen" in install.text("freeze", ID[:size])

@@ -122,7 +122,8 @@ def test_comments_order_and_everything_else_stay() -> None:
 
 def test_every_problem_with_its_container() -> None:
     assert refused(COMMENTED.replace("16", "4Gi")) == [
-        "GH-101: CronJob train: container main: tencent.com/vcuda-memory='4Gi' is not a whole number from 1 to 65536",
+        "GH-101: CronJob train: container main: tencent.com/vcuda-memory='4Gi' is not a whole number from 1 to 65536;"
+        " write a number within these bounds",
         "GH-103: CronJob train: container two: tencent.com/vcuda-core-limit='60' is a ceiling above a guarantee,"
         " and no compute is asked; add compute",
     ]

@@ -32,7 +32,7 @@ def test_why_was_it_refused(install: Install) -> None:
     refused(install)
     text = install.text("why", "big")
     assert text.startswith("big was refused at ")
-    assert "GH-201: no room: GPU 0 GPU-0 has 14576 of 24576 MiB free, 20000 asked" in text
+    assert "GH-201: no room: GPU 0 GPU-0 has 14576 of 24576 MiB free, 20000 MiB asked" in text
     assert "  ask for at most 14576 MiB of memory and 40 % compute\n" in text
     assert "  name no GPUs: others have room\n" in text and "  wait until neighbour-a ends\n" in text
     data = install.data("why", "big")

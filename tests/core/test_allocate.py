@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from oci_hook.core.allocate import Allocation, Refusal, allocate, usage
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Gpu, Inventory
-from oci_hook.core.request import GpuRequest, Request
+from oci_hook.core.request import GpuRequest, Request, parse
 from oci_hook.core.rules import Rules
 from oci_hook.core.terms import Terms
 from tests.core import allocate_oracle as oracle
@@ -252,7 +252,7 @@ def test_compute_is_booked_whatever_the_policy() -> None:
         found = place(ask(memory_mib=1024, compute=40, policy="best-effort"), n, taken)
         taken.append(grant(number, found.shares))
     refused = place(ask(memory_mib=1024, compute=40, policy="best-effort"), n, taken)
-    assert "has 20 of 100 % compute free, 40 asked" in str(refused.problems[0])
+    assert "has 20 of 100 % compute free, 40 % asked" in str(refused.problems[0])
 
 
 def test_what_is_reserved_is_kept_from_whole_gpus_too() -> None:
@@ -357,7 +357,7 @@ def test_unknown_gpus_are_told_each():
     refused = place(Request((GpuRequest("5"), GpuRequest("0"), GpuRequest("GPU-no"))), node(100, 100))
     assert [p.code for p in refused.problems] == ["GH-202", "GH-202"]
     assert str(refused.problems[0]) == (
-        "GH-202: GPU 5 is asked for, this node's GPUs are 0, 1; choose among them (`gpu-hook gpus` lists the UUIDs)"
+        "GH-202: GPU 5 names no GPU of this node, which has 0, 1; choose among them (`gpu-hook gpus` lists the UUIDs)"
     )
     assert place(ask(memory_mib=1, narrow_to=("9",)), node(100)).problems[0].code == "GH-202"
 
@@ -390,10 +390,10 @@ def test_a_refusal_says_per_gpu_why_with_numbers_and_what_to_do():
     n = node(24576)
     held = [grant(1, [Share(UUID.format(0), 22528, 90)])]
     assert str(place(ask(memory_mib=4096), n, held).problems[0]) == (
-        f"GH-201: no room: GPU 0 {UUID.format(0)} has 2048 of 24576 MiB free, 4096 asked;"
+        f"GH-201: no room: GPU 0 {UUID.format(0)} has 2048 of 24576 MiB free, 4096 MiB asked;"
         " ask for less, or wait until a container ends (`gpu-hook ps`)"
     )
-    assert "has 10 of 100 % compute free, 11 asked" in str(place(ask(memory_mib=1, compute=11), n, held).problems[0])
+    assert "has 10 of 100 % compute free, 11 % asked" in str(place(ask(memory_mib=1, compute=11), n, held).problems[0])
     full = place(ask(memory_mib=1), n, held, max_shares_per_gpu=1)
     assert "has 1 container, at most 1 may share it" in str(full.problems[0])
 
@@ -413,8 +413,26 @@ def test_places_on_a_gpu_by_its_memory(mib, places):
 def test_a_refusal_is_one_bounded_line_with_the_advice_at_its_end(gpus):
     refused = place(ask(memory_mib=10**9), node(*[10**6] * gpus))
     assert len(refused.problems) == 1 and len(str(refused.problems[0])) < 300
-    assert str(refused.problems[0]).endswith("(`gpu-hook ps`)")
+    assert str(refused.problems[0]).endswith("; ask for less")  # waiting would not help
     assert len(refused.notes) == gpus and all("has 1000000 of 1000000 MiB free" in why for _, why in refused.notes)
+
+
+def test_waiting_is_advised_only_where_it_helps():
+    n, held = node(8192, 8192), [grant(1, [Share(UUID.format(0), 8000)]), grant(2, [Share(UUID.format(1), 8000)])]
+    wait = "or wait until a container ends (`gpu-hook ps`)"
+    assert wait in str(place(ask(memory_mib=8192), n, held).problems[0])
+    for never in (ask(memory_mib=8193), ask(memory_mib=1, required=("NVIDIA_REQUIRE_X=cuda>=99",))):
+        assert "wait" not in str(place(never, n.replace(cuda_version="12.4"), held).problems[0])
+    assert wait in str(place(ask(), n, held).problems[0])
+
+
+def test_a_gpu_is_named_as_it_was_asked_for():
+    n = node(8192)
+    for key, text in (("NVIDIA_VISIBLE_DEVICES", "7"), ("gpu-hook.io/devices", "GPU-no")):
+        request = parse({key: text, "gpu-hook.io/memory": "1Gi"}, {}, "", Rules())
+        assert str(place(request, n).problems[0]).startswith(f"GH-202: {key}={text} names no GPU of this node")
+    listed = parse({"gpu-hook.io/request": "x"}, {}, "", Rules(), decode=lambda text: [{"device": "3"}])
+    assert "GH-202: gpu-hook.io/request: device 3 names" in str(place(listed, n).problems[0])
 
 
 def test_a_limit_below_a_context_is_refused_and_told_to_ask_for_more():
@@ -425,7 +443,7 @@ def test_a_limit_below_a_context_is_refused_and_told_to_ask_for_more():
     assert indices(place(ask(memory_mib=500, every_gpu=True), n), n) == [0, 1]
     small = str(place(ask(memory_mib=299), n).problems[0])
     assert small.startswith("GH-201: too little memory: GPU 0 GPU-") and small.endswith("; ask for more")
-    assert "takes 300 MiB for a program's context alone, 299 asked" in small and "takes 500 MiB" in small
+    assert "takes 300 MiB for a program's context alone, 299 MiB asked" in small and "takes 500 MiB" in small
     mixed = str(place(ask(memory_mib=400), n, [grant(1, [Share(UUID.format(0), 8000)])]).problems[0])
     assert mixed.startswith("GH-201: no room: GPU 0") and "takes 500 MiB" in mixed and "ask for less" in mixed
 
@@ -441,7 +459,7 @@ def test_notes_say_why_each_gpu_was_or_was_not_chosen():
     assert [why for _, why in notes] == [
         "has room, another GPU comes first (binpack)",
         "chosen (binpack)",
-        f"GPU 2 {UUID.format(2)} has 50 of 50 MiB free, 80 asked; it has 50 MiB to grant",
+        f"GPU 2 {UUID.format(2)} has 50 of 50 MiB free, 80 MiB asked; it has 50 MiB to grant",
         "not asked for",
     ]
 

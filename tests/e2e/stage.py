@@ -66,9 +66,8 @@ class Stage:
         CliRunner().invoke(cli, up, catch_exceptions=False)
         self.program = str(self.prefix / "bin/gpu-hook-runtime")
         self.runc = Runc(folder)
-        library = next((self.prefix / "sim/root").rglob("libcuda.so.1"))
-        self.driver = library.parent
-        self.version = os.readlink(library).removeprefix("libcuda.so.")
+        self.version = driver_root.VERSION
+        self.driver = next((self.prefix / "sim/root").rglob("libcuda.so.1")).parent
         self._bundles = 0
 
     def bundle(

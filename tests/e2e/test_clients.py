@@ -145,6 +145,15 @@ def test_gpustat(stage: Stage, holder: str) -> None:
     assert "700" not in done.stdout
 
 
+def test_find_library(python: Python) -> None:
+    """docs/guide/images.md: it asks ldconfig, which nobody has run in the image since the library came."""
+    ldconfig = Path(shutil.which("ldconfig", path="/sbin:/usr/sbin") or "")
+    (python.root / "sbin").mkdir(exist_ok=True)
+    shutil.copy(ldconfig, python.root / "sbin/ldconfig")
+    (python.root / "etc/ld.so.conf").write_text("/usr/lib/x86_64-linux-gnu\n/usr/lib/aarch64-linux-gnu\n/usr/lib64\n")
+    assert python.run("find_library.py") == ["0", "None", "libcuda.so.1", "0"]
+
+
 def test_numba(python: Python) -> None:
     """Too large (100 MB) to be installed with the rest."""
     numba = wheel("numba-cuda", "numba")

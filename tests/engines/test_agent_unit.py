@@ -112,7 +112,7 @@ def test_it_starts_and_is_confined(systemd: Box) -> None:
     lines = UNIT.read_text().splitlines()
     (names,) = [line.partition("=")[2] for line in lines if line.startswith("CapabilityBoundingSet=")]
     numbers = {"CAP_DAC_OVERRIDE": 1, "CAP_DAC_READ_SEARCH": 2, "CAP_KILL": 5}  # capability.h
-    numbers |= {"CAP_SYS_PTRACE": 19, "CAP_MKNOD": 27}
+    numbers |= {"CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_MKNOD": 27}
     mask = f"{sum(1 << numbers[name] for name in names.split()):016x}"
     (child,) = systemd("cat", f"/proc/{pid}/task/{pid}/children").stdout.split()
     for process in (pid, child):

@@ -178,6 +178,9 @@ def test_two_containers_of_a_pod_have_limits_of_their_own(containerd: Containerd
     server, trainer = containerd.container(pod, "server"), containerd.container(pod, "trainer")
     box.saw_its_share(containerd.look(server), 1024)
     box.saw_its_share(containerd.look(trainer), 2048)
+    for id, mib in ((server, 1024), (trainer, 2048)):  # as `kubectl exec`
+        env = containerd.cri.exec(id, "env")[1].splitlines()
+        assert f"GPU_HOOK_MEMORY_MIB={mib}" in env and any(e.startswith("NVIDIA_VISIBLE_DEVICES=GPU-") for e in env)
     who = {grant["name"]: grant for grant in containerd.place.grants()}
     assert set(who) == {"server", "trainer"}
     expected = {"engine": "containerd", "namespace": "default", "pod": "pod", "pod_uid": "uid-0", "id": server}

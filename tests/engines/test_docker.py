@@ -243,3 +243,22 @@ def test_reload_keeps_containers(docker: Docker) -> None:
     box.saw_its_share(docker("exec", id, "sh", "-c", f"exec 2>&1; {LOOK}").stdout, 1024)
     done = docker("run", "--rm", "--network=none", *docker.ask(1024), IMAGE, "sh", "-c", f"exec 2>&1; {LOOK}")
     box.saw_its_share(done.stdout, 1024)
+
+
+def test_uninstalled_and_still_offered(place: Place) -> None:
+    """dockerd keeps its last extra runtime over a reload, until it is restarted."""
+    docker = Docker(place, "uninstalled")
+    docker.config.write_text("{}\n")
+    config = ("--engine", "docker", "--config", str(docker.config))
+    place.gpu_hook("install", *config)
+    docker.start()
+    try:
+        place.gpu_hook("uninstall", *config)
+        os.kill(int((docker.dir / "pid").read_text()), 1)
+        assert box.until(lambda: "reload" in docker.log.read_text().lower())
+        assert "gpu-hook" in docker("info", "--format", "{{json .Runtimes}}").stdout
+        docker.stop()
+        docker.start()
+        assert "gpu-hook" not in docker("info", "--format", "{{json .Runtimes}}").stdout
+    finally:
+        docker.stop()

@@ -78,6 +78,14 @@ def test_hooks_serve_the_usual_runtime(podman: Podman) -> None:
     assert "GPU_HOOK_MEMORY_MIB=1024" in done.stdout
 
 
+def test_a_runtime_that_fails_leaves_no_grant(podman: Podman) -> None:
+    """precreate has booked the share before; podman has ended, so nobody will have it."""
+    done = podman("run", *podman.where, *ONE_GIB, IMAGE, "true", flags=("--runtime=/bin/false",))
+    assert done.returncode != 0
+    assert podman.place.grants() == []
+    assert "precreate" in podman.place.hideout.run("ls", "/etc/containers/oci/podman-hooks.d").stdout
+
+
 def test_without_precreate(podman: Podman) -> None:
     """As if its file is in no folder of hooks_dir: the hook changes the live container instead."""
     hooks = "--hooks-dir=/etc/containers/oci/hooks.d"

@@ -149,4 +149,5 @@ def test_names_are_remembered(tmp_path: Path) -> None:
     file.unlink()
     assert quick.named((grant(),))[0].who.container == "two"
     assert quick.named((grant(born=2),))[0].who.container == ""  # another container under the same key
+    assert patient.named((grant("/other"),))[0].who.container == ""  # adopted by a container that has no name
     assert patient.named(()) == () and patient.named((grant(),))[0].who.container == ""

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 def test_has_the_code_and_the_compiled_parts_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as z:
         modes = {i.filename: i.external_attr >> 16 & 0o777 for i in z.infolist()}
-        for name in ("gpu-hook-runtime", "oci-gpu-hook"):
+        for name in ("gpu-hook-runtime", "oci-gpu-hook", "gpu-hook-boundary"):
             assert modes[f"oci_hook/native/{ARCH}/{name}"] == 0o755
         for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
             assert z.read(f"oci_hook/native/{ARCH}/{name}").startswith(b"\x7fELF")

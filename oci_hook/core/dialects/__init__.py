@@ -16,8 +16,10 @@ run scripts/build after a change. A dialect that asks by mounts needs its words 
 from oci_hook.core.layout import PREFIX_KEY, VISIBLE_DIR
 
 NATIVE = "native"
-NAMES = ("t9k", "qgpu", "gpu-manager", "hami", "nvidia-volumes")
+NAMES = ("t9k", "qgpu", "gpu-manager", "hami", "nvidia-volumes", "nvidia")
 
+# Words that say how, and never what, so that no container without other words needs a look.
+HOW_ALONE = ("NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_", "NVIDIA_DISABLE_REQUIRE")
 # How the keys of a dialect begin. A table is imported only for a container that has such a key.
 BEGIN = {
     "t9k": ("NVIDIA_VISIBLE_DEVICES", "T9K_GPU_", "tensorstack.dev/"),
@@ -25,13 +27,14 @@ BEGIN = {
     "gpu-manager": ("tencent.com/vcuda-", "nvidia.com/vcuda-"),
     "hami": ("nvidia.com/gpu", "nvidia.com/priority"),
     "nvidia-volumes": (),  # has no keys: core/collect.py reads its mounts
+    "nvidia": ("NVIDIA_GPU_MEMORY_", "CUDA_VERSION", *HOW_ALONE),
 }
 OUR_WORDS = (PREFIX_KEY, "GPU_HOOK_", "NVIDIA_IMEX_CHANNELS")
 ASK_BY_MOUNT = (VISIBLE_DIR.rpartition("/")[2],)  # the launcher looks for our own mounts by itself: asks_by_mount()
 
 # What may ask in words that nobody understands (core/near_misses.py): parts of annotation keys, and of mounts' paths. The
 # launcher looks for them, and engines hand the annotations of NEAR_PATTERNS (Go's path.Match) on to the runtime.
-NEAR_KEYS = ("gpu", "GPU", "Gpu", "cuda", "CUDA", "nvidia", "NVIDIA", "hook.io/")
+NEAR_KEYS = ("gpu", "cuda", "nvidia", "hook.io/")  # in whatever letters
 NEAR_MOUNTS = ("/run/gpu", "gpu-hook/request")
 NEAR_PATTERNS = ("gpu*/*", "gpu*", "T9K_*", "NVIDIA_*")
 
@@ -69,4 +72,4 @@ def spoken(names: "Iterable[str]", keys: "Iterable[str]") -> list[str]:
 
 def triggers() -> tuple[str, ...]:
     """A config.json that has none of these words asks for nothing: the launcher passes it on to the real runtime."""
-    return (*OUR_WORDS, *ASK_BY_MOUNT, *(word for name in NAMES for word in BEGIN[name]))
+    return (*OUR_WORDS, *ASK_BY_MOUNT, *(word for name in NAMES for word in BEGIN[name] if word not in HOW_ALONE))

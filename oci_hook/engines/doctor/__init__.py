@@ -58,6 +58,8 @@ def guarded(name: str, findings: Iterator[CheckResult], option: str, prefix: str
             fix = f"{named[1]}{option}" if named and "--prefix" not in named[1] else named[1] if named else ""
             if " release --force " in fix:
                 fix += "  # stop its container first: otherwise it keeps running, unaccounted"
+            if message.endswith("run this as root"):
+                fix = f"sudo gpu-hook doctor{option}"
             if not fix and name == "settings":
                 fix = f"{EDIT} {prefix}/{SETTINGS_YAML} && gpu-hook settings check{option}"
             yield CheckResult(name, FAIL, message, problem.code, fix)

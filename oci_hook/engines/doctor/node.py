@@ -112,12 +112,7 @@ def check_ledger(settings: Settings, option: str) -> Iterator[CheckResult]:
         if os.stat(settings.state_dir).st_mode & 0o077:
             message = f"{settings.state_dir} is open to all users of this machine, who can write to shared files in it"
             yield CheckResult("ledger", WARN, message, "GH-303", f"chmod 0700 {shlex.quote(settings.state_dir)}")
-        fd = os.open(settings.state_dir, os.O_PATH | os.O_CLOEXEC)
-        try:
-            volatile = mount.fstatfs_type(fd) == mount.TMPFS_MAGIC
-        finally:
-            os.close(fd)
-        if not volatile:
+        if not is_tmpfs(settings.state_dir):
             yield on_disk(settings, option, bool(living))
     try:
         gpus = inventory.load(settings)
@@ -135,15 +130,29 @@ def check_ledger(settings: Settings, option: str) -> Iterator[CheckResult]:
                 yield CheckResult("ledger", WARN, message, "GH-202", f"gpu-hook gpus --refresh{option}")
 
 
+def is_tmpfs(path: str) -> bool:
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        return mount.fstatfs_type(fd) == mount.TMPFS_MAGIC
+    finally:
+        os.close(fd)
+
+
+def existing(path: str) -> str:
+    """The path, or the nearest folder above it that is there."""
+    return path if os.path.isdir(path) else existing(os.path.dirname(path))
+
+
 def on_disk(settings: Settings, option: str, held: bool) -> CheckResult:
     message = f"state_dir {settings.state_dir} is not on tmpfs: a reboot does not empty it"
     if os.path.realpath(settings.state_dir) == USUAL:  # so /run itself is on a disk
         return CheckResult(
             "ledger", WARN, f"{message}; mount a tmpfs there before the first container starts", "GH-303"
         )
+    tmpfs = "" if is_tmpfs(existing(USUAL)) else f"mkdir -p {USUAL} && mount -t tmpfs -o mode=0700 tmpfs {USUAL} && "
     if held:
         return CheckResult("ledger", WARN, f"{message}; end its containers, then run doctor again", "GH-303")
-    return CheckResult("ledger", WARN, message, "GH-303", f"gpu-hook settings set state_dir={USUAL}{option}")
+    return CheckResult("ledger", WARN, message, "GH-303", f"{tmpfs}gpu-hook settings set state_dir={USUAL}{option}")
 
 
 def plural(n: int, noun: str) -> str:

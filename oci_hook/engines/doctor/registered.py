@@ -50,6 +50,8 @@ def check_engine(
         state = WARN if recorded else NOTE
         lost = "was registered, but its lines are gone from the configuration" if recorded else "is not registered"
         yield CheckResult(name, state, f"gpu-hook {lost}", "GH-510" if recorded else "", fix)
+        if name == "docker":
+            yield from still_offered()
         return
     incomplete = [change for change in changes if change.old != change.new]
     for change in incomplete:
@@ -102,9 +104,16 @@ def docker_findings(change: FileChange, settings: Settings | None, option: str) 
         if file and os.path.realpath(file) != str(change.path):
             fix = f"gpu-hook install --engine docker --config {file}{option}"
             yield CheckResult("docker", WARN, f"the running dockerd ({pid}) reads {file} instead", "GH-510", fix)
-        elif NAME not in docker_runtimes():
+        elif (offered := docker_runtimes()) is not None and NAME not in offered:
             message = f"the running dockerd ({pid}) has not read {change.path}"
             yield CheckResult("docker", WARN, message, "GH-510", "systemctl reload docker")
+
+
+def still_offered() -> Iterator[CheckResult]:
+    """A dockerd that was told of us once: a reload does not take the last entry of `runtimes` away."""
+    if NAME in (docker_runtimes() or ""):
+        message = f"the running dockerd still offers the runtime {NAME}, until it is restarted"
+        yield CheckResult("docker", WARN, message, "GH-510", "systemctl restart docker")
 
 
 def containerd_findings(change: FileChange, settings: Settings | None, option: str) -> Iterator[CheckResult]:
@@ -126,7 +135,10 @@ def not_restarted(name: str, change: FileChange) -> Iterator[CheckResult]:
     reload = engine(name).RELOAD
     if reload not in (containerd.RELOAD, crio.RELOAD):
         return
-    for pid, _ in running(reload[0]):
+    for pid, words in running(reload[0]):
+        file = flag_value(words, "--config") or flag_value(words, "-c")
+        if file and os.path.realpath(file) != os.path.realpath(change.path):
+            continue  # another one, such as dockerd's own containerd, or that of k3s
         if started_before(pid, change.path):
             message = f"process {pid} was started before {change.path} was changed and has not read it"
             yield CheckResult(name, WARN, message, "GH-510", f"systemctl restart {reload[0]}")
@@ -139,14 +151,14 @@ def rival_hooks(name: str, folder: Path) -> Iterator[CheckResult]:
             yield CheckResult(name, NOTE, message, "", f"mv {other} {other}.off")
 
 
-def docker_runtimes() -> str:
-    """The runtimes of the running dockerd; our own name if it cannot be asked, so that no finding comes of that."""
+def docker_runtimes() -> str | None:
+    """The runtimes of the running dockerd, as JSON; None if it cannot be asked."""
     command = ["docker", "--host", "unix:///run/docker.sock", "info", "--format", "{{json .Runtimes}}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
-        return NAME
-    return done.stdout if done.returncode == 0 else NAME
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def nvidia_default(name: str, runtime: Any, path: Path) -> Iterator[CheckResult]:

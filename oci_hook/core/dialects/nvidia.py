@@ -1,0 +1,43 @@
+"""Words of NVIDIA's container toolkit besides NVIDIA_VISIBLE_DEVICES, as annotations, and in the environment of nodes that
+trust it. docs/reference/nvidia-toolkit.md has every difference.
+
+NVIDIA_DRIVER_CAPABILITIES is bounded by what a share may have. NVIDIA_GPU_MEMORY_LIMIT (the toolkit's since September
+2026, in MiB) is the share, and NVIDIA_GPU_MEMORY_REQUEST, which the toolkit wants beside it, may not exceed it: no memory is
+promised twice here, so what is booked is the limit. NVIDIA_REQUIRE_* are read by core/collect.py, since their names are
+anybody's.
+"""
+
+from oci_hook.core import value_parsers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from oci_hook.core.dialects import Row
+
+REQUIRE = "NVIDIA_REQUIRE_"
+DISABLE = "NVIDIA_DISABLE_REQUIRE"
+CUDA = "CUDA_VERSION"  # in images before NVIDIA_REQUIRE_CUDA, which ask for everything
+TRUE = ("true", "1", "t", "T", "TRUE", "True")  # Go's strconv.ParseBool
+
+KEYS: "dict[str, Row]" = {
+    "NVIDIA_DRIVER_CAPABILITIES": ("capabilities", value_parsers.bounded_capabilities, {}),
+    "NVIDIA_GPU_MEMORY_LIMIT": ("memory", value_parsers.memory_mb, {}),
+    "NVIDIA_GPU_MEMORY_REQUEST": ("memory-request", value_parsers.memory_mb, {}),
+}
+ENV = {key: key for key in KEYS}
+SAME = ()
+
+
+def required(variables: dict[str, str]) -> dict[str, str]:
+    """What these variables require, by the variable that says so."""
+    if variables.get(DISABLE) in TRUE:
+        return {}
+    found = {key: text for key, text in variables.items() if key.startswith(REQUIRE) and "JETPACK" not in key}
+    if is_old(variables):
+        number = ".".join(variables[CUDA].split(".")[:2])
+        found[CUDA] = f"cuda>={number}"
+    return found
+
+
+def is_old(variables: dict[str, str]) -> bool:
+    """Whether the image is from the time before NVIDIA_REQUIRE_CUDA: then it is a GPU container, with all capabilities."""
+    return CUDA in variables and REQUIRE + "CUDA" not in variables

@@ -1,0 +1,92 @@
+"""The commands as a user other than root: each says to be run as root, and none that there is nothing."""
+
+import encodings.idna  # noqa: F401  loaded by the first connection
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import pytest
+
+from oci_hook.cli import main
+from oci_hook.core.grant import Share
+from oci_hook.ledger import events, slot_files, store
+from tests.cli.box import Install
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to become another user")
+NOBODY = 65534
+
+
+@contextmanager
+def plain_user() -> Iterator[None]:
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+@pytest.fixture
+def node(native: Path) -> Iterator[Install]:
+    """An install as people have it: everybody may read it, and root alone its state."""
+    with tempfile.TemporaryDirectory(prefix="gh-plain-", dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        install = Install(Path(folder))
+        install.grant("web", Share("GPU-0", 4096, 30, slot=1))
+        events.record(str(install.state), "granted", id="web", shares=[])
+        for name in main.COMMANDS:  # another user may not read this machine's Python
+            main.cli.get_command(click.Context(main.cli), name)
+        try:
+            yield install
+        finally:
+            slot_files.drop(str(install.state))
+
+
+COMMANDS = (
+    ("ps",),
+    ("gpus",),
+    ("gpus", "--refresh"),
+    ("explain", "-a", "gpu-hook.io/memory=1Gi"),
+    ("events",),
+    ("events", "-c", "web"),
+    ("why", "web"),
+    ("why", "-a", "gpu-hook.io/memory=1Gi"),
+    ("top", "--once"),
+    ("set", "web", "--memory", "1Gi"),
+    ("freeze", "web"),
+    ("resume", "web"),
+    ("release", "web"),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_run_as_root(node: Install, command: tuple[str, ...]) -> None:
+    with plain_user():
+        result = node.run(*command)
+    (line,) = result.output.splitlines()
+    assert result.exit_code == 1 and line.startswith("GH-30") and line.endswith("run this as root"), line
+    assert "df" not in line and "no event" not in line
+    assert [grant.who.id for grant in store.snapshot(str(node.state))] == ["web"]
+
+
+def test_root_sees_all_of_it(node: Install) -> None:
+    """What the others are told of is there."""
+    assert "web" in node.text("ps") and "web" in node.text("events") and "GPU-0" in node.text("gpus")
+
+
+def test_before_there_is_a_state_directory(node: Install) -> None:
+    """Then a plain user is told what root is told."""
+    slot_files.drop(str(node.state))
+    os.rename(node.state, node.prefix / "away")
+    said = {}
+    for name in ("root", "user"):
+        if name == "user":
+            with plain_user():
+                said[name] = [node.run(command).output for command in ("ps", "events", "gpus")]
+        else:
+            said[name] = [node.run(command).output for command in ("ps", "events", "gpus")]
+    assert said["root"] == said["user"] and "no container holds a share" in said["user"][0]
