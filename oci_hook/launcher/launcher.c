@@ -557,8 +557,9 @@ static bool wanted(const char *bundle) {
 
 /* Whether the bundle asks in our own words, without a doubt. */
 static bool asks_plainly(const char *bundle) {
+    static const char *const ours[] = {"gpu-hook.io/", 0};
     struct text t;
-    return read_spec(bundle, &t) == READ && (in_key(t, "gpu-hook.io/") || asks_by_mount(t));
+    return read_spec(bundle, &t) == READ && (in_key(t, ours) || asks_by_mount(t));
 }
 #endif
 

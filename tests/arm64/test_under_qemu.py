@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(not QEMU, reason="no qemu-aarch64: Debian has it in qemu-user-static"),
     pytest.mark.skipif(platform.machine() == "aarch64", reason="this machine runs them itself"),
 ]
-PARTS = ("gpu-hook-runtime", "oci-gpu-hook", "libcuda.so.1", "libnvidia-ml.so.1")
+PARTS = ("gpu-hook-runtime", "oci-gpu-hook", "gpu-hook-boundary", "libcuda.so.1", "libnvidia-ml.so.1")
 SIM = ("sim/libcuda.so.1", "sim/libnvidia-ml.so.1", "sim/gpu-probe", "sim/gpu-probe-linked", "sim/share-model")
 SCALE = 10
 

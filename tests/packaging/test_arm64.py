@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from oci_hook.discovery import elf
+from oci_hook.install import prefix
 from tests.conftest import REPO
 
 QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64") or ""
@@ -58,7 +59,7 @@ def test_every_program_in_it_is_for_arm64(root: Path) -> None:
                 if facts := elf.read(f.fileno()):
                     found[str(path.relative_to(root))] = facts.machine
     native = "gpu-hook/oci_hook/native/aarch64"
-    names = ("gpu-hook-runtime", "oci-gpu-hook", "libcuda.so.1", "libnvidia-ml.so.1")
+    names = (*prefix.PROGRAMS, *prefix.SHIMS)  # what an install copies
     assert found == dict.fromkeys(("bin/busybox", *(f"{native}/{name}" for name in names)), elf.MACHINES["aarch64"])
 
 
