@@ -182,8 +182,8 @@ def test_up_again_makes_new_gpus_and_remembers_the_first_root(install: Install) 
 def test_containers_on_the_gpus_keep_them(install: Install) -> None:
     gpu = install.data("sim", "up", "--memory", "2Gi")["gpus"][0]
     install.grant(Share(gpu["uuid"], 512, compute=30, slot=1))
-    row = install.run("gpus").splitlines()[-1].split()
-    assert row[-3:] == ["512Mi", "30%", "1"]
+    [row] = [line for line in install.run("gpus").splitlines() if "Simulated GPU" in line]
+    assert row.split()[-3:] == ["512Mi", "30%", "1"]
     assert install.data("gpus")["gpus"][0]["granted_mib"] == 512
     for command in ("up", "down"):
         error = install.data("sim", command, status=1)["errors"][0]
