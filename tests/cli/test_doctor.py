@@ -615,3 +615,19 @@ def test_an_agent_whose_process_is_not_seen(well: Node, monkeypatch: pytest.Monk
 
 def test_each_problem_of_the_agent_has_a_next_step() -> None:
     assert set(agent_check.FIXES) == set(metrics.PROBLEMS)
+
+
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [
+        ("/etc/a.toml: line 3 column 1: not TOML", "${EDITOR:-vi} /etc/a.toml"),
+        ("/etc/a b.json:3:1: not JSON", "${EDITOR:-vi} '/etc/a b.json'"),
+        (
+            "/etc/c.conf already exists, with lines that contradict gpu-hook's; remove it first",
+            "${EDITOR:-vi} /etc/c.conf",
+        ),
+        ("no such engine", ""),
+    ],
+)
+def test_the_fix_names_the_file_and_nothing_more(message: str, fix: str) -> None:
+    assert registered.edit(message) == fix
