@@ -341,6 +341,20 @@ def test_daemons_that_have_not_read_their_files(well: Node, monkeypatch: pytest.
     assert finding["fix"].startswith("gpu-hook install --engine docker --config /elsewhere.json")
 
 
+@pytest.mark.parametrize(
+    "answer, rc, known", (('{"runc":{}}', 0, True), ("null", 0, False), ("", 0, False), ("{}", 1, False))
+)
+def test_a_dockerd_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, rc: int, known: bool
+) -> None:
+    """docker 26's command line says null and ends with 0 where its dockerd listens elsewhere."""
+    docker = tmp_path / "docker"
+    docker.write_text(f"#!/bin/sh\necho '{answer}'\nexit {rc}\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert (registered.docker_runtimes() is not None) == known
+
+
 def test_docker_offers_what_was_uninstalled(well: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reload does not take the last runtime away: both commands say so, if dockerd can be asked."""
     for answer, offered in ((None, False), ('{"runc":{}}', False), ('{"gpu-hook":{},"runc":{}}', True)):

@@ -164,7 +164,8 @@ def docker_runtimes() -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    # docker 26 ends with 0 and says null where no dockerd answers.
+    return done.stdout if done.returncode == 0 and done.stdout.startswith("{") else None
 
 
 def nvidia_default(name: str, runtime: Any, path: Path) -> Iterator[CheckResult]:
