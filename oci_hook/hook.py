@@ -13,6 +13,7 @@ import time
 from oci_hook import program
 from oci_hook.config import settings as node_settings
 from oci_hook.core.layout import BOUNDARY_DIR, MARKER
+from oci_hook.core.terms import DRIVER
 from oci_hook.errors import GhError, refuse
 from oci_hook.ledger import events
 from oci_hook.linux import limits
@@ -142,6 +143,10 @@ def give(
     from oci_hook.apply.to_cgroup import DeviceCgroup
     from oci_hook.ledger.admit import admit, release
 
+    if request.terms.boundary == DRIVER:
+        from oci_hook.oci import cgroup_mounts
+
+        cgroup_mounts.check(config)
     devices = DeviceCgroup(given.pid)
     admission = admit(request, _who(given), _life(given.pid, devices), settings)
     try:

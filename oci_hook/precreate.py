@@ -16,6 +16,7 @@ from oci_hook.apply import bundle_plan, to_spec
 from oci_hook.apply.sources import check_mount_points, check_sources
 from oci_hook.config import settings as node_settings
 from oci_hook.core.grant import Life
+from oci_hook.core.terms import DRIVER
 from oci_hook.errors import GhError, refuse
 from oci_hook.hook import DEADLINE
 from oci_hook.ledger.admit import admit, release
@@ -87,6 +88,10 @@ def edited(found: "Spec", data: bytes, settings: "Settings") -> tuple[bytes, str
         return data if doc is found else fastjson.dumps(doc).encode(), ""
     if not spec.rootfs(doc, "").startswith("/"):
         raise refuse("GH-401", f"{STDIN} has no absolute root.path; only podman calls this program")
+    if request.terms.boundary == DRIVER:
+        from oci_hook.oci import cgroup_mounts
+
+        cgroup_mounts.check(doc)
     who = annotations.identity(BUNDLE_ROOT, os.urandom(16).hex(), "", asking)
     life = Life(boot_id(), _podman(), deadline=int(time.monotonic()) + WAIT, space=pid_space())
     record = not _is_hooked(found, settings)  # else the hook is refused the same, and records it

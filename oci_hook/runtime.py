@@ -15,6 +15,7 @@ from oci_hook.apply.sources import check_mount_points, check_sources
 from oci_hook.config import settings as node_settings
 from oci_hook.core.boundary import needs_step
 from oci_hook.core.grant import Life
+from oci_hook.core.terms import DRIVER
 from oci_hook.errors import GhError, Problem, refuse
 from oci_hook.ledger import events, exec_env
 from oci_hook.ledger.admit import Admission, admit, release
@@ -115,6 +116,10 @@ def give(call: Call, settings: "Settings", done: Done, teller: program.Program) 
             done.original = data
             spec.save(call.config, doc)
         return
+    if request.terms.boundary == DRIVER:
+        from oci_hook.oci import cgroup_mounts
+
+        cgroup_mounts.check(doc)
     cgroup = planned_cgroup(str((doc.get("linux") or {}).get("cgroupsPath") or ""), call.id)
     life = Life(boot_id(), creator=process_life(os.getpid()), cgroup=cgroup, space=pid_space())
     admission = done.admission = admit(request, who, life, settings, instead_of=to_spec.marked(found))

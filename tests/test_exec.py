@@ -45,9 +45,11 @@ def test_as_engines_call_it(prefix: Install, runc: Runc, bundle: Bundle, tmp_pat
     assert sorted(p.name for p in tmp_path.iterdir() if "process" in p.name) == ["process.json"]
 
 
-def test_a_command_of_the_command_line(prefix: Install, runc: Runc, bundle: Bundle) -> None:
+@pytest.mark.parametrize("flag", ("--env", "-e"))
+def test_a_command_of_the_command_line(prefix: Install, runc: Runc, bundle: Bundle, flag: str) -> None:
+    """runc refuses a call with both spellings of a flag."""
     id = started(runc, bundle(ASK, env=IMAGE), prefix.program)
-    done = runc("exec", "--env", "NVIDIA_VISIBLE_DEVICES=all", "--env", "MINE=1", id, "env", program=prefix.program)
+    done = runc("exec", flag, "NVIDIA_VISIBLE_DEVICES=all", flag, "MINE=1", id, "env", program=prefix.program)
     assert done.returncode == 0, done.stderr
     env = table(done.stdout)
     assert env["NVIDIA_VISIBLE_DEVICES"] == UUIDS[1] and env["GPU_HOOK_MEMORY_MIB"] == "4096" and env["MINE"] == "1"

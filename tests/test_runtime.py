@@ -108,7 +108,7 @@ def test_a_container_gets_its_share_and_nothing_else(prefix: Install, bundle: Bu
     assert {"rw", "nosuid", "nodev", "noexec"} <= set(mounts["/run/gpu-hook/account"])
 
     env = runc.exec(id, "env").stdout
-    assert f"NVIDIA_VISIBLE_DEVICES={UUIDS[0]}\n" in env and "T9K_GPU_MEMORY=4096\n" in env
+    assert "NVIDIA_VISIBLE_DEVICES=0\n" in env and "T9K_GPU_MEMORY=4096\n" in env  # an index, as T9k prints it
     assert f"T9K_GPU_PERCENT={4096 * 100 // MEMORY_MIB}\n" in env and "TRITON_LIBCUDA_PATH=/usr/lib64\n" in env
 
     after = config(b)
@@ -196,7 +196,7 @@ def test_an_edited_bundle_that_asks_no_more(prefix: Install, bundle: Bundle, run
     b = bundle(ASK, args=["ls", "/dev", "/usr/lib64"])
     before = config(b)
     assert "nvidia0" in runc.run(b, prefix).stdout
-    prefix.set(dialects=[])
+    prefix.set(dialects=[], near_misses="warn")
     r = runc.run(b, prefix)
     assert r.returncode == 0 and "nvidia0" not in r.stdout
     assert config(b)["mounts"] == before["mounts"] and MARKER not in config(b)["annotations"]

@@ -57,7 +57,8 @@ struct exec_call {
     int process;      /* the place of --process in argv; 0: there is none */
     int process_end;  /* the place after its value */
     const char *file; /* the value */
-    bool sets_env;    /* there is an --env */
+    const char
+        *env; /* --env as this call spells it, since runc refuses both spellings in one call; NULL: there is none */
 };
 
 static bool read_exec(char **argv, int i, struct exec_call *call) {
@@ -70,7 +71,7 @@ static bool read_exec(char **argv, int i, struct exec_call *call) {
         if (name[0] == 'p' && (!name[1] || !strcmp(name, "process")))
             call->process = first, call->process_end = i + 1, call->file = value;
         if (name[0] == 'e')
-            call->sets_env = true;
+            call->env = name[1] ? "--env" : "-e";
     }
     call->id = i;
     return argv[i] && argv[i][0] && strlen(argv[i]) <= MAX_ID;
@@ -205,6 +206,7 @@ static char **with_file(int argc, char **argv, const struct exec_call *call, str
 
 struct words {
     char **next;
+    const char *flag;
 };
 
 static void count(struct text entry, void *with) {
@@ -216,7 +218,7 @@ static void add_flag(struct text entry, void *with) {
     struct words *words = with;
     if (!memchr(entry.at, '=', entry.size)) /* what is to be removed is not in config.json's environment, either */
         return;
-    *words->next++ = "--env";
+    *words->next++ = (char *)words->flag;
     *words->next++ = (char *)entry.at; /* it ends with a zero byte */
 }
 
@@ -230,7 +232,7 @@ static char **with_flags(int argc, char **argv, const struct exec_call *call, st
     if (!new)
         return argv;
     memcpy(new, argv, (size_t)call->id * sizeof *new);
-    struct words words = {new + call->id};
+    struct words words = {new + call->id, call->env};
     each_entry(entries, add_flag, &words);
     memcpy(words.next, argv + call->id, (size_t)(argc - call->id + 1) * sizeof *new);
     return new;
@@ -246,5 +248,5 @@ char **with_grant_environment(int argc, char **argv, int command, const char *ro
         return argv;
     if (call.process)
         return with_file(argc, argv, &call, entries);
-    return call.sets_env ? with_flags(argc, argv, &call, entries) : argv;
+    return call.env ? with_flags(argc, argv, &call, entries) : argv;
 }

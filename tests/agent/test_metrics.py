@@ -26,7 +26,7 @@ LOST = {"gpu": "4", "uuid": "GPU-1"}
 
 
 def node() -> dict[str, Any]:
-    gpus = (Gpu("GPU-0", 3, 0, 8192), Gpu("GPU-1", 4, 1, 4096))
+    gpus = (Gpu("GPU-0", 3, 0, 8192, no_limits=""), Gpu("GPU-1", 4, 1, 4096))
     inventory = Inventory("", "550", "/", False, gpus, (), (), "", "")
     who = Identity("/run", ID, "/b", namespace="ns", pod="pod", container="web")
     shares = (Share("GPU-0", 2048, 30, 80, slot=1),)
@@ -76,12 +76,14 @@ def expected() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         is_("gpu_compute_granted_ratio", compute, labels)
         is_("gpu_containers", containers, labels)
         is_("gpu_error", error, labels)
+        is_("gpu_driver_limits", labels == GPU, labels)
         is_("gpu_unknown_processes", strangers, labels)
         is_("gpu_unknown_processes_memory_bytes", theirs * MIB, labels)
         is_("gpu_unlisted_memory_bytes", 5 * MIB if labels == GPU else 0, labels)
     is_("gpu_memory_used_bytes", 3000 * MIB, GPU)  # of the lost one nothing is known, which is not 0
     is_("gpu_utilization_ratio", 0.66, GPU)
     is_("gpu_harvested_ratio", 0.17, GPU)
+    is_("container_boundary", 1, HELD, boundary="shim")
     is_("container_info", 1, HELD, policy="fixed-share", state="frozen", **{"class": "offline"})
     is_("container_grant_timestamp_seconds", 1001, HELD)
     is_("container_freeze_timestamp_seconds", 1002, HELD)
@@ -119,6 +121,9 @@ def expected() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     is_("agent_cpu_seconds_total", 1.5, process="agent")
     is_("agent_resident_memory_bytes", 4096, process="agent")
     is_("ledger_grants", 1)
+    is_("boundary_server_up", 0)
+    for name in ("boundary_repaired_total", "boundary_failures_total", "boundary_fallbacks_total"):
+        is_(name, 0)
     is_("grants_total", 11)
     is_("grants_ended_total", 4)
     for code in CODES:

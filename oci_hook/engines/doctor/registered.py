@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,8 +32,13 @@ def check_engines(registration: Registration, option: str, settings: Settings | 
         except GhError as e:
             for problem in e.problems:
                 message = str(problem).partition(": ")[2]
-                path = message.partition(":")[0]
-                yield CheckResult(name, FAIL, message, problem.code, f"{EDIT} {path}" if path.startswith("/") else "")
+                yield CheckResult(name, FAIL, message, problem.code, edit(message))
+
+
+def edit(message: str) -> str:
+    """The fix for a file that only a person can change: a message about it begins with its path. "" if there is none."""
+    path = re.split(r": | already ", message)[0].partition(":")[0]
+    return f"{EDIT} {shlex.quote(path)}" if path.startswith("/") else ""
 
 
 def check_engine(
@@ -158,7 +164,8 @@ def docker_runtimes() -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    # docker 26 ends with 0 and says null where no dockerd answers.
+    return done.stdout if done.returncode == 0 and done.stdout.startswith("{") else None
 
 
 def nvidia_default(name: str, runtime: Any, path: Path) -> Iterator[CheckResult]:
