@@ -3,7 +3,7 @@ happens when neither can."""
 
 import os
 
-from oci_hook.boundary import alone, protocol, records
+from oci_hook.boundary import alone, owner, protocol, records
 from oci_hook.boundary.nvml_limits import LimitError
 from oci_hook.core.layout import LEDGER_DIR
 from oci_hook.core.terms import DRIVER
@@ -37,7 +37,7 @@ def at_start(key: str, pid: int, settings: "Settings", patience: float = 0, help
 
     patience: seconds that the server may take; 0: it was asked already. Where the limits cannot be set: with boundary
     driver the grant is released and ApplyError GH-414 raised; with auto the container starts with the shim alone, and
-    an event says so.
+    an event says so. A grant with which another container runs stays as it is, and ApplyError GH-414 is raised.
     """
     request = {"do": "set", "grant": key, "pid": pid}
     try:
@@ -49,7 +49,7 @@ def at_start(key: str, pid: int, settings: "Settings", patience: float = 0, help
     try:
         alone.run(settings, request, helper)
     except LimitError as e:
-        _without(_grant(settings, key), str(e), settings)
+        _without(_grant(settings, key), pid, str(e), settings)
 
 
 def at_end(key: str, settings: "Settings", helper: float = alone.SECONDS) -> None:
@@ -68,11 +68,18 @@ def clear_ended(settings: "Settings", patience: float = protocol.SECONDS, helper
             pass
 
 
-def _without(grant: "Grant", why: str, settings: "Settings") -> None:
+def _without(grant: "Grant", pid: int, why: str, settings: "Settings") -> None:
     """The limits could not be set. Raises ApplyError GH-414 for a container that insists on them."""
+    if owner.is_anothers(grant, records.read(settings.state_dir, grant.key), pid):
+        raise refuse(
+            "GH-414",
+            f"another container, {grant.who.id[:100]}, runs with the grant that this container's config.json names; "
+            "make this one with gpu-hook-runtime, from a bundle that was not edited for the other",
+        )
     if grant.terms.boundary == DRIVER:
-        admit.release(grant.key, settings, force=True)
-        records.forget_failed(settings.state_dir, grant.key)
+        if owner.is_holder(pid, grant.key):  # else it is not this container's to release
+            admit.release(grant.key, settings, force=True)
+            records.forget_failed(settings.state_dir, grant.key)
         raise refuse(
             "GH-414",
             f"boundary: driver is asked for, and the driver's memory limit cannot be set: {why[:150]}; "
