@@ -12,10 +12,13 @@ from oci_hook.linux.process import die_with_parent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from oci_hook.boundary.nvml_limits import Nvml
     from oci_hook.boundary.protocol import Packet
     from oci_hook.config.settings import Settings
+    from oci_hook.core.inventory import Inventory
 
 SECONDS = 10.0  # NVML's start takes about a second without persistence mode, more on nodes with many GPUs
+PART = 0.8  # of the time, after which the child no longer waits for others' changes: its message then says who holds the lock
 
 
 def run(settings: "Settings", request: "Packet", seconds: float = SECONDS) -> "Packet":
@@ -32,7 +35,8 @@ def run(settings: "Settings", request: "Packet", seconds: float = SECONDS) -> "P
             os.close(reader)
             limits.lift()  # NVML maps more than linux/limits.py allows
             die_with_parent(parent)
-            os.write(writer, protocol.answer(Keeper(lambda: settings, open_nvml), protocol.encode(request)))
+            keeper = Keeper(lambda: settings, _Connection(), deadline - seconds * (1 - PART))
+            os.write(writer, protocol.answer(keeper, protocol.encode(request)))
         finally:
             os._exit(0)
     os.close(writer)
@@ -47,6 +51,25 @@ def run(settings: "Settings", request: "Packet", seconds: float = SECONDS) -> "P
     if not data:
         raise LimitError("the program that asks the driver crashed")
     return protocol.result(data)
+
+
+class _Connection:
+    """NVML, started once, with success or without."""
+
+    def __init__(self) -> None:
+        self._nvml: Nvml | None = None
+        self._error: LimitError | None = None
+
+    def __call__(self, inventory: "Inventory") -> "Nvml":
+        if self._error is not None:
+            raise self._error
+        if self._nvml is None:
+            try:
+                self._nvml = open_nvml(inventory)
+            except LimitError as e:
+                self._error = e
+                raise
+        return self._nvml
 
 
 def _read(reader: int, deadline: float) -> bytes | None:

@@ -7,6 +7,7 @@ after a new container of the same path has set its own.
 """
 
 import os
+import time
 
 from oci_hook.boundary import cgroups, owner, records
 from oci_hook.boundary.cgroups import NoCgroup
@@ -31,11 +32,16 @@ if TYPE_CHECKING:
 
 
 class Keeper:
-    """load: the install's settings as they are now. connect: gives NVML; called only when a limit is to be touched."""
+    """load: the install's settings as they are now. connect: gives NVML, the same one each time; called only when a limit
+    is to be touched, and first without the lock, since NVML's start takes long. until: when waiting for the lock ends
+    (time.monotonic(); 0: as for any lock)."""
 
-    def __init__(self, load: "Callable[[], Settings]", connect: "Callable[[Inventory], Nvml]") -> None:
+    def __init__(
+        self, load: "Callable[[], Settings]", connect: "Callable[[Inventory], Nvml]", until: float = 0
+    ) -> None:
         self._load = load
         self._connect = connect
+        self._until = until
 
     def start(self, key: str, pid: int) -> bool:
         """Set the limits of a container that is being made, and whose first process is pid. Whether there are any.
@@ -43,7 +49,8 @@ class Keeper:
         Raises LimitError; then none is set, or the record names the cgroups that still have one.
         """
         settings = self._settings()
-        with Lock(settings.state_dir):
+        self._connect_early(settings)
+        with self._lock(settings):
             self._sweep(settings)
             grant = self._grant(settings, key)
             self._check_owner(settings, grant, pid)
@@ -65,7 +72,8 @@ class Keeper:
     def change(self, key: str, limits: tuple[Limit, ...]) -> None:
         """Give a container that runs other limits, for a change of its grant that is under way. Raises LimitError."""
         settings = self._settings()
-        with Lock(settings.state_dir):
+        self._connect_early(settings)
+        with self._lock(settings):
             self._grant(settings, key)
             record = self._set_record(settings, key)
             if {limit.uuid for limit in limits} != {limit.uuid for limit in record.limits}:
@@ -83,7 +91,8 @@ class Keeper:
         Raises LimitError.
         """
         settings = self._settings()
-        with Lock(settings.state_dir):
+        self._connect_early(settings)
+        with self._lock(settings):
             grant = self._grant(settings, key)
             record = self._set_record(settings, key)
             limits = self._limits(grant, record, settings)
@@ -116,7 +125,8 @@ class Keeper:
         force: also while it runs. Raises LimitError; then the record stays.
         """
         settings = self._settings()
-        with Lock(settings.state_dir):
+        self._connect_early(settings, [key])
+        with self._lock(settings):
             record = records.read(settings.state_dir, key)
             if record is None:
                 records.remove(settings.state_dir, key)  # a damaged one, which names no limit
@@ -128,7 +138,8 @@ class Keeper:
     def sweep(self) -> list[str]:
         """Clear the limits of all grants that the ledger no longer has; their keys. Raises LimitError."""
         settings = self._settings()
-        with Lock(settings.state_dir):
+        self._connect_early(settings, records.left(settings.state_dir))
+        with self._lock(settings):
             return self._sweep(settings)
 
     def keys(self) -> list[str]:
@@ -138,6 +149,19 @@ class Keeper:
     def warm(self) -> None:
         """Start NVML, so that no container waits for it. Raises LimitError."""
         self._nvml(self._settings())
+
+    def _connect_early(self, settings: "Settings", keys: "list[str] | None" = None) -> None:
+        """Start NVML before the lock is taken, unless none of these grants has a limit to clear (None: it is needed)."""
+        found = [records.read(settings.state_dir, key) for key in keys or ()]
+        if keys is not None and not any(r is not None and r.cgroups and r.boot == boot_id() for r in found):
+            return
+        try:
+            self._nvml(settings)
+        except LimitError:
+            pass  # it is raised again under the lock, where it can be recorded
+
+    def _lock(self, settings: "Settings") -> "Lock":
+        return Lock(settings.state_dir, max(0.1, self._until - time.monotonic()) if self._until else 0)
 
     # --- under the lock ---
 
@@ -261,17 +285,18 @@ class Keeper:
 
 
 class Lock:
-    """`with Lock(state_dir):` holds the records' lock. Raises LimitError."""
+    """`with Lock(state_dir):` holds the records' lock. seconds: to wait for it. Raises LimitError."""
 
-    def __init__(self, state_dir: str) -> None:
+    def __init__(self, state_dir: str, seconds: float = 0) -> None:
         self._state_dir = state_dir
+        self._seconds = seconds
         self._fd = -1
 
     def __enter__(self) -> None:
         try:
-            self._fd = records.lock(self._state_dir)
+            self._fd = records.lock(self._state_dir, self._seconds)
         except (OSError, GhError) as e:
-            raise LimitError(f"the records of limits cannot be locked: {e}") from None
+            raise LimitError(f"{e}") from None
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)

@@ -40,10 +40,12 @@ def folder(state_dir: str) -> str:
     return f"{state_dir}/{BOUNDARY_DIR}"
 
 
-def lock(state_dir: str) -> int:
-    """A descriptor that holds the lock until it is closed. Raises NodeError GH-303, OSError."""
+def lock(state_dir: str, seconds: float = 0) -> int:
+    """A descriptor that holds the lock until it is closed. seconds: to wait for it (0: as for any lock). Raises NodeError
+    GH-303, OSError."""
     own_dir(folder(state_dir))
-    return lock_file(f"{folder(state_dir)}/lock", fcntl.LOCK_EX)
+    advice = "it sets other containers' limits: try again"
+    return lock_file(f"{folder(state_dir)}/lock", fcntl.LOCK_EX, seconds=seconds, advice=advice)
 
 
 def keys(state_dir: str) -> list[str]:

@@ -82,7 +82,7 @@ def _without(grant: "Grant", pid: int, why: str, settings: "Settings") -> None:
             records.forget_failed(settings.state_dir, grant.key)
         raise refuse(
             "GH-414",
-            f"boundary: driver is asked for, and the driver's memory limit cannot be set: {why[:150]}; "
+            f"boundary: driver is asked for, and the driver's memory limit cannot be set: {why[:250]}; "
             "`gpu-hook doctor`, or set `boundary: auto`",
         )
     name = events.full_name(grant.who)[:256]

@@ -32,18 +32,18 @@ def own_dir(path: str) -> None:
         )
 
 
-def lock_file(path: str, how: int, wait: bool = True) -> int:
+def lock_file(path: str, how: int, wait: bool = True, seconds: float = 0, advice: str = "end it and try again") -> int:
     """A descriptor that holds the flock until it is closed (LOCK_EX makes the file, LOCK_SH does not).
 
-    Raises NodeError GH-303 after LOCK_SECONDS, or PART of the time until the process's alarm; OSError. wait=False:
-    raises BlockingIOError at once if another process holds it.
+    Raises NodeError GH-303 after these seconds (0: LOCK_SECONDS), or PART of the time until the process's alarm; OSError.
+    wait=False: raises BlockingIOError at once if another process holds it. advice: what the message says of that process.
     """
     flags = os.O_RDONLY if how == fcntl.LOCK_SH else os.O_RDWR | os.O_CREAT
     while True:
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             if wait:
-                _flock(fd, how, path)
+                _flock(fd, how, path, seconds or LOCK_SECONDS, advice)
             else:
                 fcntl.flock(fd, how | fcntl.LOCK_NB)
             try:
@@ -57,7 +57,7 @@ def lock_file(path: str, how: int, wait: bool = True) -> int:
         os.close(fd)
 
 
-def _flock(fd: int, how: int, path: str) -> None:
+def _flock(fd: int, how: int, path: str, seconds: float, advice: str) -> None:
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
         return
@@ -83,9 +83,9 @@ def _flock(fd: int, how: int, path: str) -> None:
     except RuntimeError:  # no more threads allowed: wait without a deadline
         wait()
     left = _alarm()
-    seconds = min(LOCK_SECONDS, left * PART) if left else LOCK_SECONDS
+    seconds = min(seconds, left * PART) if left else seconds
     if not done.acquire(timeout=seconds):
-        raise refuse("GH-303", f"{path} is locked for {seconds:.2g} s by {_holder(fd)}; end it and try again")
+        raise refuse("GH-303", f"{path} is locked for {seconds:.2g} s by {_holder(fd)}; {advice}")
     if failed:
         raise failed[0]
 

@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from oci_hook.boundary import records
 from tests.boundary.node import ASK, DRIVER, Node, Stub
 from tests.conftest import Bundle
 
@@ -161,6 +163,33 @@ def test_a_driver_that_hangs(node: Node, bundle: Bundle, served: bool) -> None:
     assert node.grants() == () and node.runc.living() == set()
     id = node.start(bundle(ASK))
     assert [event["id"] for event in node.events("boundary-fallback")] == [id]
+
+
+def test_many_at_once_without_the_server(node: Node, bundle: Bundle) -> None:
+    """NVML's start takes a second; nobody waits for the others' ones."""
+    stub = Stub(node)
+    stub.fault("slow init")
+    node.set(default_policy="best-effort")
+    folders = [bundle({**DRIVER, "gpu-hook.io/memory": f"{64 + n}Mi"}) for n in range(12)]
+    ids = [node.runc.new_id() for _ in folders]
+    with ThreadPoolExecutor(len(ids)) as pool:
+        done = list(pool.map(node.create, folders, ids))
+    assert [d.stderr for d in done if d.returncode] == []
+    assert {record.id for record in node.records() if record.state == "set"} == set(ids)
+
+
+def test_nobody_is_told_to_end_a_helper(node: Node, bundle: Bundle) -> None:
+    """A lock that is held for longer than the helper may take."""
+    (node.state / "boundary").mkdir(mode=0o700)
+    lock = records.lock(str(node.state))
+    try:
+        done = node.create(bundle(DRIVER))
+    finally:
+        os.close(lock)
+    assert (
+        done.returncode != 0 and "is locked for" in done.stderr and "other containers' limits: try again" in done.stderr
+    ), done
+    assert "end it" not in done.stderr and node.grants() == ()
 
 
 def test_a_helper_that_is_killed_leaves_a_record(node: Node, bundle: Bundle) -> None:
