@@ -99,6 +99,26 @@ def test_a_variable_of_an_image_is_never_refused(prefix: Install, bundle: Bundle
     assert done.returncode == 0 and "GH-108: env GPU_HOOK_MEMORY='4Gi' asks for nothing" in done.stderr
 
 
+@pytest.mark.parametrize("variable", ["GPU_HOOK_MEMROY=1Gi", "GPUHOOK_MEMORY=1Gi", "GPU_HOOK_POLICY=fs"])
+def test_our_misspelt_variable_where_the_environment_is_trusted(
+    prefix: Install, bundle: Bundle, runc: Runc, variable: str
+) -> None:
+    prefix.set(trust_env="true")
+    done = runc.create(bundle({}, [variable]), prefix)
+    assert done.returncode == 1 and f"GH-108: env {variable.partition('=')[0]}=" in done.stderr
+    assert prefix.grants() == () and events(prefix)[-1]["codes"] == ["GH-108"]
+
+
+@pytest.mark.parametrize("variable", ["T9K_GPU_MEM=100", "NVIDIA_VISIBLE_DEVICE=0"])
+def test_others_misspelt_variable_where_the_environment_is_trusted(
+    prefix: Install, bundle: Bundle, runc: Runc, variable: str
+) -> None:
+    prefix.set(trust_env="true", near_misses="refuse")
+    done = runc.create(bundle({}, [variable]), prefix)
+    assert done.returncode == 0 and f"GH-108: env {variable.partition('=')[0]}=" in done.stderr
+    assert [event["event"] for event in events(prefix)] == ["unclear"]
+
+
 def test_a_refusal_has_the_pods_name(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     pod = {"io.kubernetes.cri.sandbox-namespace": "ml", "io.kubernetes.cri.sandbox-name": "train-0", **NAMED}
     assert runc.create(bundle({**pod, P + "memory": "4GB"}), prefix).returncode == 1

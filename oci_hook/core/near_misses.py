@@ -6,7 +6,16 @@ asked is understood without it; that is a warning.
 """
 
 from oci_hook.core import dialects, value_parsers
-from oci_hook.core.collect import ASKING_VARIABLES, CONTAINERS, VISIBLE, is_name, show_key, split, suspects
+from oci_hook.core.collect import (
+    ASKING_VARIABLES,
+    CONTAINERS,
+    VISIBLE,
+    is_name,
+    show_key,
+    split,
+    suspects,
+    unread_variables,
+)
 from oci_hook.core.layout import ALLOC, MARKER, PREFIX_KEY, PRIVATE, REQUEST_DIR
 from oci_hook.core.nearest import distance, fold, nearest
 from oci_hook.core.units import show
@@ -224,11 +233,18 @@ def in_labels(labels: dict[str, str], asks: bool) -> list[Miss]:
 
 
 def in_environment(env: dict[str, str], rules: "Rules", asks: bool, by_hand: bool = False) -> list[Miss]:
-    """Variables that would ask if the node trusted the environment. An image can bring them, so none is sure.
+    """Variables that would ask if they were spelt rightly, or if the node trusted the environment. An image can bring the
+    latter, so none of them is sure.
 
     by_hand: a person asks what would happen; then NVIDIA_VISIBLE_DEVICES, which every CUDA image has, is worth a word.
     """
-    if rules.trust_env or asks:
+    if rules.trust_env:
+        return [
+            of_variable(name, env[name], asks)
+            for name in unread_variables(env, rules, asks)
+            if not is_answer(name, env)
+        ]
+    if asks:
         return []
     native = dialects.table(dialects.NATIVE).ENV
     names = [
@@ -241,3 +257,29 @@ def in_environment(env: dict[str, str], rules: "Rules", asks: bool, by_hand: boo
     key = "devices" if names[0] == VISIBLE else native.get(names[0], "memory")
     why = f"asks for nothing, since an image can set it; use the annotation {PREFIX_KEY}{key}, or `trust_env`"
     return [Miss(Problem(CODE, f"env {show_key(names[0])}={show(env[names[0]])} {why}"), False)]
+
+
+def is_answer(name: str, env: dict[str, str]) -> bool:
+    """Whether a variable of ours is no miss where nothing is asked for, since it asks itself (gpus=0), or beside one that does,
+    or NVIDIA_VISIBLE_DEVICES wants no GPU."""
+    native = dialects.table(dialects.NATIVE)
+    asking = [variable for variable, key in native.ENV.items() if native.KEYS[key][0] in ASKING]
+    declined = env.get(VISIBLE) in (value_parsers.VOID, value_parsers.NONE)
+    return name in native.ENV and (declined or any(variable in env for variable in asking))
+
+
+def of_variable(name: str, text: str, asks: bool) -> Miss:
+    """A variable that a node which trusts the environment does not read, or that only says how."""
+    said = f"env {show_key(name)}={show(text)}"
+    native = dialects.table(dialects.NATIVE).ENV
+    if name in native:
+        why = "says how a share is held, and nothing asks for one; add GPU_HOOK_MEMORY or GPU_HOOK_COMPUTE"
+        return Miss(Problem(CODE, f"{said} {why}"), not asks)
+    for dialect in dialects.NAMES:
+        if name in dialects.table(dialect).ENV:
+            why = f"is a word of {dialect}, which this node does not read; add {dialect} to `dialects` in settings.yaml"
+            return Miss(Problem(CODE, f"{said} {why}"), False)
+    ours = fold(name).startswith("gpuhook")
+    near = nearest(name, native if ours else (word for other in dialects.NAMES for word in dialects.table(other).ENV))
+    guess = f"; did you mean {near}?" if near else "; a share is asked for with GPU_HOOK_MEMORY and GPU_HOOK_COMPUTE"
+    return Miss(Problem(CODE, f"{said} is not a variable that gpu-hook knows{guess}"), bool(ours and near and not asks))
