@@ -197,6 +197,8 @@ def from_env(env: dict[str, str], rules: "Rules", problems: list[Problem]) -> li
             if exact in present:
                 present.pop(rough, None)
         for key, variable in present.items():
+            if variable == "GPU_HOOK_COMPUTE" and INJECTED in env and not env[variable].strip("0,"):
+                continue  # what a container without a guarantee finds; a copy of it brings it back
             read(module.KEYS[key], f"env {variable}", env[variable], False, dialect, found, problems)
         if dialect == "nvidia":
             found += of_old_image(env, module)
@@ -328,7 +330,7 @@ def too_large(annotations: dict[str, str], ours: list[str], problems: list[Probl
 
 def suspects(annotations: dict[str, str], container: str, rules: "Rules", asks: bool) -> list[str]:
     """The keys that may ask for a GPU in words which are not understood; core/near_misses.py judges them. asks: whether
-    something is asked for that is understood; then our own keys without a suffix are no suspects."""
+    something is asked for that is understood; then our own keys without a suffix, and those of dialects, are no suspects."""
     found = []
     for key in annotations:
         if key.startswith(PREFIX_KEY):
@@ -336,10 +338,8 @@ def suspects(annotations: dict[str, str], container: str, rules: "Rules", asks: 
         else:
             low = key.lower()
             suspect = "gpu" in low or "cuda" in low or "nvidia" in low or "hook.io/" in low
-            suspect = suspect and not ("nvidia" in rules.dialects and key.startswith(dialects.HOW_ALONE))
-            suspect = suspect and not any(
-                key in dialects.table(name).KEYS for name in dialects.spoken(rules.dialects, [key])
-            )
+            suspect = suspect or key.startswith(dialects.BEGINNINGS)
+            suspect = suspect and not (asks and dialects.is_known(rules.dialects, key))
         if suspect:
             found.append(key)
     return found
