@@ -53,6 +53,7 @@ def why(prefix: str, container: str, annotation: tuple[str, ...]) -> output.Repo
     living = [
         c for c in node["containers"] if matches(c["id"], "/".join((c["namespace"], c["pod"], c["name"])), container)
     ]
+    living = [c for c in living if c["id"] == container] or living
     if len(living) > 1:
         ids = ", ".join(c["id"][:20] for c in living[:5])
         raise refuse("GH-410", f"{len(living)} containers match {container}: {ids}; name one by its id")
