@@ -84,9 +84,8 @@ def fold_lines(lines: list[str]) -> list[str]:
 def past(settings: node_settings.Settings, container: str, log: list[dict[str, Any]]) -> output.Report:
     """A container that was refused or has ended, by the last event about it. Raises GH-410 if there is none."""
     about = [e for e in log if e["event"] in ("granted", "refused", "ended")]
-    found = [e for e in about if matches(str(e.get("id")), str(e.get("name")), container)]
-    if not found and (id := engine_names.id_of(container)):
-        found = [e for e in about if e.get("id") == id]
+    ids = engine_names.ids_of(container)
+    found = [e for e in about if e.get("id") in ids or matches(str(e.get("id")), str(e.get("name")), container)]
     if not found:
         raise refuse(
             "GH-410", f"no container {container} holds a share, and no event is about it; see `gpu-hook events`"

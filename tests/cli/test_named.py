@@ -125,3 +125,19 @@ def test_an_empty_name(install: Install, web: Grant) -> None:
     for command in (("freeze",), ("resume",), ("set", "--memory", "2Gi")):
         said = install.text(*command, "", status=1)
         assert said == "GH-410: no living container goes by an empty name; `gpu-hook ps` lists those with a share\n"
+
+
+def test_those_that_do_not_live(install: Install, web: Grant, tmp_path: Path) -> None:
+    """Refused, or ended: their events have the id alone, and the engine still knows the name. Two engines may know it."""
+    second = "cafe" * 16
+    file = tmp_path / "docker/containers" / second / "config.v2.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"ID": second, "Name": "/big"}))
+    assert "no event is about big" in install.text("events", "-c", "big", status=1)
+    events.refused(str(install.state), REFUSED, [Problem("GH-201", "no room")])
+    events.record(str(install.state), "ended", id=second)
+    events.record(str(install.state), "ended", id="other")
+    shown = [json.loads(line) for line in install.text("events", "-c", "big", "--json").splitlines()]
+    assert [(event["id"], event["name"]) for event in shown] == [(REFUSED, "big"), (second, "big")]
+    assert "ended at" in install.text("why", "big")
+    assert "no event is about bi;" in install.text("events", "-c", "bi", status=1)

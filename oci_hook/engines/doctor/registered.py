@@ -14,6 +14,7 @@ from oci_hook.engines import containerd, containerd_spec, crio, detect, engine, 
 from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.engines.edits import NAME, FileChange, Record, Registration, annotation_patterns, plan, read
 from oci_hook.errors import GhError
+from oci_hook.observe.daemons import flag_value, running
 from oci_hook.oci import nvidia_hooks
 
 ANNOTATIONS_SINCE = 24  # docker run --annotation
@@ -142,7 +143,7 @@ def not_restarted(name: str, change: FileChange) -> Iterator[CheckResult]:
     if reload not in (containerd.RELOAD, crio.RELOAD):
         return
     for pid, words in running(reload[0]):
-        file = flag_value(words, "--config") or flag_value(words, "-c")
+        file = flag_value(words, "--config", "-c")
         if file and os.path.realpath(file) != os.path.realpath(change.path):
             continue  # another one, such as dockerd's own containerd, or that of k3s
         if started_before(pid, change.path):
@@ -181,29 +182,6 @@ def version(program: str) -> int | None:
         return None
     number = re.search(r"(\d+)\.\d", text)
     return int(number[1]) if number else None
-
-
-def running(program: str) -> Iterator[tuple[int, list[str]]]:
-    """(pid, arguments) of the processes of that name in our mount namespace, which leaves out those in containers."""
-    own = os.stat("/proc/self/ns/mnt").st_ino
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if (
-                Path(f"/proc/{pid}/comm").read_text().strip() == program
-                and os.stat(f"/proc/{pid}/ns/mnt").st_ino == own
-            ):
-                yield int(pid), Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-        except (OSError, UnicodeDecodeError):
-            continue
-
-
-def flag_value(words: list[str], flag: str) -> str:
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word == flag:
-            return following
-        if word.startswith(flag + "="):
-            return word.partition("=")[2]
-    return ""
 
 
 def started_before(pid: int, path: Path) -> bool:
