@@ -204,7 +204,7 @@ def test_the_record_of_the_runtime(place: Place, tmp_path: Path, file: str) -> N
     place.grant(root=str(root))
     args = ["--root", str(root), "exec", "-e", "A=", "x", "sh"]
     key, other = grant_key(str(root), "x"), grant_key(str(root), "y")
-    for text, given in (
+    for text, added in (
         (json.dumps({"config": {"labels": ["a=b", f"{MARKER}={key} 1"]}}), True),
         (json.dumps({"annotations": {MARKER: key}}, indent=1), True),
         (json.dumps({"annotations": {MARKER: key}}, separators=(",", ":")), True),
@@ -216,7 +216,7 @@ def test_the_record_of_the_runtime(place: Place, tmp_path: Path, file: str) -> N
         ("", False),
     ):
         (root / "x" / file).write_text(text)
-        assert (place.words(*args) != args) is given, text
+        assert (place.words(*args) != args) is added, text
     (root / "x" / file).unlink()
     assert place.words(*args) != args  # a runtime whose records are elsewhere
 
