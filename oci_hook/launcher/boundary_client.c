@@ -22,7 +22,7 @@
 #define HELPER "oci-gpu-hook"  /* lies beside this program */
 #define SUCCESS "{\"ok\":true" /* protocol.py OK */
 #define SECONDS 3              /* protocol.py SECONDS */
-#define MAX_STATE (1 << 20)    /* oci/state.py LIMIT */
+#define MAX_STATE (1 << 24)    /* 1 Mi characters of annotations (core/collect.py), at most 6 bytes each */
 #define MAX_PID (1 << 22)      /* oci/state.py PID_MAX */
 #define KEY_DIGITS 32          /* ledger/store.py valid_key */
 

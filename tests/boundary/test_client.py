@@ -86,6 +86,9 @@ def served(tmp_path: Path, native: Path) -> Iterator[Served]:
         {"pid": 42, "annotations": {"pid": "7"}},
         '\n{ "id" : "pid" , "pid"\t:\r\n 42 , "a": {} }',
         {"id": "a" * 500_000, "pid": 42},
+        '{"annotations": {"a": "'
+        + "\\u003c" * (1 << 20)
+        + '"}, "pid": 42}',  # as runc writes the largest annotation of "<"
     ],
 )
 def test_it_asks_for_the_containers_process(served: Served, state: object) -> None:
@@ -98,7 +101,7 @@ def test_it_asks_for_the_containers_process(served: Served, state: object) -> No
 @pytest.mark.parametrize(
     "state",
     ["", "{}", "[]", '{"pid": "42"}', '{"pid": -1}', '{"pid": 0}', '{"pid": 99999999999999999999}', '{"a": {"pid": 42}}',
-     '"pid": 42', '{"pid', '{"a":"\\', {"annotations": {"pid": "7"}}, " " * (1 << 20) + '{"pid": 42}'],
+     '"pid": 42', '{"pid', '{"a":"\\', {"annotations": {"pid": "7"}}, " " * (1 << 24) + '{"pid": 42}'],
 )  # fmt: skip
 def test_a_state_without_a_process(served: Served, state: object) -> None:
     served.answer(OK)
