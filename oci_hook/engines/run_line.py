@@ -90,11 +90,20 @@ def _major(version: str) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-SWITCHES = frozenset(  # options of `docker run` and `podman run` that take no value
-    "--detach --disable-content-trust --env-host --help --http-proxy --init --interactive --no-healthcheck --no-hostname"
-    " --no-hosts --oom-kill-disable --passwd --privileged --publish-all --quiet --read-only --read-only-tmpfs --replace --rm"
-    " --rmi --rootfs --sig-proxy --tls-verify --tty --unsetenv-all --use-api-socket".split()
-)
+SWITCHES = {  # options of `docker run` and `podman run` that take no value
+    *("--detach", "--disable-content-trust", "--env-host", "--help", "--http-proxy", "--init", "--interactive"),
+    *(
+        "--no-healthcheck",
+        "--no-hostname",
+        "--no-hosts",
+        "--oom-kill-disable",
+        "--passwd",
+        "--privileged",
+        "--publish-all",
+    ),
+    *("--quiet", "--read-only", "--read-only-tmpfs", "--replace", "--rm", "--rmi", "--rootfs"),
+    *("--sig-proxy", "--tls-verify", "--tty", "--unsetenv-all", "--use-api-socket"),
+}
 SHORT_SWITCHES = "ditPq"
 
 

@@ -83,7 +83,7 @@ def test_options_of_the_engine_that_undo_ours(
 def test_an_annotation_that_has_an_option(install: Install, machine: Machine, words: tuple[str, ...]) -> None:
     machine.docker()
     assert "is asked for twice: by its own option and by --annotation" in install.text_last(
-        "run", *words, "I", status=2
+        "run", "--dry-run", *words, "I", status=2
     )
 
 
