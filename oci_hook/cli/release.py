@@ -47,7 +47,9 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
             )
         if len(matching) > 1:
             keys = ", ".join(g.key for g in living)
-            how = f"{len(living)} living" if len(living) == len(matching) else f"{len(matching)} (living: {len(living)})"
+            how = (
+                f"{len(living)} living" if len(living) == len(matching) else f"{len(matching)} (living: {len(living)})"
+            )
             raise refuse("GH-407", f"{how} containers match {container[:100]}; choose one by --key: {keys}")
         admit.release(grant.key, settings, force=True)
     released = [grant.key for grant in matching]
