@@ -1,6 +1,6 @@
 /* A libnvidia-ml that fails where a test says so. $STUB is a folder: limits/UUID_CGROUP has "soft hard" of each limit that is
  * set; the file "fault" has WORD FUNCTION [N]: the N-th call (1: the first; 0: each) of this function in a process goes wrong:
- * fail (it answers 999), wrong (it does nothing and says that it did), hang, crash, slow (it takes a second); "calls" has a line for each call. */
+ * fail (it answers 999), wrong (it does nothing and says that it did), hang, crash, slow (a second); "calls" has a line for each call. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <limits.h>
