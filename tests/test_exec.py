@@ -23,6 +23,10 @@ def started(runc: Runc, bundle: Path, program: str) -> str:
     return id
 
 
+def started_again(runc: Runc, bundle: Path, id: str, program: str) -> bool:
+    return runc("run", "--detach", "--bundle", str(bundle), id, program=program).returncode == 0
+
+
 def table(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
@@ -96,6 +100,20 @@ def test_the_variables_go_with_the_grant(prefix: Install, runc: Runc, bundle: Bu
         stderr=-3,
     )
     assert len(list((prefix.state / "pages").iterdir())) == 1
+
+
+def test_an_earlier_container_of_the_id(prefix: Install, runc: Runc, bundle: Bundle, tmp_path: Path) -> None:
+    """Plain runc deleted it, so its grant remains until the next sweep; the next container of the id asked for nothing."""
+    id = started(runc, bundle(ASK, env=IMAGE), prefix.program)
+    runc("delete", "--force", id)
+    assert started_again(runc, bundle(env=("MINE=2",)), id, prefix.program)
+    assert list((prefix.state / "pages").glob("*/env"))
+    process = tmp_path / "process.json"
+    process.write_text(json.dumps({**ENGINES, "env": ["PATH=/bin", "MINE=1"]}))
+    for args in (("--process", str(process), id), ("--env", "MINE=1", id, "env")):
+        done = runc("exec", *args, program=prefix.program)
+        assert done.returncode == 0, done.stderr
+        assert "MINE=1" in done.stdout and "NVIDIA_" not in done.stdout and "GPU_HOOK" not in done.stdout, done.stdout
 
 
 @pytest.mark.slow

@@ -19,6 +19,8 @@ MISSES = {
     "another's word": {"nvidia.com/gpu.shared": "1"},
     "name": {**NAMED, P + "memory.trianer": "4Gi"},
     "only how": {P + "policy": "fs"},
+    "another's only how": {"tencent.com/vcuda-core-limit": "50"},
+    "no name to compare": {"hook.io/memory.a": "4Gi"},
     "a dialect that is off": {"tke.cloud.tencent.com/qgpu-memory": "5"},
 }
 
@@ -97,6 +99,43 @@ def test_a_variable_of_an_image_is_never_refused(prefix: Install, bundle: Bundle
     prefix.set(near_misses="refuse")
     done = runc.create(bundle({}, ["GPU_HOOK_MEMORY=4Gi"]), prefix)
     assert done.returncode == 0 and "GH-108: env GPU_HOOK_MEMORY='4Gi' asks for nothing" in done.stderr
+
+
+@pytest.mark.parametrize("variable", ["GPU_HOOK_MEMROY=1Gi", "GPUHOOK_MEMORY=1Gi", "GPU_HOOK_POLICY=fs"])
+def test_our_misspelt_variable_where_the_environment_is_trusted(
+    prefix: Install, bundle: Bundle, runc: Runc, variable: str
+) -> None:
+    prefix.set(trust_env="true")
+    done = runc.create(bundle({}, [variable]), prefix)
+    assert done.returncode == 1 and f"GH-108: env {variable.partition('=')[0]}=" in done.stderr
+    assert prefix.grants() == () and events(prefix)[-1]["codes"] == ["GH-108"]
+
+
+@pytest.mark.parametrize("variable", ["T9K_GPU_MEM=100", "NVIDIA_VISIBLE_DEVICE=0"])
+def test_others_misspelt_variable_where_the_environment_is_trusted(
+    prefix: Install, bundle: Bundle, runc: Runc, variable: str
+) -> None:
+    prefix.set(trust_env="true", near_misses="refuse")
+    done = runc.create(bundle({}, [variable]), prefix)
+    assert done.returncode == 0 and f"GH-108: env {variable.partition('=')[0]}=" in done.stderr
+    assert [event["event"] for event in events(prefix)] == ["unclear"]
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {"NVIDIA_DRIVER_CAPABILITIES": "all"},
+        {"NVIDIA_REQUIRE_CUDA": "cuda>=12.0"},
+        {"tke.cloud.tencent.com/app-class": "online"},
+        {**NAMED, "io.kubernetes.cri.container-name": "app-1", P + "memory.app": "1Gi"},
+    ],
+    ids=str,
+)
+def test_words_that_are_only_told_of(prefix: Install, bundle: Bundle, runc: Runc, annotations: dict[str, str]) -> None:
+    prefix.set(near_misses="refuse")
+    done = runc.create(bundle(annotations), prefix)
+    assert done.returncode == 0 and "GH-108: " in done.stderr
+    assert [event["event"] for event in events(prefix)] == ["unclear"]
 
 
 def test_a_refusal_has_the_pods_name(prefix: Install, bundle: Bundle, runc: Runc) -> None:

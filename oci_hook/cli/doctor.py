@@ -1,5 +1,6 @@
 """`gpu-hook doctor`: what is wrong on this node, on one screen."""
 
+import os
 from shlex import quote
 
 import click
@@ -18,15 +19,20 @@ from oci_hook.errors import GhError
 def doctor(prefix: str, host_root: str) -> output.Report:
     """List what is wrong on this node, with the command that fixes it.
 
+    Run it as root: other users cannot see most of the node, and are told only what is known to be well.
+
     Exit status 0: all is well. 1: there are warnings. 2: containers will not start, or not as they should.
     """
+    option = "" if prefix == DEFAULT_PREFIX else f" --prefix {quote(prefix)}"
     findings = examine(prefix, host_root)
     try:
         settings = node_settings.load(prefix)
     except GhError:
         pass  # one of the findings says so
     else:
-        findings += check_agent(settings, prefix, "" if prefix == DEFAULT_PREFIX else f" --prefix {quote(prefix)}")
+        findings += check_agent(settings, prefix, option)
+    if os.geteuid():
+        findings = for_plain_user(findings, option)
     worst = max((f.state for f in findings), key=STATES.index, default=OK)
     status = {WARN: 1, FAIL: 2}.get(worst, 0)
     width = max(len(f.check) for f in findings)
@@ -35,6 +41,13 @@ def doctor(prefix: str, host_root: str) -> output.Report:
     lines.append(f"{output.count(count, 'thing')} to fix" if count else "all is well")
     data = {"state": worst, "findings": [vars(f) for f in findings]}
     return output.Report(data, lines, exit_status=status)
+
+
+def for_plain_user(findings: list[CheckResult], option: str) -> list[CheckResult]:
+    """Without what may only seem to be wrong to a user who is not root, and with what this user should do, first."""
+    message = "you are not root, who alone can see all of the node; run this as root"
+    advice = CheckResult("user", WARN, message, "", f"sudo gpu-hook doctor{option}")
+    return [advice, *(finding for finding in findings if finding.state == OK)]
 
 
 def as_lines(finding: CheckResult, width: int) -> list[str]:

@@ -10,6 +10,7 @@ from oci_hook.agent.event_log import Follower
 from oci_hook.cli import named, output
 from oci_hook.config import settings as node_settings
 from oci_hook.errors import GhError, refuse
+from oci_hook.observe import engine_names
 from oci_hook.observe.event_text import text_of
 
 EVERY = 0.5  # seconds between two reads with --follow
@@ -44,6 +45,8 @@ def events(prefix: str, follow: bool, container: str, as_json: bool) -> None:
         while True:
             found = log.read()
             names.update((str(event.get("id")), event["name"]) for event in found if event.get("name"))
+            if found and container:  # an engine also knows those that were refused, or have ended
+                names = dict.fromkeys(engine_names.ids_of(container), container) | names
             for event in found:
                 if not event.get("name") and (name := names.get(str(event.get("id")))):
                     event["name"] = name

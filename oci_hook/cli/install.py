@@ -116,7 +116,9 @@ def uninstall(
     results = register.unregister(names, wanted, dry_run, restart)
     data, lines = registration.as_report(results, dry_run, remove=True)
     if not dry_run and any(result.engine == "docker" and result.changed for result in results):
-        lines += [f"docker: {told.message}: `{told.fix}`" for told in registered.still_offered()]
+        lines += [
+            f"docker: {told.message}" + (f": `{told.fix}`" if told.fix else "") for told in registered.still_offered()
+        ]
     left: list[str] = []
     if not names and not dry_run:
         left, notes = take_away(prefix, force)

@@ -36,19 +36,21 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
     with store.open_ledger(settings.state_dir) as ledger:
         swept, grants = ledger.swept, ledger.grants
     swept, grants = engine_names.named(swept), engine_names.named(grants)
-    gone, living = admit.going_by(swept, container), admit.going_by(grants, container)
-    if not gone and not living and (short := admit.too_short((*swept, *grants), container)):
+    found = admit.going_by((*swept, *grants), container)
+    living = [grant for grant in found if grant.key in {other.key for other in grants}]
+    if not found and (short := admit.too_short((*swept, *grants), container)):
         raise refuse("GH-410", short)
     for grant in living:
         if not force:
             raise refuse(
                 "GH-407", f"container {grant.who.id} is alive and holds grant {grant.key}; stop it, or use --force"
             )
-        if len(living) > 1:
+        if len(found) > 1:
             keys = ", ".join(g.key for g in living)
-            raise refuse("GH-407", f"{len(living)} living containers match {container}; choose one by --key: {keys}")
+            how = f"{len(living)} living" if len(living) == len(found) else f"{len(found)} (living: {len(living)})"
+            raise refuse("GH-407", f"{how} containers match {container[:100]}; choose one by --key: {keys}")
         admit.release(grant.key, settings, force=True)
-    released = [grant.key for grant in (*gone, *living)]
+    released = [grant.key for grant in found]
     return answer(released, f"container {container}", live.drop(settings, released))
 
 

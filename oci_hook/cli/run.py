@@ -79,12 +79,16 @@ def run(
     }
     if exclusive:
         wanted[PREFIX_KEY + "exclusive"] = "true"
-    wanted |= pairs("--annotation", annotation)
+    others = pairs("--annotation", annotation)
+    if twice := next((key for key in others if key in wanted), ""):
+        raise click.UsageError(f"{twice} is asked for twice: by its own option and by --annotation")
+    wanted |= others
     try:
         settings = node_settings.load(prefix)
         check(settings, wanted)
         if not words:
             raise click.UsageError("name the IMAGE, after the options of gpu-hook")
+        run_line.check_words(wanted, words)
         line = run_line.line(run_line.choose(engine), wanted, words)
     except GhError as e:
         output.fail(e, as_json)

@@ -53,6 +53,7 @@ def why(prefix: str, container: str, annotation: tuple[str, ...]) -> output.Repo
     living = [
         c for c in node["containers"] if matches(c["id"], "/".join((c["namespace"], c["pod"], c["name"])), container)
     ]
+    living = [c for c in living if c["id"] == container] or living
     if len(living) > 1:
         ids = ", ".join(c["id"][:20] for c in living[:5])
         raise refuse("GH-410", f"{len(living)} containers match {container}: {ids}; name one by its id")
@@ -83,9 +84,8 @@ def fold_lines(lines: list[str]) -> list[str]:
 def past(settings: node_settings.Settings, container: str, log: list[dict[str, Any]]) -> output.Report:
     """A container that was refused or has ended, by the last event about it. Raises GH-410 if there is none."""
     about = [e for e in log if e["event"] in ("granted", "refused", "ended")]
-    found = [e for e in about if matches(str(e.get("id")), str(e.get("name")), container)]
-    if not found and (id := engine_names.id_of(container)):
-        found = [e for e in about if e.get("id") == id]
+    ids = engine_names.ids_of(container)
+    found = [e for e in about if e.get("id") in ids or matches(str(e.get("id")), str(e.get("name")), container)]
     if not found:
         raise refuse(
             "GH-410", f"no container {container} holds a share, and no event is about it; see `gpu-hook events`"

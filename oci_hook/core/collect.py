@@ -2,7 +2,7 @@
 together."""
 
 from oci_hook.core import dialects, value_parsers
-from oci_hook.core.layout import ALLOC, MARKER, PREFIX_KEY, REQUEST_DIR
+from oci_hook.core.layout import ALLOC, ENV_SET, MARKER, PREFIX_KEY, REQUEST_DIR
 from oci_hook.core.units import names, show
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem
@@ -26,6 +26,11 @@ CONTAINERS = PREFIX_KEY + "containers"
 REQUEST = PREFIX_KEY + "request"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 ASKING_VARIABLES = ("GPU_HOOK_", "T9K_GPU_", "NVIDIA_GPU_MEMORY_")  # that people set; every CUDA image has VISIBLE
+# How variables begin that may be a misspelt one of those; CUDA images have none of them but VISIBLE.
+NEAR_VARIABLES = ("GPU_HOOK", "GPUHOOK", "T9K_GPU", "NVIDIA_VISIBLE_", "NVIDIA_GPU_MEM")
+INJECTED = (
+    "GPU_HOOK_MEMORY_MIB"  # nobody asks with it: it is among what a container with a share finds, and its copies have
+)
 
 
 class Wish(Value):
@@ -192,6 +197,8 @@ def from_env(env: dict[str, str], rules: "Rules", problems: list[Problem]) -> li
             if exact in present:
                 present.pop(rough, None)
         for key, variable in present.items():
+            if variable == "GPU_HOOK_COMPUTE" and INJECTED in env and not env[variable].strip("0,"):
+                continue  # what a container without a guarantee finds; a copy of it brings it back
             read(module.KEYS[key], f"env {variable}", env[variable], False, dialect, found, problems)
         if dialect == "nvidia":
             found += of_old_image(env, module)
@@ -323,7 +330,7 @@ def too_large(annotations: dict[str, str], ours: list[str], problems: list[Probl
 
 def suspects(annotations: dict[str, str], container: str, rules: "Rules", asks: bool) -> list[str]:
     """The keys that may ask for a GPU in words which are not understood; core/near_misses.py judges them. asks: whether
-    something is asked for that is understood; then our own keys without a suffix are no suspects."""
+    something is asked for that is understood; then our own keys without a suffix, and those of dialects, are no suspects."""
     found = []
     for key in annotations:
         if key.startswith(PREFIX_KEY):
@@ -331,12 +338,30 @@ def suspects(annotations: dict[str, str], container: str, rules: "Rules", asks: 
         else:
             low = key.lower()
             suspect = "gpu" in low or "cuda" in low or "nvidia" in low or "hook.io/" in low
-            suspect = suspect and not ("nvidia" in rules.dialects and key.startswith(dialects.HOW_ALONE))
-            suspect = suspect and not any(
-                key in dialects.table(name).KEYS for name in dialects.spoken(rules.dialects, [key])
-            )
+            suspect = suspect or key.startswith(dialects.BEGINNINGS)
+            suspect = suspect and not (asks and dialects.is_known(rules.dialects, key))
         if suspect:
             found.append(key)
+    return found
+
+
+def unread_variables(env: dict[str, str], rules: "Rules", asks: bool) -> list[str]:
+    """The variables that seem to ask for a share on a node that trusts them, and do not. asks: whether something is asked
+    for that is understood; then our variables which only say how belong to it."""
+    if not rules.trust_env:
+        return []
+    found = []
+    for name in env:
+        if not name.startswith(NEAR_VARIABLES) or "_SERVICE_" in name or "_PORT" in name:
+            continue  # Kubernetes sets GPU_HOOK_SERVICE_HOST and such for a Service called gpu-hook
+        if name in dialects.table(dialects.NATIVE).ENV:
+            unread = not asks and INJECTED not in env
+        elif name == VISIBLE or (name in ENV_SET and name.startswith("GPU_HOOK_")):
+            unread = False
+        else:
+            unread = not any(name in dialects.table(word).ENV for word in dialects.spoken(rules.dialects, [name]))
+        if unread:
+            found.append(name)
     return found
 
 

@@ -6,7 +6,16 @@ asked is understood without it; that is a warning.
 """
 
 from oci_hook.core import dialects, value_parsers
-from oci_hook.core.collect import ASKING_VARIABLES, CONTAINERS, VISIBLE, is_name, show_key, split, suspects
+from oci_hook.core.collect import (
+    ASKING_VARIABLES,
+    CONTAINERS,
+    VISIBLE,
+    is_name,
+    show_key,
+    split,
+    suspects,
+    unread_variables,
+)
 from oci_hook.core.layout import ALLOC, MARKER, PREFIX_KEY, PRIVATE, REQUEST_DIR
 from oci_hook.core.nearest import distance, fold, nearest
 from oci_hook.core.units import show
@@ -34,6 +43,9 @@ OTHER_OWNERS = (
     "org.opencontainers.",
     "kubectl.kubernetes.io/",
 )
+# Words that say how a GPU is used, and that people write without asking for a share.
+VAGUE = (*dialects.HOW_ALONE, "tke.cloud.tencent.com/app-class")
+ONLY_HOW = f"says how a share is held, and nothing asks for one; add {PREFIX_KEY}memory or {PREFIX_KEY}compute"
 # Parts of the keys that schedulers write into a Pod for themselves; nobody asks with them.
 OF_MACHINES = ("assigned", "allocate", "predicate", "bind", "register", "handshake", "node")
 
@@ -64,12 +76,14 @@ def in_annotations(
     for key in keys:
         text = str(annotations[key])
         if key.startswith(PREFIX_KEY):
-            miss = of_suffix(key, text, container, asks)
+            miss = of_suffix(key, key, text, container, asks)
+        elif dialects.is_known(rules.dialects, key):
+            continue
         else:
             miss = of_key(key, text, container, rules, asks) if addressed else None
         if miss:
             found.append(miss)
-    if not asks and addressed and not found and not by_mount and (how := only_how(annotations, container)):
+    if not asks and addressed and not found and not by_mount and (how := only_how(annotations, container, rules)):
         found.append(how)
     return found
 
@@ -79,7 +93,9 @@ def is_suspect(key: str) -> bool:
     low = key.lower()
     if key.startswith(OTHER_OWNERS) or low.startswith(OTHER_MAKERS):
         return False
-    return "gpu" in low or "cuda" in low or "nvidia" in low or ("hook.io/" in low and meant_as_ours(key) is not None)
+    if "gpu" in low or "cuda" in low or "nvidia" in low or key.startswith(dialects.BEGINNINGS):
+        return True
+    return "hook.io/" in low and meant_as_ours(key) is not None
 
 
 def of_key(key: str, text: str, container: str, rules: "Rules", asks: bool) -> Miss | None:
@@ -87,15 +103,19 @@ def of_key(key: str, text: str, container: str, rules: "Rules", asks: bool) -> M
     said = f"{show_key(key)}={show(text)}"
     if (word := meant_as_ours(key)) is not None:
         name, _, suffix = word.partition(".")
-        if suffix and suffix != container and is_name(suffix):
-            return None  # it is for another container of the Pod, which will say so
-        guess = f"did you mean {PREFIX_KEY}{nearest_key(name)}{'.' + suffix if suffix else ''}?"
+        if suffix and suffix != container and container and is_name(suffix):
+            return of_suffix(f"{PREFIX_KEY}{nearest_key(name)}.{suffix}", key, text, container, asks)
+        guess = f"did you mean {PREFIX_KEY}{nearest_key(name)}{'.' + suffix if suffix and container else ''}?"
         return Miss(Problem(CODE, f"{said} is not a key of gpu-hook; {guess}"), True)
     for name in dialects.NAMES:
         if key in dialects.table(name).KEYS:
             ours = dialects.table(name).KEYS[key][0].removesuffix("-request")
             why = f"a word of {name}, which this node does not read; add {name} to `dialects` in settings.yaml"
+            if key.startswith(VAGUE):
+                return None if asks else Miss(Problem(CODE, f"{said} is {why}"), False)
             return Miss(Problem(CODE, f"{said} is {why}, or write {PREFIX_KEY}{ours}"), not asks)
+    if key.startswith(VAGUE):
+        return None if asks else Miss(Problem(CODE, f"{said} {ONLY_HOW}"), False)
     if any(part in key for part in OF_MACHINES):
         why = "is what a scheduler wrote, and the node sees no resources; rewrite the manifest (`gpu-hook translate`)"
         return None if asks else Miss(Problem(CODE, f"{said} {why}"), False)
@@ -123,7 +143,8 @@ def nearest_of_others(key: str) -> str:
     words = [word for name in dialects.NAMES for word in dialects.table(name).KEYS]
     words = [word for word in words if word.rpartition("/")[:2] == (domain, slash)]
     begun = max((word for word in words if key.startswith(word)), key=len, default="")
-    close = nearest(key, words)
+    names: dict[str, str] = {word.rpartition("/")[2]: word for word in words}
+    close = names.get(nearest(key.rpartition("/")[2], names), "")
     if begun and (not close or distance(fold(key), fold(close)) > 2):
         return begun
     return close
@@ -133,6 +154,9 @@ def meant_as_ours(key: str) -> str | None:
     """What stands behind a prefix that is nearly ours, None for another key. `gpuhook.io/memory`: "memory"."""
     domain, slash, rest = key.partition("/")
     near = fold(domain)
+    known = (*dialects.table(dialects.NATIVE).KEYS, "containers", "request")
+    if near == OURS[3:] and rest.partition(".")[0] in known:
+        return rest  # hook.io is somebody's
     if slash and (
         near in (OURS, OURS[:-2], "io" + OURS[:-2]) or near.startswith(OURS[:-2]) or distance(near, OURS) <= 2
     ):
@@ -161,28 +185,51 @@ def nearest_key(word: str) -> str:
     return next((key for part, key in parts.items() if part in word), "gpus" if word.startswith("gpu") else "memory")
 
 
-def of_suffix(key: str, text: str, container: str, asks: bool) -> Miss | None:
+def of_suffix(meant: str, key: str, text: str, container: str, asks: bool) -> Miss | None:
     """A key for a container whose name is nearly this one's. The Pod may well have a container of that name, so only a
-    slip of the keys inside the name is sure: `trianer`, not `leader` beside `reader`, nor `worker-1` beside `worker-2`."""
-    suffix = split(key)[1]
-    if not suffix or not container or suffix == container or len(container) < 4 or distance(suffix, container) > 1:
+    slip of the keys inside the name is sure: `trianer`, not `leader` beside `reader`, nor `app` beside `app-1`.
+
+    meant: the key with our prefix."""
+    suffix = split(meant)[1]
+    if not suffix or not container or suffix == container:
+        return None
+    slip = is_slip(suffix, container)
+    if slip is None and (asks or not is_numbered(*sorted((suffix, container), key=len))):
+        return None
+    guess = f"did you mean {meant.removesuffix(suffix)}{container}?"
+    why = f"is for container {show(suffix)}, and this one is {show(container)}; {guess}"
+    return Miss(Problem(CODE, f"{show_key(key)}={show(text)} {why}"), bool(slip) and not asks)
+
+
+def is_slip(suffix: str, container: str) -> bool | None:
+    """Whether one name is the other with a slip of the keys; None: they are simply different."""
+    if len(container) < 4 or distance(suffix, container) > 1:
         return None
     if any(a != b and (a.isdigit() or b.isdigit()) for a, b in zip(suffix, container, strict=False)):
         return None
-    slip = sorted(suffix) == sorted(container) or (
+    return sorted(suffix) == sorted(container) or (
         len(suffix) != len(container) and suffix[0] == container[0] and suffix[-1] == container[-1]
     )
-    guess = f"did you mean {key.removesuffix(suffix)}{container}?"
-    why = f"is for container {show(suffix)}, and this one is {show(container)}; {guess}"
-    return Miss(Problem(CODE, f"{show_key(key)}={show(text)} {why}"), slip and not asks)
 
 
-def only_how(annotations: dict[str, str], container: str) -> Miss | None:
+def is_numbered(short: str, long: str) -> bool:
+    """Whether one name is the other with a number, as docker compose and replicas have them: app, app-1."""
+    rest = long.removeprefix(short)
+    return bool(short) and long.startswith(short) and rest[:1] in ("-", "_") and rest[1:].isdigit()
+
+
+def only_how(annotations: dict[str, str], container: str, rules: "Rules") -> Miss | None:
     """Keys that say how a share is held, where none asks for one, for whatever container of the Pod."""
     native = dialects.table(dialects.NATIVE).KEYS
     hows = []
     for key in annotations:
-        if not key.startswith(PREFIX_KEY) or key in (MARKER, ALLOC):
+        if key in (MARKER, ALLOC):
+            continue
+        if not key.startswith(PREFIX_KEY):
+            if dialects.is_known(rules.dialects, key):
+                if dialects.wish(key) in ASKING:
+                    return None
+                hows.append(key)
             continue
         name, suffix = split(key)
         if name in ASKING_KEYS:
@@ -191,10 +238,11 @@ def only_how(annotations: dict[str, str], container: str) -> Miss | None:
             hows.append(key)
     if not hows:
         return None
-    key = min(hows, key=lambda how: how == CONTAINERS)
-    said = f"{show_key(key)}={show(annotations[key])}"
-    why = "says how a share is held, and nothing asks for one"
-    return Miss(Problem(CODE, f"{said} {why}; add {PREFIX_KEY}memory or {PREFIX_KEY}compute"), True)
+    key = min(hows, key=lambda how: (how.startswith(VAGUE), how == CONTAINERS))
+    return Miss(
+        Problem(CODE, f"{show_key(key)}={show(annotations[key])} {ONLY_HOW}"),
+        not key.startswith(VAGUE),
+    )
 
 
 def in_mounts(mounts: "Iterable[tuple[str, str]]") -> list[Miss]:
@@ -224,11 +272,18 @@ def in_labels(labels: dict[str, str], asks: bool) -> list[Miss]:
 
 
 def in_environment(env: dict[str, str], rules: "Rules", asks: bool, by_hand: bool = False) -> list[Miss]:
-    """Variables that would ask if the node trusted the environment. An image can bring them, so none is sure.
+    """Variables that would ask if they were spelt rightly, or if the node trusted the environment. An image can bring the
+    latter, so none of them is sure.
 
     by_hand: a person asks what would happen; then NVIDIA_VISIBLE_DEVICES, which every CUDA image has, is worth a word.
     """
-    if rules.trust_env or asks:
+    if rules.trust_env:
+        return [
+            of_variable(name, env[name], asks)
+            for name in unread_variables(env, rules, asks)
+            if not is_answer(name, env)
+        ]
+    if asks:
         return []
     native = dialects.table(dialects.NATIVE).ENV
     names = [
@@ -241,3 +296,29 @@ def in_environment(env: dict[str, str], rules: "Rules", asks: bool, by_hand: boo
     key = "devices" if names[0] == VISIBLE else native.get(names[0], "memory")
     why = f"asks for nothing, since an image can set it; use the annotation {PREFIX_KEY}{key}, or `trust_env`"
     return [Miss(Problem(CODE, f"env {show_key(names[0])}={show(env[names[0]])} {why}"), False)]
+
+
+def is_answer(name: str, env: dict[str, str]) -> bool:
+    """Whether a variable of ours is no miss where nothing is asked for, since it asks itself (gpus=0), or beside one that does,
+    or NVIDIA_VISIBLE_DEVICES wants no GPU."""
+    native = dialects.table(dialects.NATIVE)
+    asking = [variable for variable, key in native.ENV.items() if native.KEYS[key][0] in ASKING]
+    declined = env.get(VISIBLE) in (value_parsers.VOID, value_parsers.NONE)
+    return name in native.ENV and (declined or any(variable in env for variable in asking))
+
+
+def of_variable(name: str, text: str, asks: bool) -> Miss:
+    """A variable that a node which trusts the environment does not read, or that only says how."""
+    said = f"env {show_key(name)}={show(text)}"
+    native = dialects.table(dialects.NATIVE).ENV
+    if name in native:
+        why = "says how a share is held, and nothing asks for one; add GPU_HOOK_MEMORY or GPU_HOOK_COMPUTE"
+        return Miss(Problem(CODE, f"{said} {why}"), not asks)
+    for dialect in dialects.NAMES:
+        if name in dialects.table(dialect).ENV:
+            why = f"is a word of {dialect}, which this node does not read; add {dialect} to `dialects` in settings.yaml"
+            return Miss(Problem(CODE, f"{said} {why}"), False)
+    ours = fold(name).startswith("gpuhook")
+    near = nearest(name, native if ours else (word for other in dialects.NAMES for word in dialects.table(other).ENV))
+    guess = f"; did you mean {near}?" if near else "; a share is asked for with GPU_HOOK_MEMORY and GPU_HOOK_COMPUTE"
+    return Miss(Problem(CODE, f"{said} is not a variable that gpu-hook knows{guess}"), bool(ours and near and not asks))

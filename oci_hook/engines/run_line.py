@@ -3,7 +3,7 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from oci_hook.core.dialects import native
@@ -70,6 +70,8 @@ def _docker(ask: Ask) -> "Engine | str":
     status, said = ask(("docker", "version", "--format", "{{.Client.Version}} {{.Server.Version}}"))
     words = said.split()
     if status or len(words) != 2:
+        if len(words) > 1 and words[0][0].isdigit():  # the client's version, which comes first also without a daemon
+            words = words[1:]
         return f"docker does not answer: {' '.join(words)[-160:]}"
     status, runtimes = ask(("docker", "info", "--format", "{{json .Runtimes}}"))
     try:
@@ -86,6 +88,49 @@ def _docker(ask: Ask) -> "Engine | str":
 def _major(version: str) -> int:
     number = version.partition(".")[0]
     return int(number) if number.isdecimal() else 0
+
+
+SWITCHES = {  # options of `docker run` and `podman run` that take no value
+    *("--detach", "--disable-content-trust", "--env-host", "--help", "--http-proxy", "--init", "--interactive"),
+    *(
+        "--no-healthcheck",
+        "--no-hostname",
+        "--no-hosts",
+        "--oom-kill-disable",
+        "--passwd",
+        "--privileged",
+        "--publish-all",
+    ),
+    *("--quiet", "--read-only", "--read-only-tmpfs", "--replace", "--rm", "--rmi", "--rootfs"),
+    *("--sig-proxy", "--tls-verify", "--tty", "--unsetenv-all", "--use-api-socket"),
+}
+SHORT_SWITCHES = "ditPq"
+
+
+def check_words(annotations: Mapping[str, str], words: Sequence[str]) -> None:
+    """Raises SettingsError GH-505 where the engine's own options would undo what is asked: another runtime, or another
+    value for one of these annotations, of which the engine takes the last."""
+    for name, value in options(words):
+        key = value.partition("=")[0]
+        if name == "--runtime" and value != NAME:
+            raise refuse("GH-505", f"--runtime {value[:40]} would start the container without its share; leave it out")
+        if name == "--annotation" and key in annotations:
+            raise refuse("GH-505", f"{key[:80]} is asked for twice; leave out the engine's --annotation")
+
+
+def options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The engine's options before the image, each with its value; "" for a switch."""
+    rest = iter(words)
+    for word in rest:
+        if word == "--" or not word.startswith("-") or word == "-":
+            return
+        name, equals, value = word.partition("=")
+        if equals or name in SWITCHES:
+            yield name, value
+        elif name.startswith("--"):
+            yield name, next(rest, "")
+        elif name[1:].strip(SHORT_SWITCHES) and len(name[1:].lstrip(SHORT_SWITCHES)) == 1:  # -itv VALUE
+            yield f"-{name[-1]}", next(rest, "")
 
 
 def line(engine: Engine, annotations: Mapping[str, str], words: Sequence[str]) -> list[str]:

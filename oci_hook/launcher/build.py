@@ -41,7 +41,7 @@ def shared() -> list[str]:
         sys.path.insert(0, str(PACKAGE.parent))
     from oci_hook.config.settings import Settings
     from oci_hook.core import dialects
-    from oci_hook.core.layout import PAGES_DIR
+    from oci_hook.core.layout import MARKER, PAGES_DIR
 
     defaults = Settings("/")
     words = {"ASKS": dialects.triggers(), "NEAR_KEYS": dialects.NEAR_KEYS, "NEAR_MOUNTS": dialects.NEAR_MOUNTS}
@@ -51,5 +51,6 @@ def shared() -> list[str]:
         "PYTHON": defaults.python,
         "STATE_DIR": defaults.state_dir,
         "PAGES_DIR": PAGES_DIR,
+        "MARKER": MARKER,
     }
     return [*lists, *(f'-D{name}="{path}"' for name, path in paths.items())]

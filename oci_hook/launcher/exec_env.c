@@ -147,6 +147,42 @@ static struct text read_whole(const char *path, size_t most, int flags) {
     return (struct text){buffer, have};
 }
 
+/* Whether the text has the container's annotation MARKER with this key: KEY=VALUE in runc's list of labels, "KEY": "VALUE" in
+ * the JSON of crun and youki. A container that writes the same words elsewhere in its bundle gets variables, and nothing else. */
+static bool has_marker(struct text text, const char *key) {
+    const char *end = text.at + text.size, *p = text.at;
+    while ((p = memmem(p, (size_t)(end - p), MARKER, strlen(MARKER)))) {
+        p += strlen(MARKER);
+        const char *value = p;
+        while (value < end && memchr("=\": \t\r\n", *value, 7))
+            value++;
+        if ((size_t)(end - value) >= 2 * BLAKE2B_SIZE && !memcmp(value, key, 2 * BLAKE2B_SIZE))
+            return true;
+    }
+    return false;
+}
+
+/* Whether the runtime's own record of this container says that it was made without the grant: the grant is of an earlier
+ * container of this id, which ended where nobody told us. False where there is no record that we know. */
+static bool made_without(const char *key, const char *root, const char *id) {
+    static const char *const records[] = {"state.json", "config.json"}; /* of runc and youki; of crun */
+    bool seen = false;
+    for (size_t i = 0; i < sizeof records / sizeof *records; i++) {
+        char path[PATH_MAX];
+        if ((size_t)snprintf(path, sizeof path, "%s/%s/%s", root, id, records[i]) >= sizeof path)
+            continue;
+        struct text record = read_whole(path, MAX_PROCESS, 0);
+        if (!record.at)
+            continue;
+        bool found = has_marker(record, key);
+        free((char *)record.at);
+        if (found)
+            return false;
+        seen = true;
+    }
+    return seen;
+}
+
 static struct text grant_entries(const char *state_dir, const char *root, const char *id) {
     char name[PATH_MAX + MAX_ID + 1], path[PATH_MAX], hex[2 * BLAKE2B_SIZE + 1];
     unsigned char key[BLAKE2B_SIZE];
@@ -159,7 +195,12 @@ static struct text grant_entries(const char *state_dir, const char *root, const 
         sprintf(hex + 2 * i, "%02x", key[i]);
     if ((size_t)snprintf(path, sizeof path, "%s/" PAGES_DIR "/%s/env", state_dir, hex) >= sizeof path)
         return (struct text){NULL, 0};
-    return read_whole(path, MAX_ENTRIES, O_NOFOLLOW);
+    struct text found = read_whole(path, MAX_ENTRIES, O_NOFOLLOW);
+    if (found.at && made_without(hex, name, id)) {
+        free((char *)found.at);
+        found = (struct text){NULL, 0};
+    }
+    return found;
 }
 
 /* ---- the new command line ------------------------------------------------------------------------------------------ */

@@ -2,7 +2,9 @@
  *
  * Engines take the environment of an `exec` from the image, so it has none of the grant's variables, or the image's own values
  * of them. The grant's values are in STATE/pages/KEY/env (ledger/exec_env.py); the key is made from the runtime's root and the
- * container's id, so that a container without a grant costs one open(2) that fails.
+ * container's id, so that a container without a grant costs one open(2) that fails. The grant counts only if the runtime's
+ * record of the container has the grant's annotation: an earlier container of the id may have ended unseen, and its file remains
+ * until the next sweep.
  */
 #ifndef EXEC_ENV_H
 #define EXEC_ENV_H

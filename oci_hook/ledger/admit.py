@@ -189,8 +189,8 @@ def alter(settings: Settings, container: str, change: "Alteration") -> tuple[Gra
 
 
 def find(grants: tuple[Grant, ...], name: str) -> Grant:
-    """The grant of a container, given its id, its grant's key, NAMESPACE/POD/CONTAINER, POD/CONTAINER, CONTAINER or
-    POD, or the beginning of its id (MIN_PREFIX characters or more). An earlier form in this list wins over a later one.
+    """The grant of a container, given its id or its grant's key, else NAMESPACE/POD/CONTAINER, POD/CONTAINER, CONTAINER,
+    POD, or the beginning of its id (MIN_PREFIX characters or more).
 
     Raises ApplyError GH-410 for none, and for more than one.
     """
@@ -202,7 +202,7 @@ def find(grants: tuple[Grant, ...], name: str) -> Grant:
         raise refuse(
             "GH-410",
             too_short(grants, name)
-            or f"no living container goes by {name[:100]}; `gpu-hook ps` lists those with a share",
+            or f"no living container goes by {name[:100] or 'an empty name'}; `gpu-hook ps` lists those with a share",
         )
     ids = ", ".join("/".join(filter(None, (g.who.pod[:40], g.who.container[:40], g.who.id[:12]))) for g in found[:3])
     raise refuse("GH-410", f"{len(found)} containers go by {name[:60]} ({ids}); name one by its id")
@@ -214,10 +214,12 @@ def going_by(grants: tuple[Grant, ...], name: str) -> list[Grant]:
     def paths(who: Identity) -> tuple[str, ...]:
         return f"{who.namespace}/{who.pod}/{who.container}", f"{who.pod}/{who.container}", who.container, who.pod
 
-    found = [g for g in grants if name in (g.who.id, g.key)] or [g for g in grants if name and name in paths(g.who)]
-    if not found and len(name) >= MIN_PREFIX:
-        found = [g for g in grants if g.who.id.startswith(name)]
-    return found
+    def goes_by(who: Identity) -> bool:
+        return name in paths(who) or (len(name) >= MIN_PREFIX and who.id.startswith(name))
+
+    if not name:
+        return []
+    return [g for g in grants if name in (g.who.id, g.key)] or [g for g in grants if goes_by(g.who)]
 
 
 def too_short(grants: tuple[Grant, ...], name: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 from oci_hook.core.grant import Grant
 from oci_hook.ledger.life import valid_id
+from oci_hook.observe import daemons
 
 DOCKER = "/var/lib/docker"
 DAEMON = "/etc/docker/daemon.json"
@@ -61,19 +62,21 @@ def named(grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
     return Names().named(grants)
 
 
-def id_of(name: str) -> str:
-    """The id of the container, running or not, that docker or podman knows by this name; "" if none is found in the
-    engines' usual places."""
-    for root in dict.fromkeys((DOCKER, _data_root())):
+def ids_of(name: str) -> set[str]:
+    """The ids of the containers, running or not, that docker or podman knows by this name, in the engines' usual places
+    and in those of the dockerds that run."""
+    if not name:
+        return set()
+    found = set()
+    for root in dict.fromkeys((DOCKER, _data_root(), *_roots_of_running())):
         try:
             ids = os.listdir(f"{root}/containers")
         except OSError:
             continue
-        if found := next((id for id in ids if _docker_file(f"{root}/containers/{id}", id) == name), ""):
-            return found
+        found |= {id for id in ids if _docker_file(f"{root}/containers/{id}", id) == name}
     lists = [_load(f"{folder}/{file}") for folder in PODMAN for file in LISTS]
-    entries = (entry for found in lists if isinstance(found, list) for entry in found if isinstance(entry, dict))
-    return next((str(entry.get("id")) for entry in entries if _first_name(entry) == name), "")
+    entries = (entry for listed in lists if isinstance(listed, list) for entry in listed if isinstance(entry, dict))
+    return found | {str(entry.get("id")) for entry in entries if _first_name(entry) == name}
 
 
 def look(grant: Grant) -> str:
@@ -103,8 +106,18 @@ def _docker_file(folder: str, id: str) -> str:
     return str(found["Name"]).removeprefix("/")
 
 
-def _data_root() -> str:
-    found = _load(DAEMON)
+def _roots_of_running() -> list[str]:
+    """The data directories that running dockerds were given on their command line, or in a file of their own."""
+    roots = []
+    for _, words in daemons.running("dockerd"):
+        file = daemons.flag_value(words, "--config-file")
+        root = daemons.flag_value(words, "--data-root", "-g", "--graph") or (_data_root(file) if file else "")
+        roots += [root] if root.startswith("/") else []
+    return roots
+
+
+def _data_root(file: str = "") -> str:
+    found = _load(file or DAEMON)
     root = found.get("data-root") if isinstance(found, dict) else None
     return root if isinstance(root, str) and root.startswith("/") else DOCKER
 

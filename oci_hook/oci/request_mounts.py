@@ -43,7 +43,10 @@ def unclear(spec: "Spec", annotations: dict[str, str], rules: "Rules", asks: boo
             return True
         if not asks and destination == HOSTNAME and "/containers/" in source:
             return True  # docker's: its labels are beside that file
-    return not asks and any(name.startswith(collect.ASKING_VARIABLES) for name in environment(spec))
+    env = environment(spec)
+    if rules.trust_env:
+        return bool(collect.unread_variables(env, rules, asks))
+    return not asks and any(name.startswith(collect.ASKING_VARIABLES) for name in env)
 
 
 def mounts(spec: "Spec") -> list[tuple[str, str]]:

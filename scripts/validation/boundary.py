@@ -221,7 +221,7 @@ def static(stage: Stage) -> Json:
         return {"skipped": "there is no program that speaks to the driver without a library; the limit is the kernel's"}
     with stage.cgroup() as own:
         stage.limited(own)
-        join = f"echo 0 > '{own}/cgroup.procs'; exec {STATIC} fill {PIECE}"
+        join = f"echo 0 > '{own}/cgroup.procs'; exec '{STATIC}' fill {PIECE}"
         done = subprocess.run(["sh", "-c", join], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
         words = done.stdout.split()
         mib = int(words[words.index("MiB") - 1]) if "MiB" in words else BEYOND

@@ -10,7 +10,7 @@ import click
 from gpu_hook_simulator import cli_model, driver_root, topology
 from gpu_hook_simulator import mig as sim_mig
 from gpu_hook_simulator import release as releases
-from oci_hook.cli import output
+from oci_hook.cli import named, output
 from oci_hook.config.settings import Settings
 from oci_hook.config.settings import load as load_settings
 from oci_hook.core import units
@@ -139,7 +139,9 @@ def fault(
     lost: bool,
 ) -> output.Report:
     """Make the simulated driver fail, to test programs that run on it; without options, end all faults."""
-    state_dir = load_settings(prefix).state_dir
+    settings = load_settings(prefix)
+    state_dir = settings.state_dir
+    named.check_may_read(settings)
     state_owner.check(prefix, state_dir)
     gpus = driver_root.gpus_of(state_dir)
     files = sorted(gpus.glob("[0-9]*"), key=lambda file: int(file.name))
@@ -169,6 +171,7 @@ def fault(
 def down(prefix: str, force: bool) -> output.Report:
     """Remove the simulated GPUs; driver_root becomes what it was before."""
     settings = load_settings(prefix)
+    named.check_may_read(settings)
     state_owner.check(prefix, settings.state_dir)
     refuse_while_used(settings, "down", force)
     drop_shared(settings, force)

@@ -378,7 +378,7 @@ def test_dmem_ancestors_hold_for_a_client_that_cannot_see_them(dmem: Groups) -> 
     dmem.set("pod/a", 300)
     blind = ("unshare", "--cgroup", "--mount", "sh", "-c")
     hide = "".join(f"umount -l {point}; " for point in ("/sys/fs/cgroup", *mounted()))
-    child = dmem.sim.start(*dmem.command("pod/a", *blind, f"({hide}) 2>&-; exec {dmem.sim.probe} fill 8 pause"))
+    child = dmem.sim.start(*dmem.command("pod/a", *blind, f"({hide}) 2>&-; exec '{dmem.sim.probe}' fill 8 pause"))
     assert Sim.line(child) == FILLED
     assert [dmem.get(name)[2] for name in ("pod", "pod/a")] == [200, 200]
 

@@ -1,6 +1,7 @@
 """`gpu-hook completion`: the scripts, and what bash completes with one."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def test_a_shell_that_there_is_none_for() -> None:
 )
 def test_bash_completes(tmp_path: Path, words: str, expected: str) -> None:
     program = tmp_path / "gpu-hook"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m oci_hook "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m oci_hook "$@"\n')
     program.chmod(0o755)
     typed = ["gpu-hook", *words.split()]
     text = (

@@ -319,7 +319,7 @@ def test_daemons_that_have_not_read_their_files(well: Node, monkeypatch: pytest.
     words = {"dockerd": ["dockerd"], "containerd": ["containerd"]}
     monkeypatch.setattr(registered, "running", lambda program: iter([(os.getpid(), words[program])]))
     runtimes = "{}"
-    monkeypatch.setattr(registered, "docker_runtimes", lambda: runtimes)
+    monkeypatch.setattr(registered, "docker_runtimes", lambda host: runtimes)
     os.utime(well.containerd, (4_000_000_000, 4_000_000_000))
     found = {f["check"]: f for f in well.wrong()}
     assert found["docker"]["fix"] == "systemctl reload docker" and "has not read" in found["docker"]["message"]
@@ -352,13 +352,14 @@ def test_a_dockerd_that_does_not_answer(
     docker.write_text(f"#!/bin/sh\necho '{answer}'\nexit {rc}\n")
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert (registered.docker_runtimes() is not None) == known
+    assert (registered.docker_runtimes(registered.SOCKET) is not None) == known
 
 
 def test_docker_offers_what_was_uninstalled(well: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reload does not take the last runtime away: both commands say so, if dockerd can be asked."""
     for answer, offered in ((None, False), ('{"runc":{}}', False), ('{"gpu-hook":{},"runc":{}}', True)):
-        monkeypatch.setattr(registered, "docker_runtimes", lambda answer=answer: answer)
+        monkeypatch.setattr(registered, "docker_runtimes", lambda host, answer=answer: answer)
+        monkeypatch.setattr(registered, "docker_hosts", lambda: [registered.SOCKET])
         well.run("install", "--engine", "docker", "--host-root", str(well.root))
         said = well.run("uninstall", "--engine", "docker", "--host-root", str(well.root))
         assert (
@@ -368,6 +369,35 @@ def test_docker_offers_what_was_uninstalled(well: Node, monkeypatch: pytest.Monk
         assert [f["fix"] for f in found] == ["systemctl restart docker"] * offered
         said = well.run("uninstall", "--engine", "docker", "--host-root", str(well.root))
         assert "still offers" not in said  # nothing was changed
+
+
+@pytest.mark.parametrize("by", ("DOCKER_HOST", "-H", "--host=", "file"))
+def test_another_dockerd_offers_what_was_uninstalled(
+    well: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: str
+) -> None:
+    """It listens where DOCKER_HOST, its command line or its file says."""
+    socket, file, words = f"unix://{tmp_path}/socket", tmp_path / "own.json", ["dockerd"]
+    program = tmp_path / "bin/docker"
+    program.parent.mkdir()
+    program.write_text(f"""#!/bin/sh\n[ "$2" = {socket} ] || exit 1\necho '{{"gpu-hook":{{}}}}'\n""")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    if by == "DOCKER_HOST":
+        monkeypatch.setenv("DOCKER_HOST", socket)
+    elif by == "file":
+        file.write_text(json.dumps({"hosts": ["tcp://0.0.0.0:1", socket]}))
+        words += ["--config-file", str(file)]
+    else:
+        words += ["-H", "fd://", by + socket] if by.endswith("=") else ["-H", "fd://", by, socket]
+    daemons = [] if by == "DOCKER_HOST" else [(os.getpid(), words)]
+    monkeypatch.setattr(registered, "running", lambda name: iter(daemons if name == "dockerd" else []))
+    well.run("install", "--engine", "docker", "--host-root", str(well.root))
+    said = well.run("uninstall", "--engine", "docker", "--host-root", str(well.root))
+    told = f"the running dockerd at {socket} still offers the runtime gpu-hook, until it is restarted"
+    assert f"docker: {told}\n" in said
+    (found,) = [f for f in well.wrong() if f["check"] == "docker"]
+    assert (found["message"], found["fix"]) == (told, "")
 
 
 def test_nvidias_own_hook(well: Node) -> None:

@@ -11,6 +11,7 @@ from oci_hook.errors import Problem
 from oci_hook.ledger import events
 from oci_hook.observe import engine_names
 from tests.cli.box import Install
+from tests.cli.test_release import dead, held
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of others than root are not believed")
 ID = "abcdef" + "0" * 58
@@ -84,3 +85,59 @@ def test_two_of_one_name(install: Install, web: Grant, tmp_path: Path) -> None:
         "freeze", "web", status=1
     )
     assert "2 living containers" in install.text("release", "--force", "web", status=1)
+
+
+def test_the_name_of_one_that_begins_the_id_of_another(install: Install, web: Grant, tmp_path: Path) -> None:
+    """No command guesses. A whole id always means its container."""
+    named = "c0ffee" + "1" * 58
+    file = tmp_path / "docker/containers" / named / "config.v2.json"
+    file.parent.mkdir()
+    grant = install.grant(named, Share("GPU-1", 1024, slot=2))
+    for word in (ID[:6], ID[:12], ID):
+        file.write_text(json.dumps({"ID": named, "Name": f"/{word}"}))
+        before = install.ledger()
+        for command in (("freeze",), ("resume",), ("set", "--memory", "2Gi"), ("release", "--force"), ("why",)):
+            if word == ID:
+                continue
+            said = install.text(*command, word, status=1)
+            assert said.startswith(("GH-410: 2 ", "GH-407: 2 ")), said
+        assert install.ledger() == before
+    assert install.data("freeze", ID)["id"] == ID and install.data("why", ID)["id"] == ID
+    assert install.data("freeze", named)["id"] == named
+    assert install.data("release", "--force", ID) == {"released": [web.key]}
+    assert grant.key in held(install)
+
+
+def test_the_name_of_an_exited_one_that_begins_the_id_of_a_living_one(
+    install: Install, web: Grant, tmp_path: Path
+) -> None:
+    named = "c0ffee" + "1" * 58
+    file = tmp_path / "docker/containers" / named / "config.v2.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"ID": named, "Name": f"/{ID[:12]}"}))
+    dead(install, named)
+    said = install.text("release", "--force", ID[:12], status=1)
+    assert said.startswith("GH-407: 2 (living: 1) containers match"), said
+    assert web.key in held(install)
+
+
+def test_an_empty_name(install: Install, web: Grant) -> None:
+    for command in (("freeze",), ("resume",), ("set", "--memory", "2Gi")):
+        said = install.text(*command, "", status=1)
+        assert said == "GH-410: no living container goes by an empty name; `gpu-hook ps` lists those with a share\n"
+
+
+def test_those_that_do_not_live(install: Install, web: Grant, tmp_path: Path) -> None:
+    """Refused, or ended: their events have the id alone, and the engine still knows the name. Two engines may know it."""
+    second = "cafe" * 16
+    file = tmp_path / "docker/containers" / second / "config.v2.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"ID": second, "Name": "/big"}))
+    assert "no event is about big" in install.text("events", "-c", "big", status=1)
+    events.refused(str(install.state), REFUSED, [Problem("GH-201", "no room")])
+    events.record(str(install.state), "ended", id=second)
+    events.record(str(install.state), "ended", id="other")
+    shown = [json.loads(line) for line in install.text("events", "-c", "big", "--json").splitlines()]
+    assert [(event["id"], event["name"]) for event in shown] == [(REFUSED, "big"), (second, "big")]
+    assert "ended at" in install.text("why", "big")
+    assert "no event is about bi;" in install.text("events", "-c", "bi", status=1)

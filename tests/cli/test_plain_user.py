@@ -60,6 +60,8 @@ COMMANDS = (
     ("freeze", "web"),
     ("resume", "web"),
     ("release", "web"),
+    ("sim", "down"),
+    ("sim", "fault", "--lost"),
 )
 
 
@@ -76,6 +78,16 @@ def test_run_as_root(node: Install, command: tuple[str, ...]) -> None:
 def test_root_sees_all_of_it(node: Install) -> None:
     """What the others are told of is there."""
     assert "web" in node.text("ps") and "web" in node.text("events") and "GPU-0" in node.text("gpus")
+
+
+def test_doctor_says_first_to_be_run_as_root(node: Install) -> None:
+    """And nothing that only seems to be wrong to this user."""
+    node.data("doctor", status=2)
+    with plain_user():
+        found = node.data("doctor", status=1)["findings"]
+    assert found[0]["message"].endswith("run this as root")
+    assert found[0]["fix"] == "sudo gpu-hook doctor --prefix PREFIX"
+    assert {finding["state"] for finding in found[1:]} == {"ok"}
 
 
 def test_before_there_is_a_state_directory(node: Install) -> None:

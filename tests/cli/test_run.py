@@ -51,6 +51,50 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return found
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--rm", "--annotation", "gpu-hook.io/memory=2Gi", "I"), "gpu-hook.io/memory is asked for twice"),
+        (("-it", "--rm", "--annotation=gpu-hook.io/memory=2Gi", "I"), "gpu-hook.io/memory is asked for twice"),
+        (("--runtime=runc", "I"), "--runtime runc would start"),
+        (
+            ("-itv", "/a:/b", "-e", "A=1", "-p8:8", "--name", "x", "--runtime", "nvidia", "I"),
+            "--runtime nvidia would start",
+        ),
+        (("--runtime=gpu-hook", "I"), ""),
+        (("--annotation", "a=b", "--annotation", "gpu-hook.io/compute=2", "I"), ""),
+        (("--rm", "I", "tool", "--runtime=runc", "--annotation", "gpu-hook.io/memory=2Gi"), ""),
+        (("-itv", "--runtime=runc", "I"), ""),
+        (("--rm", "--", "--runtime=runc"), ""),
+    ],
+)
+def test_options_of_the_engine_that_undo_ours(
+    install: Install, machine: Machine, words: tuple[str, ...], problem: str
+) -> None:
+    """The engine takes the last of two values, and no other runtime gives a share."""
+    machine.docker()
+    said = install.text_last("run", "--dry-run", "-m", "4Gi", *words, status=1 if problem else 0)
+    assert said.startswith(f"GH-505: {problem}" if problem else "docker run ")
+
+
+@pytest.mark.parametrize(
+    "words", (("-m", "4Gi", "-a", "gpu-hook.io/memory=2Gi"), ("--exclusive", "-a", "gpu-hook.io/exclusive=0"))
+)
+def test_an_annotation_that_has_an_option(install: Install, machine: Machine, words: tuple[str, ...]) -> None:
+    machine.docker()
+    assert "is asked for twice: by its own option and by --annotation" in install.text_last(
+        "run", "--dry-run", *words, "I", status=2
+    )
+
+
+def test_docker_says_its_version_before_it_fails(install: Install, machine: Machine) -> None:
+    machine.docker(up=False)
+    text = (machine.bin / "docker").read_text()
+    machine.program("docker", text.replace("echo Cannot", "echo '28.2.2 '; echo Cannot"))
+    said = install.text_last("run", "--dry-run", "--engine", "docker", "-m", "4Gi", "I", status=1)
+    assert said == "GH-505: docker does not answer: Cannot connect to the Docker daemon\n"
+
+
 def test_docker(install: Install, machine: Machine) -> None:
     machine.docker()
     said = install.text_last(

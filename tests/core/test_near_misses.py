@@ -118,7 +118,55 @@ def test_keys_that_only_say_how() -> None:
     assert found({P + "policy": "fs"}, asks=True) == []
 
 
+@pytest.mark.parametrize(
+    ("key", "sure"),
+    [
+        ("tencent.com/vcuda-core-limit", True),
+        ("nvidia.com/priority", True),
+        ("NVIDIA_DRIVER_CAPABILITIES", False),
+        ("NVIDIA_REQUIRE_CUDA", False),
+    ],
+)
+def test_words_of_other_systems_that_only_say_how(key: str, sure: bool) -> None:
+    [(said, line)] = found({key: "0"})
+    assert said == sure and line.startswith(f"GH-108: {key}='0' says how a share is held, and nothing asks for one;")
+    assert found({key: "0"}, asks=True) == []
+    assert found({key: "0", P + "memory.a": "1Gi"}, "b") == []  # it is for a
+    assert found({key: "0", P + "containers": "a"}, "b") == []
+
+
+def test_a_word_of_a_dialect_that_is_off_and_only_says_how() -> None:
+    [(sure, line)] = found({"tke.cloud.tencent.com/app-class": "online"})
+    assert not sure and "a word of qgpu, which this node does not read" in line
+    assert found({"tke.cloud.tencent.com/app-class": "online"}, asks=True) == []
+
+
+def test_a_mode_of_others_has_no_hint() -> None:
+    [(sure, line)] = found({"nvidia.com/vgpu-mode": "hami-core"})
+    assert not sure and "did you mean" not in line
+
+
+@pytest.mark.parametrize("key", ["gpuhook.io/memory.a", "hook.io/memory", "hook.io/memory.a"])
+def test_where_no_container_has_a_name(key: str) -> None:
+    """docker and runc give none, so nobody else will say so."""
+    [(sure, line)] = found({key: "1Gi"})
+    assert sure and line.endswith("did you mean gpu-hook.io/memory?")
+
+
+def test_hook_io_with_other_words_is_anothers() -> None:
+    assert found({"hook.io/url": "x"}) == [] == found({"web.hook.io/memory": "x"})
+
+
+@pytest.mark.parametrize(("suffix", "container"), [("app", "app-1"), ("app-1", "app"), ("ml_app", "ml_app_2")])
+def test_a_name_without_its_number(suffix: str, container: str) -> None:
+    [(sure, line)] = found({f"{P}memory.{suffix}": "4Gi"}, container)
+    assert not sure and line.endswith(f"did you mean {P}memory.{container}?")
+
+
 def test_keys_for_other_containers_are_left_to_them() -> None:
+    assert found({"gpuhook.io/memory.trianer": "1Gi"}, "trainer")[0][1].endswith(
+        "did you mean gpu-hook.io/memory.trainer?"
+    )
     assert found({"gpuhook.io/memory.a": "4Gi"}, "b") == []
     assert found({"gpuhook.io/memory.a": "4Gi"}, "a")[0][1].endswith("did you mean gpu-hook.io/memory.a?")
     assert found({"gpuhook.io/memory": "4Gi", P + "containers": "a"}, "b") == []
@@ -156,6 +204,50 @@ def test_labels_and_environment() -> None:
     del env["GPU_HOOK_MEMORY"]
     assert near_misses.in_environment(env, RULES, False) == []
     assert "devices" in str(near_misses.in_environment(env, RULES, False, by_hand=True)[0].problem)
+
+
+VARIABLES = {  # on a node that trusts the environment -> (sure, how the line ends)
+    "GPU_HOOK_MEMROY": (True, "did you mean GPU_HOOK_MEMORY?"),
+    "GPUHOOK_MEMORY": (True, "did you mean GPU_HOOK_MEMORY?"),
+    "GPU_HOOK_POLICY": (True, "add GPU_HOOK_MEMORY or GPU_HOOK_COMPUTE"),
+    "GPU_HOOK_FOO": (False, "a share is asked for with GPU_HOOK_MEMORY and GPU_HOOK_COMPUTE"),
+    "T9K_GPU_MEM": (False, "did you mean T9K_GPU_MEMORY?"),
+    "NVIDIA_VISIBLE_DEVICE": (False, "did you mean NVIDIA_VISIBLE_DEVICES?"),
+    "NVIDIA_GPU_MEM_LIMIT": (False, "did you mean NVIDIA_GPU_MEMORY_LIMIT?"),
+}
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_variables_where_the_environment_is_trusted(name: str) -> None:
+    sure, end = VARIABLES[name]
+    env = {"PATH": "/bin", name: "1"}
+    [miss] = near_misses.in_environment(env, Rules(trust_env=True), False)
+    assert miss.sure == sure and str(miss.problem).startswith(f"GH-108: env {name}='1' ")
+    assert str(miss.problem).endswith(end)
+    beside = near_misses.in_environment(env, Rules(trust_env=True), True)
+    assert [miss.sure for miss in beside] == ([] if name == "GPU_HOOK_POLICY" else [False])
+
+
+def test_a_variable_of_a_dialect_that_is_off() -> None:
+    [miss] = near_misses.in_environment({"T9K_GPU_MEMORY": "1"}, Rules(trust_env=True, dialects=("hami",)), False)
+    assert not miss.sure and "add t9k to `dialects`" in str(miss.problem)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"NVIDIA_VISIBLE_DEVICES": "void", "NVIDIA_DRIVER_CAPABILITIES": "all", "CUDA_VISIBLE_DEVICES": "0"},
+        {"NVIDIA_REQUIRE_CUDA": "cuda>=12", "NV_CUDA_LIB_VERSION": "12.4", "NVIDIA_PRODUCT_NAME": "CUDA"},
+        {"GPU_HOOK_SERVICE_HOST": "10.0.0.1", "GPU_HOOK_PORT_80_TCP": "tcp://10.0.0.1:80", "T9K_GPU_PORT": "tcp://x"},
+        {"NVIDIA_VISIBLE_DEVICES": "none", "GPU_HOOK_POLICY": "fs"},
+        {"GPU_HOOK_GPUS": "0", "GPU_HOOK_POLICY": "fs"},
+        {"GPU_HOOK_MEMORY_MIB": "1024", "GPU_HOOK_COMPUTE": "0", "GPU_HOOK_POLICY": "fs", "GPU_HOOK_CLASS": "online"},
+        {},
+    ],
+    ids=str,
+)
+def test_variables_of_others_where_the_environment_is_trusted(env: dict[str, str]) -> None:
+    assert near_misses.in_environment(env, Rules(trust_env=True), False) == []
 
 
 words = st.dictionaries(

@@ -227,6 +227,18 @@ def test_trusted_env_asks_as_annotations_do() -> None:
     assert codes({}, rules=trusting, T9K_GPU_PERCENT="x") == ["GH-101"]
 
 
+def test_a_copy_of_what_a_share_without_compute_finds_asks_for_the_same() -> None:
+    """`docker commit` keeps the environment, with GPU_HOOK_COMPUTE=0 for no guarantee."""
+    trusting = Rules(trust_env=True)
+    env = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_PERCENT": "12", "T9K_GPU_MEMORY": "1024"}
+    env |= {"GPU_HOOK_MEMORY_MIB": "1024", "GPU_HOOK_POLICY": "best-effort", "GPU_HOOK_CLASS": "default"}
+    for compute in ("0", "0,0"):
+        request = parse({}, {**env, "GPU_HOOK_COMPUTE": compute}, "", trusting)
+        assert request is not None and [gpu.compute for gpu in request.gpus] == [None]
+    with pytest.raises(RequestError):
+        parse({}, {"GPU_HOOK_MEMORY": "1Gi", "GPU_HOOK_COMPUTE": "0"}, "", trusting)
+
+
 def test_trusted_env_yields_to_annotations() -> None:
     trusting = Rules(trust_env=True)
     env = {"NVIDIA_VISIBLE_DEVICES": "all", "T9K_GPU_PERCENT": "90", "GPU_HOOK_CLASS": "offline"}

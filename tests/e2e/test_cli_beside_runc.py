@@ -87,7 +87,8 @@ def test_ps_and_release_through_a_containers_life(prefix: Install, bundle: Bundl
         time.sleep(0.05)
     assert answer(prefix, "ps") == {"containers": []}
     assert answer(prefix, "release", id) == {"released": [grant["key"]]}
-    assert answer(prefix, "release", id) == {"released": []}
+    (error,) = answer(prefix, "release", id, status=1)["errors"]
+    assert error["code"] == "GH-410"
 
 
 def test_a_second_container_is_refused_in_the_words_of_explain(prefix: Install, bundle: Bundle, runc: Runc) -> None:

@@ -103,7 +103,7 @@ def test_the_whole_device_and_no_room_beside_it(stage: Split, image: Path) -> No
 def test_what_is_refused(stage: Split, image: Path) -> None:
     share = {"gpu-hook.io/memory": "512Mi"}
     said = stage.refused(image, "GH-202", annotations={**share, "gpu-hook.io/devices": "0:7"})
-    assert "0:7" in said and "GPUs are 0:0, 0:1, 1" in said
+    assert "0:7" in said and "which has 0:0, 0:1, 1;" in said
     other = stage.nodes("0:0")[0]
 
     def node_of_the_other(spec: dict[str, Any]) -> None:

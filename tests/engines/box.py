@@ -195,13 +195,13 @@ def serve(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> "subp
     return process
 
 
-def run(*command: str, **more: object) -> "subprocess.CompletedProcess[str]":
+def run(*command: str, seconds: float = 120, **more: object) -> "subprocess.CompletedProcess[str]":
     """To its end; output through files, since what a container inherits may outlive the command."""
     nothing, writer = os.pipe()  # not /dev/null: crun gives the container's user what it has as standard input
     os.close(writer)
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         try:
-            done = subprocess.run(command, stdout=out, stderr=err, stdin=nothing, timeout=120, **more)  # type: ignore
+            done = subprocess.run(command, stdout=out, stderr=err, stdin=nothing, timeout=seconds, **more)  # type: ignore
         finally:
             os.close(nothing)
         out.seek(0)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from oci_hook.core.layout import MARKER
 from oci_hook.core.plan import EnvVar
 from oci_hook.ledger import exec_env
 from oci_hook.ledger.store import grant_key
@@ -174,7 +175,7 @@ def test_whose_grant(place: Place) -> None:
 
     def of(*args: str) -> str:
         words = place.words(*args)
-        return words[words.index("-e") + 3].partition("=")[2] if "--env" in words else ""
+        return words[words.index("-e") + 3].partition("=")[2] if words.count("-e") > 1 else ""
 
     assert of("--root", ROOT, "exec", "-e", "A=", "x", "sh") == "one"
     assert of(f"--root={ROOT}", "exec", "-e", "A=", "y", "sh") == "two"
@@ -195,6 +196,31 @@ def test_whose_grant(place: Place) -> None:
     assert of("--root", "/a", "exec", "-e", "A=", "x", "sh") == ""
 
 
+@pytest.mark.parametrize("file", ("state.json", "config.json"))
+def test_the_record_of_the_runtime(place: Place, tmp_path: Path, file: str) -> None:
+    """A record without this grant's annotation is that of a later container of the id."""
+    root = tmp_path / "root"
+    (root / "x").mkdir(parents=True)
+    place.grant(root=str(root))
+    args = ["--root", str(root), "exec", "-e", "A=", "x", "sh"]
+    key, other = grant_key(str(root), "x"), grant_key(str(root), "y")
+    for text, added in (
+        (json.dumps({"config": {"labels": ["a=b", f"{MARKER}={key} 1"]}}), True),
+        (json.dumps({"annotations": {MARKER: key}}, indent=1), True),
+        (json.dumps({"annotations": {MARKER: key}}, separators=(",", ":")), True),
+        (json.dumps({"labels": [f"{MARKER}={other}", f"{MARKER}={key}"]}), True),
+        (json.dumps({"annotations": {MARKER: other}}), False),
+        (json.dumps({"annotations": {"a": key}}), False),
+        (f"{MARKER}={key[:-1]}", False),
+        (MARKER, False),
+        ("", False),
+    ):
+        (root / "x" / file).write_text(text)
+        assert (place.words(*args) != args) is added, text
+    (root / "x" / file).unlink()
+    assert place.words(*args) != args  # a runtime whose records are elsewhere
+
+
 def test_ids_of_any_length(place: Place) -> None:
     for size in (1, 47, 100, 112, 113, 114, 127, 128, 129, 240, 241, 242, 255, 256, 1024):
         place.grant(id="i" * size, GPU_HOOK_CLASS=str(size))
@@ -209,7 +235,7 @@ def test_a_command_on_the_command_line(place: Place) -> None:
     given_env = [word for entry in SET for word in ("--env", entry)]
     assert place.words(*args) == [*args[:7], *given_env, *args[7:]]
     short = ["--root", ROOT, "exec", "-e", "A=1", "x", "--env"]
-    assert place.words(*short) == [*short[:5], *given_env, *short[5:]]
+    assert place.words(*short) == [*short[:5], *[w.replace("--env", "-e") for w in given_env], *short[5:]]
     plain = ["--root", ROOT, "exec", "-t", "x", "env", "--env", "A=1"]  # crun's own environment would go with any --env
     assert place.words(*plain) == plain
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.observe import engine_names
-from oci_hook.observe.engine_names import Names, id_of, look, named
+from oci_hook.observe.engine_names import Names, ids_of, look, named
 
 ID = "0123456789abcdef" * 4
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of others than root are not believed")
@@ -44,14 +45,14 @@ def mounting(bundle: Path, *sources: Any) -> Path:
 def test_docker(tmp_path: Path) -> None:
     assert look(grant()) == ""
     docker(tmp_path / "docker")
-    assert look(grant()) == "web" and id_of("web") == ID and id_of("") == id_of("we") == ""
+    assert look(grant()) == "web" and ids_of("web") == {ID} and ids_of("") == ids_of("we") == set()
     assert [g.who.container for g in named((grant(), grant(id="other")))] == ["web", ""]
 
 
 def test_dockers_other_folders(tmp_path: Path) -> None:
     docker(tmp_path / "said", "/said")
     (tmp_path / "daemon.json").write_text(json.dumps({"data-root": str(tmp_path / "said")}))
-    assert look(grant()) == "said" and id_of("said") == ID
+    assert look(grant()) == "said" and ids_of("said") == {ID}
     for text in ("", "[]", '{"data-root": 1}', '{"data-root": "said"}'):
         (tmp_path / "daemon.json").write_text(text)
         assert look(grant()) == ""
@@ -68,7 +69,7 @@ def test_podman(tmp_path: Path, volatile: bool) -> None:
     bundle.mkdir(parents=True)
     entries = [{"id": "other", "names": ["x"]}, {"id": ID, "names": ["db", "db2"]}]
     (tmp_path / f"overlay-containers/{'volatile-' * volatile}containers.json").write_text(json.dumps(entries))
-    assert look(grant(bundle)) == "db" and id_of("db") == ID
+    assert look(grant(bundle)) == "db" and ids_of("db") == {ID}
     elsewhere = mounting(tmp_path / f"graph/overlay-containers/{ID}/userdata", str(bundle / "hosts"))
     assert look(grant(elsewhere)) == "db"
 
@@ -90,7 +91,7 @@ def test_podman_lists_that_are_none(tmp_path: Path, entries: Any) -> None:
     bundle = tmp_path / f"overlay-containers/{ID}/userdata"
     bundle.mkdir(parents=True)
     (tmp_path / "overlay-containers/containers.json").write_text(json.dumps(entries))
-    assert look(grant(bundle)) == id_of("db") == ""
+    assert look(grant(bundle)) == "" and ids_of("db") == set()
 
 
 def test_what_is_not_believed(tmp_path: Path) -> None:
@@ -151,3 +152,22 @@ def test_names_are_remembered(tmp_path: Path) -> None:
     assert quick.named((grant(born=2),))[0].who.container == ""  # another container under the same key
     assert patient.named((grant("/other"),))[0].who.container == ""  # adopted by a container that has no name
     assert patient.named(()) == () and patient.named((grant(),))[0].who.container == ""
+
+
+@pytest.mark.parametrize("by", ("--data-root={root}", "--data-root {root}", "-g {root}", "--config-file {file}"))
+def test_a_dockerd_that_keeps_its_data_elsewhere(tmp_path: Path, by: str) -> None:
+    """Its command line, or the file that it was given, says where."""
+    root, file, program = tmp_path / "elsewhere", tmp_path / "own.json", tmp_path / "bin/dockerd"
+    docker(root)
+    file.write_text(json.dumps({"data-root": str(root)}))
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho\nread end\n")
+    program.chmod(0o755)
+    assert ids_of("web") == set()
+    with subprocess.Popen(
+        [str(program), *by.format(root=root, file=file).split()], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as p:
+        assert p.stdout is not None and p.stdout.readline()
+        assert ids_of("web") == {ID}
+        p.kill()
+    assert ids_of("web") == set()

@@ -106,12 +106,16 @@ def test_pip(wheel: Path, packages: Path, host: Hideout, tmp_path: Path) -> None
     # pip finds in a folder what it would fetch: the hideout has no network.
     download = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "-d", str(dist)]
     subprocess.run([*download, str(wheel)], check=True)
-    first, last = blocks("pip")
+    first, completion, last = blocks("pip")
     first = first.replace("dist/gpu_hook-*.whl", "dist/gpu_hook-*.whl dist/gpu_hook_simulator-*.whl")
     setting = f"set -e; cd {tmp_path}; export PIP_NO_INDEX=1 PIP_FIND_LINKS={dist}\n"
     done = host.run("sh", "-c", setting + first)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].count("GPU-") == 1
+    *_, gpu, boundary = done.stdout.splitlines()
+    assert gpu.count("GPU-") == 1 and boundary.startswith("memory limits held by the shim alone")
+    done = host.run("sh", "-c", f"{setting}export HOME={tmp_path}\n{completion}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "gpu-hook" in (tmp_path / ".local/share/bash-completion/completions/gpu-hook").read_text()
     done = host.run("sh", "-c", setting + last + "ls /opt")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "removed /opt/gpu-hook"), done.stdout + done.stderr
 

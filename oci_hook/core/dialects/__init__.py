@@ -29,7 +29,9 @@ BEGIN = {
     "nvidia-volumes": (),  # has no keys: core/collect.py reads its mounts
     "nvidia": ("NVIDIA_GPU_MEMORY_", "CUDA_VERSION", *HOW_ALONE),
 }
-OUR_WORDS = (PREFIX_KEY, "GPU_HOOK_", "NVIDIA_IMEX_CHANNELS")
+BEGINNINGS = tuple(begin for begins in BEGIN.values() for begin in begins)
+# With those that are nearly one, for nodes that trust the environment (core/collect.py: NEAR_VARIABLES).
+OUR_WORDS = (PREFIX_KEY, "GPU_HOOK", "GPUHOOK", "T9K_GPU", "NVIDIA_VISIBLE_", "NVIDIA_GPU_MEM", "NVIDIA_IMEX_CHANNELS")
 ASK_BY_MOUNT = (VISIBLE_DIR.rpartition("/")[2],)  # the launcher looks for our own mounts by itself: asks_by_mount()
 
 # What may ask in words that nobody understands (core/near_misses.py): parts of annotation keys, and of mounts' paths. The
@@ -68,6 +70,18 @@ def spoken(names: "Iterable[str]", keys: "Iterable[str]") -> list[str]:
     """The names of those dialects that some of these keys may belong to."""
     keys = tuple(keys)
     return [name for name in names if BEGIN[name] and any(key.startswith(BEGIN[name]) for key in keys)]
+
+
+def is_known(names: "Iterable[str]", key: str) -> bool:
+    """Whether one of these dialects reads an annotation of this key."""
+    return ("nvidia" in names and key.startswith(HOW_ALONE)) or any(
+        key in table(name).KEYS for name in spoken(names, [key])
+    )
+
+
+def wish(key: str) -> str:
+    """What a dialect's key is about: "memory", "class"; "" for none of them."""
+    return next((table(name).KEYS[key][0] for name in NAMES if key in table(name).KEYS), "")
 
 
 def triggers() -> tuple[str, ...]:

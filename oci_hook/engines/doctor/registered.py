@@ -1,5 +1,6 @@
 """For each engine on this machine: whether this install is registered completely and the engine has read that."""
 
+import json
 import os
 import re
 import shlex
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from oci_hook.config.settings import Settings
-from oci_hook.engines import containerd, containerd_spec, crio, detect, engine, json_text, toml_text
+from oci_hook.engines import containerd, containerd_spec, crio, detect, docker, engine, json_text, toml_text
 from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.engines.edits import NAME, FileChange, Record, Registration, annotation_patterns, plan, read
 from oci_hook.errors import GhError
+from oci_hook.observe.daemons import flag_value, flag_values, running
 from oci_hook.oci import nvidia_hooks
 
+SOCKET = "unix:///run/docker.sock"  # where dockerd listens unless it is told otherwise
 ANNOTATIONS_SINCE = 24  # docker run --annotation
 
 
@@ -110,16 +113,18 @@ def docker_findings(change: FileChange, settings: Settings | None, option: str) 
         if file and os.path.realpath(file) != str(change.path):
             fix = f"gpu-hook install --engine docker --config {file}{option}"
             yield CheckResult("docker", WARN, f"the running dockerd ({pid}) reads {file} instead", "GH-510", fix)
-        elif (offered := docker_runtimes()) is not None and NAME not in offered:
+        elif (offered := docker_runtimes(listens(words)[0])) is not None and NAME not in offered:
             message = f"the running dockerd ({pid}) has not read {change.path}"
             yield CheckResult("docker", WARN, message, "GH-510", "systemctl reload docker")
 
 
 def still_offered() -> Iterator[CheckResult]:
     """A dockerd that was told of us once: a reload does not take the last entry of `runtimes` away."""
-    if NAME in (docker_runtimes() or ""):
-        message = f"the running dockerd still offers the runtime {NAME}, until it is restarted"
-        yield CheckResult("docker", WARN, message, "GH-510", "systemctl restart docker")
+    for host in docker_hosts():
+        if NAME in (docker_runtimes(host) or ""):
+            where, fix = ("", "systemctl restart docker") if host == SOCKET else (f" at {host}", "")
+            message = f"the running dockerd{where} still offers the runtime {NAME}, until it is restarted"
+            yield CheckResult("docker", WARN, message, "GH-510", fix)
 
 
 def containerd_findings(change: FileChange, settings: Settings | None, option: str) -> Iterator[CheckResult]:
@@ -142,7 +147,7 @@ def not_restarted(name: str, change: FileChange) -> Iterator[CheckResult]:
     if reload not in (containerd.RELOAD, crio.RELOAD):
         return
     for pid, words in running(reload[0]):
-        file = flag_value(words, "--config") or flag_value(words, "-c")
+        file = flag_value(words, "--config", "-c")
         if file and os.path.realpath(file) != os.path.realpath(change.path):
             continue  # another one, such as dockerd's own containerd, or that of k3s
         if started_before(pid, change.path):
@@ -157,9 +162,27 @@ def rival_hooks(name: str, folder: Path) -> Iterator[CheckResult]:
             yield CheckResult(name, NOTE, message, "", f"mv {other} {other}.off")
 
 
-def docker_runtimes() -> str | None:
-    """The runtimes of the running dockerd, as JSON; None if it cannot be asked."""
-    command = ["docker", "--host", "unix:///run/docker.sock", "info", "--format", "{{json .Runtimes}}"]
+def listens(words: list[str]) -> list[str]:
+    """Where the dockerd with this command line listens, of the sockets on this machine."""
+    found = flag_values(words, "-H", "--host")
+    try:
+        data = json.loads(Path(flag_value(words, "--config-file") or docker.FILE).read_text())
+        found += [host for host in data.get("hosts", []) if isinstance(host, str)]
+    except (OSError, ValueError, AttributeError, TypeError):
+        pass
+    return [host for host in found if host.startswith("unix://")] or [SOCKET]
+
+
+def docker_hosts() -> list[str]:
+    """Where dockerds of this machine listen: those that run, the one that this user works with, and the usual one."""
+    own = os.environ.get("DOCKER_HOST", "")
+    found = [host for _, words in running("dockerd") for host in listens(words)]
+    return list(dict.fromkeys([*found, *([own] if own.startswith("unix://") else []), SOCKET]))
+
+
+def docker_runtimes(host: str) -> str | None:
+    """The runtimes of the dockerd that listens there, as JSON; None if it cannot be asked."""
+    command = ["docker", "--host", host, "info", "--format", "{{json .Runtimes}}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
@@ -181,29 +204,6 @@ def version(program: str) -> int | None:
         return None
     number = re.search(r"(\d+)\.\d", text)
     return int(number[1]) if number else None
-
-
-def running(program: str) -> Iterator[tuple[int, list[str]]]:
-    """(pid, arguments) of the processes of that name in our mount namespace, which leaves out those in containers."""
-    own = os.stat("/proc/self/ns/mnt").st_ino
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if (
-                Path(f"/proc/{pid}/comm").read_text().strip() == program
-                and os.stat(f"/proc/{pid}/ns/mnt").st_ino == own
-            ):
-                yield int(pid), Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-        except (OSError, UnicodeDecodeError):
-            continue
-
-
-def flag_value(words: list[str], flag: str) -> str:
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word == flag:
-            return following
-        if word.startswith(flag + "="):
-            return word.partition("=")[2]
-    return ""
 
 
 def started_before(pid: int, path: Path) -> bool:
