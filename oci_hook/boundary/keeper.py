@@ -1,13 +1,14 @@
 """Sets, changes, checks and clears the driver's limits of grants. The server and the helper both run this code.
 
-Only the ledger is trusted: what to set is the grant's, and the process that is named must have the grant's policy page
-mounted. A record (boundary/records.py) is written before the first limit is set. All changes are made under one lock,
-so that no limit of a cgroup that is gone is cleared after a new container of the same path has set its own.
+Only the ledger is trusted: what to set is the grant's, the process that is named must have the grant's policy page
+mounted, and no other container may run with that grant (boundary/owner.py). A record (boundary/records.py) is written
+before the first limit is set. All changes are made under one lock, so that no limit of a cgroup that is gone is cleared
+after a new container of the same path has set its own.
 """
 
 import os
 
-from oci_hook.boundary import cgroups, records
+from oci_hook.boundary import cgroups, owner, records
 from oci_hook.boundary.cgroups import NoCgroup
 from oci_hook.boundary.nvml_limits import INVALID_ARGUMENT, NOT_FOUND, Figures, LimitError
 from oci_hook.boundary.records import FAILED, SET, SETTING, Record
@@ -16,7 +17,6 @@ from oci_hook.core.layout import LEDGER_DIR
 from oci_hook.errors import GhError
 from oci_hook.ledger import grant_file
 from oci_hook.ledger import inventory as node_inventory
-from oci_hook.ledger.holders import holds
 from oci_hook.linux.cgroup_tree import TooManyCgroups, processes
 from oci_hook.linux.proc import boot_id
 
@@ -50,8 +50,7 @@ class Keeper:
         with Lock(settings.state_dir):
             self._sweep(settings)
             grant = self._grant(settings, key)
-            if not _holds(pid, key):
-                raise LimitError(f"process {pid} is not of the container that holds grant {key}")
+            self._check_owner(settings, grant, pid)
             limits = limits_of(grant, _inventory(settings), settings.rules.driver_limit_extra)
             if uuid := lacks(grant, limits):
                 raise LimitError(f"GPU {uuid} cannot have one any more; run `gpu-hook gpus --refresh`")
@@ -61,6 +60,7 @@ class Keeper:
             try:
                 places = cgroups.places(pid, grant.life.cgroup)
             except NoCgroup as e:
+                self._clear_earlier(settings, record)
                 self._failed(settings, record, e)
                 raise LimitError(str(e)) from None
             self._put(settings, record.replace(cgroups=places))
@@ -149,11 +149,14 @@ class Keeper:
 
     # --- under the lock ---
 
+    def _check_owner(self, settings: "Settings", grant: "Grant", pid: int) -> None:
+        if not owner.is_holder(pid, grant.key):
+            raise LimitError(f"process {pid} is not of the container that holds grant {grant.key}")
+        if owner.is_anothers(grant, records.read(settings.state_dir, grant.key), pid):
+            raise LimitError(f"another container, {grant.who.id[:100]}, runs with grant {grant.key}")
+
     def _put(self, settings: "Settings", record: Record) -> None:
-        earlier = records.read(settings.state_dir, record.key)
-        if earlier is not None and earlier.cgroups:  # of a container with the same name that crashed
-            left = tuple(place for place in earlier.cgroups if place not in record.cgroups)
-            self._clear(settings, earlier.replace(cgroups=left))
+        self._clear_earlier(settings, record)
         try:
             nvml = self._nvml(settings)
             nvml.find(limit.uuid for limit in record.limits)
@@ -187,6 +190,13 @@ class Keeper:
         if {path for path, _ in places} & self._used_by_others(settings, grant.key):
             raise LimitError(f"another container has its limit on the cgroup of grant {grant.key}")
         self._put(settings, Record(grant.key, grant.who.id[:256], boot_id(), SETTING, cgroups=places, limits=limits))
+
+    def _clear_earlier(self, settings: "Settings", record: Record) -> None:
+        """Clear the limits of a container with the same name that crashed."""
+        earlier = records.read(settings.state_dir, record.key)
+        if earlier is not None and earlier.cgroups:
+            left = tuple(place for place in earlier.cgroups if place not in record.cgroups)
+            self._clear(settings, earlier.replace(cgroups=left))
 
     def _failed(self, settings: "Settings", record: Record, e: Exception) -> None:
         """Record that the grant has no limit, and why."""
@@ -237,8 +247,14 @@ class Keeper:
         return {path for record in found if record is not None and record.limits for path, inode in record.cgroups}
 
     def _lives(self, settings: "Settings", record: Record) -> bool:
-        there = os.path.lexists(f"{settings.state_dir}/{LEDGER_DIR}/{record.key}.json")
-        return there and any(cgroups.inode(p) == inode and cgroups.populated(p) for p, inode in record.cgroups)
+        if not os.path.lexists(f"{settings.state_dir}/{LEDGER_DIR}/{record.key}.json"):
+            return False
+        if any(cgroups.inode(p) == inode and cgroups.populated(p) for p, inode in record.cgroups):
+            return True
+        try:
+            return owner.init_lives(self._grant(settings, record.key))
+        except LimitError:
+            return False  # a damaged grant, which the ledger reports
 
     def _set_record(self, settings: "Settings", key: str) -> Record:
         record = records.read(settings.state_dir, key)
@@ -304,12 +320,5 @@ def _places(grant: "Grant") -> "tuple[Place, ...]":
         inside = [pid for pids in processes(planned, CGROUPS_MAX) for pid in pids]
     except (TooManyCgroups, OSError):
         return ()
-    mine = init[0] in inside and all(_holds(pid, grant.key) for pid in inside)
+    mine = init[0] in inside and all(owner.is_holder(pid, grant.key) for pid in inside)
     return (place,) if mine else ()
-
-
-def _holds(pid: int, key: str) -> bool:
-    try:
-        return holds(pid, key)
-    except OSError:
-        return False

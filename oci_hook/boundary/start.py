@@ -3,7 +3,7 @@ happens when neither can."""
 
 import os
 
-from oci_hook.boundary import alone, cgroups, protocol, records
+from oci_hook.boundary import alone, cgroups, owner, protocol, records
 from oci_hook.boundary.nvml_limits import LimitError
 from oci_hook.core.layout import LEDGER_DIR
 from oci_hook.core.terms import DRIVER
@@ -38,7 +38,7 @@ def at_start(key: str, pid: int, settings: "Settings", patience: float = 0, help
 
     patience: seconds that the server may take; 0: it was asked already. Where the limits cannot be set: with boundary
     driver the grant is released and ApplyError GH-414 raised; with auto the container starts with the shim alone, and
-    an event says so.
+    an event says so. A grant with which another container runs stays as it is, and ApplyError GH-414 is raised.
     """
     request = {"do": "set", "grant": key, "pid": pid}
     try:
@@ -51,7 +51,7 @@ def at_start(key: str, pid: int, settings: "Settings", patience: float = 0, help
         alone.run(settings, request, helper)
     except LimitError as e:
         grant = _grant(settings, key)
-        _without(grant, str(e), settings)
+        _without(grant, pid, str(e), settings)
         _note(grant, pid, str(e), settings)
 
 
@@ -71,11 +71,18 @@ def clear_ended(settings: "Settings", patience: float = protocol.SECONDS, helper
             pass
 
 
-def _without(grant: "Grant", why: str, settings: "Settings") -> None:
+def _without(grant: "Grant", pid: int, why: str, settings: "Settings") -> None:
     """The limits could not be set. Raises ApplyError GH-414 for a container that insists on them."""
+    if owner.is_anothers(grant, records.read(settings.state_dir, grant.key), pid):
+        raise refuse(
+            "GH-414",
+            f"another container, {grant.who.id[:100]}, runs with the grant that this container's config.json names; "
+            "make this one with gpu-hook-runtime, from a bundle that was not edited for the other",
+        )
     if grant.terms.boundary == DRIVER:
-        admit.release(grant.key, settings, force=True)
-        records.forget_failed(settings.state_dir, grant.key)
+        if owner.is_holder(pid, grant.key):  # else it is not this container's to release
+            admit.release(grant.key, settings, force=True)
+            records.forget_failed(settings.state_dir, grant.key)
         raise refuse(
             "GH-414",
             f"boundary: driver is asked for, and the driver's memory limit cannot be set: {why[:150]}; "
@@ -88,6 +95,8 @@ def _without(grant: "Grant", why: str, settings: "Settings") -> None:
 def _note(grant: "Grant", pid: int, why: str, settings: "Settings") -> None:
     """Record why the container has no limit, and its cgroup, where the helper could not: it was killed. The agent needs
     the cgroup to set the limit later, and it is certain only now, before the container's program runs."""
+    if not owner.is_holder(pid, grant.key) or owner.is_anothers(grant, None, pid):
+        return
     try:
         places = cgroups.places(pid, grant.life.cgroup)
         held = records.lock(settings.state_dir)

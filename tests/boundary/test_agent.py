@@ -161,8 +161,8 @@ def test_a_limit_whose_record_is_lost_is_set_again(
     agent.served()
     id = node.start(bundle(ask))
     [grant] = node.grants()
-    set_limit(node, node.cgroup(id), (1 << 64) - 1)
     (node.state / "boundary" / grant.key).unlink()
+    set_limit(node, node.cgroup(id), (1 << 64) - 1)
     wait_for(lambda: node.events("boundary-repaired"), 120)
     assert node.limits(node.cgroup(id)) == [1024]
     wait_for(lambda: [e["id"] for e in node.events("boundary-repaired")] == [id])
