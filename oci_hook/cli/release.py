@@ -36,21 +36,23 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
     with store.open_ledger(settings.state_dir) as ledger:
         swept, grants = ledger.swept, ledger.grants
     swept, grants = engine_names.named(swept), engine_names.named(grants)
-    found = admit.going_by((*swept, *grants), container)
-    living = [grant for grant in found if grant.key in {other.key for other in grants}]
-    if not found and (short := admit.too_short((*swept, *grants), container)):
+    matching = admit.going_by((*swept, *grants), container)
+    living = [grant for grant in matching if grant.key in {other.key for other in grants}]
+    if not matching and (short := admit.too_short((*swept, *grants), container)):
         raise refuse("GH-410", short)
     for grant in living:
         if not force:
             raise refuse(
                 "GH-407", f"container {grant.who.id} is alive and holds grant {grant.key}; stop it, or use --force"
             )
-        if len(found) > 1:
+        if len(matching) > 1:
             keys = ", ".join(g.key for g in living)
-            how = f"{len(living)} living" if len(living) == len(found) else f"{len(found)} (living: {len(living)})"
+            how = (
+                f"{len(living)} living" if len(living) == len(matching) else f"{len(matching)} (living: {len(living)})"
+            )
             raise refuse("GH-407", f"{how} containers match {container[:100]}; choose one by --key: {keys}")
         admit.release(grant.key, settings, force=True)
-    released = [grant.key for grant in found]
+    released = [grant.key for grant in matching]
     return answer(released, f"container {container}", live.drop(settings, released))
 
 

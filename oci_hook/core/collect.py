@@ -338,7 +338,7 @@ def suspects(annotations: dict[str, str], container: str, rules: "Rules", asks: 
         else:
             low = key.lower()
             suspect = "gpu" in low or "cuda" in low or "nvidia" in low or "hook.io/" in low
-            suspect = suspect or key.startswith(dialects.BEGINNINGS)
+            suspect = suspect or dialects.is_known(dialects.NAMES, key)
             suspect = suspect and not (asks and dialects.is_known(rules.dialects, key))
         if suspect:
             found.append(key)

@@ -93,7 +93,7 @@ def is_suspect(key: str) -> bool:
     low = key.lower()
     if key.startswith(OTHER_OWNERS) or low.startswith(OTHER_MAKERS):
         return False
-    if "gpu" in low or "cuda" in low or "nvidia" in low or key.startswith(dialects.BEGINNINGS):
+    if "gpu" in low or "cuda" in low or "nvidia" in low or dialects.is_known(dialects.NAMES, key):
         return True
     return "hook.io/" in low and meant_as_ours(key) is not None
 

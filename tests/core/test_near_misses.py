@@ -153,6 +153,11 @@ def test_where_no_container_has_a_name(key: str) -> None:
     assert sure and line.endswith("did you mean gpu-hook.io/memory?")
 
 
+@pytest.mark.parametrize("key", ["tke.cloud.tencent.com/networks-status", "tensorstack.dev/owner"])
+def test_other_keys_in_the_domain_of_a_dialect_are_none(key: str) -> None:
+    assert found({key: "x"}) == [] == found({key: "x"}, asks=True)
+
+
 def test_hook_io_with_other_words_is_anothers() -> None:
     assert found({"hook.io/url": "x"}) == [] == found({"web.hook.io/memory": "x"})
 
