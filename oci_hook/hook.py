@@ -163,13 +163,23 @@ def _limit(grant: "Grant", inventory: "Inventory", pid: int, config: "Spec", set
     """Set the driver's memory limits, unless a hook of the spec itself does. Raises ApplyError GH-414."""
     from oci_hook.core.boundary import needs_step
 
-    if needs_step(grant, inventory):
-        from oci_hook.apply.to_spec import has_boundary
+    if not needs_step(grant, inventory):
+        _clear_ended(settings)
+        return
+    from oci_hook.apply.to_spec import has_boundary
 
-        if not has_boundary(config, grant.key):
-            from oci_hook.boundary.start import at_start
+    if not has_boundary(config, grant.key):
+        from oci_hook.boundary.start import at_start
 
-            at_start(grant.key, pid, settings, patience=LIMIT_SECONDS[0], helper=LIMIT_SECONDS[1])
+        at_start(grant.key, pid, settings, patience=LIMIT_SECONDS[0], helper=LIMIT_SECONDS[1])
+
+
+def _clear_ended(settings: "Settings") -> None:
+    """Clear the driver's limits that belong to no grant any more: they may hold for a new container of the same path."""
+    if os.path.isdir(f"{settings.state_dir}/{BOUNDARY_DIR}"):
+        from oci_hook.boundary.start import clear_ended
+
+        clear_ended(settings, patience=FORGET_SECONDS, helper=FORGET_SECONDS)
 
 
 def forget(given: "State", settings: "Settings") -> None:
@@ -179,10 +189,7 @@ def forget(given: "State", settings: "Settings") -> None:
     from oci_hook.ledger.store import grant_key
 
     release(grant_key("bundle:" + given.bundle, given.id), settings)
-    if os.path.isdir(f"{settings.state_dir}/{BOUNDARY_DIR}"):
-        from oci_hook.boundary.start import clear_ended
-
-        clear_ended(settings, patience=FORGET_SECONDS, helper=FORGET_SECONDS)
+    _clear_ended(settings)
 
 
 def _unedited(config: "Spec") -> "Spec":

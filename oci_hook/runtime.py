@@ -15,6 +15,7 @@ from oci_hook.apply.sources import check_mount_points, check_sources
 from oci_hook.config import settings as node_settings
 from oci_hook.core.boundary import needs_step
 from oci_hook.core.grant import Life
+from oci_hook.core.layout import BOUNDARY_DIR
 from oci_hook.core.terms import DRIVER
 from oci_hook.errors import GhError, Problem, refuse
 from oci_hook.ledger import events, exec_env
@@ -132,6 +133,10 @@ def give(call: Call, settings: "Settings", done: Done, teller: program.Program) 
     edited = to_spec.apply(plan.spec, plan.steps, admission.grant, settings.mode != "standalone")
     if needs_step(admission.grant, admission.inventory):
         edited = to_spec.with_boundary(edited, settings.prefix, settings.state_dir, admission.grant.key)
+    elif os.path.isdir(f"{settings.state_dir}/{BOUNDARY_DIR}"):  # a limit of an exited container may hold for this one
+        from oci_hook.boundary.start import clear_ended
+
+        clear_ended(settings)
     done.original = data
     spec.save(call.config, edited)
 

@@ -1,9 +1,10 @@
 """Looks after the driver's memory limits: makes each again what its grant says, and clears those of ended containers.
 
 A limit may be missing or different because somebody else changed it with nvidia-smi, or the driver lost it. Nothing is
-done for grants whose boundary is the shim: only a grant with a record (boundary/records.py) has limits.
+done for grants whose boundary is the shim. A container that had to start without limits gets them when the driver works.
 """
 
+import time
 from functools import partial
 
 from oci_hook.agent import journal
@@ -11,7 +12,7 @@ from oci_hook.agent.boundary_server import Answer, BoundaryServer
 from oci_hook.agent.node import Node
 from oci_hook.boundary import records
 from oci_hook.boundary.records import FAILED, Record
-from oci_hook.core.boundary import Boundary
+from oci_hook.core.boundary import Boundary, expected
 from oci_hook.core.grant import Grant
 from oci_hook.core.terms import DRIVER
 from oci_hook.ledger import events
@@ -19,6 +20,7 @@ from oci_hook.linux.cgroup_tree import MOUNTED
 from oci_hook.observe import boundary
 
 CHECK_TICKS = 6  # of the agent, between two looks at a container's limits; one takes well below a millisecond
+NEW_SECONDS = 35.0  # a container that has no record may still be given its limits by its start (apply/to_spec.py)
 SWEEP_SECONDS = 5.0  # between two tries to clear limits
 
 
@@ -73,13 +75,23 @@ class BoundaryWatch:
         """Ask for the limits of the containers whose turn it is, and whether the server still answers."""
         due = now - CHECK_TICKS * self._node.options.interval
         for key, (_, record) in self.found.items():
-            running = record is not None and record.state != FAILED and self._node.grants[key].life.init is not None
-            if running and self._checked.get(key, due) <= due:
+            if self._wants_check(key, record) and self._checked.get(key, due) <= due:
                 self._checked[key] = now
                 self._server.ask({"do": "check", "grant": key}, partial(self._take_check, key), now)
         if self._server.idle and self._pinged <= due:
             self._pinged = now
             self._server.ask({"do": "list"}, lambda answer: None, now)
+
+    def _wants_check(self, key: str, record: Record | None) -> bool:
+        """Whether the container has limits, or could have: one that started without gets them when the driver can again."""
+        grant, inventory = self._node.grants[key], self._node.inventory
+        if grant.life.init is None:
+            return False
+        if record is not None and record.state != FAILED:
+            return True
+        if inventory is None or expected(grant, inventory).name != DRIVER:
+            return False
+        return bool(record.cgroups) if record is not None else time.time() - grant.created > NEW_SECONDS
 
     def _look(self) -> None:
         node = self._node
@@ -112,7 +124,8 @@ class BoundaryWatch:
             return
         if not answer.get("ok"):
             self.failed += 1
-            self._errors[key] = str(answer.get("error"))[:200]
+            if grant.terms.boundary == DRIVER or self.found[key][0].name == DRIVER:  # else its start said so
+                self._errors[key] = str(answer.get("error"))[:200]
             return
         self._errors.pop(key, None)
         if answer.get("repaired"):

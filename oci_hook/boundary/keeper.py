@@ -18,6 +18,7 @@ from oci_hook.core.layout import LEDGER_DIR
 from oci_hook.errors import GhError
 from oci_hook.ledger import grant_file
 from oci_hook.ledger import inventory as node_inventory
+from oci_hook.linux.cgroup_tree import TooManyCgroups, processes
 from oci_hook.linux.proc import boot_id
 
 TYPE_CHECKING = False
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from oci_hook.config.settings import Settings
     from oci_hook.core.grant import Grant
     from oci_hook.core.inventory import Inventory
+
+
+CGROUPS_MAX = 1024  # below a container's own
 
 
 class Keeper:
@@ -88,12 +92,16 @@ class Keeper:
     def check(self, key: str) -> bool:
         """Make the driver's limits of a container that runs what its grant says. Whether one was different or missing.
 
-        Raises LimitError.
+        A container that had to start without its limits, or whose record was lost, gets them now. Raises LimitError.
         """
         settings = self._settings()
         self._connect_early(settings)
         with self._lock(settings):
             grant = self._grant(settings, key)
+            found = records.read(settings.state_dir, key)
+            if found is None or not found.limits:
+                self._restore(settings, grant, found)
+                return True
             record = self._set_record(settings, key)
             limits = self._limits(grant, record, settings)
             nvml, repaired = self._nvml(settings), False
@@ -103,8 +111,8 @@ class Keeper:
             for limit, (path, inode) in _each(record.replace(limits=limits)):
                 if cgroups.inode(path) != inode:
                     continue  # the container ends just now
-                found = nvml.get(limit.uuid, path)
-                if (found.soft, found.hard) != (limit.soft, limit.hard):
+                at_driver = nvml.get(limit.uuid, path)
+                if (at_driver.soft, at_driver.hard) != (limit.soft, limit.hard):
                     nvml.set(limit, path)
                     repaired = True
             records.write(settings.state_dir, record.replace(limits=limits, state=SET))
@@ -193,6 +201,20 @@ class Keeper:
             raise
         records.write(settings.state_dir, record.replace(state=SET))
 
+    def _restore(self, settings: "Settings", grant: "Grant", record: Record | None) -> None:
+        """Set the limits of a container that runs without. record: of its start, where there is one."""
+        why = record.why if record is not None else ""
+        limits = limits_of(grant, _inventory(settings), settings.rules.driver_limit_extra)
+        if all(limit.hard == NO_LIMIT for limit in limits) or lacks(grant, limits):
+            raise LimitError(why or f"the driver has no limit for grant {grant.key}")
+        # Its program has been running, so where the process is now says nothing: it may have gone to a neighbour's cgroup.
+        places = record.cgroups if record is not None else _places(grant)
+        if not places or any(cgroups.inode(path) != inode for path, inode in places):
+            raise LimitError(why or f"the cgroup of grant {grant.key} is not known")
+        if {path for path, _ in places} & self._used_by_others(settings, grant.key):
+            raise LimitError(f"another container has its limit on the cgroup of grant {grant.key}")
+        self._put(settings, Record(grant.key, grant.who.id[:256], boot_id(), SETTING, cgroups=places, limits=limits))
+
     def _clear_earlier(self, settings: "Settings", record: Record) -> None:
         """Clear the limits of a container with the same name that crashed."""
         earlier = records.read(settings.state_dir, record.key)
@@ -202,7 +224,7 @@ class Keeper:
 
     def _failed(self, settings: "Settings", record: Record, e: Exception) -> None:
         """Record that the grant has no limit, and why."""
-        records.write(settings.state_dir, record.replace(state=FAILED, cgroups=(), limits=(), why=str(e)[:300]))
+        records.write(settings.state_dir, record.replace(state=FAILED, limits=(), why=str(e)[:300]))
 
     def _sweep(self, settings: "Settings") -> list[str]:
         done = []
@@ -246,7 +268,7 @@ class Keeper:
     def _used_by_others(self, settings: "Settings", key: str) -> set[str]:
         """The cgroups that another grant's record names: their limits are that grant's now."""
         found = (records.read(settings.state_dir, other) for other in records.keys(settings.state_dir) if other != key)
-        return {path for record in found if record is not None for path, inode in record.cgroups}
+        return {path for record in found if record is not None and record.limits for path, inode in record.cgroups}
 
     def _lives(self, settings: "Settings", record: Record) -> bool:
         if not os.path.lexists(f"{settings.state_dir}/{LEDGER_DIR}/{record.key}.json"):
@@ -311,3 +333,17 @@ def _inventory(settings: "Settings") -> "Inventory":
 
 def _each(record: Record) -> "list[tuple[Limit, Place]]":
     return [(limit, place) for limit in record.limits for place in record.cgroups]
+
+
+def _places(grant: "Grant") -> "tuple[Place, ...]":
+    """The cgroup that the container was made in, if its first process and no foreign one is in it now, else nothing."""
+    planned, init = grant.life.cgroup, grant.life.init
+    if init is None or not planned.startswith(cgroups.MOUNTED + "/"):
+        return ()
+    place = (planned, cgroups.inode(planned))
+    try:
+        inside = [pid for pids in processes(planned, CGROUPS_MAX) for pid in pids]
+    except (TooManyCgroups, OSError):
+        return ()
+    mine = init[0] in inside and all(owner.is_holder(pid, grant.key) for pid in inside)
+    return (place,) if mine else ()

@@ -3,10 +3,12 @@
 from oci_hook.boundary import records
 from oci_hook.boundary.nvml_limits import LimitError
 from oci_hook.boundary.start import ask
-from oci_hook.core.boundary import changed_limits, limits_on
+from oci_hook.core.boundary import changed_limits, expected, limits_on
+from oci_hook.core.terms import DRIVER
 from oci_hook.core.value import Value
 from oci_hook.errors import refuse
 from oci_hook.ledger import admit, store
+from oci_hook.ledger import inventory as node_inventory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,12 +21,14 @@ if TYPE_CHECKING:
 
 class Altered(Value):
     """old, new: the grant before and after. delivered: its pages say so to the container. driver: "" where the driver's
-    limit is the new one, or is not concerned; else why it is still the former one."""
+    limit is the new one, or is not concerned; else why it is still the former one. without: why the driver has no limit
+    at all for a container that was to have one."""
 
     old: "Grant"
     new: "Grant"
     delivered: bool
     driver: str = ""
+    without: str = ""
 
 
 def alter(settings: "Settings", container: str, change: "Alteration", commit: "Alteration") -> Altered:
@@ -39,7 +43,8 @@ def alter(settings: "Settings", container: str, change: "Alteration", commit: "A
     before = admit.find(grants, container)
     record = records.read(settings.state_dir, before.key)
     if record is None or not record.cgroups or not record.limits:
-        return Altered(*admit.alter(settings, container, commit))
+        done = Altered(*admit.alter(settings, container, commit))
+        return done.replace(without=_give(settings, done.new))
     after = change(before, tuple(grant for grant in grants if grant is not before))
     now, then = _limits(before, record, settings), _limits(after, record, settings)
     if (larger := changed_limits(now, then)) != now:
@@ -77,6 +82,12 @@ def _raise(settings: "Settings", grant: "Grant", larger: "tuple[Limit, ...]") ->
         _agree(settings, grant.key)
         why = f"the driver does not take the new limit: {str(e)[:150]}; the former one is in effect"
         raise refuse("GH-414", f"container {grant.who.id[:64]} is not changed: {why}") from None
+
+
+def _give(settings: "Settings", grant: "Grant") -> str:
+    """Set the limits of a container that had to start without them; "" or why that failed."""
+    planned = expected(grant, node_inventory.load(settings)).name
+    return _agree(settings, grant.key) if planned == DRIVER and grant.life.init is not None else ""
 
 
 def _agree(settings: "Settings", key: str) -> str:

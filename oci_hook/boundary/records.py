@@ -24,8 +24,9 @@ MAX = 1 << 20
 
 
 class Record(Value):
-    """key: the grant's. state: SETTING (begun; limits may be set), SET (all are), FAILED (why; cgroups has those that
-    could not be cleared again). cgroups: (directory, inode number) pairs. limits: of each GPU that can have one."""
+    """key: the grant's. state: SETTING (begun; limits may be set), SET (all are), FAILED (why; limits has those that could
+    not be cleared again). cgroups: (directory, inode number) pairs of the container, whether they have limits or not.
+    limits: of each GPU that can have one."""
 
     key: str
     id: str
@@ -97,9 +98,9 @@ def remove(state_dir: str, key: str) -> None:
 
 
 def forget_failed(state_dir: str, key: str) -> None:
-    """Remove the record of a start that failed, if it names no cgroup whose limit is still to be cleared."""
+    """Remove the record of a start that failed, if it names no limit that is still to be cleared."""
     record = read(state_dir, key)
-    if record is not None and record.state == FAILED and not record.cgroups:
+    if record is not None and record.state == FAILED and not record.limits:
         remove(state_dir, key)
 
 

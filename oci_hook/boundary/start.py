@@ -3,12 +3,13 @@ happens when neither can."""
 
 import os
 
-from oci_hook.boundary import alone, owner, protocol, records
+from oci_hook.boundary import alone, cgroups, owner, protocol, records
 from oci_hook.boundary.nvml_limits import LimitError
 from oci_hook.core.layout import LEDGER_DIR
 from oci_hook.core.terms import DRIVER
 from oci_hook.errors import GhError, refuse
 from oci_hook.ledger import admit, events, grant_file
+from oci_hook.linux.proc import boot_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def at_start(key: str, pid: int, settings: "Settings", patience: float = 0, help
     try:
         alone.run(settings, request, helper)
     except LimitError as e:
-        _without(_grant(settings, key), pid, str(e), settings)
+        grant = _grant(settings, key)
+        _without(grant, pid, str(e), settings)
+        _note(grant, pid, str(e), settings)
 
 
 def at_end(key: str, settings: "Settings", helper: float = alone.SECONDS) -> None:
@@ -87,6 +90,26 @@ def _without(grant: "Grant", pid: int, why: str, settings: "Settings") -> None:
         )
     name = events.full_name(grant.who)[:256]
     events.record(settings.state_dir, FALLBACK, id=grant.who.id[:256], name=name, key=grant.key, why=why[:300])
+
+
+def _note(grant: "Grant", pid: int, why: str, settings: "Settings") -> None:
+    """Record why the container has no limit, and its cgroup, where the helper could not: it was killed. The agent needs
+    the cgroup to set the limit later, and it is certain only now, before the container's program runs."""
+    if not owner.is_holder(pid, grant.key) or owner.is_anothers(grant, None, pid):
+        return
+    try:
+        places = cgroups.places(pid, grant.life.cgroup)
+        held = records.lock(settings.state_dir)
+    except (cgroups.NoCgroup, OSError, GhError):
+        return
+    try:
+        if records.read(settings.state_dir, grant.key) is None:
+            failed = records.Record(grant.key, grant.who.id[:256], boot_id(), records.FAILED, places, (), why[:300])
+            records.write(settings.state_dir, failed)
+    except OSError:
+        pass
+    finally:
+        os.close(held)
 
 
 def _grant(settings: "Settings", key: str) -> "Grant":

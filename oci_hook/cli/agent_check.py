@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from oci_hook import __version__
 from oci_hook.agent import options, whereabouts
+from oci_hook.boundary import records
 from oci_hook.cli import live, output
 from oci_hook.config.settings import Settings
 from oci_hook.core.layout import AGENT_LOCK
@@ -30,19 +31,24 @@ FIXES = {
 }
 
 
+def _has_records(state_dir: str) -> bool:
+    """Whether containers were given limits by the driver."""
+    try:
+        return bool(records.keys(state_dir))
+    except OSError:  # only root can see them
+        return False
+
+
 def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[CheckResult]:
     pid, node = whereabouts.holder(f"{settings.state_dir}/{AGENT_LOCK}"), live.ask(settings, prefix)
     here = any(os.path.exists(f"{folder}/{UNIT}.service") for folder in UNIT_FOLDERS)
     managed = here and shutil.which("systemctl") is not None
     if not pid and node is None:
         start = f"systemctl enable --now {UNIT}" if managed else f"gpu-hook agent{option}"
-        yield CheckResult(
-            "agent",
-            NOTE,
-            "does not run: nothing detects containers that bypass their limits; containers do not need it",
-            "",
-            start,
-        )
+        message = "does not run: nothing detects containers that bypass their limits; containers do not need it"
+        if _has_records(settings.state_dir):
+            message += ", but no driver's limit that is lost, or could not be set, is set again without it"
+        yield CheckResult("agent", NOTE, message, "", start)
         return
     restart = f"systemctl restart {UNIT}" if managed else f"kill {pid}; gpu-hook agent{option}"
     of = f" (process {pid})" if pid else ""  # only root can see who holds the lock

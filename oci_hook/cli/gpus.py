@@ -8,8 +8,8 @@ from oci_hook.cli import named, output
 from oci_hook.config.settings import load as load_settings
 from oci_hook.core import tiers
 from oci_hook.core.grant import Grant
-from oci_hook.core.inventory import Inventory
-from oci_hook.core.terms import DRIVER, SHIM
+from oci_hook.core.inventory import Gpu, Inventory
+from oci_hook.core.terms import AUTO, DRIVER, SHIM
 from oci_hook.discovery import tiers as probed
 from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import Problem
@@ -18,6 +18,7 @@ from oci_hook.ledger import store
 from oci_hook.ledger import tiers as tiers_seen
 
 HEADER = ("INDEX", "UUID", "NAME", "MEMORY", "MINOR", "TIER", "GRANTED MEMORY", "GRANTED COMPUTE", "CONTAINERS")
+UNWANTED = "the setting `boundary` is shim; the driver can hold that of a container that asks for it"
 SPARE = ("MINOR", "NAME", "TIER", "UUID", "GRANTED COMPUTE", "GRANTED MEMORY")
 
 
@@ -58,7 +59,8 @@ def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
                 warnings.append(Problem("GH-310", left))
             else:
                 probed.save(settings, inventory, {gpu.uuid: probed.probe(inventory, gpu)})
-    return report(inventory, store.snapshot(settings.state_dir), tiers_seen.load(settings, inventory), warnings)
+    seen = tiers_seen.load(settings, inventory)
+    return report(inventory, store.snapshot(settings.state_dir), seen, warnings, settings.rules.boundary)
 
 
 def report(
@@ -66,8 +68,9 @@ def report(
     grants: tuple[Grant, ...],
     seen: dict[str, dict[str, Any]] | None = None,
     warnings: list[Problem] | None = None,
+    setting: str = AUTO,
 ) -> output.Report:
-    """The list of GPUs. seen: what probes found, by UUID."""
+    """The list of GPUs. seen: what probes found, by UUID. setting: of the node, `boundary`."""
     gpus, rows = [], []
     for gpu in inventory.gpus:
         shares = [share for grant in grants for share in grant.shares if share.uuid == gpu.uuid]
@@ -98,14 +101,17 @@ def report(
         "simulated": inventory.simulated,
         "gpus": gpus,
     }
-    return output.Report(data, [where, *output.table(HEADER, rows, SPARE), *boundary_lines(gpus)], warnings or ())
+    return output.Report(
+        data, [where, *output.table(HEADER, rows, SPARE), *boundary_lines(inventory.gpus, setting)], warnings or ()
+    )
 
 
-def boundary_lines(gpus: list[dict[str, Any]]) -> list[str]:
+def boundary_lines(gpus: tuple[Gpu, ...], setting: str) -> list[str]:
     """Who holds memory limits on which GPUs, and why not the driver: a line for each answer."""
     by_answer: dict[str, list[str]] = {}
     for gpu in gpus:
-        by_answer.setdefault(gpu["boundary_why"], []).append(str(gpu["index"]))
+        why = gpu.no_limits or (UNWANTED if setting == SHIM else "")
+        by_answer.setdefault(why, []).append(str(gpu.address))
     lines = []
     for why, names in by_answer.items():
         on = "" if len(by_answer) == 1 else f"GPU {', '.join(names)}: "

@@ -10,7 +10,7 @@ from oci_hook.config import settings as node_settings
 from oci_hook.core.boundary import expected
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.inventory import Inventory
-from oci_hook.core.terms import SHIM
+from oci_hook.core.terms import DRIVER, SHIM
 from oci_hook.core.units import MIB
 from oci_hook.errors import GhError, Problem
 from oci_hook.ledger import inventory as node_inventory
@@ -84,7 +84,7 @@ def boundary_data(state_dir: str, grant: Grant, inventory: Inventory | None) -> 
     """Who holds the memory limit, and why not the driver. boundary_failed: the driver could, on this node."""
     found, _ = boundary.look(state_dir, grant, inventory)
     planned = expected(grant, inventory).name if inventory else SHIM
-    failed = found.name != planned and grant.life.init is not None
+    failed = planned == DRIVER != found.name and grant.life.init is not None
     return {"boundary": found.name, "boundary_why": found.why, "boundary_failed": failed}
 
 

@@ -95,6 +95,8 @@ DRIVER_PENDING = (
     " the agent"
 )
 
+DRIVER_WITHOUT = "  the shim alone holds the limit: the driver has none for this container: {why}"
+
 
 def report(done: live.Altered) -> output.Report:
     """The share as it is and as it was."""
@@ -104,6 +106,7 @@ def report(done: live.Altered) -> output.Report:
     lines += [f"  was: {in_words(before)}"] if new != old else []
     lines += [] if delivered else [PENDING.format(old="the former share")]
     lines += [DRIVER_PENDING.format(why=done.driver)] if done.driver else []
+    lines += [DRIVER_WITHOUT.format(why=done.without)] if done.without else []
     in_effect = delivered and not done.driver
     data = {"id": after.who.id, "key": after.key, "before": old, "after": new, "in_effect": in_effect}
     return output.Report(data, lines, exit_status=0 if in_effect else PENDING_STATUS)

@@ -14,7 +14,7 @@ import pytest
 
 from oci_hook.linux.proc import read_file
 from tests.agent import box
-from tests.boundary.node import ASK, DRIVER, Node
+from tests.boundary.node import ASK, DRIVER, Node, Stub
 from tests.boundary.test_attacks import with_cgroups
 from tests.conftest import REPO, Bundle
 
@@ -117,6 +117,55 @@ def test_a_limit_that_somebody_changed_is_set_again(node: Node, agent: Agent, bu
     assert agent.metric("container_boundary{", 'boundary="driver"') == 1
     assert agent.metric("container_memory_driver_limit_bytes") == 1 << 30
     assert node.delete(id).returncode == 0
+
+
+@pytest.mark.parametrize("fault", ["fail init", "fail set", "hang init"])
+def test_a_container_that_fell_back_gets_its_limit_later(node: Node, bundle: Bundle, fault: str) -> None:
+    """As soon as the driver works again."""
+    stub = Stub(node)
+    stub.fault(fault)
+    id = node.start(bundle(ASK))
+    assert [e["id"] for e in node.events("boundary-fallback")] == [id] and stub.limits() == []
+    [why] = [record.why for record in node.records()]
+    assert why and f"held by the shim alone: {why}" in node.cli("ps")
+    agent = Agent(node)
+    try:
+        if "fail" in fault:
+            agent.served()
+            assert stub.limits() == []
+        stub.fault("")
+        wait_for(lambda: stub.limits() == [f"{node.uuids[0]} 1024"])
+        wait_for(lambda: [e["id"] for e in node.events("boundary-repaired")] == [id])
+        assert [record.state for record in node.records()] == ["set"]
+    finally:
+        agent.stop()
+
+
+def test_a_limit_goes_to_the_containers_cgroup_and_not_where_it_went(node: Node, bundle: Bundle) -> None:
+    """The container fell back and moved itself into its neighbour's cgroup."""
+    stub = Stub(node)
+    neighbour = node.start(bundle({**ASK, "gpu-hook.io/memory": "3Gi"}))
+    stub.fault("fail set")
+    id = node.start(bundle(ASK))
+    stub.fault("")
+    Path(f"/proc/{node.place.keeper.pid}/root{node.cgroup(neighbour)}/cgroup.procs").write_text(str(node.pid(id)))
+    said = node.cli("set", id, "--memory", "512Mi")
+    assert "the shim alone" not in said
+    assert sorted(stub.limits()) == [f"{node.uuids[0]} 3072", f"{node.uuids[0]} 512"]
+
+
+@pytest.mark.parametrize("ask", [ASK, DRIVER], ids=["auto", "driver"])
+def test_a_limit_whose_record_is_lost_is_set_again(
+    node: Node, agent: Agent, bundle: Bundle, ask: dict[str, str]
+) -> None:
+    agent.served()
+    id = node.start(bundle(ask))
+    [grant] = node.grants()
+    (node.state / "boundary" / grant.key).unlink()
+    set_limit(node, node.cgroup(id), (1 << 64) - 1)
+    wait_for(lambda: node.events("boundary-repaired"), 120)
+    assert node.limits(node.cgroup(id)) == [1024]
+    wait_for(lambda: [e["id"] for e in node.events("boundary-repaired")] == [id])
 
 
 def test_an_agent_that_starts_anew_goes_on(node: Node, bundle: Bundle) -> None:

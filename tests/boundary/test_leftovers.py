@@ -51,6 +51,16 @@ def test_a_new_container_of_the_same_path_keeps_its_limit(node: Node, bundle: Bu
         assert stub.limits() == [f"{node.uuids[0]} 1024"] and [r.id for r in node.records()] == [id]
 
 
+def test_a_start_without_a_limit_of_its_own_clears_too(node: Node, bundle: Bundle) -> None:
+    """The setting is shim by now, and the container may have the cgroup's path of one that crashed."""
+    stub = Stub(node)
+    put(stub, node, "/sys/fs/cgroup/gone", 77)
+    leave(node, "/sys/fs/cgroup/gone", 5, 77)
+    node.set(boundary="shim")
+    node.start(bundle(ASK))
+    assert stub.limits() == [] and node.records() == []
+
+
 def test_what_somebody_else_set_for_a_path_stays(node: Node) -> None:
     """The path is a cgroup again, without a grant of ours; a limit that is ours is cleared all the same."""
     stub = Stub(node)

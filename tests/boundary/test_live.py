@@ -109,3 +109,18 @@ def test_a_moved_state_directory_leaves_no_limit(node: Node, bundle: Bundle) -> 
     node.cli("settings", "set", f"state_dir={new}")
     assert stub.limits() == [] and not (node.state / "boundary").exists()
     shutil.rmtree(new, ignore_errors=True)
+
+
+@SERVED
+def test_set_of_a_container_that_fell_back(node: Node, bundle: Bundle, served: bool) -> None:
+    """It says that the driver has no limit, and sets it where it can."""
+    stub = Stub(node)
+    if served:
+        node.serve()
+    stub.fault("fail set")
+    id = node.start(bundle(ASK))
+    said = node.cli("set", id, "--memory", "2Gi")
+    assert "the driver has none for this container: setting the limit" in said and shares(node) == [2048]
+    stub.fault("")
+    assert "the driver has none" not in node.cli("set", id, "--memory", "3Gi")
+    assert stub.limits() == [f"{node.uuids[0]} 3072"]

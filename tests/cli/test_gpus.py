@@ -7,6 +7,7 @@ import pytest
 
 from oci_hook.cli import gpus
 from oci_hook.core.grant import Share
+from oci_hook.core.inventory import Gpu
 from tests.cli.box import Install
 
 
@@ -47,6 +48,15 @@ def test_who_holds_memory_limits(install: Install) -> None:
         "GPU 0: memory limits held by the shim and the driver",
         "GPU 1: memory limits held by the shim alone: it is odd",
     ]
+
+
+def test_who_holds_limits_with_the_setting_shim_and_of_mig_devices() -> None:
+    migs = [Gpu(f"MIG-{n}", 0, 0, 1024, parent="GPU-p", instance=n, no_limits="it is MIG") for n in (0, 1)]
+    listed = (*migs, Gpu("GPU-1", 1, 1, 1024, no_limits=""))
+    auto, shim = gpus.boundary_lines(listed, "auto"), gpus.boundary_lines(listed, "shim")
+    assert auto[0] == shim[0] == "GPU 0:0, 0:1: memory limits held by the shim alone: it is MIG"
+    assert auto[1] == "GPU 1: memory limits held by the shim and the driver"
+    assert shim[1].startswith("GPU 1: memory limits held by the shim alone: the setting `boundary` is shim")
 
 
 def test_without_an_inventory(install: Install) -> None:

@@ -130,6 +130,11 @@ def test_who_holds_the_memory_limit(install: Install) -> None:
         records.write(str(install.state), record)
         assert seen()[0] == held, record
     assert seen() == ("shim", "no luck", True)
+    records.write(str(install.state), good)
+    text = file.read_text()
+    file.write_text(text.replace("GPU-0", "GPU-9"))
+    assert seen() == ("driver", "", False), "its GPU has left the inventory"
+    file.write_text(text)
     (install.state / "boundary" / grant.key).write_text("{")
     assert seen()[0] == "shim"
     whole = install.data("ps")["containers"][1]

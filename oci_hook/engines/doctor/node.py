@@ -121,7 +121,7 @@ def check_ledger(settings: Settings, option: str) -> Iterator[CheckResult]:
     known = {gpu.uuid for gpu in gpus.gpus}
     for grant in living:
         found, _ = boundary.look(settings.state_dir, grant, gpus)
-        if grant.life.init is not None and found.name != expected(grant, gpus).name:
+        if grant.life.init is not None and expected(grant, gpus).name == DRIVER != found.name:
             message = f"container {grant.who.id[:40]} runs without the driver's memory limit: {found.why}"
             yield CheckResult("boundary", WARN, message, "GH-414")
         for share in grant.shares:
