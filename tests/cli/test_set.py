@@ -153,7 +153,7 @@ def test_containers_that_cannot_be_changed(install: Install, two: tuple[Grant, G
         (("set", "nobody", "--class", "online"), "GH-410: no living container goes by nobody;"),
         (("freeze", "a"), "GH-410: a begins a container's id, but has fewer than six characters"),
         (("freeze", "c"), "GH-410: no living container goes by c;"),
-        (("freeze", ""), "GH-410: no living container goes by ;"),
+        (("freeze", ""), "GH-410: no living container goes by an empty name;"),
         (("freeze", "web"), "GH-410: 2 containers go by web (shop/web/"),
     ):
         assert install.text(*command, status=1).startswith(line)
