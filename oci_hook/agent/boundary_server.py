@@ -5,16 +5,13 @@ States: "off" (no GPU here can have such limits), "starting", "ok", "down" (it w
 """
 
 import json
-import os
 import selectors
-import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from oci_hook.agent import child
 from oci_hook.boundary import protocol
 from oci_hook.core.inventory import Inventory
 
@@ -91,39 +88,21 @@ class BoundaryServer:
         process, self._process = self._process, None
         if process is None:
             return
-        assert process.stdout and process.stdin
+        assert process.stdout
         if self._ready:
             self._selector.unregister(process.stdout)
             self._ready = False
-        process.send_signal(signal.SIGKILL)
-        process.stdout.close()
-        process.stdin.close()
-        try:
-            process.wait(timeout=0.2)
-        except subprocess.TimeoutExpired:
-            pass  # subprocess reaps it when it starts the next process
+        child.kill(process)
 
     _ready = False  # the selector has its standard output
 
     def _start(self, prefix: str, now: float) -> None:
-        package = str(Path(__file__).resolve().parents[2])
-        environment = {k: v for k, v in os.environ.items() if k not in ("NOTIFY_SOCKET", "WATCHDOG_USEC")}
-        environment |= {"PYTHONPATH": package, "PYTHONSAFEPATH": "1"}
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "oci_hook.boundary.server", prefix],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                cwd="/",
-                bufsize=0,
-            )
+            self._process = child.start("oci_hook.boundary.server", prefix)
         except OSError as e:
             self._fail(now, f"its process does not start: {e.strerror}")
             return
         assert self._process.stdout
-        os.set_blocking(self._process.stdout.fileno(), False)
         self._selector.register(self._process.stdout, selectors.EVENT_READ, self._said)
         self._ready = True
         self.state, self.error, self.pid, self._since = "starting", "", self._process.pid, now

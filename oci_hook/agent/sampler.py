@@ -5,12 +5,10 @@ States: "starting", "ok", "slow" (an answer is overdue, the process will be kill
 
 import json
 import os
-import signal
 import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
+from oci_hook.agent import child
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.value import Value
 from oci_hook.errors import GhError
@@ -176,19 +174,8 @@ class Sampler:
         self._asked, self._buffer, self.fd, self.pid = 0.0, b"", -1, 0
         self._watched, self._cgroups = {}, {}
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(signal.SIGKILL)
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError:
-                    pass
-        try:
-            process.wait(timeout=0.2)
-        except subprocess.TimeoutExpired:
-            pass  # subprocess reaps it when it starts the next process
+        if process is not None:
+            child.kill(process)
 
     def _fail(self, now: float, why: str) -> None:
         self.stop(why)
@@ -198,27 +185,16 @@ class Sampler:
     def _start(self, now: float) -> bool:
         if self._inventory is None or now < self._retry_at:
             return False
-        package = str(Path(__file__).resolve().parents[2])
-        environment = {k: v for k, v in os.environ.items() if k not in ("NOTIFY_SOCKET", "WATCHDOG_USEC")}
-        environment |= {"LD_PRELOAD": self._inventory.libnvml, "PYTHONPATH": package, "PYTHONSAFEPATH": "1"}
+        environment = {"LD_PRELOAD": self._inventory.libnvml}
         if self._inventory.simulated:
             environment |= simulated(self._inventory.driver_root)
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "oci_hook.agent.nvml_process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                cwd="/",
-                bufsize=0,
-            )
+            self._process = child.start("oci_hook.agent.nvml_process", environment=environment)
         except OSError as e:
             self._fail(now, f"its process does not start: {e.strerror}")
             return False
         assert self._process.stdout is not None
         self.fd, self.pid = self._process.stdout.fileno(), self._process.pid
-        os.set_blocking(self.fd, False)
         self.state, self.error = "starting", ""
         return True
 

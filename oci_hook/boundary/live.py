@@ -61,12 +61,12 @@ def alter(settings: "Settings", container: str, change: "Alteration", commit: "A
 def drop(settings: "Settings", keys: "list[str]") -> str:
     """Clear the limits of these grants, whose containers may still run; "" or why one could not be cleared."""
     why = ""
-    for key in keys:
-        if key in records.keys(settings.state_dir):
-            try:
-                ask(settings, {"do": "clear", "grant": key, "force": True})
-            except LimitError as e:
-                why = str(e)
+    recorded = set(records.keys(settings.state_dir))
+    for key in [key for key in keys if key in recorded]:
+        try:
+            ask(settings, {"do": "clear", "grant": key, "force": True})
+        except LimitError as e:
+            why = str(e)
     return why
 
 

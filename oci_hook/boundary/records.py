@@ -10,6 +10,7 @@ import os
 from oci_hook.core.boundary import Limit
 from oci_hook.core.layout import BOUNDARY_DIR, LEDGER_DIR
 from oci_hook.core.value import Value
+from oci_hook.ledger import messages
 from oci_hook.ledger.store import valid_key
 from oci_hook.linux.lock import lock_file, own_dir
 from oci_hook.linux.proc import read_file
@@ -79,15 +80,7 @@ def write(state_dir: str, record: Record) -> None:
     data = record.fields()
     data["limits"] = [list(limit.fields().values()) for limit in record.limits]
     path = f"{folder(state_dir)}/{record.key}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(path + ".new", flags, 0o600)
-    try:
-        text = fastjson.dumps(data).encode()
-        while text:
-            text = text[os.write(fd, text) :]
-    finally:
-        os.close(fd)
-    os.rename(path + ".new", path)
+    messages.replace(path, fastjson.dumps(data).encode(), path + ".new")
 
 
 def remove(state_dir: str, key: str) -> None:

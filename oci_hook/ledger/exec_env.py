@@ -4,11 +4,9 @@ The launcher reads it (launcher/exec_env.h). Each entry is NAME=VALUE, or NAME f
 with a zero byte.
 """
 
-import os
-
 from oci_hook.core.layout import PAGES_DIR
 from oci_hook.core.plan import EnvVar
-from oci_hook.ledger.store import unusable
+from oci_hook.ledger.store import create, unusable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,13 +22,7 @@ def write(state_dir: str, key: str, steps: "Iterable[Step]") -> None:
     found = [step for step in steps if isinstance(step, EnvVar)]
     words = [step.name if step.value is None else f"{step.name}={step.value}" for step in found]
     data = "".join([word + "\0" for word in words]).encode("utf-8", "surrogateescape")
-    path = f"{state_dir}/{PAGES_DIR}/{key}/{FILE}"
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            while data:
-                data = data[os.write(fd, data) :]
-        finally:
-            os.close(fd)
+        create(f"{state_dir}/{PAGES_DIR}/{key}/{FILE}", data, 0o600)
     except OSError as e:
         raise unusable(state_dir, e) from None

@@ -138,10 +138,10 @@ class Ledger:
         try:
             os.mkdir(folder)
             os.chmod(folder, 0o755)  # despite the umask: a runtime in a user namespace opens the page
-            _write(f"{folder}/{COPY_FILE}", page, 0o600)
+            create(f"{folder}/{COPY_FILE}", page, 0o600)
             gpus = [i for i, share in enumerate(grant.shares) if share.slot]
             room = bytes(GPU_PAGE_SIZE * (1 + gpus[-1])) if gpus else b""  # the delivery fills its GPU pages
-            _write(f"{folder}/{PAGE_FILE}", page + room, 0o644, PAGE_UID)
+            create(f"{folder}/{PAGE_FILE}", page + room, 0o644, PAGE_UID)
             self._begin()  # the next transaction may still see a creator alive that is killed after this
             self._save(grant.key, data)
             self._write_messages(
@@ -286,7 +286,7 @@ class Ledger:
 
     def _save(self, key: str, data: bytes) -> None:
         path = f"{self._folder}/{key}"
-        _write(path + ".tmp", data, 0o600)
+        create(path + ".tmp", data, 0o600)
         os.rename(path + ".tmp", path + ".json")
 
     def _unlock(self) -> None:
@@ -384,7 +384,8 @@ def unusable(state_dir: str, e: OSError) -> GhError:
     return refuse("GH-303", f"ledger in {state_dir}: {what}; check its file system (df, mount) and rights, then retry")
 
 
-def _write(path: str, data: bytes, mode: int, owner: int = 0) -> None:
+def create(path: str, data: bytes, mode: int, owner: int = 0) -> None:
+    """A new file. owner: a uid, if root creates it. Raises OSError, FileExistsError as well."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:
         if mode & 0o077:
