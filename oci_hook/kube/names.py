@@ -1,17 +1,14 @@
 """Names of the cluster part: annotations, labels, resources, taints. Ours begin with gpu-hook.io/."""
 
-from oci_hook.core.layout import ALLOC, PREFIX_KEY
+from oci_hook.core.layout import ALLOC, ASKED, NODE_PLACEMENT, PREFIX_KEY
 
-__all__ = ["ALLOC", "PREFIX_KEY"]
+__all__ = ["ALLOC", "ASKED", "NODE_PLACEMENT", "PREFIX_KEY"]
 
 RUNTIME_CLASS = "gpu-hook"
 
 # On pods.
-ASKED = PREFIX_KEY + "asked"  # written by the create webhook: it has read this pod (the words' version)
-NODE_EXCLUSIVE = PREFIX_KEY + "node"  # "exclusive": a node without other pods but DaemonSets'
-NODE_PLACEMENT = PREFIX_KEY + "node-placement"  # "spread" or "binpack" over nodes
-DECIDED = (ALLOC, PREFIX_KEY + "env")  # only the controller writes these: the first prefix counts for whole families
-ENV_KEYS = PREFIX_KEY + "env."  # + CONTAINER.VARIABLE: plain values for the downward API, written by the Binding
+NODE_EXCLUSIVE = PREFIX_KEY + "node"  # also with .CONTAINER; "exclusive": a node without other pods but DaemonSets'
+DECIDED = (ALLOC, PREFIX_KEY + "grant")  # nobody but the controller and the runtime writes these
 
 # On nodes.
 INVENTORY = PREFIX_KEY + "inventory"  # annotation: kube/node_info.py
