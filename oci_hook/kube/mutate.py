@@ -73,9 +73,9 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
     check_runtime_class(spec)
     check_node_exclusive(made, requests)
     made[names.ASKED] = ASKED_VERSION
-    init = [request for c in spec.get("initContainers") or () if (request := requests[c["name"]])]
-    side = [request for c in spec.get("containers") or () if (request := requests[c["name"]])]
-    total = sums.of_pod(side, init)
+    first = spec.get("initContainers") or ()
+    init = [(requests[c["name"]], c.get("restartPolicy") == "Always") for c in first]  # Kubernetes 1.28: sidecars
+    total = sums.of_pod([requests[c["name"]] for c in spec.get("containers") or ()], init)
     patch = [
         *labels_patch(metadata, options),
         replace("/metadata/annotations", made),

@@ -28,16 +28,18 @@ def of_request(request: Request) -> Sums:
     return sums
 
 
-def of_pod(containers: Iterable[Request], init: Iterable[Request]) -> Sums:
-    """Containers run side by side, init containers one after another before them: the larger sum counts, as in Kubernetes
-    itself (Documentation: Init Containers, resource sharing)."""
-    total = dict.fromkeys(SUMS, 0)
+def of_pod(containers: Iterable[Request | None], init: Iterable[tuple[Request | None, bool]] = ()) -> Sums:
+    """What the pod has at most at one time. containers run side by side. init: the init containers in order, and whether each
+    is restartable; those go on running, the others end before the next one starts (Kubernetes' documentation: Sidecar
+    Containers, resource sharing within containers)."""
+    running, most = dict.fromkeys(SUMS, 0), dict.fromkeys(SUMS, 0)
+    for request, restartable in init:
+        with_it = _plus(running, request)
+        most = {name: max(amount, with_it[name]) for name, amount in most.items()}
+        running = with_it if restartable else running
     for request in containers:
-        for name, amount in of_request(request).items():
-            total[name] += amount
-    for request in init:
-        total = {name: max(amount, of_request(request)[name]) for name, amount in total.items()}
-    return {name: amount for name, amount in total.items() if amount}
+        running = _plus(running, request)
+    return {name: larger for name, amount in running.items() if (larger := max(amount, most[name]))}
 
 
 def of_node(inventory: Inventory, rules: Rules) -> Sums:
@@ -49,6 +51,13 @@ def of_node(inventory: Inventory, rules: Rules) -> Sums:
         COMPUTE: 100 * len(gpus),
         OFFLINE_COMPUTE: 100 * len(gpus),
     }
+
+
+def _plus(sums: Sums, request: Request | None) -> Sums:
+    if request is None:
+        return sums
+    more = of_request(request)
+    return {name: amount + more[name] for name, amount in sums.items()}
 
 
 def _compute(gpu: GpuRequest, request: Request) -> int:
