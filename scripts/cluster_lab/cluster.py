@@ -19,7 +19,7 @@ from scripts.cluster_lab.pki import Keys
 from scripts.cluster_lab.programs import REPO, CannotRun
 
 NEEDED = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "openssl": "openssl", "mount": "mount"}
-NODE_LABELS = ("gpu-hook.io/node=true",)
+GPU_NODE = "gpu-hook.io/node=true"
 
 
 def check() -> None:
@@ -95,7 +95,8 @@ class Cluster:
                 list(pool.map(lambda node: node.on(self.images), self.nodes))
             for node in self.nodes:
                 wait(120, f"node {node.name} is Ready ({node.machine.log('kubelet')})", node.ready)
-                self.kubectl("label", "--overwrite", "node", node.name, *NODE_LABELS)
+                if node.gpus.count:
+                    self.kubectl("label", "--overwrite", "node", node.name, GPU_NODE)
             wait(60, "the default service account exists", lambda: self.kubectl("get", "serviceaccount", "default"))
             say(f"{time.monotonic() - began:5.0f} s  {len(self.nodes)} nodes are Ready")
 

@@ -17,14 +17,19 @@ def pod(name: str, containers: dict[str, str], **annotations: str) -> dict[str, 
     """A pod of our RuntimeClass: containers by name with their shell commands; annotations: gpu-hook.io/ is added."""
     each = [{"name": n, "image": PROBE, "command": ["sh", "-c", command]} for n, command in containers.items()]
     metadata = {"name": name, "annotations": {f"gpu-hook.io/{key}": value for key, value in annotations.items()}}
-    spec = {"runtimeClassName": "gpu-hook", "terminationGracePeriodSeconds": 1, "containers": each}
+    spec = {
+        "runtimeClassName": "gpu-hook",
+        "nodeSelector": {"gpu-hook.io/node": "true"},
+        "terminationGracePeriodSeconds": 1,
+        "containers": each,
+    }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def holders(cluster: Cluster, node: str) -> list[str]:
-    """The grants of a node, by their keys."""
+    """Who holds a grant on a node: NAMESPACE/POD/CONTAINER."""
     listed = json.loads(cluster.node(node).gpu_hook("ps", "--json").stdout)["containers"]
-    return sorted(grant["key"] for grant in listed)
+    return sorted(f"{grant['namespace']}/{grant['pod']}/{grant['name']}" for grant in listed)
 
 
 def run(cluster: Cluster, say: Callable[[str], object] = print) -> None:
