@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oci_hook.apply.image import check_destinations, look
+from oci_hook.apply.image_search import Command
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.plan import make_plan
 from oci_hook.errors import ApplyError
@@ -322,7 +323,7 @@ def test_any_image_of_links(
     grant = Grant("k" * 32, Identity("/r", "id", "/b"), Life("b"), (Share(inventory.gpus[0].uuid, 100),))
     began = time.process_time()
     try:
-        facts = look(str(root), [], {"LD_LIBRARY_PATH": path})
+        facts = look(str(root), [], Command(env={"LD_LIBRARY_PATH": path, "PATH": path}))
         plan = make_plan(grant, inventory, facts, "/opt/g", "/run/g")
         check_destinations(str(root), [], plan)
     except ApplyError as e:

@@ -184,6 +184,17 @@ class Tree:
             os.close(fd)
         return found
 
+    def open(self, path: str) -> int:
+        """A descriptor, to read, of the regular file at this canonical path. Raises OSError, also where it is none."""
+        self.work.spend(LOOK)
+        parent, _, name = path.rpartition("/")
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(name, flags, dir_fd=self._node(parent).fd)
+        if not S_ISREG(os.fstat(fd).st_mode):  # the file was replaced meanwhile
+            os.close(fd)
+            raise OSError(22, "not a regular file", name[:100])
+        return fd
+
     def read(self, path: str, size: int) -> bytes:
         """The first `size` bytes of the regular file at this canonical path; b"" if it is none. Raises OSError."""
         parent, _, name = path.rpartition("/")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from oci_hook.apply.image import check_destinations, look, warnings
+from oci_hook.apply.image_search import Command
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, Inventory
 from oci_hook.core.plan import Bind, DeviceNode, ImageFacts, Step, make_plan
@@ -109,10 +110,10 @@ def test_copies_in_the_search_path_are_found(rootfs: Path) -> None:
         (rootfs / folder / "libcuda.so.1").write_text("")
     link(rootfs, "opt/link", "b")
     env = {"LD_LIBRARY_PATH": "opt/relative::/opt/a;/opt/link:/../opt/b:/opt/none" + ":/x" * 99 + ":/opt/last"}
-    found = look(str(rootfs), MOUNTS, env).cover_cuda
+    found = look(str(rootfs), MOUNTS, Command(env=env)).cover_cuda
     assert found == ("/opt/a/libcuda.so.1", "/opt/b/libcuda.so.1")
     below = [*MOUNTS, {"destination": "/opt", "type": "bind", "source": "/srv", "options": ["rbind"]}]
-    assert look(str(rootfs), below, env).cover_cuda == ()
+    assert look(str(rootfs), below, Command(env=env)).cover_cuda == ()
 
 
 def test_other_libraries_of_a_compat_folder(rootfs: Path) -> None:

@@ -174,7 +174,9 @@ def program_of_all(place: Path, library: str, names: list[str], how: str, real: 
         (place / "stub.map").write_text(VERSIONED.format(names="; ".join(names)))
         link = ["-shared", "-fPIC", f"-Wl,-soname,{library}.so.1", f"-Wl,--version-script={place}/stub.map"]
         real = compile_c(place / f"{library}.so", "-w", *link, str(place / "stub.c"))
-    return compile_c(place / "all", "-w", "-std=gnu11", *LINKS[how], str(source), str(real), "-Wl,--allow-shlib-undefined")
+    return compile_c(
+        place / "all", "-w", "-std=gnu11", *LINKS[how], str(source), str(real), "-Wl,--allow-shlib-undefined"
+    )
 
 
 @pytest.mark.parametrize("how", LINKS)
