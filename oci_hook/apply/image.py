@@ -74,7 +74,7 @@ def look(rootfs: str, mounts: "Sequence[Mount]", command: Command | None = None)
         searched = image_search.folders(command.env.get("LD_LIBRARY_PATH", ""))
         places = [*_library_places(), *compat, *searched, *_cached(tree)]
         cuda, nvml, other = _copies(tree, places, {canonical(tree, place) for place in compat})
-        paths = image_search.paths(tree, command)
+        paths = image_search.paths(tree, kinds, command)
         volumes = image_volumes.of_mounts(tree, kinds, mounts)
         beside = [f"{place}/{name}" for place in searched for name in image_search.NAMES]
         image_volumes.check_names(tree, kinds, volumes, (*beside, *paths))
@@ -89,18 +89,16 @@ def look(rootfs: str, mounts: "Sequence[Mount]", command: Command | None = None)
 
 
 def _present(tree: Tree, kinds: "Mapping[str, str]", paths: "Sequence[str]") -> list[str]:
-    """Those of the paths at which the image has a file, by their folders' own names; and those that are links into
-    volumes, which `check_destinations` refuses."""
+    """Those of the paths at which the image has a file; and those that are links into volumes, which
+    `check_destinations` refuses."""
     found = []
     for path in paths:
         try:
             there, mode = tree.resolve(path)
         except OSError:
             continue
-        folder, _, name = path.rpartition("/")
-        own = f"{canonical(tree, folder)}/{name}"
-        if S_ISREG(mode) or not mode and there != own and on_top(kinds, there)[1] == "bind":
-            found.append(own)
+        if S_ISREG(mode) or not mode and there != path and on_top(kinds, there)[1] == "bind":
+            found.append(path)
     return found
 
 

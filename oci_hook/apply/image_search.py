@@ -9,7 +9,7 @@ import os
 from stat import S_IMODE, S_ISDIR, S_ISREG
 
 from oci_hook.apply import image_elf
-from oci_hook.apply.image_tree import mode_of
+from oci_hook.apply.image_tree import mode_of, on_top
 from oci_hook.core.value import Value
 from oci_hook.linux.walk import MAX_PATH, Tree
 from oci_hook.oci.spec import environment
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_FOLDERS = 64  # of PATH, and of a program's run path
 MAX_WORDS = 8  # of the container's command: tini -g -- python train.py
-MAX_ENVIRONMENTS = 256  # of one conda
+MAX_ENVIRONMENTS = 128  # of one conda
 MAX_VARIABLE = 1 << 17  # execve(2), MAX_ARG_STRLEN: no program starts with a longer one
 PREFIX_VARIABLES = ("CONDA_PREFIX", "CONDA_DIR", "MAMBA_ROOT_PREFIX", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH")
 CONDAS = ("conda", "miniconda3", "miniforge3", "mambaforge", "anaconda3", "micromamba")
@@ -48,8 +48,12 @@ def command(spec: "Spec") -> Command:
     """The command of config.json; what is not of the runtime spec's type is left out."""
     process = spec.get("process") or {}
     args, cwd = process.get("args"), process.get("cwd")
-    words = [word for word in args[:MAX_WORDS] if isinstance(word, str)] if isinstance(args, list) else []
-    return Command(words, cwd if isinstance(cwd, str) and cwd.startswith("/") else "/", environment(spec))
+    words = args[:MAX_WORDS] if isinstance(args, list) else ()
+    return Command(
+        tuple(word for word in words if isinstance(word, str)),
+        cwd if isinstance(cwd, str) and cwd.startswith("/") else "/",
+        environment(spec),
+    )
 
 
 def folders(value: str) -> list[str]:
@@ -58,20 +62,28 @@ def folders(value: str) -> list[str]:
     return [place for place in places if place.startswith("/") and len(place) <= MAX_PATH]
 
 
-def paths(tree: Tree, command: Command) -> list[str]:
-    """The paths at which a driver library would be found; whether something is there is not looked at."""
+def paths(tree: Tree, kinds: "Mapping[str, str]", command: Command) -> list[str]:
+    """The paths at which a driver library would be found, in folders that the image has, or that may be in a volume;
+    whether something is there is not looked at. kinds: of mounts, by mount point."""
     search = folders(command.env.get("PATH", ""))
     programs = list(_programs(tree, command, search))
-    found = [f"{place}/{name}" for path in programs for place in _run_path(tree, path) for name in NAMES]
+    places: list[tuple[str, tuple[str, ...]]] = [(place, NAMES) for path in programs for place in _run_path(tree, path)]
     for prefix in _prefixes(tree, command, search, programs):
-        found += [f"{prefix}/{folder}/{name}" for folder in BELOW for name in NAMES]
-        found += [f"{prefix}/{folder}/{name}" for folder in STUBS for name in STUB_NAMES]
-    return list(dict.fromkeys(found))
+        places += [(f"{prefix}/{folder}", NAMES) for folder in BELOW]
+        places += [(f"{prefix}/{folder}", STUB_NAMES) for folder in STUBS]
+    found: dict[str, None] = {}
+    for place, names in places:
+        try:
+            there, mode = tree.resolve(place)
+        except OSError:
+            continue
+        if S_ISDIR(mode) or on_top(kinds, there)[1] == "bind":
+            found.update(dict.fromkeys(f"{there}/{name}" for name in names))
+    return list(found)
 
 
 def _prefixes(tree: Tree, command: Command, search: "Sequence[str]", programs: "Sequence[str]") -> list[str]:
-    """/X for programs in /X/bin, and conda's environments. Those that do not exist in the image are left out, unless they
-    may be in a volume."""
+    """/X for programs in /X/bin, and conda's environments."""
     named = [command.env.get(name, "")[: MAX_PATH + 1] for name in PREFIX_VARIABLES]
     wanted = [name for name in named if name.startswith("/") and len(name) <= MAX_PATH]
     for path in (*search, *(program.rpartition("/")[0] for program in programs)):
