@@ -226,7 +226,7 @@ def many_environments_of_conda(root: Path) -> None:
 
 @shape
 def every_conda_at_once(root: Path) -> None:
-    for place in ("opt", "root", "usr/local"):
+    for place in ("opt", "root"):
         for name in ("conda", "miniconda3", "miniforge3", "mambaforge", "anaconda3", "micromamba"):
             for n in range(130):
                 folder(root, f"{place}/{name}/envs/{n}/lib/stubs")

@@ -26,7 +26,7 @@ MAX_ENVIRONMENTS = 128  # of one conda
 MAX_VARIABLE = 1 << 17  # execve(2), MAX_ARG_STRLEN: no program starts with a longer one
 PREFIX_VARIABLES = ("CONDA_PREFIX", "CONDA_DIR", "MAMBA_ROOT_PREFIX", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH")
 CONDAS = ("conda", "miniconda3", "miniforge3", "mambaforge", "anaconda3", "micromamba")
-CONDA_PLACES = ("/opt", "/root", "/usr/local")
+CONDA_PLACES = ("/opt", "/root")
 USUAL = ("", "/", "/usr", "/usr/local")  # whose folders are looked at in any case
 # cuda-compat: where conda-forge's package of that name has its libcuda
 BELOW = ("lib", "lib64", "cuda-compat", "compat")
@@ -68,21 +68,28 @@ def paths(tree: Tree, kinds: "Mapping[str, str]", command: Command) -> list[str]
     search = folders(command.env.get("PATH", ""))
     programs = list(_programs(tree, command, search))
     places: list[tuple[str, tuple[str, ...]]] = [(place, NAMES) for path in programs for place in _run_path(tree, path)]
-    for prefix in _prefixes(tree, command, search, programs):
+    for prefix in _prefixes(tree, kinds, command, search, programs):
         places += [(f"{prefix}/{folder}", NAMES) for folder in BELOW]
         places += [(f"{prefix}/{folder}", STUB_NAMES) for folder in STUBS]
     found: dict[str, None] = {}
     for place, names in places:
-        try:
-            there, mode = tree.resolve(place)
-        except OSError:
-            continue
-        if S_ISDIR(mode) or on_top(kinds, there)[1] == "bind":
+        if there := _folder(tree, kinds, place):
             found.update(dict.fromkeys(f"{there}/{name}" for name in names))
     return list(found)
 
 
-def _prefixes(tree: Tree, command: Command, search: "Sequence[str]", programs: "Sequence[str]") -> list[str]:
+def _folder(tree: Tree, kinds: "Mapping[str, str]", path: str) -> str:
+    """The canonical path of a folder in the image, or of what may be one in a volume; else ""."""
+    try:
+        there, mode = tree.resolve(path)
+    except OSError:
+        return ""
+    return there if S_ISDIR(mode) or not mode and kinds and on_top(kinds, there)[1] == "bind" else ""
+
+
+def _prefixes(
+    tree: Tree, kinds: "Mapping[str, str]", command: Command, search: "Sequence[str]", programs: "Sequence[str]"
+) -> list[str]:
     """/X for programs in /X/bin, and conda's environments."""
     named = [command.env.get(name, "")[: MAX_PATH + 1] for name in PREFIX_VARIABLES]
     wanted = [name for name in named if name.startswith("/") and len(name) <= MAX_PATH]
@@ -90,9 +97,9 @@ def _prefixes(tree: Tree, command: Command, search: "Sequence[str]", programs: "
         folder = _real(tree, path)
         if folder.endswith(("/bin", "/sbin", "/condabin")):
             wanted.append(folder.rpartition("/")[0])
-    found = [prefix for prefix in dict.fromkeys(_real(tree, path) for path in wanted) if prefix not in USUAL]
-    for place in CONDA_PLACES:
-        found += [path for name in CONDAS if S_ISDIR(mode_of(tree, path := f"{place}/{name}"))]
+    wanted += [f"{place}/{name}" for place in CONDA_PLACES if _folder(tree, {}, place) for name in CONDAS]
+    found = [_folder(tree, kinds, path) for path in dict.fromkeys(wanted)]
+    found = [prefix for prefix in dict.fromkeys(found) if prefix not in USUAL]
     for prefix in list(found):
         found += _environments(tree, f"{prefix}/envs")
     return list(dict.fromkeys(found))
