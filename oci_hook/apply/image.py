@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from oci_hook.oci.spec_types import Mount
 
 MAX_COPIES = 64
+COMPAT = ("/compat", "/cuda-compat")  # NVIDIA's package, conda-forge's: a newer driver's libraries
 CACHE = "/etc/ld.so.cache"  # where the loader looks before its default folders
 MAX_CACHE = 4 << 20
 MAX_CACHED = 64  # folders in it that have a driver library
@@ -72,13 +73,15 @@ def look(rootfs: str, mounts: "Sequence[Mount]", command: Command | None = None)
         local = canonical(tree, "/usr/local")
         compat = [f"{local}/{name}/compat" for name in names_in(tree, local) if name.startswith("cuda")]
         searched = image_search.folders(command.env.get("LD_LIBRARY_PATH", ""))
+        paths = image_search.paths(tree, kinds, command)
+        folders = (*searched, *dict.fromkeys(path.rpartition("/")[0] for path in paths))
+        compat += [folder for folder in folders if folder.rstrip("/").endswith(COMPAT)]
         places = [*_library_places(), *compat, *searched, *_cached(tree)]
         cuda, nvml, other = _copies(tree, places, {canonical(tree, place) for place in compat})
-        paths = image_search.paths(tree, kinds, command)
         volumes = image_volumes.of_mounts(tree, kinds, mounts)
         beside = [f"{place}/{name}" for place in searched for name in image_search.NAMES]
         image_volumes.check_names(tree, kinds, volumes, (*beside, *paths))
-        for path in _present(tree, kinds, paths):
+        for path in _present(tree, kinds, [path for path in paths if path not in cuda and path not in nvml]):
             (cuda if path.rpartition("/")[2].startswith(LIBRARIES[0]) else nvml).append(path)
         _check_count(cuda, nvml, other)
         nix = S_ISDIR(mode_of(tree, "/nix/store"))

@@ -128,6 +128,24 @@ def test_other_libraries_of_a_compat_folder(rootfs: Path) -> None:
     assert not any("other" in d or "README" in d for d in found)
 
 
+@pytest.mark.parametrize("env", ({}, {"LD_LIBRARY_PATH": "/srv/compat/"}, {"PATH": "/srv/py/bin"}))
+def test_other_libraries_of_conda_forges_compat_folder(rootfs: Path, env: dict[str, str]) -> None:
+    names = ("libcuda.so.1", "libnvidia-ptxjitcompiler.so.1")
+    for folder in ("opt/conda/cuda-compat", "srv/compat", "srv/py/cuda-compat", "srv/none"):
+        (rootfs / folder).mkdir(parents=True)
+        for name in names:
+            (rootfs / folder / name).write_text("")
+    found = final(plan(look(str(rootfs), MOUNTS, Command(env=env))))
+    folders = {
+        "/opt/conda/cuda-compat",
+        *("/srv/compat" for v in env if v[0] == "L"),
+        *("/srv/py/cuda-compat" for v in env if v[0] == "P"),
+    }
+    assert {d for d in found if d.startswith(("/opt", "/srv"))} == {
+        f"{folder}/{name}" for folder in folders for name in names
+    }
+
+
 def test_nix_programs_look_in_a_folder_of_their_own(rootfs: Path) -> None:
     assert not any("opengl-driver" in d for d in final(checked(rootfs)))
     (rootfs / "nix/store").mkdir(parents=True)
