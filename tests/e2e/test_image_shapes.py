@@ -14,10 +14,14 @@ from typing import Any
 
 import pytest
 
+from scripts import tiny_image
 from tests.conftest import REPO
+from tests.e2e.fetched import unpacked
 from tests.e2e.stage import (
+    ARCH,
     LIMIT_MIB,
     MULTIARCH,
+    MUSL,
     Held,
     Stage,
     compile_client,
@@ -298,6 +302,23 @@ def test_a_link_into_a_volume_is_refused(stage: Stage, made: Shape, front: str) 
     (made.root / "opt/conda/lib").mkdir(parents=True)
     os.symlink("/data/libcuda.so.1", made.root / "opt/conda/lib/libcuda.so.1")
     assert "GH-402" in refusal(stage, made, front)
+
+
+def test_musl_starts_without_the_driver(stage: Stage, made: Shape, front: str) -> None:
+    """Nothing on musl can load the driver's libraries; what needs none, such as a sidecar, runs."""
+    shutil.rmtree(made.root)
+    tiny_image.busybox(made.root)
+    shutil.rmtree(made.root / "usr/lib64")
+    (made.root / "lib").mkdir()
+    loader = made.root / f"lib/ld-musl-{ARCH}.so.1"
+    shutil.copy(next(unpacked("bookworm", "musl").rglob("lib/*-linux-musl/libc.so")), loader)
+    loader.chmod(0o755)
+    compile_client(made.root / "bin/route", "route.c", target=MUSL)
+    held = fill(stage, made, front)
+    assert "unopened=" in held.output and held.granted == -1, held
+    assert ("GH-408" in held.output and "musl" in held.output) == (front == "wrapper"), (
+        held
+    )  # the hook tells the journal
 
 
 def test_building_against_stubs_still_works(stage: Stage, made: Shape) -> None:
