@@ -28,7 +28,7 @@ MAX_CACHE = 4 << 20
 MAX_CACHED = 64  # folders in it that have a driver library
 MAX_DEPTH = 128  # folders above a place to mount on, each of which is looked up among the mounts
 # Subfolders with libraries for a certain processor, which the loader prefers; since glibc 2.37 only the first.
-PREFERRED = ("glibc-hwcaps", "tls", "haswell", "xeon_phi", "avx512_1", "x86_64", "aarch64", "atomics")
+PREFERRED = frozenset(("glibc-hwcaps", "tls", "haswell", "xeon_phi", "avx512_1", "x86_64", "aarch64", "atomics"))
 NIX_DRIVER = "/run/opengl-driver/lib"  # where Nix lets programs look for the driver (addDriverRunpath)
 MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 
@@ -122,10 +122,8 @@ def _copies(tree: Tree, places: list[str], compat: set[str]) -> tuple[list[str],
                     known.add(below)
                     todo.append(below)
                 continue
-            if name.startswith("libcuda.so"):
-                cuda.append(f"{place}/{name}")
-            elif name.startswith("libnvidia-ml.so"):
-                nvml.append(f"{place}/{name}")
+            if name.startswith(LIBRARIES):
+                (cuda if name.startswith(LIBRARIES[0]) else nvml).append(f"{place}/{name}")
             elif beside and name.startswith("lib") and ".so" in name:
                 other.append(f"{place}/{name}")
             else:

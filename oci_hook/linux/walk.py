@@ -172,13 +172,16 @@ class Tree:
         node = self._node(path)
         if node.fd < 0:
             return []
-        self.work.spend(LOOK)
+        work = self.work
+        work.spend(LOOK)
         found = []
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=node.fd)
         try:
             with os.scandir(fd) as entries:  # one name at a time, since there may be millions
                 for entry in entries:
-                    self.work.spend(1)
+                    work.left -= 1  # spend(1), without a call for each of thousands of names
+                    if work.left < 0:
+                        work.spend(0)
                     found.append(entry.name)
         finally:
             os.close(fd)

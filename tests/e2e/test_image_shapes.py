@@ -237,12 +237,12 @@ def bundle(stage: Stage, made: Shape, front: str) -> tuple[Path, str]:
 
     def edit(spec: dict[str, Any]) -> None:
         made.edit(spec)
-        if front == "hook":
+        if front != "wrapper":
             text = (REPO / "runtime-config/runc/config.json").read_text()
             spec["hooks"] = json.loads(text.replace("/opt/gpu-hook", str(stage.prefix)))["hooks"]
 
     folder = stage.bundle(made.root, made.run, env=made.env, edit=edit)
-    return folder, stage.program if front == "wrapper" else "runc"
+    return folder, "runc" if front == "hook" else stage.program
 
 
 def fill(stage: Stage, made: Shape, front: str) -> Held:
@@ -251,6 +251,13 @@ def fill(stage: Stage, made: Shape, front: str) -> Held:
     held = stage.held(["run", "--bundle", str(folder), id], program)
     stage.runc("delete", "--force", id, program=program)
     return held
+
+
+@pytest.mark.parametrize("name", ("conda_whose_python_has_a_run_path", "stubs_in_the_search_path"))
+def test_by_both_front_ends_at_once(stage: Stage, made: Shape, name: str) -> None:
+    """The hook then checks what the wrapper has put into config.json."""
+    SHAPES[name](made)
+    stopped_at_the_limit(fill(stage, made, "both"))
 
 
 @pytest.mark.parametrize("name", SHAPES)
