@@ -21,10 +21,12 @@ ENV = {
     "COLUMNS": "200",
     "LINES": "60",
     "HOME": "/tmp",
+    "PYTHONPATH": "/programs",  # for its sitecustomize.py
     "TERM": "xterm",
     "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING": "1",
 }
 READ_ONLY = ["rbind", "ro", "nosuid", "nodev"]
+SITE = f"/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 LIBDIR = f"/usr/lib/{MULTIARCH}"
 
 
@@ -42,10 +44,9 @@ class Image:
         (self.root / "root").mkdir(exist_ok=True)
         for folder in (fetch.packages(name) for name in client.debs):
             shutil.copytree(folder, self.root, symlinks=True, dirs_exist_ok=True)
-        self.env = ENV | {"PYTHONPATH": ":".join([f"/wheels/{name}" for name in client.pins] + ["/programs"])}
-        self.mounts += [mount(fetch.wheels(name), f"/wheels/{name}") for name in client.pins]
+        self.mounts += [mount(fetch.wheels(name), f"/wheels/{name}{SITE}") for name in client.pins]
         if client.prepare:
-            client.prepare(self.root, stage.folder)
+            client.prepare(self.root, stage.driver)
 
 
 class Ran:
@@ -87,7 +88,7 @@ class Pair:
     def _run(self, image: Image, case: Case, asked: dict[str, str], mounts: list[dict[str, Any]], program: str) -> Ran:
         words = [sys.executable if word == "python" else word for word in case.run]
         mounts = [*image.mounts, *mounts]
-        env = image.env | dict(case.env)
+        env = ENV | dict(case.env)
         folder = self.stage.bundle(image.root, words, asked, env, lambda spec: spec["mounts"].extend(mounts))
         shutil.rmtree(image.root / "tmp", ignore_errors=True)
         (image.root / "tmp").mkdir(mode=0o1777)
