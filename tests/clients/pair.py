@@ -59,40 +59,54 @@ class Ran:
 
 
 class Pair:
-    """The two sides, on GPUs of their own install."""
+    """The two sides, on two GPUs of an install of their own; one install for each version of the driver."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stages: dict[str, Stage] = {}
         self._images: dict[str, Image] = {}
+
+    def stage(self, client: Client) -> Stage:
+        version = client.driver
+        if version not in self._stages:
+            self._stages[version] = Stage(self._folder / version, "--driver", version)
+        return self._stages[version]
 
     def image(self, client: Client) -> Image:
         if client.name not in self._images:
-            self._images[client.name] = Image(self.stage, client)
+            self._images[client.name] = Image(self.stage(client), client)
         return self._images[client.name]
+
+    def close(self) -> None:
+        for stage in self._stages.values():
+            stage.close()
 
     def bare(self, client: Client, case: Case) -> Ran:
         """By plain runc, with the simulated driver as it is: its libraries, and the files of as many GPUs."""
-        image = self.image(client)
-        mounts = [mount(self.stage.driver / name, f"{LIBDIR}/{name}") for name in ("libcuda.so.1", "libnvidia-ml.so.1")]
+        stage = self.stage(client)
+        mounts = [mount(stage.driver / name, f"{LIBDIR}/{name}") for name in ("libcuda.so.1", "libnvidia-ml.so.1")]
         for minor in range(case.gpus):
-            gpu = self.stage.state / f"sim/gpus/{minor}"
+            gpu = stage.state / f"sim/gpus/{minor}"
             mounts.append(mount(gpu, f"/dev/nvidia-sim/{minor}", "bind", "rw", "nosuid", "nodev"))
-        return self._run(image, case, {}, mounts, "runc")
+        return self._run(client, case, {}, mounts, "runc")
 
     def share(self, client: Client, case: Case) -> Ran:
         """By gpu-hook-runtime."""
         devices = ",".join(map(str, range(case.gpus)))
         asked = {"gpu-hook.io/devices": devices, "gpu-hook.io/memory": f"{LIMIT_MIB}Mi"}
-        return self._run(self.image(client), case, asked, [], self.stage.program)
+        return self._run(client, case, asked, [], self.stage(client).program)
 
-    def _run(self, image: Image, case: Case, asked: dict[str, str], mounts: list[dict[str, Any]], program: str) -> Ran:
+    def _run(
+        self, client: Client, case: Case, asked: dict[str, str], mounts: list[dict[str, Any]], program: str
+    ) -> Ran:
+        stage, image = self.stage(client), self.image(client)
         words = [sys.executable if word == "python" else word for word in case.run]
         mounts = [*image.mounts, *mounts]
         env = ENV | dict(case.env)
-        folder = self.stage.bundle(image.root, words, asked, env, lambda spec: spec["mounts"].extend(mounts))
+        folder = stage.bundle(image.root, words, asked, env, lambda spec: spec["mounts"].extend(mounts))
         shutil.rmtree(image.root / "tmp", ignore_errors=True)
         (image.root / "tmp").mkdir(mode=0o1777)
-        runc = self.stage.runc
+        runc = stage.runc
         id = runc.new_id()
         out, err = folder / "out", folder / "err"
         began = time.monotonic()
