@@ -11,7 +11,7 @@ from tests.e2e.stage import CONTEXT_MIB, GPU_MIB, LIMIT_MIB
 
 def compile_it(root: Path, driver: Path) -> None:
     """By the system's gcc; linked with the simulated driver's library, in place of the toolkit's stub of it."""
-    (include,) = fetch.wheels("cuda-12-headers").glob("nvidia/cuda_runtime/include")
+    (include,) = fetch.wheels("cuda-12-runtime").glob("nvidia/cuda_runtime/include")
     words = ["gcc", "-std=gnu11", "-Wall", "-Werror", "-O1", f"-I{include}", str(PROGRAMS / "driver_api.c")]
     subprocess.run([*words, "-o", str(root / "bin/driver_api"), str(driver / "libcuda.so.1"), "-pthread"], check=True)
 
@@ -53,6 +53,6 @@ CLIENT = Client(
             LIMITS,
         ),
     ),
-    pins=("cuda-12-headers",),
+    pins=("cuda-12-runtime",),
     prepare=compile_it,
 )
