@@ -1,0 +1,114 @@
+"""Runs a case in two real containers of one image: on the bare simulated driver, and on a share."""
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.clients import compare, fetch
+from tests.clients.compare import Verdict
+from tests.clients.frame import Case, Client, Steps
+from tests.clients.known import KNOWN
+from tests.e2e.stage import LIMIT_MIB, MULTIARCH, Stage, python_image
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+ENV = {
+    "PYTHONUTF8": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUNBUFFERED": "1",
+    "COLUMNS": "200",
+    "LINES": "60",
+    "HOME": "/tmp",
+    "TERM": "xterm",
+    "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING": "1",
+}
+READ_ONLY = ["rbind", "ro", "nosuid", "nodev"]
+LIBDIR = f"/usr/lib/{MULTIARCH}"
+
+
+def mount(source: Path | str, destination: str, *options: str) -> dict[str, Any]:
+    return {"destination": destination, "source": str(source), "type": "bind", "options": list(options) or READ_ONLY}
+
+
+class Image:
+    """The image of one client."""
+
+    def __init__(self, stage: Stage, client: Client) -> None:
+        self.root = stage.folder / f"image-{client.name}"
+        self.mounts = python_image(self.root, "psutil", "cuda.bindings.driver")
+        self.mounts.append(mount(PROGRAMS, "/programs"))
+        (self.root / "root").mkdir(exist_ok=True)
+        for folder in (fetch.packages(name) for name in client.debs):
+            shutil.copytree(folder, self.root, symlinks=True, dirs_exist_ok=True)
+        self.env = ENV | {"PYTHONPATH": ":".join([f"/wheels/{name}" for name in client.pins] + ["/programs"])}
+        self.mounts += [mount(fetch.wheels(name), f"/wheels/{name}") for name in client.pins]
+        if client.prepare:
+            client.prepare(self.root, stage.folder)
+
+
+class Ran:
+    """What one side gave."""
+
+    def __init__(self, case: Case, status: int, out: str, err: str, seconds: float) -> None:
+        self.text = f"exit status {status}, {seconds:.1f} s\n{out[-6000:]}\n{err[-6000:]}"
+        self.seconds = seconds
+        self.steps: Steps = case.parse(out) | {"exit status": status}
+
+
+class Pair:
+    """The two sides, on GPUs of their own install."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self._images: dict[str, Image] = {}
+
+    def image(self, client: Client) -> Image:
+        if client.name not in self._images:
+            self._images[client.name] = Image(self.stage, client)
+        return self._images[client.name]
+
+    def bare(self, client: Client, case: Case) -> Ran:
+        """By plain runc, with the simulated driver as it is: its libraries, and the files of as many GPUs."""
+        image = self.image(client)
+        mounts = [mount(self.stage.driver / name, f"{LIBDIR}/{name}") for name in ("libcuda.so.1", "libnvidia-ml.so.1")]
+        for minor in range(case.gpus):
+            gpu = self.stage.state / f"sim/gpus/{minor}"
+            mounts.append(mount(gpu, f"/dev/nvidia-sim/{minor}", "bind", "rw", "nosuid", "nodev"))
+        return self._run(image, case, {}, mounts, "runc")
+
+    def share(self, client: Client, case: Case) -> Ran:
+        """By gpu-hook-runtime."""
+        devices = ",".join(map(str, range(case.gpus)))
+        asked = {"gpu-hook.io/devices": devices, "gpu-hook.io/memory": f"{LIMIT_MIB}Mi"}
+        return self._run(self.image(client), case, asked, [], self.stage.program)
+
+    def _run(self, image: Image, case: Case, asked: dict[str, str], mounts: list[dict[str, Any]], program: str) -> Ran:
+        words = [sys.executable if word == "python" else word for word in case.run]
+        mounts = [*image.mounts, *mounts]
+        env = image.env | dict(case.env)
+        folder = self.stage.bundle(image.root, words, asked, env, lambda spec: spec["mounts"].extend(mounts))
+        shutil.rmtree(image.root / "tmp", ignore_errors=True)
+        (image.root / "tmp").mkdir(mode=0o1777)
+        runc = self.stage.runc
+        id = runc.new_id()
+        out, err = folder / "out", folder / "err"
+        began = time.monotonic()
+        with out.open("w") as o, err.open("w") as e:
+            running = runc.popen(
+                "run", "--bundle", str(folder), id, program=program, stdout=o, stderr=e, stdin=subprocess.DEVNULL
+            )
+            try:
+                status = running.wait(case.seconds)
+            except subprocess.TimeoutExpired:
+                status = -1
+                runc("kill", id, "KILL")
+                running.wait(60)
+        seconds = time.monotonic() - began
+        runc("delete", "--force", id, program=program)
+        return Ran(case, status, out.read_text(errors="replace"), err.read_text(errors="replace"), seconds)
+
+    def judge(self, client: Client, case: Case) -> tuple[Verdict, Ran, Ran]:
+        bare, share = self.bare(client, case), self.share(client, case)
+        return compare.judge(client.name, case, bare.steps, share.steps, KNOWN), bare, share
