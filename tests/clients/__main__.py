@@ -62,12 +62,11 @@ def write(pair: Pair, heavy: list[str]) -> int:
 def main(words: list[str]) -> int:
     subprocess.run([sys.executable, str(REPO / "scripts/build")], check=True, stdout=subprocess.DEVNULL)
     with tempfile.TemporaryDirectory() as folder:
-        stage = Stage(Path(folder) / "stage")
+        pair = Pair(Stage(Path(folder) / "stage"))
         try:
-            pair = Pair(stage)
             return show(pair, words[1:]) if words[:1] == ["--only"] else write(pair, words)
         finally:
-            stage.close()
+            pair.close()
 
 
 if __name__ == "__main__":

@@ -62,36 +62,50 @@ class Pair:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
+        self._stages = {"": stage}  # by the driver's version
         self._images: dict[str, Image] = {}
+
+    def stage_of(self, client: Client) -> Stage:
+        version = client.driver
+        if version not in self._stages:
+            self._stages[version] = Stage(self.stage.folder / f"driver-{version}", "--driver", version)
+        return self._stages[version]
+
+    def close(self) -> None:
+        for version, stage in self._stages.items():
+            if version:
+                stage.close()
+        self.stage.close()
 
     def image(self, client: Client) -> Image:
         if client.name not in self._images:
-            self._images[client.name] = Image(self.stage, client)
+            self._images[client.name] = Image(self.stage_of(client), client)
         return self._images[client.name]
 
     def bare(self, client: Client, case: Case) -> Ran:
         """By plain runc, with the simulated driver as it is: its libraries, and the files of as many GPUs."""
-        image = self.image(client)
-        mounts = [mount(self.stage.driver / name, f"{LIBDIR}/{name}") for name in ("libcuda.so.1", "libnvidia-ml.so.1")]
+        image, stage = self.image(client), self.stage_of(client)
+        mounts = [mount(stage.driver / name, f"{LIBDIR}/{name}") for name in ("libcuda.so.1", "libnvidia-ml.so.1")]
         for minor in range(case.gpus):
-            gpu = self.stage.state / f"sim/gpus/{minor}"
+            gpu = stage.state / f"sim/gpus/{minor}"
             mounts.append(mount(gpu, f"/dev/nvidia-sim/{minor}", "bind", "rw", "nosuid", "nodev"))
-        return self._run(image, case, {}, mounts, "runc")
+        return self._run(stage, image, case, {}, mounts, "runc")
 
     def share(self, client: Client, case: Case) -> Ran:
         """By gpu-hook-runtime."""
         devices = ",".join(map(str, range(case.gpus)))
         asked = {"gpu-hook.io/devices": devices, "gpu-hook.io/memory": f"{LIMIT_MIB}Mi"}
-        return self._run(self.image(client), case, asked, [], self.stage.program)
+        stage = self.stage_of(client)
+        return self._run(stage, self.image(client), case, asked, [], stage.program)
 
-    def _run(self, image: Image, case: Case, asked: dict[str, str], mounts: list[dict[str, Any]], program: str) -> Ran:
+    def _run(self, stage: Stage, image: Image, case: Case, asked: dict[str, str], mounts: list[dict[str, Any]], program: str) -> Ran:
         words = [sys.executable if word == "python" else word for word in case.run]
         mounts = [*image.mounts, *mounts]
         env = image.env | dict(case.env)
-        folder = self.stage.bundle(image.root, words, asked, env, lambda spec: spec["mounts"].extend(mounts))
+        folder = stage.bundle(image.root, words, asked, env, lambda spec: spec["mounts"].extend(mounts))
         shutil.rmtree(image.root / "tmp", ignore_errors=True)
         (image.root / "tmp").mkdir(mode=0o1777)
-        runc = self.stage.runc
+        runc = stage.runc
         id = runc.new_id()
         out, err = folder / "out", folder / "err"
         began = time.monotonic()

@@ -30,8 +30,9 @@ def listed() -> list[tuple[Client, Case]]:
 @pytest.fixture(scope="module")
 def pair(native: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     stage = Stage(tmp_path_factory.mktemp("clients"))
-    yield Pair(stage)
-    stage.close()
+    made = Pair(stage)
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize(
