@@ -6,7 +6,7 @@ import torch
 from torch_steps import MIB, REFUSED, fill, free_and_total, outcome, refused, release, said, tensor
 
 
-def simple() -> None:
+def simple(name: str = "a graph") -> None:
     x = tensor(8)
     graph = torch.cuda.CUDAGraph()
     before = torch.cuda.memory_allocated()
@@ -14,18 +14,18 @@ def simple() -> None:
         y = x + 1
         z = y * 2
         z.add_(y)
-    said("kept by the graph in MiB", (torch.cuda.memory_allocated() - before) / MIB)
+    said(f"{name}: kept by it in MiB", (torch.cuda.memory_allocated() - before) / MIB)
     for _ in range(10):
         graph.replay()
     torch.cuda.synchronize()
-    said("reserved with the graph in MiB", torch.cuda.memory_reserved() / MIB)
+    said(f"{name}: reserved with it in MiB", torch.cuda.memory_reserved() / MIB)
     del y, z, x
     release()
-    said("reserved with the graph and no tensor in MiB", torch.cuda.memory_reserved() / MIB)
+    said(f"{name}: reserved with it and no tensor in MiB", torch.cuda.memory_reserved() / MIB)
     graph.reset()
     del graph
     release()
-    said("reserved without it in MiB", torch.cuda.memory_reserved() / MIB)
+    said(f"{name}: reserved without it in MiB", torch.cuda.memory_reserved() / MIB)
 
 
 def memory_operations() -> None:
@@ -73,7 +73,7 @@ def too_large() -> None:
     refused("beyond the limit while captured", capture)
     del graph
     release()
-    outcome("capture after one that failed", simple)
+    outcome("capture after one that failed", lambda: simple("after one that failed"))
 
 
 def forbidden() -> None:
