@@ -21,15 +21,28 @@ ENV = {
     "COLUMNS": "200",
     "LINES": "60",
     "HOME": "/tmp",
+    "PYTHONPATH": "/programs",  # for its sitecustomize.py
     "TERM": "xterm",
     "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING": "1",
 }
+NVIDIA = 195  # the major number of the driver's device nodes
 READ_ONLY = ["rbind", "ro", "nosuid", "nodev"]
+SITE = f"/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 LIBDIR = f"/usr/lib/{MULTIARCH}"
 
 
 def mount(source: Path | str, destination: str, *options: str) -> dict[str, Any]:
     return {"destination": destination, "source": str(source), "type": "bind", "options": list(options) or READ_ONLY}
+
+
+def add(spec: dict[str, Any], mounts: list[dict[str, Any]], nodes: tuple[int, ...]) -> None:
+    """The mounts, and the device nodes of NVIDIA's GPUs with these minor numbers, which JAX looks for."""
+    spec["mounts"] += mounts
+    for path, minor in [(f"/dev/nvidia{minor}", minor) for minor in nodes] + [("/dev/nvidiactl", 255)] * bool(nodes):
+        node = {"path": path, "type": "c", "major": NVIDIA, "minor": minor, "fileMode": 0o666, "uid": 0, "gid": 0}
+        spec["linux"].setdefault("devices", []).append(node)
+        rule = {"allow": True, "type": "c", "major": NVIDIA, "minor": minor, "access": "rwm"}
+        spec["linux"]["resources"]["devices"].append(rule)
 
 
 class Image:
@@ -42,10 +55,9 @@ class Image:
         (self.root / "root").mkdir(exist_ok=True)
         for folder in (fetch.packages(name) for name in client.debs):
             shutil.copytree(folder, self.root, symlinks=True, dirs_exist_ok=True)
-        self.env = ENV | {"PYTHONPATH": ":".join([f"/wheels/{name}" for name in client.pins] + ["/programs"])}
-        self.mounts += [mount(fetch.wheels(name), f"/wheels/{name}") for name in client.pins]
+        self.mounts += [mount(fetch.wheels(name), f"/wheels/{name}{SITE}") for name in client.pins]
         if client.prepare:
-            client.prepare(self.root, stage.folder)
+            client.prepare(self.root, stage.driver)
 
 
 class Ran:
@@ -89,7 +101,7 @@ class Pair:
         for minor in range(case.gpus):
             gpu = stage.state / f"sim/gpus/{minor}"
             mounts.append(mount(gpu, f"/dev/nvidia-sim/{minor}", "bind", "rw", "nosuid", "nodev"))
-        return self._run(stage, image, case, {}, mounts, "runc")
+        return self._run(stage, image, case, {}, mounts, "runc", tuple(range(case.gpus)))
 
     def share(self, client: Client, case: Case) -> Ran:
         """By gpu-hook-runtime."""
@@ -98,11 +110,20 @@ class Pair:
         stage = self.stage_of(client)
         return self._run(stage, self.image(client), case, asked, [], stage.program)
 
-    def _run(self, stage: Stage, image: Image, case: Case, asked: dict[str, str], mounts: list[dict[str, Any]], program: str) -> Ran:
+    def _run(
+        self,
+        stage: Stage,
+        image: Image,
+        case: Case,
+        asked: dict[str, str],
+        mounts: list[dict[str, Any]],
+        program: str,
+        nodes: tuple[int, ...] = (),
+    ) -> Ran:
         words = [sys.executable if word == "python" else word for word in case.run]
         mounts = [*image.mounts, *mounts]
-        env = image.env | dict(case.env)
-        folder = stage.bundle(image.root, words, asked, env, lambda spec: spec["mounts"].extend(mounts))
+        env = ENV | dict(case.env)
+        folder = stage.bundle(image.root, words, asked, env, lambda spec: add(spec, mounts, nodes))
         shutil.rmtree(image.root / "tmp", ignore_errors=True)
         (image.root / "tmp").mkdir(mode=0o1777)
         runc = stage.runc
