@@ -109,7 +109,9 @@ def main() -> None:
     outcome("a process that forks", forked)
     for workers, pin in ((0, False), (0, True), (2, False), (2, True)):
         outcome(f"loader {workers} {pin}", lambda workers=workers, pin=pin: loader(workers, pin))
-    held = outcome("many pinned buffers", lambda: len([torch.empty(MIB, dtype=torch.uint8).pin_memory() for _ in range(64)]))
+    held = outcome(
+        "many pinned buffers", lambda: len([torch.empty(MIB, dtype=torch.uint8).pin_memory() for _ in range(64)])
+    )
     del held
     said("pinned memory takes none of the GPU's", free_and_total()[1] - free_and_total()[0])
 
