@@ -11,7 +11,7 @@ from tests.clients import compare, fetch
 from tests.clients.compare import Verdict
 from tests.clients.frame import Case, Client, Steps
 from tests.clients.known import KNOWN
-from tests.e2e.stage import LIMIT_MIB, MULTIARCH, Stage, python_image
+from tests.e2e.stage import LIMIT_MIB, MULTIARCH, Edit, Stage, python_image
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 ENV = {
@@ -25,6 +25,7 @@ ENV = {
     "TERM": "xterm",
     "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING": "1",
 }
+NVIDIA = 195  # the major number of the driver's device nodes
 READ_ONLY = ["rbind", "ro", "nosuid", "nodev"]
 SITE = f"/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 LIBDIR = f"/usr/lib/{MULTIARCH}"
@@ -32,6 +33,22 @@ LIBDIR = f"/usr/lib/{MULTIARCH}"
 
 def mount(source: Path | str, destination: str, *options: str) -> dict[str, Any]:
     return {"destination": destination, "source": str(source), "type": "bind", "options": list(options) or READ_ONLY}
+
+
+def bare_gpus(spec: dict[str, Any], stage: Stage, gpus: int) -> None:
+    """Gives a container the simulated driver as it is, and these GPUs: their files, and the device nodes that JAX looks for."""
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        spec["mounts"].append(mount(stage.driver / name, f"{LIBDIR}/{name}"))
+    nodes = [("/dev/nvidiactl", 255)]
+    for minor in range(gpus):
+        file = stage.state / f"sim/gpus/{minor}"
+        spec["mounts"].append(mount(file, f"/dev/nvidia-sim/{minor}", "bind", "rw", "nosuid", "nodev"))
+        nodes.append((f"/dev/nvidia{minor}", minor))
+    for path, minor in nodes:
+        node = {"path": path, "type": "c", "major": NVIDIA, "minor": minor, "fileMode": 0o666, "uid": 0, "gid": 0}
+        spec["linux"].setdefault("devices", []).append(node)
+        rule = {"allow": True, "type": "c", "major": NVIDIA, "minor": minor, "access": "rwm"}
+        spec["linux"]["resources"]["devices"].append(rule)
 
 
 class Image:
@@ -82,28 +99,25 @@ class Pair:
             stage.close()
 
     def bare(self, client: Client, case: Case) -> Ran:
-        """By plain runc, with the simulated driver as it is: its libraries, and the files of as many GPUs."""
+        """By plain runc."""
         stage = self.stage(client)
-        mounts = [mount(stage.driver / name, f"{LIBDIR}/{name}") for name in ("libcuda.so.1", "libnvidia-ml.so.1")]
-        for minor in range(case.gpus):
-            gpu = stage.state / f"sim/gpus/{minor}"
-            mounts.append(mount(gpu, f"/dev/nvidia-sim/{minor}", "bind", "rw", "nosuid", "nodev"))
-        return self._run(client, case, {}, mounts, "runc")
+        return self._run(client, case, {}, "runc", lambda spec: bare_gpus(spec, stage, case.gpus))
 
     def share(self, client: Client, case: Case) -> Ran:
         """By gpu-hook-runtime."""
         devices = ",".join(map(str, range(case.gpus)))
         asked = {"gpu-hook.io/devices": devices, "gpu-hook.io/memory": f"{LIMIT_MIB}Mi"}
-        return self._run(client, case, asked, [], self.stage(client).program)
+        return self._run(client, case, asked, self.stage(client).program, lambda spec: None)
 
-    def _run(
-        self, client: Client, case: Case, asked: dict[str, str], mounts: list[dict[str, Any]], program: str
-    ) -> Ran:
+    def _run(self, client: Client, case: Case, asked: dict[str, str], program: str, edit: Edit) -> Ran:
         stage, image = self.stage(client), self.image(client)
         words = [sys.executable if word == "python" else word for word in case.run]
-        mounts = [*image.mounts, *mounts]
-        env = ENV | dict(case.env)
-        folder = stage.bundle(image.root, words, asked, env, lambda spec: spec["mounts"].extend(mounts))
+
+        def edited(spec: dict[str, Any]) -> None:
+            spec["mounts"] += image.mounts
+            edit(spec)
+
+        folder = stage.bundle(image.root, words, asked, ENV | dict(case.env), edited)
         shutil.rmtree(image.root / "tmp", ignore_errors=True)
         (image.root / "tmp").mkdir(mode=0o1777)
         runc = stage.runc
