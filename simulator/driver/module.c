@@ -17,6 +17,8 @@
  * Variables of a module (".global .align 4 .b8 NAME[BYTES];") take memory at the first use of one of its functions or
  * variables; with CUDA_MODULE_LOADING=EAGER, when the module is loaded. */
 
+enum { LONGEST = 4095 }; /* name of a function */
+
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static bool is_text(const char *image) {
@@ -117,7 +119,7 @@ API CUresult cuModuleUnload(CUmodule m) {
 
 /* The text after "WORD NAME=", else after "WORD="; NULL if there is none. */
 static const char *said(const struct module *m, const char *word, const char *name) {
-    char key[176];
+    char key[LONGEST + 16];
     const char *at;
     if (!m->text)
         return NULL;
@@ -194,7 +196,7 @@ uint64_t kernel_ns(const struct kernel *k) {
 
 API CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *name) {
     TRY(sim_ready());
-    if (!out || !m || !name || !*name || strlen(name) >= sizeof m->functions->name)
+    if (!out || !m || !name || !*name || strlen(name) > LONGEST)
         return CUDA_ERROR_INVALID_VALUE;
     if (m->text && !strstr(m->text, name))
         return CUDA_ERROR_NOT_FOUND;
@@ -203,8 +205,8 @@ API CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *name) 
     struct function *f = r ? NULL : m->functions;
     while (f && strcmp(f->name, name))
         f = f->next;
-    if (!r && !f && (f = calloc(1, sizeof *f))) {
-        strcpy(f->name, name);
+    if (!r && !f && (f = calloc(1, sizeof *f + strlen(name) + 1))) {
+        f->name = strcpy((char *)(f + 1), name);
         describe(f, m);
         f->module = m;
         f->next = m->functions;
@@ -294,11 +296,11 @@ API CUresult cuLibraryGetUnifiedFunction(void **out, CUmodule library, const cha
 
 /* --- the functions of a module: those that its text declares by ".entry NAME" --- */
 
-static const char *entry(const char *text, char name[128]) {
+static const char *entry(const char *text, char name[LONGEST + 1]) {
     for (const char *at = text; at && (at = strstr(at, ".entry"));) {
         at += 6 + strspn(at + 6, " \t\n\r");
         size_t n = strcspn(at, "( \t\n\r;/");
-        if (n && n < 128) {
+        if (n && n <= LONGEST) {
             memcpy(name, at, n);
             name[n] = 0;
             return at + n;
@@ -308,7 +310,7 @@ static const char *entry(const char *text, char name[128]) {
 }
 
 static CUresult count(unsigned *out, const struct module *m) {
-    char name[128];
+    char name[LONGEST + 1];
     TRY(sim_ready());
     if (!out || !m)
         return CUDA_ERROR_INVALID_VALUE;
@@ -319,7 +321,7 @@ static CUresult count(unsigned *out, const struct module *m) {
 }
 
 static CUresult enumerate(CUfunction *out, unsigned n, struct module *m) {
-    char name[128];
+    char name[LONGEST + 1];
     TRY(sim_ready());
     if (!out || !n || !m)
         return CUDA_ERROR_INVALID_VALUE;
