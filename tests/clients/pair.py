@@ -115,11 +115,13 @@ class Pair:
 
         def edited(spec: dict[str, Any]) -> None:
             spec["mounts"] += image.mounts
+            spec["process"]["user"] = {"uid": case.uid, "gid": case.uid}
             edit(spec)
 
         folder = stage.bundle(image.root, words, asked, ENV | dict(case.env), edited)
         shutil.rmtree(image.root / "tmp", ignore_errors=True)
-        (image.root / "tmp").mkdir(mode=0o1777)
+        (image.root / "tmp").mkdir()
+        (image.root / "tmp").chmod(0o1777)
         runc = stage.runc
         id = runc.new_id()
         out, err = folder / "out", folder / "err"
