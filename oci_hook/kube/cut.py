@@ -1,0 +1,62 @@
+"""The nodes with room for some container, best first for each way of placing pods; kept in order as nodes change."""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Iterator
+
+from oci_hook.core.rules import Rules
+from oci_hook.kube.room import Need, Room, may_fit
+
+SPREAD_SHARES, SPREAD_WHOLE, BINPACK = "spread shares", "spread whole GPUs", "binpack"
+Entry = tuple[tuple[int, int, int], str]
+
+# What comes first: the smallest key; of equal ones, the first by name.
+KEYS: dict[str, Callable[[Room], tuple[int, int, int]]] = {
+    SPREAD_SHARES: lambda room: (-room.sum_mib, room.containers, 0),
+    SPREAD_WHOLE: lambda room: (-room.free_gpus, -room.sum_mib, room.containers),
+    # A node in use before a free one, then the one with the fewest free GPUs, so that many stay free elsewhere.
+    BINPACK: lambda room: (int(not room.containers), room.free_gpus, room.sum_mib),
+}
+
+
+class Cut:
+    """rooms: of every node that can be chosen."""
+
+    def __init__(self) -> None:
+        self.rooms: dict[str, Room] = {}
+        self._orders: dict[str, list[Entry]] = {name: [] for name in KEYS}
+
+    def put(self, name: str, room: Room) -> None:
+        self.drop(name)
+        self.rooms[name] = room
+        if room.roomy_gpus:
+            for order, entries in self._orders.items():
+                insort(entries, (KEYS[order](room), name))
+
+    def drop(self, name: str) -> None:
+        room = self.rooms.pop(name, None)
+        if room is not None and room.roomy_gpus:
+            for order, entries in self._orders.items():
+                del entries[bisect_left(entries, (KEYS[order](room), name))]
+
+    def walk(
+        self,
+        order: str,
+        wanted: Collection[str] | None,
+        need_of: Callable[[Rules], Need | None],
+        used_mib: bool = False,
+    ) -> Iterator[tuple[str, Room]]:
+        """The nodes among `wanted` (None: all) that may have room, best first. need_of: what a pod needs under a node's
+        rules, None if these refuse it. used_mib: only those with room for its memory on a GPU that is in use."""
+        rooms = self.rooms
+        last: Rules | None = None
+        need: Need | None = None
+        for _, name in self._orders[order]:
+            if wanted is not None and name not in wanted:
+                continue
+            room = rooms[name]
+            if room.rules is not last:
+                last = room.rules
+                need = need_of(last)
+            if need is None or not may_fit(room, need) or (used_mib and room.most_used_mib < max(1, need.mib)):
+                continue
+            yield name, room
