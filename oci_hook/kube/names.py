@@ -30,6 +30,7 @@ SUMS = (GPUS, MEMORY, COMPUTE, OFFLINE_COMPUTE)
 # Other systems' labels and taints, with their meaning (T9k's and qGPU's documentation).
 T9K_MODE = "sched.tensorstack.dev/node-alloc-mode"  # xgn: whole GPUs and whole nodes; sgn: shares
 T9K_TAINT = "sched.tensorstack.dev/xgn-mode"
+T9K_GROUP = "scheduler.tensorstack.dev/group-name"  # label of a pod: whose quota it counts for
 T9K_ACCELERATOR = "sched.tensorstack.dev/accelerator"
 QGPU_POLICY = ("tke.cloud.tencent.com/qgpu-schedule-policy", "qgpu-schedule-policy")
 ENABLING = {
