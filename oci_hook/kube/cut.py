@@ -24,15 +24,19 @@ class Cut:
     def __init__(self) -> None:
         self.rooms: dict[str, Room] = {}
         self._orders: dict[str, list[Entry]] = {name: [] for name in KEYS}
+        self._full: set[str] = set()  # with room for driver files alone
 
     def put(self, name: str, room: Room) -> None:
         self.drop(name)
         self.rooms[name] = room
-        if room.roomy_gpus:
-            for order, entries in self._orders.items():
-                insort(entries, (KEYS[order](room), name))
+        if not room.roomy_gpus:
+            self._full.add(name)
+            return
+        for order, entries in self._orders.items():
+            insort(entries, (KEYS[order](room), name))
 
     def drop(self, name: str) -> None:
+        self._full.discard(name)
         room = self.rooms.pop(name, None)
         if room is not None and room.roomy_gpus:
             for order, entries in self._orders.items():
@@ -60,3 +64,8 @@ class Cut:
             if need is None or not may_fit(room, need) or (used_mib and room.most_used_mib < max(1, need.mib)):
                 continue
             yield name, room
+        for name in sorted(self._full) if not used_mib else ():
+            if wanted is None or name in wanted:
+                full = need_of(rooms[name].rules)
+                if full is not None and not full.gpus:
+                    yield name, rooms[name]

@@ -32,10 +32,7 @@ class PodWords(Value):
     @property
     def whole_node(self) -> bool:
         """Whether it wants a node without other pods but DaemonSets'."""
-        return any(
-            value == "exclusive" and (key == NODE_EXCLUSIVE or key.startswith(NODE_EXCLUSIVE + "."))
-            for key, value in self.annotations.items()
-        )
+        return any(key == NODE_EXCLUSIVE or key.startswith(NODE_EXCLUSIVE + ".") for key in self.annotations)
 
 
 def words(pod: dict[str, Any]) -> PodWords:

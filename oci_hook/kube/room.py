@@ -125,10 +125,10 @@ def fits_each(room: Room, asked: Asked, rules: Rules) -> bool:
                 return False
         elif not all(map(any, open_to)):
             return False
-        elif all(wish.device is None for wish in request.gpus):
-            # Different GPUs for all: so many must be open to any of them.
-            if sum(map(any, zip(*open_to, strict=True))) < len(open_to):
-                return False
+        elif any(wish.device is not None for wish in request.gpus):
+            continue  # one name may mean several MIG devices
+        elif sum(map(any, zip(*open_to, strict=True))) < len(open_to):  # every entry gets a GPU of its own
+            return False
     return True
 
 
