@@ -11,7 +11,7 @@ from oci_hook.core.decision import Decision
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem
 from oci_hook.kube import names
-from oci_hook.kube.choose import Question, Refused, again, asks, judge
+from oci_hook.kube.choose import Question, Refused, asks, judge, stays
 from oci_hook.kube.fit import Fit
 from oci_hook.kube.pods import PodWords
 from oci_hook.kube.review import add_annotations, allowed, denied
@@ -67,9 +67,10 @@ def decide(state: ClusterState, pod: PodWords, node: str) -> Fit | Refused:
     held = state.reservations.get(pod.uid)
     if held is None:
         return judge(state, question, node)
-    # The room that is reserved counts as taken until the answer is known.
+    if held.node == node and stays(state, question, node, held.fit):
+        return held.fit
     state.release(pod.uid)
-    found = again(state, question, node, held.fit) if held.node == node else judge(state, question, node)
+    found = judge(state, question, node)
     state.restore(held)
     return found
 

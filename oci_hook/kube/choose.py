@@ -110,19 +110,17 @@ def judge(state: ClusterState, question: Question, name: str) -> Fit | Refused:
     return _try(state, question, name, room, {}, {})
 
 
-def again(state: ClusterState, question: Question, name: str, found: Fit) -> Fit | Refused:
-    """The same choice once more; another one on the same node where that is no longer possible."""
-    state.refresh()
+def stays(state: ClusterState, question: Question, name: str, found: Fit) -> bool:
+    """Whether this choice can still be the pod's, beside all that is on the node now."""
     node = state.nodes.get(name)
-    if node is None or name not in state.cut.rooms or forbidden(state, question, node):
-        return judge(state, question, name)
+    if node is None or not (node.present and node.text) or node.problem or forbidden(state, question, node):
+        return False
     requests = pinned(question.asked(node.rules), found.shares)
-    if requests is not None:
-        beside = state.grants(node, without=question.pod.uid)
-        same = fit(requests, state.inventory(node), beside, node.rules)
-        if isinstance(same, Fit) and same.shares == found.shares:
-            return found
-    return judge(state, question, name)
+    if requests is None:
+        return False
+    beside = state.grants(node, without=question.pod.uid)
+    same = fit(requests, state.inventory(node), beside, node.rules)
+    return isinstance(same, Fit) and (same.shares, same.terms) == (found.shares, found.terms)
 
 
 def forbidden(state: ClusterState, question: Question, node: Node) -> Refused | None:

@@ -1,7 +1,7 @@
 """The nodes with room for some container, best first for each way of placing pods; kept in order as nodes change."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from oci_hook.core.rules import Rules
 from oci_hook.kube.room import Need, Room, may_fit
@@ -45,7 +45,7 @@ class Cut:
     def walk(
         self,
         order: str,
-        wanted: Collection[str] | None,
+        wanted: Container[str] | None,
         need_of: Callable[[Rules], Need | None],
         used_mib: bool = False,
     ) -> Iterator[tuple[str, Room]]:
@@ -55,15 +55,14 @@ class Cut:
         last: Rules | None = None
         need: Need | None = None
         for _, name in self._orders[order]:
-            if wanted is not None and name not in wanted:
-                continue
             room = rooms[name]
             if room.rules is not last:
                 last = room.rules
                 need = need_of(last)
             if need is None or not may_fit(room, need) or (used_mib and room.most_used_mib < max(1, need.mib)):
                 continue
-            yield name, room
+            if wanted is None or name in wanted:
+                yield name, room
         for name in sorted(self._full) if not used_mib else ():
             if wanted is None or name in wanted:
                 full = need_of(rooms[name].rules)

@@ -1,6 +1,6 @@
 """One pod on one node: its containers get GPUs one after another, by the function that grants them on the node."""
 
-from collections.abc import Iterable
+import functools
 
 from oci_hook.core.allocate import Refusal, allocate
 from oci_hook.core.decision import DecidedShare, DecidedTerms
@@ -98,7 +98,8 @@ def decided(share: Share) -> DecidedShare:
     return DecidedShare(share.uuid, share.memory_mib, share.compute, share.compute_limit)
 
 
-def as_grants(key: str, rows: Iterable[Row], who: Identity = NOBODY) -> tuple[Grant, ...]:
+@functools.lru_cache(2048)  # a node is looked at several times for one pod
+def as_grants(key: str, rows: tuple[Row, ...], who: Identity = NOBODY) -> tuple[Grant, ...]:
     """The rows as `allocate` counts them: one grant, and another one for rows that exclude others."""
     shared = tuple(Share(r.uuid, r.memory_mib, r.compute, 100, r.whole) for r in rows if not r.alone)
     alone = tuple(Share(r.uuid, r.memory_mib, r.compute, 100, r.whole) for r in rows if r.alone)

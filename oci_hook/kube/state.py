@@ -130,8 +130,13 @@ class ClusterState:
 
     def reserve(self, pod: PodWords, node: str, found: Fit, now: float, bound: bool = False) -> None:
         """Replaces a reservation that the pod has."""
+        deadline = now + (CONFIRMED if bound else RESERVED)
+        held = self.reservations.get(pod.uid)
+        if held is not None and held.node == node and held.fit is found:
+            held.deadline, held.bound = deadline, bound
+            return
         self.release(pod.uid)
-        one = Reservation(pod, node, found, now + (CONFIRMED if bound else RESERVED), bound)
+        one = Reservation(pod, node, found, deadline, bound)
         self.reservations[pod.uid] = self._node(node).reserved[pod.uid] = one
         self._changed.add(node)
 
