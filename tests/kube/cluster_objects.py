@@ -21,8 +21,8 @@ def inventory(name, sizes, **more):
 
 
 def node(name, *sizes, labels=None, rules=None, digest=None, **more):
-    """A Node whose reporter wrote its annotations. sizes: MiB of each GPU."""
-    found = inventory(name, sizes, **more)
+    """A Node whose reporter wrote its annotations. sizes: MiB of each GPU. gpus: a part of their UUIDs."""
+    found = inventory(more.pop("gpus", name), sizes, **more)
     annotations = {"gpu-hook.io/inventory": inventory_text(NodeInventory(found, rules or Rules(), 1))}
     if digest is not None:
         annotations["gpu-hook.io/ledger"] = digest_text(digest, found)

@@ -23,7 +23,7 @@ word = st.one_of(
     st.builds(lambda n, c: {"memory": str(n), "compute": str(c)}, st.integers(1, 45), st.integers(1, 100)),
     st.builds(lambda n, c: {"memory": str(n), "gpus": str(c)}, st.integers(1, 45), st.integers(1, 4)),
     st.builds(lambda n: {"gpus": str(n)}, st.sampled_from([1, 2, 4, "all"])),
-    st.builds(lambda n: {"devices": n}, st.sampled_from(["0", "1", "GPU-b-0", "GPU-c-1,0", "none"])),
+    st.builds(lambda n: {"devices": n}, st.sampled_from(["0", "1", "GPU-b-0", "GPU-c-1,0", "0,GPU-a-0", "none"])),
     st.builds(
         lambda n, d: {"memory": str(n), "devices": d}, st.integers(1, 45), st.sampled_from(["0", "GPU-a-1", "0,1"])
     ),
@@ -224,6 +224,7 @@ def test_init_containers_count_by_their_peak():
     sidecar = {"name": "side", "restartPolicy": "Always"}
     other = cluster(node("a", 100))
     assert put(other, pod("p", init=(sidecar,), memory__side=60, memory__main=41)) is None
+    assert put(other, pod("p", init=(sidecar, "prepare"), memory__prepare=41, memory__side=60, memory__main=40)) is None
     assert put(other, pod("p", init=("prepare", sidecar), memory__prepare=100, memory__side=60, memory__main=40)) == "a"
 
 

@@ -162,10 +162,8 @@ def test_grants_that_the_node_made_itself_count():
 def test_the_ledger_is_read_again_when_the_inventory_changes():
     """It names GPUs by their places in the inventory."""
     state = cluster(node("a", 100, 100, digest=Digest((), (local(60),))))
-    other = node("a", 100)
-    other["metadata"]["annotations"]["gpu-hook.io/ledger"] = node("a", 100, digest=Digest((), (local(60),)))[
-        "metadata"
-    ]["annotations"]["gpu-hook.io/ledger"]
+    other = node("a", 100, gpus="new", digest=Digest((), (local(60).replace(shares=(Share("GPU-new-0", 60, 10),)),)))
+    assert other["metadata"]["annotations"]["gpu-hook.io/ledger"].count("60")
     state.apply_node(other)
     assert free(state) == [40]
 
