@@ -1,6 +1,6 @@
 """The first look at a node never says no where `allocate` has room."""
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oci_hook.core.allocate import Allocation, allocate
@@ -50,8 +50,17 @@ gpus = st.lists(
 )
 
 
-@settings(max_examples=1500, deadline=None)
+def one_share(mib):
+    return (Grant("k", Identity("", "", ""), Life(""), (Share("GPU-0", mib),)),)
+
+
+@settings(max_examples=500, deadline=None)
 @given(gpus, grants, requests | every, rules)
+@example([(24, 0, "")], one_share(19), Request((GpuRequest(memory=("percent", 24)),)), Rules())  # 5.76 MiB are 5
+@example(
+    [(24, 0, "")], one_share(20), Request((GpuRequest(memory=("percent", 30)),)), Rules(memory_step=4)
+)  # 7.2 are 4
+@example([(24, 0, "")], (), Request((GpuRequest("0"), GpuRequest("GPU-0"))), Rules())  # one GPU, named twice
 def test_where_allocate_has_room_the_first_look_says_so(sizes, given_before, request, said):
     found = tuple(
         Gpu(UUIDS[i], i, i, size, context_mib=context, no_limits=why) for i, (size, context, why) in enumerate(sizes)
