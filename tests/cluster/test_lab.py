@@ -28,8 +28,8 @@ def test_a_second_cluster_beside_it_leaves_nothing(cluster: lab.Cluster, tmp_pat
     assert not state.exists() and os.listdir(tmp_path) == []
     assert not [h for h in machine.hierarchies() if list(h.glob(f"*{second.id}*"))]
     assert not {"n1", "kube0"} & set(os.listdir("/sys/class/net"))
-    assert tmp_path.name not in Path("/proc/self/mountinfo").read_text()
-    assert not [p for p in processes if os.path.exists(f"/proc/{p}") and in_cluster(p, second.id)]
+    assert str(state) not in Path("/proc/self/mountinfo").read_text()
+    lab.wait(30, "its processes are gone, zombies too", lambda: not any(in_cluster(p, second.id) for p in processes))
 
 
 def in_cluster(pid: str, cluster: str) -> bool:
@@ -65,7 +65,9 @@ def test_the_command_line(cluster: lab.Cluster) -> None:
 
 
 def test_what_it_says_where_there_is_no_cluster(tmp_path: Path) -> None:
-    done = subprocess.run([SCRIPT, "--state", str(tmp_path / "none"), "kubectl", "get", "nodes"], capture_output=True, text=True)
+    done = subprocess.run(
+        [SCRIPT, "--state", str(tmp_path / "none"), "kubectl", "get", "nodes"], capture_output=True, text=True
+    )
     assert done.returncode == 2 and "scripts/cluster up N makes one" in done.stderr
 
 
