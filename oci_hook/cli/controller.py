@@ -31,7 +31,7 @@ NEEDS = "the controller needs packages that a node does not: `pip install 'gpu-h
 @click.option("--node-account", default="gpu-hook-node", metavar="NAME", help="Service account of the nodes' pods.")
 @click.option("--daemon-set", default="gpu-hook-node", metavar="NAME", help="DaemonSet of the nodes' pods.")
 @click.option("--metrics-token-file", type=click.File("r"), help="/metrics requires the first line of this file.")
-@click.option("--certificate-days", type=click.FloatRange(min=0.001), default=90.0, help="Life of our certificates.")
+@click.option("--certificate-days", type=click.FloatRange(min=0.0005), default=90.0, help="Life of our certificates.")
 @click.option("--key-days", type=click.FloatRange(min=0.001), default=30.0, help="After so long nodes get new keys.")
 @click.option("--evict/--no-evict", default=True, help="Evict pods that their node refused.")
 def controller(**given: Any) -> None:

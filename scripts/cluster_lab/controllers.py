@@ -126,5 +126,3 @@ def configure(api: Api, url: str) -> None:
         },
     ]
     api("POST", CONFIGURATIONS, {"metadata": {"name": "gpu-hook"}, "webhooks": webhooks})
-
-

@@ -83,6 +83,7 @@ class Controller:
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT. Raises ClusterError where the address cannot be used."""
+        gc.disable()  # until all is read: looking through what grows takes longer than making it
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -157,8 +158,7 @@ class Controller:
             self._metrics.events.labels("dropped").set(self._events.book.dropped)
             if not frozen and self._synced():
                 frozen = True
-                gc.collect()
-                gc.freeze()  # the copy stays: the collector need not look through it again and again
+                end_of_loading()
 
     async def _ask(self, namespace: str, name: str, uid: str) -> None:
         """What became of a pod whose Binding we answered long ago?"""
@@ -175,6 +175,13 @@ class Controller:
             self._state.release(uid)
         else:
             self._copy.pod(pod)
+
+
+def end_of_loading() -> None:
+    """The copy stays, so the collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def rules_of(path: str) -> Rules:

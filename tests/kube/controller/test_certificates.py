@@ -80,15 +80,12 @@ def trusted(serving: c.Pair, bundle: str, now: float) -> bool:
             certificate.verify_directly_issued_by(authority)
         except Exception:
             continue
-        for one in (certificate, authority):
-            if not one.not_valid_before_utc <= at <= one.not_valid_after_utc:
-                return False
-        return True
+        return all(one.not_valid_before_utc <= at <= one.not_valid_after_utc for one in (certificate, authority))
     return False
 
 
 def shake_hands(have: c.Certificates, bundle: str, name: str) -> str:
-    """"ok", or what the client says."""
+    """ "ok", or what the client says."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with tempfile.NamedTemporaryFile() as file:
         file.write((have.serving.certificate + have.serving.key).encode())

@@ -44,7 +44,9 @@ def test_not_more_than_sixty_four_generations_are_kept() -> None:
     assert len(grown(80).generations) == keys.KEPT and grown(80).newest == 80
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"1":"00"}', '{"x":"' + "00" * 32 + '"}', '{"0":"' + "00" * 32 + '"}', "7"])
+@pytest.mark.parametrize(
+    "text", ["[]", "{", '{"1":"00"}', '{"x":"' + "00" * 32 + '"}', '{"0":"' + "00" * 32 + '"}', "7"]
+)
 def test_what_is_not_generations_is_an_error(text: str) -> None:
     with pytest.raises(ValueError):
         keys.from_text(text, 0)
@@ -59,7 +61,9 @@ def test_the_secret_s_data_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("key", list(own_secret.data(own_secret.Own())))
-@pytest.mark.parametrize("value", [None, "", "!", base64.b64encode(b"\xff\xfe").decode(), base64.b64encode(b"[]").decode()])
+@pytest.mark.parametrize(
+    "value", [None, "", "!", base64.b64encode(b"\xff\xfe").decode(), base64.b64encode(b"[]").decode()]
+)
 def test_a_damaged_entry_is_made_anew(key: str, value: str | None) -> None:
     made = own_secret.renewed(own_secret.Own(), ("a.svc",), DAY, DAY, 1_700_000_000, bytes(range(64)), 0)
     data = own_secret.data(made)

@@ -6,7 +6,7 @@ import pytest
 
 from oci_hook.kube.controller.refused import FIRST, FORGET, GRACE, MOST, Refusals, refusal
 
-TEXT = 'failed to create containerd task: OCI runtime create failed: GH-201: no GPU has room for 9000 MiB: unknown'
+TEXT = "failed to create containerd task: OCI runtime create failed: GH-201: no GPU has room for 9000 MiB: unknown"
 
 
 def pod(uid: str = "u", owner: str = "rs", **status: Any) -> dict[str, Any]:
@@ -48,7 +48,11 @@ def test_the_words_of_the_code_are_found_wherever_the_kubelet_puts_them() -> Non
         {"containerStatuses": state("GH-101: a wrong word")},  # another place would refuse it as well
         {"containerStatuses": state("GH-2011 GH-20")},
         {"containerStatuses": state(key="terminated", reason="Error")},  # the program's own words
-        {"containerStatuses": [{"name": "main", "state": {"running": {}}, "lastState": state(key="terminated")[0]["state"]}]},
+        {
+            "containerStatuses": [
+                {"name": "main", "state": {"running": {}}, "lastState": state(key="terminated")[0]["state"]}
+            ]
+        },
         {"phase": "Failed", "containerStatuses": state()},
         {},
     ],

@@ -118,7 +118,9 @@ def test_a_reviewed_token_names_a_pod_of_the_nodes_account() -> None:
         status(user={}),
         status(user={"username": "system:serviceaccount:other:gpu-hook-node", "extra": {POD: ["p"], UID: ["u"]}}),
         status(user={"username": "system:serviceaccount:gpu-hook:gpu-hook-node"}),  # not bound to a pod
-        status(user={"username": "system:serviceaccount:gpu-hook:gpu-hook-node", "extra": {POD: ["p", "q"], UID: ["u"]}}),
+        status(
+            user={"username": "system:serviceaccount:gpu-hook:gpu-hook-node", "extra": {POD: ["p", "q"], UID: ["u"]}}
+        ),
     ):
         assert pod_of(wrong, OPTIONS) is None
 
