@@ -69,7 +69,12 @@ def test_a_damaged_entry_is_made_anew(key: str, value: str | None) -> None:
     data = own_secret.data(made)
     data[key] = value  # type: ignore[assignment]
     repaired = own_secret.renewed(own_secret.read(data), ("a.svc",), DAY, DAY, 1_700_000_001, bytes(range(64, 128)), 0)
-    assert repaired.certificates.serving and repaired.secrets.generations and repaired.webhook_token and repaired.extender_token
+    assert (
+        repaired.certificates.serving
+        and repaired.secrets.generations
+        and repaired.webhook_token
+        and repaired.extender_token
+    )
 
 
 @pytest.mark.parametrize("given", ["", "x", "a" * 31, "a" * 33, "é" * 16])
