@@ -12,7 +12,8 @@ TOKEN_MIN = 16
 
 class Options(Value):
     """address: HOST:PORT or "none". token_file, textfile: a path or "none". policy: protect | report | freeze | kill.
-    tolerance: MiB. compute_tolerance: points of a GPU's time. interval: seconds."""
+    tolerance: MiB. compute_tolerance: points of a GPU's time. interval: seconds. kubeconfig, controller_token: a path or
+    "none". node: "none" where the credential names it. device_plugins: the kubelet's folder."""
 
     address: str = "127.0.0.1:9409"
     token_file: str = "none"
@@ -21,6 +22,11 @@ class Options(Value):
     tolerance: int = 256
     compute_tolerance: int = 15
     interval: float = 5
+    kubeconfig: str = "none"
+    node: str = "none"
+    namespace: str = "gpu-hook"
+    controller_token: str = "none"
+    device_plugins: str = "/var/lib/kubelet/device-plugins"
 
 
 def load(prefix: str) -> Options:
