@@ -1,17 +1,14 @@
 """Names of the cluster part: annotations, labels, resources, taints. Ours begin with gpu-hook.io/."""
 
-from oci_hook.core.layout import ALLOC, PREFIX_KEY
+from oci_hook.core.layout import ALLOC, ASKED, NODE_PLACEMENT, PREFIX_KEY
 
-__all__ = ["ALLOC", "PREFIX_KEY"]
+__all__ = ["ALLOC", "ASKED", "NODE_PLACEMENT", "PREFIX_KEY"]
 
 RUNTIME_CLASS = "gpu-hook"
 
 # On pods.
-ASKED = PREFIX_KEY + "asked"  # written by the create webhook: it has read this pod (the words' version)
-NODE_EXCLUSIVE = PREFIX_KEY + "node"  # "exclusive": a node without other pods but DaemonSets'
-NODE_PLACEMENT = PREFIX_KEY + "node-placement"  # "spread" or "binpack" over nodes
-DECIDED = (ALLOC, PREFIX_KEY + "env")  # only the controller writes these: the first prefix counts for whole families
-ENV_KEYS = PREFIX_KEY + "env."  # + CONTAINER.VARIABLE: plain values for the downward API, written by the Binding
+NODE_EXCLUSIVE = PREFIX_KEY + "node"  # also with .CONTAINER; "exclusive": a node without other pods but DaemonSets'
+DECIDED = (ALLOC, PREFIX_KEY + "grant")  # nobody but the controller and the runtime writes these
 
 # On nodes.
 INVENTORY = PREFIX_KEY + "inventory"  # annotation: kube/node_info.py
@@ -33,6 +30,7 @@ SUMS = (GPUS, MEMORY, COMPUTE, OFFLINE_COMPUTE)
 # Other systems' labels and taints, with their meaning (T9k's and qGPU's documentation).
 T9K_MODE = "sched.tensorstack.dev/node-alloc-mode"  # xgn: whole GPUs and whole nodes; sgn: shares
 T9K_TAINT = "sched.tensorstack.dev/xgn-mode"
+T9K_GROUP = "scheduler.tensorstack.dev/group-name"  # label of a pod: whose quota it counts for
 T9K_ACCELERATOR = "sched.tensorstack.dev/accelerator"
 QGPU_POLICY = ("tke.cloud.tencent.com/qgpu-schedule-policy", "qgpu-schedule-policy")
 ENABLING = {

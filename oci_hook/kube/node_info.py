@@ -2,8 +2,8 @@
 the settings, and the ledger's digest, which changes with containers. The reporter writes them, the controller reads them.
 
 inventory: {"v": 1, "driver": VERSION, "cuda": VERSION, "simulated": bool, "gpus": [[uuid, index, minor, MiB, name, numa,
-parent, instance, gi, ci, arch, brand, no_limits], ...], "links": [[i, j, distance], ...], "rules": {setting: value that is not
-the default}, "imex": bool, "key": generation of the key that the node has, 0 for none}.
+parent, instance, gi, ci, arch, brand, no_limits, context_mib], ...], "links": [[i, j, distance], ...], "rules": {setting: value that
+is not the default}, "imex": bool, "key": generation of the key that the node has, 0 for none}.
 i and j are places in "gpus".
 
 ledger: {"v": 1, "pods": {POD'S UID: [container, ...]}, "local": [GRANT, ...], "refused": {POD'S UID: code}}. "pods" has the
@@ -25,7 +25,7 @@ VERSION = 1
 MAX_TEXT = 256 << 10  # the API server's bound of all annotations of an object
 GPU_FIELDS = (
     *("uuid", "index", "minor", "memory_mib", "name", "numa", "parent"),
-    *("instance", "gi", "ci", "arch", "brand", "no_limits"),
+    *("instance", "gi", "ci", "arch", "brand", "no_limits", "context_mib"),
 )
 
 

@@ -11,7 +11,7 @@ from oci_hook.core.terms import Terms
 from oci_hook.kube.node_info import Digest, NodeInventory, digest_text, inventory_text, read_digest, read_inventory
 
 GPUS = (
-    Gpu("GPU-a", 0, 0, 81559, name="H100", numa=0, arch="9.0"),
+    Gpu("GPU-a", 0, 0, 81559, name="H100", numa=0, arch="9.0", context_mib=540),
     Gpu("MIG-b", 1, 1, 9856, parent="GPU-b", instance=3, gi=9, ci=0, no_limits="no"),
 )
 INVENTORY = Inventory("", "535.1", "", True, GPUS, (), (), "", "", links=(("GPU-a", "MIG-b", 3),), cuda_version="12.2")
