@@ -12,8 +12,7 @@ TOKEN_MIN = 16
 
 class Options(Value):
     """address: HOST:PORT or "none". token_file, textfile: a path or "none". policy: protect | report | freeze | kill.
-    tolerance: MiB. compute_tolerance: points of a GPU's time. interval: seconds. kubeconfig, controller_token: a path or
-    "none". node: "none" where the credential names it. device_plugins: the kubelet's folder."""
+    tolerance: MiB. compute_tolerance: points of a GPU's time. interval: seconds."""
 
     address: str = "127.0.0.1:9409"
     token_file: str = "none"
@@ -22,16 +21,11 @@ class Options(Value):
     tolerance: int = 256
     compute_tolerance: int = 15
     interval: float = 5
-    kubeconfig: str = "none"
-    node: str = "none"
-    namespace: str = "gpu-hook"
-    controller_token: str = "none"
-    device_plugins: str = "/var/lib/kubelet/device-plugins"
 
 
 def load(prefix: str) -> Options:
     """Raises SettingsError GH-501."""
-    return Options(**agent_settings.load(prefix))
+    return Options(**{name: said for name, said in agent_settings.load(prefix).items() if name in Options.FIELDS})
 
 
 def split(address: str) -> tuple[str, int]:
