@@ -47,6 +47,10 @@ def main(arguments: list[str]) -> int:
         status.problems["start"] = str(e)
         status.tell()
         return 1
+    except Exception as e:  # a mistake of ours: the agent shows it, and starts the reporter again
+        status.problems["mistake"] = f"unexpected {type(e).__name__}: {e}; please report it"
+        status.tell()
+        raise
     return 0
 
 

@@ -16,7 +16,8 @@ SELECTOR = "nodes"
 HEAD = f"# What the cluster says about this node: its labels, and the ConfigMap {CONFIG}. The agent writes it anew.\n"
 MAX_PROBLEMS = 5
 
-Lines = dict[str, flat_yaml.Value]
+Value = str | tuple[str, ...]  # of flat_yaml
+Lines = dict[str, Value]
 
 
 def wanted(node: str, labels: Mapping[str, str], config: Mapping[str, str]) -> tuple[Lines, list[str]]:
@@ -63,7 +64,7 @@ def entry(text: str) -> tuple[Lines, dict[str, str] | None, str]:
     return lines, selector, ""
 
 
-def labels_of(value: flat_yaml.Value) -> dict[str, str]:
+def labels_of(value: Value) -> dict[str, str]:
     """The labels that a selector names; {} for one that is not valid."""
     parts = [part.partition("=") for part in value.split(",")] if isinstance(value, str) else []
     return {label: text for label, _, text in parts} if all(label and sep for label, sep, _ in parts) else {}
@@ -74,7 +75,7 @@ def text(lines: Lines) -> str:
     return HEAD + "".join(f"{key}: {flat_yaml.quoted(lines[key])}\n" for key in sorted(lines)) if lines else ""
 
 
-def _wrong(key: str, value: flat_yaml.Value) -> str:
+def _wrong(key: str, value: Value) -> str:
     try:
         keys.READERS[key](value)
         return ""
