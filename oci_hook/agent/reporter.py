@@ -30,6 +30,7 @@ class Reporter:
         self._since = 0.0
         self._retry_at, self._retry = 0.0, RETRY_SECONDS
         self._text = b""
+        self._silent = True  # it has said nothing since it started
 
     def tick(self, now: float) -> None:
         wanted = self._node.settings.cluster != OFF
@@ -66,6 +67,7 @@ class Reporter:
         assert self._process.stdout
         self._selector.register(self._process.stdout, selectors.EVENT_READ, self._read)
         self.pid, self._since, self._text = self._process.pid, now, b""
+        self._silent = True
         self.starts += 1
 
     def _read(self, now: float) -> None:
@@ -78,6 +80,7 @@ class Reporter:
         for line in lines:
             try:
                 self.said = dict(json.loads(line))
+                self._silent = False
             except (ValueError, TypeError):
                 pass
         if not data:
@@ -94,4 +97,6 @@ class Reporter:
     def _problem(self) -> str:
         if self._process is None:
             return str(self.said.get("problem") or "the reporter ended; it is started again")
+        if self._silent:
+            return self._node.problems.get("cluster", "")
         return str(self.said.get("problem") or "")

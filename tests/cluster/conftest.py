@@ -49,7 +49,9 @@ def namespace(cluster: lab.Cluster) -> Iterator[str]:
     """A namespace of this test's own; afterwards its pods are gone and hold nothing."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     cluster.kubectl("create", "namespace", name)
-    lab.wait(60, f"{name} has its service account", lambda: cluster.kubectl("-n", name, "get", "serviceaccount", "default"))
+    lab.wait(
+        60, f"{name} has its service account", lambda: cluster.kubectl("-n", name, "get", "serviceaccount", "default")
+    )
     yield name
     cluster.kubectl("-n", name, "delete", "deployments,jobs,pods", "--all", "--wait=false", "--grace-period=1")
     cluster.kubectl("delete", "namespace", name, timeout=180)

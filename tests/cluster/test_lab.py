@@ -67,7 +67,9 @@ def test_the_command_line(cluster: lab.Cluster) -> None:
 
 
 def test_what_it_says_where_there_is_no_cluster(tmp_path: Path) -> None:
-    done = subprocess.run([SCRIPT, "--state", str(tmp_path / "none"), "kubectl", "get", "nodes"], capture_output=True, text=True)
+    done = subprocess.run(
+        [SCRIPT, "--state", str(tmp_path / "none"), "kubectl", "get", "nodes"], capture_output=True, text=True
+    )
     assert done.returncode == 2 and "scripts/cluster up N makes one" in done.stderr
 
 
