@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from scripts.cluster_lab import programs
 from scripts.cluster_lab.programs import REPO, CannotRun
@@ -61,13 +62,7 @@ class Machine:
         spaces = ["unshare", "-m", "-n", "-p", "-u", "-i", "-C", "--fork", "--kill-child", "--propagation", "private"]
         init = [PYTHON, "-I", str(INIT), self.cgroup, json.dumps(asked)]
         with open(self.folder / "init.log", "a") as log:
-            subprocess.Popen(
-                ["sh", "-ec", script, "sh", *spaces, *init],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            background(["sh", "-ec", script, "sh", *spaces, *init], log)
         wait(30, f"machine {self.name} is up ({self.folder}/init.log)", (self.folder / "ready").exists)
 
     def power_off(self) -> None:
@@ -119,13 +114,7 @@ class Machine:
             return
         note = f'echo $$ >/run/{service}.pid; exec "$@"'
         with open(self.log(service), "a") as log:
-            subprocess.Popen(
-                self.line("sh", "-c", note, "sh", *command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            background(self.line("sh", "-c", note, "sh", *command), log)
 
     def serving(self, service: str) -> bool:
         alive = f'p=$(cat /run/{service}.pid 2>/dev/null) && kill -0 "$p"'
@@ -138,6 +127,11 @@ class Machine:
         end = f'p=$(cat /run/{service}.pid) && kill -{int(number)} "$p" && while kill -0 "$p"; do sleep 0.1; done'
         self.run("sh", "-c", f"{{ {end}; }} 2>/dev/null", check=False)
         self.run("rm", "-f", f"/run/{service}.pid")
+
+
+def background(command: list[str], log: IO[str]) -> None:
+    """It outlives this process, and is no child of it."""
+    subprocess.run(["setsid", "--fork", *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True)
 
 
 def hierarchies() -> list[Path]:

@@ -55,7 +55,8 @@ def namespace(cluster: lab.Cluster) -> Iterator[str]:
     yield name
     cluster.kubectl("-n", name, "delete", "deployments,jobs,pods", "--all", "--wait=false", "--grace-period=1")
     cluster.kubectl("delete", "namespace", name, timeout=180)
-    for node in cluster.nodes:
-        mine = f"{name}/"
-        free = lambda node=node: not any(key.startswith(mine) for key in lab.holders(cluster, node.name))  # noqa: E731
-        lab.wait(60, f"{node.name} has no grant of {name}", free)
+
+    def left() -> list[str]:
+        return [key for node in cluster.nodes for key in lab.holders(cluster, node.name) if key.startswith(f"{name}/")]
+
+    lab.wait(60, f"nothing of {name} holds a grant", lambda: not left())

@@ -68,7 +68,7 @@ def test_services_reach_their_pods_from_every_node(cluster: lab.Cluster, namespa
     address = cluster.kubectl("-n", namespace, "get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")
 
     def answers() -> set[str]:
-        ask = ["sh", "-c", f"nc -w 2 {address} 80 </dev/null"]
+        ask = ["timeout", "5", "bash", "-c", f"exec 3<>/dev/tcp/{address}/80; head -n 1 <&3"]
         return {node.machine.run(*ask, check=False).stdout.strip() for node in cluster.nodes for _ in range(2)}
 
     lab.wait(120, "both answer", lambda: {"web1", "web2"} <= answers())
