@@ -63,15 +63,13 @@ def shared_pool() -> None:
 
 def too_large() -> None:
     """A capture that asks for more than there is, and life after it."""
-    graph = torch.cuda.CUDAGraph()
 
     def capture() -> None:
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
             kept = [tensor(256) for _ in range(64)]
             del kept
 
     refused("beyond the limit while captured", capture)
-    del graph
     release()
     outcome("capture after one that failed", lambda: simple("after one that failed"))
 
