@@ -4,7 +4,10 @@ DEFAULT_PREFIX = "/opt/gpu-hook"  # of an install
 
 PREFIX_KEY = "gpu-hook.io/"
 MARKER = PREFIX_KEY + "grant"  # written by us into config.json: the key of the grant for which the bundle was edited
-ALLOC = PREFIX_KEY + "alloc"  # reserved for the decision of a cluster scheduler
+ALLOC = PREFIX_KEY + "alloc"  # the decision of the cluster's controller (core/decision.py)
+ASKED = PREFIX_KEY + "asked"  # the controller has read this pod
+NODE_PLACEMENT = PREFIX_KEY + "node-placement"  # how the controller chooses among nodes
+NO_REQUEST = (MARKER, ALLOC, ASKED, NODE_PLACEMENT)  # keys that ask a node for nothing
 
 # In the container. One directory, mounted read-only from PREFIX/CONTAINER_DIR, holds everything private.
 PRIVATE = "/run/gpu-hook"

@@ -11,7 +11,6 @@ from tests.clients.all import clients
 from tests.clients.frame import Client
 from tests.clients.pair import Pair
 from tests.conftest import REPO
-from tests.e2e.stage import Stage
 
 
 def show(pair: Pair, names: list[str]) -> int:
@@ -62,7 +61,7 @@ def write(pair: Pair, heavy: list[str]) -> int:
 def main(words: list[str]) -> int:
     subprocess.run([sys.executable, str(REPO / "scripts/build")], check=True, stdout=subprocess.DEVNULL)
     with tempfile.TemporaryDirectory() as folder:
-        pair = Pair(Stage(Path(folder) / "stage"))
+        pair = Pair(Path(folder))
         try:
             return show(pair, words[1:]) if words[:1] == ["--only"] else write(pair, words)
         finally:

@@ -62,7 +62,7 @@ class Client:
     cases: tuple[Case, ...]
     pins: tuple[str, ...] = ()  # files of tests/clients/pins, without `.txt`: wheels, mounted as a site folder
     debs: tuple[str, ...] = ()  # the same for Debian packages: unpacked over the image
-    driver: str = ""  # the simulated driver that it needs, as of `gpu-hook sim up --driver`; "": the default
+    driver: str = "550"  # the simulated driver's version
     heavy: bool = False  # runs only where it is named: scripts/test --clients=NAME
     # Changes the image's folder before the first run, such as to compile a program into it; and the folder of the driver's libraries.
     prepare: Callable[[Any, Any], object] | None = None

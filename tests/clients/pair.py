@@ -11,7 +11,7 @@ from tests.clients import compare, fetch
 from tests.clients.compare import Verdict
 from tests.clients.frame import Case, Client, Steps
 from tests.clients.known import KNOWN
-from tests.e2e.stage import LIMIT_MIB, MULTIARCH, Stage, python_image
+from tests.e2e.stage import LIMIT_MIB, MULTIARCH, Edit, Stage, python_image
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 ENV = {
@@ -26,6 +26,7 @@ ENV = {
     "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING": "1",
 }
 NVIDIA = 195  # the major number of the driver's device nodes
+NVIDIA = 195  # the major number of the driver's device nodes
 READ_ONLY = ["rbind", "ro", "nosuid", "nodev"]
 SITE = f"/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 LIBDIR = f"/usr/lib/{MULTIARCH}"
@@ -33,6 +34,22 @@ LIBDIR = f"/usr/lib/{MULTIARCH}"
 
 def mount(source: Path | str, destination: str, *options: str) -> dict[str, Any]:
     return {"destination": destination, "source": str(source), "type": "bind", "options": list(options) or READ_ONLY}
+
+
+def bare_gpus(spec: dict[str, Any], stage: Stage, gpus: int) -> None:
+    """Gives a container the simulated driver as it is, and these GPUs: their files, and the device nodes that JAX looks for."""
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        spec["mounts"].append(mount(stage.driver / name, f"{LIBDIR}/{name}"))
+    nodes = [("/dev/nvidiactl", 255)]
+    for minor in range(gpus):
+        file = stage.state / f"sim/gpus/{minor}"
+        spec["mounts"].append(mount(file, f"/dev/nvidia-sim/{minor}", "bind", "rw", "nosuid", "nodev"))
+        nodes.append((f"/dev/nvidia{minor}", minor))
+    for path, minor in nodes:
+        node = {"path": path, "type": "c", "major": NVIDIA, "minor": minor, "fileMode": 0o666, "uid": 0, "gid": 0}
+        spec["linux"].setdefault("devices", []).append(node)
+        rule = {"allow": True, "type": "c", "major": NVIDIA, "minor": minor, "access": "rwm"}
+        spec["linux"]["resources"]["devices"].append(rule)
 
 
 def add(spec: dict[str, Any], mounts: list[dict[str, Any]], nodes: tuple[int, ...]) -> None:
@@ -70,60 +87,48 @@ class Ran:
 
 
 class Pair:
-    """The two sides, on GPUs of their own install."""
+    """The two sides, on two GPUs of an install of their own; one install for each version of the driver."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        self._stages = {"": stage}  # by the driver's version
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stages: dict[str, Stage] = {}
         self._images: dict[str, Image] = {}
 
-    def stage_of(self, client: Client) -> Stage:
+    def stage(self, client: Client) -> Stage:
         version = client.driver
         if version not in self._stages:
-            self._stages[version] = Stage(self.stage.folder / f"driver-{version}", "--driver", version)
+            self._stages[version] = Stage(self._folder / version, "--driver", version)
         return self._stages[version]
-
-    def close(self) -> None:
-        for version, stage in self._stages.items():
-            if version:
-                stage.close()
-        self.stage.close()
 
     def image(self, client: Client) -> Image:
         if client.name not in self._images:
-            self._images[client.name] = Image(self.stage_of(client), client)
+            self._images[client.name] = Image(self.stage(client), client)
         return self._images[client.name]
 
+    def close(self) -> None:
+        for stage in self._stages.values():
+            stage.close()
+
     def bare(self, client: Client, case: Case) -> Ran:
-        """By plain runc, with the simulated driver as it is: its libraries, and the files of as many GPUs."""
-        image, stage = self.image(client), self.stage_of(client)
-        mounts = [mount(stage.driver / name, f"{LIBDIR}/{name}") for name in ("libcuda.so.1", "libnvidia-ml.so.1")]
-        for minor in range(case.gpus):
-            gpu = stage.state / f"sim/gpus/{minor}"
-            mounts.append(mount(gpu, f"/dev/nvidia-sim/{minor}", "bind", "rw", "nosuid", "nodev"))
-        return self._run(stage, image, case, {}, mounts, "runc", tuple(range(case.gpus)))
+        """By plain runc."""
+        stage = self.stage(client)
+        return self._run(client, case, {}, "runc", lambda spec: bare_gpus(spec, stage, case.gpus))
 
     def share(self, client: Client, case: Case) -> Ran:
         """By gpu-hook-runtime."""
         devices = ",".join(map(str, range(case.gpus)))
         asked = {"gpu-hook.io/devices": devices, "gpu-hook.io/memory": f"{LIMIT_MIB}Mi"}
-        stage = self.stage_of(client)
-        return self._run(stage, self.image(client), case, asked, [], stage.program)
+        return self._run(client, case, asked, self.stage(client).program, lambda spec: None)
 
-    def _run(
-        self,
-        stage: Stage,
-        image: Image,
-        case: Case,
-        asked: dict[str, str],
-        mounts: list[dict[str, Any]],
-        program: str,
-        nodes: tuple[int, ...] = (),
-    ) -> Ran:
+    def _run(self, client: Client, case: Case, asked: dict[str, str], program: str, edit: Edit) -> Ran:
+        stage, image = self.stage(client), self.image(client)
         words = [sys.executable if word == "python" else word for word in case.run]
-        mounts = [*image.mounts, *mounts]
-        env = ENV | dict(case.env)
-        folder = stage.bundle(image.root, words, asked, env, lambda spec: add(spec, mounts, nodes))
+
+        def edited(spec: dict[str, Any]) -> None:
+            spec["mounts"] += image.mounts
+            edit(spec)
+
+        folder = stage.bundle(image.root, words, asked, ENV | dict(case.env), edited)
         shutil.rmtree(image.root / "tmp", ignore_errors=True)
         (image.root / "tmp").mkdir(mode=0o1777)
         runc = stage.runc

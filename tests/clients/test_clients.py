@@ -9,7 +9,6 @@ from tests.clients import fetch, page
 from tests.clients.all import clients
 from tests.clients.frame import Case, Client
 from tests.clients.pair import Pair
-from tests.e2e.stage import Stage
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -29,8 +28,7 @@ def listed() -> list[tuple[Client, Case]]:
 
 @pytest.fixture(scope="module")
 def pair(native: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    stage = Stage(tmp_path_factory.mktemp("clients"))
-    made = Pair(stage)
+    made = Pair(tmp_path_factory.mktemp("clients"))
     yield made
     made.close()
 
