@@ -12,7 +12,7 @@ from tests.e2e.stage import ARCH, MULTIARCH
 
 CC = [sys.executable, "-m", "ziglang", "cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-fPIC", "-shared"]
 ENV = {
-    "JAX_PLATFORMS": "cuda",
+    "JAX_PLATFORMS": "cuda,cpu",
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # of the versions of cuBLAS, cuFFT and others, which are not there
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }

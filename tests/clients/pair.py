@@ -26,7 +26,6 @@ ENV = {
     "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING": "1",
 }
 NVIDIA = 195  # the major number of the driver's device nodes
-NVIDIA = 195  # the major number of the driver's device nodes
 READ_ONLY = ["rbind", "ro", "nosuid", "nodev"]
 SITE = f"/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 LIBDIR = f"/usr/lib/{MULTIARCH}"
@@ -46,16 +45,6 @@ def bare_gpus(spec: dict[str, Any], stage: Stage, gpus: int) -> None:
         spec["mounts"].append(mount(file, f"/dev/nvidia-sim/{minor}", "bind", "rw", "nosuid", "nodev"))
         nodes.append((f"/dev/nvidia{minor}", minor))
     for path, minor in nodes:
-        node = {"path": path, "type": "c", "major": NVIDIA, "minor": minor, "fileMode": 0o666, "uid": 0, "gid": 0}
-        spec["linux"].setdefault("devices", []).append(node)
-        rule = {"allow": True, "type": "c", "major": NVIDIA, "minor": minor, "access": "rwm"}
-        spec["linux"]["resources"]["devices"].append(rule)
-
-
-def add(spec: dict[str, Any], mounts: list[dict[str, Any]], nodes: tuple[int, ...]) -> None:
-    """The mounts, and the device nodes of NVIDIA's GPUs with these minor numbers, which JAX looks for."""
-    spec["mounts"] += mounts
-    for path, minor in [(f"/dev/nvidia{minor}", minor) for minor in nodes] + [("/dev/nvidiactl", 255)] * bool(nodes):
         node = {"path": path, "type": "c", "major": NVIDIA, "minor": minor, "fileMode": 0o666, "uid": 0, "gid": 0}
         spec["linux"].setdefault("devices", []).append(node)
         rule = {"allow": True, "type": "c", "major": NVIDIA, "minor": minor, "access": "rwm"}
@@ -126,11 +115,13 @@ class Pair:
 
         def edited(spec: dict[str, Any]) -> None:
             spec["mounts"] += image.mounts
+            spec["process"]["user"] = {"uid": case.uid, "gid": case.uid}
             edit(spec)
 
         folder = stage.bundle(image.root, words, asked, ENV | dict(case.env), edited)
         shutil.rmtree(image.root / "tmp", ignore_errors=True)
-        (image.root / "tmp").mkdir(mode=0o1777)
+        (image.root / "tmp").mkdir()
+        (image.root / "tmp").chmod(0o1777)
         runc = stage.runc
         id = runc.new_id()
         out, err = folder / "out", folder / "err"
