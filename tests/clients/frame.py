@@ -52,6 +52,7 @@ class Case:
     parse: Callable[[str], Steps] = json_steps
     only_clients: bool = False  # too long for every `scripts/test`; runs with --clients
     gpus: int = 1
+    uid: int = 0  # and gid
     seconds: int = 300  # each run is killed then
 
 

@@ -44,14 +44,16 @@ for when, mib in TAKEN.items():
 CLIENT = Client(
     "CUDA toolkit",
     "headers 12.9",
-    (
+    tuple(
         Case(
-            "driver API",
+            name,
             ("/bin/driver_api",),
-            "driver API from C: memory of every kind, pools, graphs, threads, contexts, IPC, fork",
+            f"driver API from C{who}: memory of every kind, pools, graphs, threads, contexts, IPC, fork",
             150,
             LIMITS,
-        ),
+            uid=uid,
+        )
+        for name, uid, who in (("driver API", 0, ""), ("plain user", 1000, ", as a plain user"))
     ),
     pins=("cuda-12-runtime",),
     prepare=compile_it,
