@@ -6,6 +6,7 @@ GhError                one or more problems; the program ends, and nothing was g
   NodeError     GH-3xx the node is not ready: driver, inventory, ledger, shim
   ApplyError    GH-4xx the container cannot be changed as planned
   SettingsError GH-5xx settings, install, or registration with an engine
+  ClusterError  GH-6xx the cluster: decisions of its controller, its API server
 
 A message names the act, the object, the value and the next step, on one line of at most 300 characters with its code.
 """
@@ -59,6 +60,15 @@ CODES = {
     "GH-508": "an engine's configuration already uses the name gpu-hook",
     "GH-509": "an engine did not accept its new configuration",
     "GH-510": "an engine is registered incompletely (reported by doctor)",
+    "GH-601": "the pod has no decision of the cluster's controller, and this node requires one",
+    "GH-602": "the decision about the pod is not valid, or its signature is not",
+    "GH-603": "the decision was made for another pod or another node",
+    "GH-604": "the decision and what the container asks for do not agree",
+    "GH-605": "a pod has an annotation that only the cluster's controller may write",
+    "GH-606": "the node's part of the cluster is not set up: its name or its keys are missing",
+    "GH-607": "no node of the cluster has room for the pod",
+    "GH-608": "the cluster's API server or controller cannot be reached, or refuses",
+    "GH-609": "the pod needs a node of its own, or the node is another pod's own",
 }
 
 MAX_LINE = 300
@@ -123,7 +133,18 @@ class SettingsError(GhError):
     """GH-5xx"""
 
 
-_BY_HUNDRED = {"1": RequestError, "2": NoRoomError, "3": NodeError, "4": ApplyError, "5": SettingsError}
+class ClusterError(GhError):
+    """GH-6xx"""
+
+
+_BY_HUNDRED: "dict[str, type[GhError]]" = {
+    "1": RequestError,
+    "2": NoRoomError,
+    "3": NodeError,
+    "4": ApplyError,
+    "5": SettingsError,
+    "6": ClusterError,
+}
 
 
 def refuse(code: str, message: str) -> GhError:

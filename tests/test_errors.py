@@ -12,7 +12,10 @@ def test_one_printable_bounded_line() -> None:
 
 @pytest.mark.parametrize("code", errors.CODES)
 def test_refuse_gives_the_class_of_the_code(code: str) -> None:
-    kinds = [errors.RequestError, errors.NoRoomError, errors.NodeError, errors.ApplyError, errors.SettingsError]
+    kinds = [
+        *(errors.RequestError, errors.NoRoomError, errors.NodeError, errors.ApplyError),
+        *(errors.SettingsError, errors.ClusterError),
+    ]
     assert type(errors.refuse(code, "x")) is kinds[int(code[3]) - 1]
 
 

@@ -2,7 +2,7 @@
 together."""
 
 from oci_hook.core import dialects, value_parsers
-from oci_hook.core.layout import ALLOC, ENV_SET, MARKER, PREFIX_KEY, REQUEST_DIR
+from oci_hook.core.layout import ENV_SET, NO_REQUEST, PREFIX_KEY, REQUEST_DIR
 from oci_hook.core.units import names, show
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem
@@ -59,7 +59,7 @@ def from_annotations(
     """The wishes that concern the container called `container` ("" where the engine names none)."""
     tables = [(name, dialects.rows(name, rules)) for name in dialects.spoken(rules.dialects, annotations)]
     foreign = [(name, rows, key) for name, rows in tables for key in rows if key in annotations]
-    ours = [key for key in annotations if key.startswith(PREFIX_KEY) and key not in (MARKER, ALLOC)]
+    ours = [key for key in annotations if key.startswith(PREFIX_KEY) and key not in NO_REQUEST]
     if not ours and not foreign:
         return []
     if too_large(annotations, [*ours, *(key for _, _, key in foreign)], problems):
@@ -334,7 +334,7 @@ def suspects(annotations: dict[str, str], container: str, rules: "Rules", asks: 
     found = []
     for key in annotations:
         if key.startswith(PREFIX_KEY):
-            suspect = key not in (MARKER, ALLOC) and (not asks or split(key)[1] not in (None, container))
+            suspect = key not in NO_REQUEST and (not asks or split(key)[1] not in (None, container))
         else:
             low = key.lower()
             suspect = "gpu" in low or "cuda" in low or "nvidia" in low or "hook.io/" in low

@@ -4,7 +4,10 @@ DEFAULT_PREFIX = "/opt/gpu-hook"  # of an install
 
 PREFIX_KEY = "gpu-hook.io/"
 MARKER = PREFIX_KEY + "grant"  # written by us into config.json: the key of the grant for which the bundle was edited
-ALLOC = PREFIX_KEY + "alloc"  # reserved for the decision of a cluster scheduler
+ALLOC = PREFIX_KEY + "alloc"  # the decision of the cluster's controller (core/decision.py)
+ASKED = PREFIX_KEY + "asked"  # the controller has read this pod
+NODE_PLACEMENT = PREFIX_KEY + "node-placement"  # how the controller chooses among nodes
+NO_REQUEST = (MARKER, ALLOC, ASKED, NODE_PLACEMENT)  # keys that ask a node for nothing
 
 # In the container. One directory, mounted read-only from PREFIX/CONTAINER_DIR, holds everything private.
 PRIVATE = "/run/gpu-hook"
@@ -31,6 +34,8 @@ CONTAINER_DIR = CLOSED_DIR + "/container"  # the skeleton that becomes PRIVATE: 
 OPEN_DIR = CONTAINER_DIR + ACCOUNT_DIR[len(PRIVATE) :]  # the only folder of an install with OPEN_MODE
 OPEN_MODE = 0o1777  # runc 1.1.5 gives a tmpfs the mode of the folder that it covers, whatever config.json says
 SETTINGS_YAML = "etc/settings.yaml"
+CLUSTER_SETTINGS = "etc/cluster.yaml"  # the settings that the cluster has for this node; the reporter writes it
+CLUSTER_KEYS = "etc/cluster.json"  # the node's name and keys in its cluster; the reporter writes it
 STATE_IN_USE = "etc/state_dir"  # the state directory that the install uses, one line
 
 # In the state directory (tmpfs).

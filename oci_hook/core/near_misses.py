@@ -16,7 +16,7 @@ from oci_hook.core.collect import (
     suspects,
     unread_variables,
 )
-from oci_hook.core.layout import ALLOC, MARKER, PREFIX_KEY, PRIVATE, REQUEST_DIR
+from oci_hook.core.layout import NO_REQUEST, PREFIX_KEY, PRIVATE, REQUEST_DIR
 from oci_hook.core.nearest import distance, fold, nearest
 from oci_hook.core.units import show
 from oci_hook.core.validate import ASKING
@@ -223,7 +223,7 @@ def only_how(annotations: dict[str, str], container: str, rules: "Rules") -> Mis
     native = dialects.table(dialects.NATIVE).KEYS
     hows = []
     for key in annotations:
-        if key in (MARKER, ALLOC):
+        if key in NO_REQUEST:
             continue
         if not key.startswith(PREFIX_KEY):
             if dialects.is_known(rules.dialects, key):

@@ -140,7 +140,7 @@ def test_every_problem_with_its_container() -> None:
             {"memory": "50%", "compute": "20", "gpus": "1", "class": "online"},
         ),
         ("tensorstack.dev/nvidia-gpu-percent: 25", {"memory": "25%"}),
-        ("tensorstack.dev/nvidia-gpu-node: 1", {"gpus": "all", "exclusive": "true"}),
+        ("tensorstack.dev/nvidia-gpu-node: 1", {"gpus": "all", "exclusive": "true", "node": "exclusive"}),
         (
             "tke.cloud.tencent.com/qgpu-core: 30, tke.cloud.tencent.com/qgpu-memory: 5",
             {"memory": "5Gi", "compute": "30"},

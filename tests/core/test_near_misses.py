@@ -215,7 +215,7 @@ VARIABLES = {  # on a node that trusts the environment -> (sure, how the line en
     "GPU_HOOK_MEMROY": (True, "did you mean GPU_HOOK_MEMORY?"),
     "GPUHOOK_MEMORY": (True, "did you mean GPU_HOOK_MEMORY?"),
     "GPU_HOOK_POLICY": (True, "add GPU_HOOK_MEMORY or GPU_HOOK_COMPUTE"),
-    "GPU_HOOK_FOO": (False, "a share is asked for with GPU_HOOK_MEMORY and GPU_HOOK_COMPUTE"),
+    "GPU_HOOK_XYZ": (False, "a share is asked for with GPU_HOOK_MEMORY and GPU_HOOK_COMPUTE"),
     "T9K_GPU_MEM": (False, "did you mean T9K_GPU_MEMORY?"),
     "NVIDIA_VISIBLE_DEVICE": (False, "did you mean NVIDIA_VISIBLE_DEVICES?"),
     "NVIDIA_GPU_MEM_LIMIT": (False, "did you mean NVIDIA_GPU_MEMORY_LIMIT?"),

@@ -20,6 +20,7 @@ KEYS: "dict[str, Row]" = {
     "capabilities": ("capabilities", value_parsers.capabilities, {}),
     "imex-channels": ("imex-channels", value_parsers.channels, {}),
     "boundary": ("boundary", value_parsers.boundary, {}),
+    "node": ("node", value_parsers.one_of(("exclusive",)), {"gpus": value_parsers.ALL, "exclusive": True}),
 }
 ENV = {"GPU_HOOK_" + key.upper().replace("-", "_"): key for key in KEYS} | {"NVIDIA_IMEX_CHANNELS": "imex-channels"}
 SAME = ()

@@ -23,7 +23,7 @@ KEYS: "dict[str, Row]" = {
     "T9K_GPU_MEMORY": ("memory", value_parsers.memory_mb, {}),
     "tensorstack.dev/nvidia-gpu": ("gpus", value_parsers.gpu_count, {"exclusive": True}),
     "tensorstack.dev/nvidia-gpu-percent": ("memory", value_parsers.memory_percent, {}),
-    "tensorstack.dev/nvidia-gpu-node": ("gpus", every_gpu, {"exclusive": True}),
+    "tensorstack.dev/nvidia-gpu-node": ("gpus", every_gpu, {"exclusive": True, "node": "exclusive"}),
 }
 ENV = {key: key for key in ("NVIDIA_VISIBLE_DEVICES", "T9K_GPU_PERCENT", "T9K_GPU_MEMORY")}
 SAME = (("T9K_GPU_MEMORY", "T9K_GPU_PERCENT"), ("T9K_GPU_MEMORY", "tensorstack.dev/nvidia-gpu-percent"))

@@ -1,0 +1,268 @@
+"""The create webhook's part that decides: a pod as it comes to the API server -> the patch that makes it ours, or problems.
+
+A pod that asks for a GPU, in anybody's words, leaves with our annotations for each container that asks, the sums as
+extended resources, our runtime class, and the tolerations that it needs. A pod that asks for nothing is not touched.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from oci_hook.core import collect, dialects, near_misses, units, value_parsers
+from oci_hook.core.request import Request, parse
+from oci_hook.core.rules import Rules
+from oci_hook.core.units import show
+from oci_hook.core.value import Value
+from oci_hook.errors import Problem, RequestError, refuse
+from oci_hook.kube import names, sums
+from oci_hook.kube.quantity import plain
+from oci_hook.kube.words import Container, Pod, Rows, read_pod, rows_of
+
+MIRROR = "kubernetes.io/config.mirror"  # the API server's copy of a static pod: the kubelet has started it already
+ASKED_VERSION = "1"
+REPLACED_CLASSES = ("", "nvidia", names.RUNTIME_CLASS)
+# Other systems' schedulers, whose names pods carry; none of them runs beside gpu-hook.
+SCHEDULERS = ("t9k-scheduler", "qgpu-scheduler", "hami-scheduler", "vgpu-scheduler", "gpu-admission")
+T9K_PREFIX = "tensorstack.dev/"
+QGPU_CORE, QGPU_STEP = "tke.cloud.tencent.com/qgpu-core", 5
+WHOLE_MODE, SHARED_MODE = "xgn", "sgn"
+
+
+class Options(Value):
+    """rules: the cluster's: which dialects are read, qGPU's unit, steps, what a request without amounts means. scheduler: takes
+    the place of other systems' schedulers. modes: those T9k modes that some node of the cluster has. queue_label: gets the
+    value of T9k's group name; "" for none."""
+
+    rules: Rules
+    scheduler: str = "default-scheduler"
+    modes: frozenset[str] = frozenset()
+    queue_label: str = ""
+
+
+class Mutation(Value):
+    """patch: operations of RFC 6902; () where the pod stays as it is. asks: whether it asks for a GPU. warnings: for people."""
+
+    patch: tuple[dict[str, Any], ...] = ()
+    asks: bool = False
+    warnings: tuple[Problem, ...] = ()
+
+
+def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
+    """Raises RequestError GH-101 to GH-108 and ClusterError GH-605 with every problem of the pod's words."""
+    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    annotations = dict(metadata.get("annotations") or {})
+    if MIRROR in annotations:
+        return Mutation()
+    for key in annotations:
+        if key.startswith(names.DECIDED):
+            raise refuse("GH-605", f"{key[:80]} is in the pod; only gpu-hook itself writes it: leave it out")
+    listed = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+    rows = rows_of(options.rules)
+    if names.ASKED not in annotations:
+        rows |= our_resources()
+    found = Pod("Pod", str(metadata.get("name") or metadata.get("generateName") or ""))
+    read_pod(found, [container_of(c) for c in listed], annotations, rows, options.rules)
+    check_steps(listed, annotations, options.rules)
+    kept = {key: text for key, text in annotations.items() if key not in rows}
+    made = {**kept, **found.annotations}
+    check_names(annotations, [str(container.get("name")) for container in listed])
+    requests = requests_of(made, listed, options.rules)
+    warnings = misses(made, listed, requests, options.rules)
+    if not any(requests.values()):
+        return Mutation(warnings=warnings)
+    check_runtime_class(spec)
+    check_node_exclusive(made, requests)
+    made[names.ASKED] = ASKED_VERSION
+    first = spec.get("initContainers") or ()
+    init = [(requests[c["name"]], c.get("restartPolicy") == "Always") for c in first]  # Kubernetes 1.28: sidecars
+    total = sums.of_pod([requests[c["name"]] for c in spec.get("containers") or ()], init)
+    patch = [
+        *labels_patch(metadata, options),
+        replace("/metadata/annotations", made),
+        *runtime_class_patch(spec),
+        *resources_patch(spec, rows, total),
+        *scheduler_patch(spec, options),
+        *mode_patch(spec, listed, annotations, requests, options),
+    ]
+    return Mutation(tuple(patch), True, warnings)
+
+
+def container_of(container: Mapping[str, Any]) -> Container:
+    resources = container.get("resources") or {}
+    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+    return Container(
+        str(container.get("name")),
+        {key: plain(str(text)) for key, text in limits.items()},
+        {key: plain(str(text)) for key, text in requests.items()},
+    )
+
+
+def our_resources() -> Rows:
+    """Our sums as a user's words: in a pod that the controller has not read yet they say what its container asks for."""
+    native = dialects.NATIVE
+    return {
+        names.GPUS: (native, ("gpus", value_parsers.gpu_count, {})),
+        names.MEMORY: (native, ("memory", value_parsers.memory_mb, {})),
+        names.COMPUTE: (native, ("compute", units.percent, {})),
+    }
+
+
+def requests_of(
+    annotations: dict[str, str], containers: Sequence[Mapping[str, Any]], rules: Rules
+) -> dict[str, Request | None]:
+    """Each container's request, by its name, as the node will read it."""
+    ours = rules.replace(dialects=())
+    found: dict[str, Request | None] = {}
+    problems: list[Problem] = []
+    for container in containers:
+        name = str(container.get("name"))
+        try:
+            found[name] = parse(annotations, {}, name, ours, decode=json.loads)
+        except RequestError as e:
+            problems += [Problem(p.code, f"container {name}: {p.message}") for p in e.problems]
+    if problems:
+        raise RequestError(*problems)
+    return found
+
+
+def check_names(annotations: Mapping[str, str], containers: Sequence[str]) -> None:
+    """A key of ours with a container's name after it must name one of the pod's, which a node alone cannot know."""
+    for key in annotations:
+        name, suffix = collect.split(key) if key.startswith(names.PREFIX_KEY) else ("", None)
+        if suffix and suffix not in containers and name in dialects.table(dialects.NATIVE).KEYS:
+            have = ", ".join(containers[:5])
+            raise refuse("GH-102", f"{collect.show_key(key)}: the pod has no container {suffix[:60]}; it has {have}")
+
+
+def check_steps(containers: Sequence[Mapping[str, Any]], annotations: Mapping[str, str], rules: Rules) -> None:
+    """qGPU's own steps, where the cluster keeps to qGPU's profile: 5 per cent below a whole GPU
+    (https://cloud.tencent.com/document/product/457/61448)."""
+    if rules.profile != "qgpu":
+        return
+    for container in containers:
+        given = container_of(container)
+        text = given.limits.get(QGPU_CORE) or given.requests.get(QGPU_CORE) or annotations.get(QGPU_CORE) or "0"
+        amount = int(text) if text.isascii() and text.isdigit() else 0
+        if amount % QGPU_STEP:
+            what = f"container {given.name}: {QGPU_CORE}={show(text)} is not a multiple of {QGPU_STEP}"
+            raise refuse("GH-101", f"{what}; with the profile qgpu, write {amount - amount % QGPU_STEP + QGPU_STEP}")
+
+
+def misses(
+    annotations: dict[str, str],
+    containers: Sequence[Mapping[str, Any]],
+    requests: Mapping[str, Request | None],
+    rules: Rules,
+) -> tuple[Problem, ...]:
+    """Annotations that seem to ask for a GPU and are not understood. Raises RequestError where somebody surely asked us with
+    one, unless the rules say that near misses are warnings."""
+    found: dict[Problem, bool] = {}
+    for container in containers:
+        name = str(container.get("name"))
+        for miss in near_misses.in_annotations(annotations, name, rules, requests[name] is not None):
+            found[miss.problem] = found.get(miss.problem, False) or miss.sure
+    sure = [problem for problem, is_sure in found.items() if is_sure]
+    if sure and rules.near_misses != "warn":
+        raise RequestError(*sure)
+    return tuple(found)
+
+
+def check_runtime_class(spec: Mapping[str, Any]) -> None:
+    there = str(spec.get("runtimeClassName") or "")
+    if there not in REPLACED_CLASSES:
+        why = f"its runtimeClassName is {show(there)}, and a share of a GPU needs {names.RUNTIME_CLASS}"
+        raise refuse("GH-103", f"the pod asks for a GPU, {why}; leave runtimeClassName out")
+
+
+def check_node_exclusive(annotations: Mapping[str, str], requests: Mapping[str, Request | None]) -> None:
+    """One container of a pod may ask for the whole node, and then no other asks for a GPU."""
+    if not is_node_exclusive(annotations):
+        return
+    asking = [name for name, request in requests.items() if request and request.gpus]
+    if len(asking) > 1:
+        which = f"containers {', '.join(asking[:3])} ask for GPUs"
+        raise refuse("GH-103", f"{which}, and one of them for the whole node; one container of a pod may ask then")
+
+
+def is_node_exclusive(annotations: Mapping[str, str]) -> bool:
+    """Whether the pod asks for a node of its own."""
+    key = names.NODE_EXCLUSIVE
+    return any(name == key or name.startswith(key + ".") for name in annotations)
+
+
+def labels_patch(metadata: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+    """T9k's group name as the label of a queue, where the cluster has queues."""
+    labels = dict(metadata.get("labels") or {})
+    group = labels.get(names.T9K_GROUP)
+    if not (options.queue_label and group) or options.queue_label in labels:
+        return []
+    return [replace("/metadata/labels", {**labels, options.queue_label: group})]
+
+
+def runtime_class_patch(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if spec.get("runtimeClassName") == names.RUNTIME_CLASS:
+        return []
+    done = [replace("/spec/runtimeClassName", names.RUNTIME_CLASS)]
+    if "overhead" in spec and spec.get("runtimeClassName"):
+        done.append({"op": "remove", "path": "/spec/overhead"})  # of the class that it had, set before us
+    return done
+
+
+def resources_patch(spec: Mapping[str, Any], rows: Rows, total: sums.Sums) -> list[dict[str, Any]]:
+    """Other systems' resources go; the pod's sums stand on its first container."""
+    done = []
+    for section in ("initContainers", "containers"):
+        for place, container in enumerate(spec.get(section) or ()):
+            old = container.get("resources") or {}
+            new = {part: dict(old[part]) for part in old if isinstance(old[part], dict)}
+            for amounts in new.values():
+                for key in [key for key in amounts if key in rows or key in names.SUMS]:
+                    del amounts[key]
+            if section == "containers" and place == 0:
+                for part in ("limits", "requests"):
+                    new[part] = {**new.get(part, {}), **{key: str(amount) for key, amount in total.items()}}
+            new = {part: amounts for part, amounts in new.items() if amounts}
+            if new != old:
+                done.append(replace(f"/spec/{section}/{place}/resources", new))
+    return done
+
+
+def scheduler_patch(spec: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+    if spec.get("schedulerName") not in SCHEDULERS or spec.get("schedulerName") == options.scheduler:
+        return []
+    return [replace("/spec/schedulerName", options.scheduler)]
+
+
+def mode_patch(
+    spec: Mapping[str, Any],
+    containers: Sequence[Mapping[str, Any]],
+    annotations: Mapping[str, str],
+    requests: Mapping[str, Request | None],
+    options: Options,
+) -> list[dict[str, Any]]:
+    """T9k's node modes: what asks for whole GPUs tolerates the taint of nodes that serve nothing else. A pod in T9k's own
+    words goes to nodes of its mode, where the cluster has such nodes."""
+    whole = any(request and request.exclusive for request in requests.values())
+    done = []
+    tolerations = list(spec.get("tolerations") or ())
+    toleration = {"key": names.T9K_TAINT, "operator": "Exists", "effect": "NoSchedule"}
+    if whole and toleration not in tolerations:
+        done.append(replace("/spec/tolerations", [*tolerations, toleration]))
+    mode = WHOLE_MODE if whole else SHARED_MODE
+    selector = dict(spec.get("nodeSelector") or {})
+    if mode in options.modes and names.T9K_MODE not in selector and in_t9k_words(containers, annotations):
+        done.append(replace("/spec/nodeSelector", {**selector, names.T9K_MODE: mode}))
+    return done
+
+
+def in_t9k_words(containers: Sequence[Mapping[str, Any]], annotations: Mapping[str, str]) -> bool:
+    keys = [*annotations]
+    for container in containers:
+        given = container_of(container)
+        keys += [*given.limits, *given.requests]
+    return any(key.startswith(T9K_PREFIX) for key in keys)
+
+
+def replace(path: str, value: Any) -> dict[str, Any]:
+    """RFC 6902, section 4.1: "add" replaces a member that exists."""
+    return {"op": "add", "path": path, "value": value}

@@ -1,0 +1,90 @@
+"""ClusterIP Services for the whole cluster: every node sends 10.96.0.0/16 here, and this passes connections on.
+
+services.py PKI-FOLDER API-ADDRESS DEVICE. TCP only; a connection goes to an endpoint that is ready at that moment.
+"""
+
+import asyncio
+import itertools
+import json
+import ssl
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+pki, api, device = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
+context.load_cert_chain(pki / "admin.crt", pki / "admin.key")
+turn = itertools.count()
+Key = tuple[str, int]  # a Service's address and port
+ready: dict[Key, list[Key]] = {}
+
+
+def asked(what: str) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(f"https://{api}/api/v1/{what}", context=context, timeout=5) as answer:
+        found: list[dict[str, Any]] = json.load(answer)["items"]
+        return found
+
+
+def wanted() -> dict[Key, list[Key]]:
+    """Each Service's address and port with the addresses and ports behind it."""
+    behind = {(e["metadata"]["namespace"], e["metadata"]["name"]): e.get("subsets") or [] for e in asked("endpoints")}
+    found: dict[Key, list[Key]] = {}
+    for service in asked("services"):
+        name = service["metadata"]["namespace"], service["metadata"]["name"]
+        address = service["spec"].get("clusterIP", "None")
+        if address == "None" or name == ("default", "kubernetes"):
+            continue
+        for port in service["spec"].get("ports") or []:
+            found[address, port["port"]] = [
+                (at["ip"], p["port"])
+                for subset in behind.get(name, [])
+                for p in subset.get("ports") or []
+                if p.get("name", "") == port.get("name", "")
+                for at in subset.get("addresses") or []
+            ]
+    return found
+
+
+async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    try:
+        while data := await source.read(65536):
+            target.write(data)
+            await target.drain()
+        target.write_eof()
+    except OSError:
+        pass
+
+
+async def main() -> None:
+    servers: dict[Key, asyncio.Server] = {}
+
+    async def connect(key: Key, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        targets = ready.get(key, [])
+        try:
+            if targets:
+                there = await asyncio.open_connection(*targets[next(turn) % len(targets)])
+                await asyncio.gather(copy(reader, there[1]), copy(there[0], writer))
+                there[1].close()
+        except OSError:
+            pass
+        writer.close()
+
+    while True:
+        try:
+            now = await asyncio.to_thread(wanted)
+        except (OSError, ValueError):  # the API server is away: the old Services stay
+            await asyncio.sleep(1)
+            continue
+        ready.clear()
+        ready.update(now)
+        for key in servers.keys() - now.keys():
+            servers.pop(key).close()
+        for key in now.keys() - servers.keys():
+            subprocess.run(["ip", "address", "replace", f"{key[0]}/32", "dev", device], check=True)
+            servers[key] = await asyncio.start_server(lambda r, w, key=key: connect(key, r, w), *key)
+        await asyncio.sleep(1)
+
+
+asyncio.run(main())

@@ -1,0 +1,62 @@
+"""One cluster of three nodes for all tests of this folder. scripts/test --cluster runs them, and nothing else does.
+
+GPU_HOOK_CLUSTER=DIR, the --state of a cluster that `scripts/cluster up 3 --gpus 2x16Gi,2x16Gi,4x24Gi` started: the tests
+use that one and leave it up.
+"""
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import lab
+
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker("cluster")
+
+
+@pytest.fixture(scope="session")
+def runnable() -> None:
+    """Skips where no cluster can run, with the reason."""
+    try:
+        lab.check()
+    except lab.CannotRun as e:
+        pytest.skip(str(e))
+
+
+@pytest.fixture(scope="session")
+def cluster(runnable: None, native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.Cluster]:
+    given = os.environ.get("GPU_HOOK_CLUSTER")
+    made = lab.Cluster(Path(given) if given else tmp_path_factory.mktemp("cluster"))
+    try:
+        made.up(lab.NODES)
+        yield made
+    finally:
+        if not given:
+            made.down()
+
+
+@pytest.fixture
+def namespace(cluster: lab.Cluster) -> Iterator[str]:
+    """A namespace of this test's own; afterwards its pods are gone and hold nothing."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    cluster.kubectl("create", "namespace", name)
+    lab.wait(
+        60, f"{name} has its service account", lambda: cluster.kubectl("-n", name, "get", "serviceaccount", "default")
+    )
+    yield name
+    cluster.kubectl("-n", name, "delete", "deployments,jobs,pods", "--all", "--wait=false", "--grace-period=1")
+    cluster.kubectl("delete", "namespace", name, timeout=180)
+
+    def left() -> list[str]:
+        return [key for node in cluster.nodes for key in lab.holders(cluster, node.name) if key.startswith(f"{name}/")]
+
+    lab.wait(60, f"nothing of {name} holds a grant", lambda: not left())
