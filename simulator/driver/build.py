@@ -23,7 +23,7 @@ CUDA += ["cubin.c"]
 CUDA += ["attribute.c", "module.c", "function.c", "link.c", "launch.c", "graph.c", "graph_op.c", "graph_edges.c"]
 CUDA += ["graph_node.c", "graph_exec.c", "graph_memory.c", "graph_dot.c", "user_object.c", "capture.c", "fault.c"]
 CUDA += ["proc_address.c", "checkpoint.c", "green.c", "../model/rng.c"]
-NVML = [*GPU, "nvml.c", "nvml_smi.c", "nvml-rest.c"]
+NVML = [*GPU, "nvml.c", "nvml_board.c", "nvml_smi.c", "nvml-rest.c"]
 PARTS: dict[str, list[str]] = {  # output: flags and C files
     "libcuda.so.1": [*LIBRARY, *CUDA, "cuda-rest.c"],
     "libnvidia-ml.so.1": [*LIBRARY, *NVML],
