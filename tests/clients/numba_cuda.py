@@ -42,14 +42,14 @@ CLIENT = Client(
         Case(
             "driver, slow ones",
             words(SLOW, "cudadrv"),
-            "more of these: linking, initialisation, managed memory",
+            "more of these: linking, initialisation",
             30,
             only_clients=True,
         ),
         Case(
             "language",
             words(LANGUAGE, "cudapy"),
-            "its own tests of kernels, streams, IPC, threads, processes",
+            "its own tests of kernels, streams, threads",
             100,
             only_clients=True,
             seconds=900,
