@@ -40,6 +40,13 @@ CLIENT = Client(
         ),
         Case("driver", words(DRIVER, "cudadrv"), "its own tests of its driver layer", 100),
         Case(
+            "two GPUs",
+            (*words("context_stack select_device", "cudadrv"), "cudapy.test_multigpu", "cudapy.test_ipc"),
+            "its own tests of contexts, IPC, two GPUs",
+            10,
+            gpus=2,
+        ),
+        Case(
             "driver, slow ones",
             words(SLOW, "cudadrv"),
             "more of these: linking, initialisation",
@@ -55,5 +62,5 @@ CLIENT = Client(
             seconds=900,
         ),
     ),
-    pins=("cuda-python", "numba-cuda", "cuda-12-runtime", "cuda-12-compilers"),
+    pins=("cuda-python-12", "numba-cuda", "cuda-12-runtime", "cuda-12-compilers"),
 )
