@@ -12,11 +12,9 @@ DRIVER = """
 """
 SLOW = "detect init linker managed_alloc module_callbacks nvjitlink"  # of the same folder
 LANGUAGE = """
-    alignment array_methods boolean const_string constmem copy_propagate cuda_array_interface cuda_jit_no_types
-    debug device_array_capture enums exception fastmath forall freevar gufunc_scalar gufunc_scheduling inspect ipc ir_utils
-    iterators launch_config_sensitive lang lineinfo localmem multigpu multiprocessing multithreads nondet optimization
-    py2_div_issue random retrieve_autoconverted_arrays serialize sm_creation stream_api sync tracing transpose typeconv
-    userexc vectorize vectorize_decor vectorize_device vectorize_scalar_arg warning
+    alignment array_methods const_string constmem cuda_array_interface debug exception freevar inspect iterators
+    launch_config_sensitive localmem multiprocessing multithreads retrieve_autoconverted_arrays serialize stream_api
+    typeconv warning
 """
 
 

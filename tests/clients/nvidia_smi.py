@@ -19,7 +19,7 @@ CLIENT = Client(
         Case(
             "all",
             ("python", "/programs/nvidia_smi.py"),
-            "table, `-q`, queries, `pmon`, `dmon`, `topo`, changes",
+            "table, `-q`, queries, `topo`, changes",
             200,
             {
                 "nvidia-smi: line 10": Limit(row(GPU_MIB), row(LIMIT_MIB)),
