@@ -213,6 +213,8 @@ bool vmm_holding(uint64_t address, struct piece *out) {
 
 API CUresult cuMemRetainAllocationHandle(unsigned long long *out, void *address) {
     TRY(sim_ready());
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&mutex);
     struct mapping *m = mapping_at((uint64_t)(uintptr_t)address);
     if (m) {
@@ -245,6 +247,8 @@ void vmm_drop(struct handle *h) {
 
 API CUresult cuMemGetAllocationPropertiesFromHandle(struct allocation_prop *out, unsigned long long value) {
     TRY(sim_ready());
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&mutex);
     struct handle *h = handle_of(value);
     if (h)

@@ -223,6 +223,14 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigne
     return NVML_ERROR_NOT_SUPPORTED;
 }
 
+/* The structure of later drivers (since 615): not asked for, since its size may grow. */
+GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, void *stats) {
+    struct gh_memory_view v;
+    if (!memory_view(device, &v))
+        return REAL(nvmlDeviceGetAccountingStats_v2)(device, stats);
+    return NVML_ERROR_NOT_SUPPORTED;
+}
+
 /* Video sessions contain pids of other containers. */
 #define SESSIONS(name)                                                                  \
     GH_EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned *count, void *sessions) { \
