@@ -19,7 +19,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from oci_hook.agent import device_nodes, enforce, facts, journal, options, sampler, textfile
 from oci_hook.agent.audit import Finding
-from oci_hook.agent.event_log import Follower
 from oci_hook.agent.metrics import Counters, exposition
 from oci_hook.agent.node import Node
 from oci_hook.agent.notify import Notifier
@@ -35,6 +34,7 @@ from oci_hook.discovery import char_links
 from oci_hook.errors import CODES, GhError, Problem
 from oci_hook.ledger import events
 from oci_hook.ledger import inventory as cache
+from oci_hook.observe.event_log import Follower
 from tests.cli.box import Install
 from tests.e2e.stage import Stage
 

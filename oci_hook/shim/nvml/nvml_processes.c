@@ -25,7 +25,7 @@ static unsigned own_processes(struct gh_state *st, int gpu, struct process *out,
     struct gh_account_page *page = gpu < 0 ? NULL : gh_account_page(st);
     unsigned n = 0;
     if (page)
-        gh_sweep_now_and_then(st);
+        gh_sweep_before_shown(st);
     int locks = page ? gh_slot_locks_open(st) : -1;
     for (unsigned slot = 1; page && slot < GH_ACCOUNT_SLOTS && n < room; slot++) {
         uint64_t owner = atomic_load(&page->owner[slot]);
