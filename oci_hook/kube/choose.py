@@ -239,18 +239,18 @@ def _words(room: Room, question: Question) -> Refused:
     if need.mib > max(grantable, default=0):
         return Refused(Problem("GH-201", f"no GPU has {need.mib} MiB to grant"), final=True)
     if room.free_gpus < need.free_gpus:
-        return Refused(Problem("GH-201", f"{_some(need.free_gpus)} free"))
+        return Refused(Problem("GH-201", f"{_too_few(need.free_gpus, 'is', 'are')} free"))
     if room.most_mib < need.mib:
         return Refused(Problem("GH-201", f"no GPU has {need.mib} MiB free"))
     if room.most_percent < need.percent:
         return Refused(Problem("GH-201", f"no GPU has {need.percent} % of its memory free"))
     if room.most_compute < need.compute:
         return Refused(Problem("GH-201", f"no GPU has {need.compute} % compute free"))
-    return Refused(Problem("GH-201", f"{_some(need.gpus)} with enough memory and compute free"))
+    return Refused(Problem("GH-201", f"{_too_few(need.gpus, 'has', 'have')} enough memory and compute free"))
 
 
-def _some(count: int) -> str:
-    return "no GPU is" if count == 1 else f"fewer than {count} GPUs are"
+def _too_few(count: int, one: str, several: str) -> str:
+    return f"no GPU {one}" if count == 1 else f"fewer than {count} GPUs {several}"
 
 
 def summary(refused: Iterable[Refused]) -> Problem:
