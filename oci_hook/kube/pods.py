@@ -12,6 +12,7 @@ from oci_hook.kube.names import NODE_EXCLUSIVE, NODE_PLACEMENT, PREFIX_KEY
 
 RUN, SIDECAR, INIT = "run", "sidecar", "init"  # a sidecar: an init container that stays (restartPolicy: Always)
 PLACEMENTS = ("binpack", "spread")
+MAX_CONTAINERS = 128  # each is parsed by itself
 ENDED = ("Succeeded", "Failed")
 
 Asked = tuple[tuple[str, str, Request], ...]  # (container, RUN | SIDECAR | INIT, what it asks for), in the pod's order
@@ -65,6 +66,9 @@ def asked(pod: PodWords, rules: Rules) -> Asked:
     problem with its container's name."""
     if not pod.annotations:
         return ()
+    if len(pod.containers) > MAX_CONTAINERS:
+        what = f"the pod has {len(pod.containers)} containers, {MAX_CONTAINERS} are allowed where one asks for a GPU"
+        raise RequestError(Problem("GH-105", f"{what}; use more pods"))
     found: list[tuple[str, str, Request]] = []
     problems: list[Problem] = []
     plain = rules.replace(dialects=())  # the create webhook has translated other systems' words

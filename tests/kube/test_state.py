@@ -57,8 +57,34 @@ def test_a_decision_that_nobody_signed_counts_for_nothing(change):
         "text": "{",
         "none": None,
     }[change]
-    state.apply_pod(bound(pod("p", memory=30), "a", other))
-    assert free(state) == [100]
+    anew = cluster(node("a", 100), node("b", 100))
+    anew.apply_pod(bound(pod("p", memory=30), "a", other))
+    assert free(anew) == [100]
+
+
+@pytest.mark.parametrize("alloc", [None, "{", "another's"])
+def test_a_decision_that_is_changed_later_changes_nothing(alloc):
+    """Whoever may annotate a pod could otherwise have the controller give its GPU away."""
+    state = cluster(node("a", 100), node("b", 100))
+    started(state, pod("p", memory=30))
+    if alloc == "another's":
+        other = started(state, pod("q", memory=10))
+        alloc = other["metadata"]["annotations"]["gpu-hook.io/alloc"]
+        state.remove_pod("u-q", 0.0)
+        state.tick(GRACE)
+    state.apply_pod(bound(pod("p", memory=30), "a", alloc))
+    assert free(state) == [70]
+
+
+def test_an_annotation_that_is_added_later_does_not_take_a_node():
+    state = cluster(node("a", 100, 100))
+    done = started(state, pod("p", gpus=1))
+    done["metadata"]["annotations"]["gpu-hook.io/node"] = "exclusive"
+    anew = cluster(node("a", 100, 100))
+    for one in (state, anew):  # also where the controller did not see the pod before
+        one.apply_pod(done)
+        assert one.owner(one.nodes["a"], "") is None
+        assert isinstance(choose(one, words(pod("q", memory=5))), Chosen)
 
 
 def test_the_order_of_events_at_a_start_does_not_matter():
