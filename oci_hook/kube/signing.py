@@ -15,18 +15,20 @@ def node_key(secret: bytes, node: str) -> bytes:
 
 
 class Signer:
-    """secrets: the controller's, by generation; the two newest count."""
+    """secrets: the controller's, by generation. The two newest, which nodes have keys of, sign; decisions of older ones are
+    known still, since pods may run for years."""
 
     def __init__(self, secrets: Mapping[int, bytes]) -> None:
-        self.secrets = dict(sorted(secrets.items())[-2:])
+        self.secrets = dict(secrets)
+        self._newest = sorted(secrets)[-2:]
 
     def sign(self, decision: Decision, generation: int) -> Decision:
         """generation: of the key that the node says it has; if that counts no longer, or is 0, the newest one's is used.
         Raises ValueError without any secret."""
         if not self.secrets:
             raise ValueError("the controller has no secret")
-        if generation not in self.secrets:
-            generation = max(self.secrets)
+        if generation not in self._newest:
+            generation = self._newest[-1]
         decision = decision.replace(generation=generation)
         return decision.replace(sig=self._sig(decision))
 
