@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from oci_hook.core.collect import split
+from oci_hook.core.layout import NO_REQUEST
 from oci_hook.core.request import Request, parse
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import show
@@ -72,7 +74,10 @@ def asked(pod: PodWords, rules: Rules) -> Asked:
     found: list[tuple[str, str, Request]] = []
     problems: list[Problem] = []
     plain = rules.replace(dialects=())  # the create webhook has translated other systems' words
-    for name, kind in pod.containers:
+    named = {split(key)[1] for key in pod.annotations if key not in NO_REQUEST}
+    for n, (name, kind) in enumerate(pod.containers):
+        if n and named.isdisjoint((None, name)):
+            continue  # not a word is for this one; what is wrong with the others' was seen with the first
         try:
             request = parse(pod.annotations, {}, name, plain, decode=json.loads)
         except RequestError as e:
