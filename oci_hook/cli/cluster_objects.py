@@ -58,6 +58,7 @@ def listed(opener: urllib.request.OpenerDirector, there: access.Access, kind: st
             items += page.get("items") or []
             more = (page.get("metadata") or {}).get("continue") or ""
         except urllib.error.HTTPError as e:
+            e.close()
             raise refuse("GH-608", f"{there.server} does not list {kind}: {e.code} {e.reason}") from None
         except (OSError, ValueError, AttributeError) as e:
             why = getattr(e, "reason", e)
