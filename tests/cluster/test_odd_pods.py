@@ -27,7 +27,9 @@ def plane(runnable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     cluster = lab.Cluster(folder / "state")
     try:
         cluster.up([], flags={"kube-controller-manager": [plain_nodes.NO_CONTROLLER_MANAGER_OF_NODES]})
-        yield make(cluster, folder)
+        made = make(cluster, folder)
+        yield made
+        made.api.close()
     finally:
         cluster.down()
 
