@@ -158,7 +158,7 @@ class Held(Value):
     namespace: str
     pod: str
     node: str
-    gpu: str
+    address: str
     uuid: str
     memory_mib: int
     whole: bool

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from oci_hook.cli.main import cli
 from oci_hook.kube import admission
 from oci_hook.kube.state import ClusterState
+from tests.conftest import REPO
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, listing, node, pod
 
 
@@ -161,3 +162,11 @@ def test_an_api_server_that_refuses_or_is_not_there(tmp_path, server, dump):
     assert said.exit_code == 1 and "GH-608" in said.output and "refused" in said.output
     both = ("--kubeconfig", kubeconfig(tmp_path, server, "right"), "--dump", dump)
     assert "name one" in run("ps", "--cluster", *both).output
+
+
+def test_the_page_has_every_key(dump):
+    page = (REPO / "docs/reference/json.md").read_text()
+    explained = json.loads(run("explain", "--pod", "waits", "--dump", dump, "--json").output)
+    (held,) = json.loads(run("ps", "--cluster", "--dump", dump, "--json").output)["pods"]
+    keys = {*explained, *explained["nodes"][0], *explained["nodes"][0]["gpus"][0], *explained["problem"], *held}
+    assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
