@@ -172,7 +172,7 @@ class ClusterState:
         if inventory is None or text != node.text:
             if not node.text:
                 raise KeyError(node.name)
-            inventory = read_inventory(node.text).inventory
+            inventory = read_inventory(node.text, known=True).inventory
             self._keep(node.name, node.text, inventory)
         return inventory
 
