@@ -85,7 +85,7 @@ class Server:
         except (asyncio.TimeoutError, web.HTTPException) as e:
             status = e.status if isinstance(e, web.HTTPException) else 408
             return _closing(web.Response(status=status, text="the body is too large or too slow\n"))
-        except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError) as e:
+        except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
             self._service.failed(f"{request.path.split('/')[1]}: {type(e).__name__} {e}")
             return web.Response(status=400, text=f"not understood: {type(e).__name__}\n")
         except GhError as e:
