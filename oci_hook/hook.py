@@ -60,13 +60,13 @@ class Hook(program.Program):
             raise refuse("GH-406", f"oci-gpu-hook takes one of {', '.join(STAGES)}, not {' '.join(self.args)!r:.60}")
         with open(0, "rb", closefd=False) as stdin:
             given = state.read(stdin)
-        self.container, self.pod = given.id, events.full_name(_who(given))
+        self.container, self.pod = given.id, events.full_name(_who(given, {}))
         settings = node_settings.load(self.prefix)
         self.state_dir = settings.state_dir
         if self.stage == "poststop":
             forget(given, settings)
         else:
-            start(given, settings)
+            start(given, settings, self)
 
     def report(self, problems: "Sequence[Problem]") -> None:
         log.report_hook(self.container, problems)
@@ -77,12 +77,13 @@ def main(prefix: str, args: "Sequence[str]") -> int:
     return program.run(Hook(prefix, args))
 
 
-def start(given: "State", settings: "Settings") -> None:
+def start(given: "State", settings: "Settings", teller: program.Program) -> None:
     """Check the share that the container was given before, or give it one. Nothing to do if it asks for none."""
     began = time.monotonic()
     if annotations.is_sandbox(given.annotations):
         return
     config = spec.load(os.path.join(given.bundle, "config.json"))
+    teller.pod_uid = _who(given, config).pod_uid
     request = request_mounts.request(_unedited(config), given.annotations, settings.rules)
     warn_of_unclear(given, config, settings, request)
     if request is None:
@@ -147,8 +148,13 @@ def give(
         from oci_hook.oci import cgroup_mounts
 
         cgroup_mounts.check(config)
+    decided = None
+    if settings.cluster != node_settings.OFF:
+        from oci_hook.config import cluster
+
+        request, decided = cluster.obeyed(request, _unedited(config), given.annotations, settings)
     devices = DeviceCgroup(given.pid)
-    admission = admit(request, _who(given), _life(given.pid, devices), settings)
+    admission = admit(request, _who(given, config), _life(given.pid, devices), settings, decided=decided)
     try:
         live.put(admission.grant, admission.inventory, config, container, devices, settings)
         _limit(admission.grant, admission.inventory, given.pid, config, settings)
@@ -229,14 +235,15 @@ def _adopted(given: "State", config: "Spec", settings: "Settings", began: float)
         devices = DeviceCgroup(given.pid)
     except GhError:  # a cgroup with other processes does not show whether the container lives
         pass
-    grant = adopt(marked(config), _who(given), _life(given.pid, devices), settings)
+    grant = adopt(marked(config), _who(given, config), _life(given.pid, devices), settings)
     if grant is not None:
         events.granted(settings.state_dir, grant, time.monotonic() - began)
     return grant
 
 
-def _who(given: "State") -> "Identity":
-    return annotations.identity("bundle:" + given.bundle, given.id, given.bundle, given.annotations)
+def _who(given: "State", config: "Spec") -> "Identity":
+    path = spec.cgroups_path(config)
+    return annotations.identity("bundle:" + given.bundle, given.id, given.bundle, given.annotations, path)
 
 
 def _life(pid: int, devices: "DeviceCgroup | None") -> "Life":

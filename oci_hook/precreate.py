@@ -92,10 +92,16 @@ def edited(found: "Spec", data: bytes, settings: "Settings") -> tuple[bytes, str
         from oci_hook.oci import cgroup_mounts
 
         cgroup_mounts.check(doc)
-    who = annotations.identity(BUNDLE_ROOT, os.urandom(16).hex(), "", asking)
+    decided = None
+    if settings.cluster != node_settings.OFF:
+        from oci_hook.config import cluster
+
+        request, decided = cluster.obeyed(request, doc, asking, settings)
+    who = annotations.identity(BUNDLE_ROOT, os.urandom(16).hex(), "", asking, spec.cgroups_path(doc))
     life = Life(boot_id(), _podman(), deadline=int(time.monotonic()) + WAIT, space=pid_space())
     record = not _is_hooked(found, settings)  # else the hook is refused the same, and records it
-    admission = admit(request, who, life, settings, instead_of=to_spec.marked(found), tell=record)
+    marked = to_spec.marked(found)
+    admission = admit(request, who, life, settings, instead_of=marked, tell=record, decided=decided)
     try:
         plan = bundle_plan.plan_for(doc, "", admission.grant, admission.inventory, settings)
         for warning in plan.warnings:

@@ -22,10 +22,10 @@ class Program:
 
     name: what messages call it. deadline: seconds that its work may take. failed: the exit status when the work fails.
     container: its id, once known. pod: namespace/pod/container, once known. state_dir: where the event of a failure goes;
-    "" until the settings are read, and then there is none.
+    "" until the settings are read, and then there is none. pod_uid: the pod's, "" outside Kubernetes.
     """
 
-    __slots__ = ("name", "deadline", "failed", "container", "state_dir", "pod")
+    __slots__ = ("name", "deadline", "failed", "container", "state_dir", "pod", "pod_uid")
 
     def __init__(self, name: str, deadline: float, failed: int = 1, container: str = "") -> None:
         self.name = name
@@ -34,6 +34,7 @@ class Program:
         self.container = container
         self.state_dir = ""
         self.pod = ""
+        self.pod_uid = ""
 
     def work(self) -> None:
         """The program's own job. It raises GhError to refuse the container, and undoes first what it has done."""
@@ -62,7 +63,7 @@ def run(program: Program) -> int:
         limits.lift()
         problems = e.problems
         if program.state_dir and not isinstance(e, NoRoomError):  # admit() has recorded those
-            events.refused(program.state_dir, program.container, problems, program.pod)
+            events.refused(program.state_dir, program.container, problems, program.pod, pod_uid=program.pod_uid)
     except MemoryError:
         limits.lift()
         problems = [_no_memory(program.name)]

@@ -101,8 +101,9 @@ def give(call: Call, settings: "Settings", done: Done, teller: program.Program) 
     found = spec.parse(data, call.config)
     doc = bundle_plan.unedited(found, settings)
     annotations = doc.get("annotations") or {}
-    who = identity(call.root or default_root(settings.runtime), call.id, call.bundle, annotations)
-    teller.pod = events.full_name(who)
+    cgroups_path = spec.cgroups_path(doc)
+    who = identity(call.root or default_root(settings.runtime), call.id, call.bundle, annotations, cgroups_path)
+    teller.pod, teller.pod_uid = events.full_name(who), who.pod_uid
     request = request_mounts.request(doc, annotations, settings.rules)
     if call.command == "restore" and (request is not None or to_spec.marked(found)):
         raise refuse(
@@ -121,9 +122,14 @@ def give(call: Call, settings: "Settings", done: Done, teller: program.Program) 
         from oci_hook.oci import cgroup_mounts
 
         cgroup_mounts.check(doc)
-    cgroup = planned_cgroup(str((doc.get("linux") or {}).get("cgroupsPath") or ""), call.id)
+    cgroup = planned_cgroup(cgroups_path, call.id)
     life = Life(boot_id(), creator=process_life(os.getpid()), cgroup=cgroup, space=pid_space())
-    admission = done.admission = admit(request, who, life, settings, instead_of=to_spec.marked(found))
+    decided = None
+    if settings.cluster != node_settings.OFF:
+        from oci_hook.config import cluster
+
+        request, decided = cluster.obeyed(request, doc, annotations, settings)
+    admission = done.admission = admit(request, who, life, settings, instead_of=to_spec.marked(found), decided=decided)
     plan = bundle_plan.plan_for(doc, call.bundle, admission.grant, admission.inventory, settings)
     check_sources(plan.steps, settings)
     check_mount_points(plan.steps, settings)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from oci_hook.agent.event_log import Follower
 from oci_hook.ledger import store
 from oci_hook.linux.proc import boot_id, process_life
+from oci_hook.observe.event_log import Follower
 from oci_hook.observe.stage import stage
 from tests.conftest import MEMORY_MIB, UUIDS, Install
 from tests.test_hook import hooked, nothing_is_booked

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from oci_hook.core.decision import DecidedShare
 from oci_hook.install import prefix as installs
 from oci_hook.ledger import slot_files
 from tests.conftest import UUIDS, Bundle, Install
+from tests.decisions import decided, pod, write_keys
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 # Runs a start file as the launcher does, and prints the names of the loaded modules instead of becoming the runtime.
@@ -49,6 +51,7 @@ STANDARD = {
     "stat",
     "struct",
 }
+CLUSTER = {"config.cluster", "core.decided", "core.decision", "core.hmac_sha256"}  # more, where the setting is not off
 OURS = {
     "",
     "apply",
@@ -88,6 +91,10 @@ OURS = {
     "ledger.exec_env",
     "ledger.grant_file",
     "apply.image",
+    "apply.image_elf",
+    "apply.image_search",
+    "apply.image_tree",
+    "apply.image_volumes",
     "ledger.inventory",
     "linux.cgroup_tree",
     "linux.proc",
@@ -140,6 +147,18 @@ def test_a_container_with_a_share(install: Install, bundle: Bundle) -> None:
     ours = {m.removeprefix("oci_hook").removeprefix(".") for m in found if m.split(".")[0] == "oci_hook"}
     assert ours == OURS
     assert {m for m in found if not m.startswith("oci_hook")} <= STANDARD
+    assert not found & NEVER
+
+
+def test_a_container_of_a_cluster(install: Install, bundle: Bundle) -> None:
+    """Nothing of it is loaded where the setting is off; the interpreter's own SHA-256 is part of it or a module."""
+    install.set(cluster="required")
+    write_keys(install.prefix)
+    alloc = decided({"a": [DecidedShare(UUIDS[0], 4096)]})
+    found = loaded(install, "create", "--bundle", str(bundle(pod(alloc, {"gpu-hook.io/memory.a": "4Gi"}))), "x")
+    ours = {m.removeprefix("oci_hook").removeprefix(".") for m in found if m.split(".")[0] == "oci_hook"}
+    assert ours - OURS == CLUSTER
+    assert {m for m in found if not m.startswith("oci_hook")} <= {*STANDARD, "_sha256", "_sha2"}
     assert not found & NEVER
 
 

@@ -29,6 +29,7 @@ from oci_hook.agent.notify import Notifier
 from oci_hook.agent.process_owner import ProcessOwners
 from oci_hook.agent.protection import Protection
 from oci_hook.agent.publish import Publisher
+from oci_hook.agent.reporter import Reporter
 from oci_hook.agent.response import Response
 from oci_hook.agent.sampler import Sampler
 from oci_hook.core.layout import AGENT_LOCK
@@ -59,6 +60,7 @@ class Agent:
         self._gpus = GpuWatch(node, self._selector, self._sampler, self._driver, self._auditing, self._protection)
         self._boundary_server = BoundaryServer(self._selector)
         self._boundary = BoundaryWatch(node, self._boundary_server)
+        self._reporter = Reporter(node, self._selector)
         self._publisher = Publisher(
             node,
             self._ledger,
@@ -69,6 +71,7 @@ class Agent:
             self._leases,
             self._boundary,
             self._boundary_server,
+            self._reporter,
         )
         self._server: Server | None = None
         self._wakeup: tuple[socket.socket, socket.socket] | None = None
@@ -111,6 +114,7 @@ class Agent:
         if why := self._driver.look(now):
             self._sampler.stop(why)
         self._boundary.tick(now)
+        self._reporter.tick(now)
         self._sampler.charge(self._boundary.cgroups())
         self._driver.repair_devices()
         self._leases.tick(now)
@@ -169,6 +173,7 @@ class Agent:
         self._notifier.say("STOPPING=1")
         self._sampler.stop("the agent ends")
         self._boundary_server.stop("the agent ends")
+        self._reporter.stop()
         if self._server:
             self._server.close()
         self._leases.close()

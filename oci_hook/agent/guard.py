@@ -5,13 +5,13 @@ It also remembers when the GPU is to be looked at again, and which limits were l
 
 from oci_hook.agent import holders
 from oci_hook.agent.audit import Process, Seen
-from oci_hook.agent.event_log import Follower
 from oci_hook.agent.protect import Harm, Judgement, Look, Member, Protector, Tenant
 from oci_hook.agent.sampler import GpuSample
 from oci_hook.core.inventory import Gpu
 from oci_hook.core.units import MIB
 from oci_hook.linux.proc import start_time
 from oci_hook.observe.account import Usage
+from oci_hook.observe.event_log import Follower
 
 
 class Guard:

@@ -8,13 +8,13 @@ from typing import Any
 
 from oci_hook import __version__
 from oci_hook.agent.audit import KINDS
-from oci_hook.agent.event_log import Follower
 from oci_hook.agent.prometheus import Exposition, labels
 from oci_hook.boundary.start import FALLBACK
 from oci_hook.core.slot_page import WAIT_BOUNDS
 from oci_hook.core.units import MIB
 from oci_hook.errors import CODES
 from oci_hook.ledger.events import short
+from oci_hook.observe.event_log import Follower
 
 GPU = ("gpu", "uuid")
 CONTAINER = ("id", "namespace", "pod", "container")
@@ -47,7 +47,7 @@ SHARE = (
 WAITS = tuple(f"{bound:.7g}" for bound in WAIT_BOUNDS[::2])  # every second one: half as many series
 PROBLEMS = (
     *("settings", "disk", "ledger", "inventory", "nvml", "gpus", "devices", "accounts", "locks", "textfile"),
-    "boundary",
+    *("boundary", "cluster"),
 )
 SECONDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -114,6 +114,8 @@ def _agent(out: Exposition, node: dict[str, Any], counters: Counters) -> None:
     out.gauge("ledger_read_timestamp_seconds", help, "", agent.get("ledger_read"))
     help = "When NVML last answered, in seconds since 1970."
     out.gauge("nvml_read_timestamp_seconds", help, "", agent.get("nvml_read"))
+    if agent.get("cluster"):
+        _reporter(out, agent["cluster"])
     for process, used in agent.get("processes", {}).items():
         at = labels(("process",), (process,))
         out.counter(
@@ -145,6 +147,17 @@ def _agent(out: Exposition, node: dict[str, Any], counters: Counters) -> None:
         out.counter("findings", "Findings of the audit by kind.", labels(("kind",), (kind,)), counters.findings[kind])
     help = "How long gpu-hook took for a container's creation."
     out.histogram("create_duration_seconds", help, "", list(map(str, SECONDS)), counters.seconds, counters.seconds_sum)
+
+
+def _reporter(out: Exposition, said: dict[str, Any]) -> None:
+    out.gauge(
+        "reporter_up", "1: the reporter runs and has no problem.", "", int(said["up"] and not said.get("problem"))
+    )
+    out.counter("reporter_starts", "Starts of the reporter by the agent.", "", said["starts"])
+    out.counter("reporter_writes", "Writes to the node's object since the reporter started.", "", said.get("writes", 0))
+    out.counter("reporter_failures", "Writes that failed since the reporter started.", "", said.get("failures", 0))
+    help = "When the reporter last wrote to the API server, in seconds since 1970."
+    out.gauge("reporter_write_timestamp_seconds", help, "", said.get("last"))
 
 
 def _gpu(out: Exposition, gpu: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ class Options(Value):
 
 def load(prefix: str) -> Options:
     """Raises SettingsError GH-501."""
-    return Options(**agent_settings.load(prefix))
+    return Options(**{name: said for name, said in agent_settings.load(prefix).items() if name in Options.FIELDS})
 
 
 def split(address: str) -> tuple[str, int]:

@@ -18,6 +18,7 @@ from oci_hook.agent.node import Node
 from oci_hook.agent.processes import processes
 from oci_hook.agent.protection import Protection
 from oci_hook.agent.recent import Recent
+from oci_hook.agent.reporter import Reporter
 from oci_hook.agent.sampler import Sampler
 from oci_hook.agent.view import view
 from oci_hook.linux import proc
@@ -37,6 +38,7 @@ class Publisher:
         leases: LeaseWatch,
         boundary: BoundaryWatch,
         boundary_server: BoundaryServer,
+        reporter: Reporter,
     ) -> None:
         self._node = node
         self._ledger = ledger
@@ -48,6 +50,7 @@ class Publisher:
         self._recent = Recent(node.state_dir)
         self._boundary = boundary
         self._boundary_server = boundary_server
+        self._reporter = reporter
         self._started = time.time()
         self._view: dict[str, Any] = {}
 
@@ -71,8 +74,14 @@ class Publisher:
                 "repaired": self._boundary.repaired,
                 "failed": self._boundary.failed + self._boundary_server.failures,
             },
+            "cluster": self._reporter.view(),
             "processes": usage(
-                {"agent": os.getpid(), "nvml": self._sampler.pid, "boundary": self._boundary_server.pid}
+                {
+                    "agent": os.getpid(),
+                    "nvml": self._sampler.pid,
+                    "boundary": self._boundary_server.pid,
+                    "reporter": self._reporter.pid,
+                }
             ),
         }
 

@@ -4,8 +4,8 @@ from collections import deque
 from math import isfinite
 from typing import Any
 
-from oci_hook.agent.event_log import Follower
 from oci_hook.ledger.events import short
+from oci_hook.observe.event_log import Follower
 from oci_hook.observe.event_text import text_of
 
 MOST = 50

@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from oci_hook.agent.event_log import Follower
 from oci_hook.cli import named, output
 from oci_hook.config import settings as node_settings
 from oci_hook.errors import GhError, refuse
 from oci_hook.observe import engine_names
+from oci_hook.observe.event_log import Follower
 from oci_hook.observe.event_text import text_of
 
 EVERY = 0.5  # seconds between two reads with --follow

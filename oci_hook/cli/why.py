@@ -5,7 +5,6 @@ from typing import Any
 
 import click
 
-from oci_hook.agent.event_log import Follower
 from oci_hook.cli import live, named, output
 from oci_hook.cli.explain import pairs
 from oci_hook.config import settings as node_settings
@@ -19,6 +18,7 @@ from oci_hook.ledger import admit, store
 from oci_hook.ledger import inventory as cache
 from oci_hook.ledger.admit import MIN_PREFIX
 from oci_hook.observe import engine_names
+from oci_hook.observe.event_log import Follower
 from oci_hook.observe.stopped import by_agent
 from oci_hook.oci import request_mounts
 

@@ -109,6 +109,7 @@ INSTALL: "dict[str, Reader]" = {
     "python": path,
     "driver_root": path,
     "state_dir": path,
+    "cluster": one_of("off", "local", "required"),
 }
 
 # What a profile fixes, whatever else is set, and the default policy that goes with it.
@@ -141,6 +142,21 @@ RULES: "dict[str, Reader]" = {
     "driver_limit_extra": memory(0),
 }
 
+# What the cluster may say about a node (config/cluster.py): how its GPUs are shared, not whom it trusts.
+OF_CLUSTER = (
+    "default_policy",
+    "placement",
+    "whole_gpus",
+    "memory_reserve",
+    "memory_step",
+    "memory_min",
+    "compute_step",
+    "max_shares_per_gpu",
+    "memory_per_share",
+    "linger",
+    "online_compute",
+)
+
 # The agent's. Only their names are checked here; their values are read by install/agent_settings.py.
 AGENT = (
     "agent.address",
@@ -150,6 +166,11 @@ AGENT = (
     "agent.tolerance",
     "agent.compute_tolerance",
     "agent.interval",
+    "agent.kubeconfig",
+    "agent.node",
+    "agent.namespace",
+    "agent.controller_token",
+    "agent.device_plugins",
 )
 
 READERS: "dict[str, Reader]" = {

@@ -12,7 +12,7 @@ import os
 from stat import S_ISREG
 
 from oci_hook.config import flat_yaml, keys
-from oci_hook.core.layout import SETTINGS_YAML, STATE_IN_USE
+from oci_hook.core.layout import CLUSTER_SETTINGS, SETTINGS_YAML, STATE_IN_USE
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import show
 from oci_hook.core.value import Value
@@ -20,12 +20,17 @@ from oci_hook.errors import Problem, SettingsError, refuse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Container
     from typing import Any
+
+
+OFF = "off"
 
 
 class Settings(Value):
     """prefix: the install's root. runtime: the real runtime, absolute. driver_root: where the driver's files are.
-    state_dir: tmpfs directory of ledger, pages and inventory. mode: "standalone" | "on-top" | "below"."""
+    state_dir: tmpfs directory of ledger, pages and inventory. mode: "standalone" | "on-top" | "below". cluster: "off" |
+    "local" | "required"."""
 
     prefix: str
     mode: str = "standalone"
@@ -34,6 +39,7 @@ class Settings(Value):
     driver_root: str = "/"
     state_dir: str = "/run/gpu-hook"
     rules: Rules = Rules()
+    cluster: str = OFF
 
 
 class Reading:
@@ -57,6 +63,8 @@ def load(prefix: str) -> Settings:
     """The settings in effect. Raises SettingsError, and then no container starts: GH-501 with every problem of
     settings.yaml and its line; GH-504 where the file names a state directory that the install does not use yet."""
     reading = parse(prefix, read(prefix))
+    if reading.values.get("cluster", OFF) != OFF:
+        add_cluster(prefix, reading)
     settings = interpret(prefix, reading)
     if reading.problems:
         raise SettingsError(*reading.problems)
@@ -72,7 +80,7 @@ def read(prefix: str) -> bytes:
     """settings.yaml, if only root can change it. Raises SettingsError GH-501."""
     path = os.path.join(prefix, SETTINGS_YAML)
     try:
-        return _read_own(path, flat_yaml.MAX_SIZE + 1)
+        return read_own(path, flat_yaml.MAX_SIZE + 1)
     except FileNotFoundError:
         text = f"no gpu-hook install in {prefix}: `gpu-hook install --prefix {prefix}` makes one; or name yours"
         raise refuse("GH-501", f"{text} with --prefix") from None
@@ -82,13 +90,13 @@ def read(prefix: str) -> bytes:
         raise refuse("GH-501", f"settings {path} {e}; chmod go-w, chown root") from None
 
 
-def parse(prefix: str, data: bytes) -> Reading:
+def parse(prefix: str, data: bytes, file: str = SETTINGS_YAML, allowed: "Container[str]" = keys.READERS) -> Reading:
     """Every line of settings.yaml, each value read by its key's reader. Problems are in the answer."""
-    reading = Reading(os.path.join(prefix, SETTINGS_YAML))
+    reading = Reading(os.path.join(prefix, file))
     for line, key, value, problem in flat_yaml.lines(data):
         if problem:
             reading.complain(problem, line)
-        elif key not in keys.READERS:
+        elif key not in allowed:
             reading.complain(f"{show(key)} is not a setting; {keys.suggest(key)}", line)
         elif key in reading.lines:
             reading.complain(f"{key} is set twice, first in line {reading.lines[key]}", line)
@@ -120,17 +128,32 @@ def interpret(prefix: str, reading: Reading) -> Settings:
     return Settings(prefix, rules=rules, **{name: values[name] for name in keys.INSTALL if name in values})
 
 
+def add_cluster(prefix: str, reading: Reading) -> None:
+    """What the cluster says about this node, in the reporter's file, counts before settings.yaml."""
+    path = os.path.join(prefix, CLUSTER_SETTINGS)
+    try:
+        said = parse(prefix, read_own(path, flat_yaml.MAX_SIZE + 1), CLUSTER_SETTINGS, keys.OF_CLUSTER)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as e:
+        reading.complain(f"{path} cannot be used: {getattr(e, 'strerror', e)}; remove it, the agent writes it anew")
+        return
+    reading.values.update(said.values)
+    reading.problems += said.problems
+
+
 def state_in_use(prefix: str) -> str:
     """The state directory that the install uses, as install/state_move.py wrote it down; "" where it says none."""
     try:
-        text = _read_own(os.path.join(prefix, STATE_IN_USE), keys.MAX_PATH + 1).decode()
+        text = read_own(os.path.join(prefix, STATE_IN_USE), keys.MAX_PATH + 1).decode()
     except (OSError, ValueError):
         return ""
     return text[:-1] if text.endswith("\n") else ""
 
 
-def _read_own(path: str, size: int) -> bytes:
-    """The first `size` bytes. Raises OSError, ValueError where others than root (and this user) can change the file."""
+def read_own(path: str, size: int, secret: bool = False) -> bytes:
+    """The first `size` bytes. Raises OSError, ValueError where others than root (and this user) can change the file; if it
+    is secret, also where they can read it."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         st = os.fstat(fd)
@@ -138,6 +161,8 @@ def _read_own(path: str, size: int) -> bytes:
             raise ValueError("is not a regular file")
         if st.st_uid not in (0, os.geteuid()) or st.st_mode & 0o022:
             raise ValueError("can be changed by others than root")
+        if secret and st.st_mode & 0o077:
+            raise ValueError("can be read by others than root")
         data = b""
         while more := os.read(fd, size - len(data)):
             data += more

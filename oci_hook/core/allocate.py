@@ -92,7 +92,7 @@ def allocate(
         why = "this node's driver had none when its GPUs were listed (`gpu-hook gpus --refresh`); drop imex-channels"
         return Refusal((Problem("GH-202", f"IMEX channels are asked for, and {why}"),))
     uses = usage(inventory, grants, rules)
-    wishes, allowed, problems = _wishes(request, inventory)
+    wishes, allowed, problems = wishes_of(request, inventory)
     if problems:
         return Refusal(problems)
     placement = placement_of(request, rules)
@@ -115,7 +115,7 @@ def allocate(
         )
     alone = request.exclusive or (rules.whole_gpus == "exclusive" and all(w.whole for w, _ in wishes))
     shares = tuple(
-        _share(uses[i].gpu, wish, request, rules).replace(slot=_slot(uses[i].gpu, wish, alone, grants, rules))
+        share_of(uses[i].gpu, wish, request, rules).replace(slot=_slot(uses[i].gpu, wish, alone, grants, rules))
         for i, (wish, _) in zip(chosen, wishes, strict=True)
     )
     notes = []
@@ -153,7 +153,7 @@ def _usage(gpu: Gpu, grants: tuple[Grant, ...], rules: Rules) -> Usage:
     return Usage(gpu, free, 0 if alone or whole else max(0, 100 - compute), containers, alone, whole)
 
 
-def _wishes(
+def wishes_of(
     request: Request, inventory: Inventory
 ) -> "tuple[list[tuple[GpuRequest, int | None]], frozenset[int], tuple[Problem, ...]]":
     """(what is asked of a GPU, the GPU's number or None for any) in the request's order; the numbers of the GPUs that may be
@@ -214,7 +214,7 @@ def _unknown(what: str, gpus: tuple[Gpu, ...]) -> str:
     return f"{what} names no GPU of this node, which has {have}; choose among them (`gpu-hook gpus` lists the UUIDs)"
 
 
-def _share(gpu: Gpu, wish: GpuRequest, request: Request, rules: Rules) -> Share:
+def share_of(gpu: Gpu, wish: GpuRequest, request: Request, rules: Rules) -> Share:
     """The share of this GPU that is asked for."""
     if request.exclusive or wish.whole:
         return Share(gpu.uuid, gpu.memory_mib - rules.reserve(gpu.memory_mib), whole=True)
@@ -297,7 +297,7 @@ def round_up(n: int, step: int) -> int:
 
 def _obstacle(use: Usage, wish: GpuRequest, request: Request, rules: Rules) -> str:
     """Why this GPU has no room for what is asked of it, with numbers; "" when it has."""
-    need = _share(use.gpu, wish, request, rules)
+    need = share_of(use.gpu, wish, request, rules)
     name = f"GPU {use.gpu.address} {use.gpu.uuid}"
     containers = f"{use.containers} container" + ("s" if use.containers != 1 else "")
     if why := obstacle(use.gpu, need.whole, request.terms.boundary):

@@ -34,6 +34,8 @@ CONTAINER_DIR = CLOSED_DIR + "/container"  # the skeleton that becomes PRIVATE: 
 OPEN_DIR = CONTAINER_DIR + ACCOUNT_DIR[len(PRIVATE) :]  # the only folder of an install with OPEN_MODE
 OPEN_MODE = 0o1777  # runc 1.1.5 gives a tmpfs the mode of the folder that it covers, whatever config.json says
 SETTINGS_YAML = "etc/settings.yaml"
+CLUSTER_SETTINGS = "etc/cluster.yaml"  # the settings that the cluster has for this node; the reporter writes it
+CLUSTER_KEYS = "etc/cluster.json"  # the node's name and keys in its cluster; the reporter writes it
 STATE_IN_USE = "etc/state_dir"  # the state directory that the install uses, one line
 
 # In the state directory (tmpfs).

@@ -20,6 +20,7 @@ from oci_hook.engines.edits import (
     Target,
     annotation_patterns,
     fenced,
+    pod_patterns,
     read,
     text_of,
     without_fences,
@@ -170,18 +171,18 @@ def wanted(files: list[File], version: int, registration: Registration) -> dict[
             if isinstance(model, dict) and model.get("runtime_type", RUNC) == RUNC:
                 table = {k: v for k, v in model.items() if k != "options" and v not in ("", [])}
                 options = dict(model.get("options", {}))
-    patterns = annotation_patterns()
+    patterns, of_pods = annotation_patterns(), pod_patterns()
     program: dict[str, Any] = {"BinaryName": registration.program}
     if containerd_spec.is_used(registration):
         program = {key: options[key] for key in ("BinaryName",) if options.get(key)}
         table["base_runtime_spec"] = str(containerd_spec.path(registration))
     for key in ("runtime_engine", "runtime_root", "runtime_path"):
         table.pop(key, None)
-    passed = [p for p in table.get("pod_annotations", []) if p not in patterns]
+    passed = [p for p in table.get("pod_annotations", []) if p not in of_pods]
     own = [p for p in table.get("container_annotations", []) if p not in patterns]
     table.update(
         runtime_type=RUNC,
-        pod_annotations=patterns + passed,
+        pod_annotations=of_pods + passed,
         container_annotations=patterns + own,
         options={
             **program,

@@ -20,6 +20,7 @@ from oci_hook.core import dialects
 from oci_hook.core.layout import PREFIX_KEY
 from oci_hook.errors import refuse
 from oci_hook.install.files import locked, remove_empty
+from oci_hook.oci.annotations import STATIC
 
 NAME = "gpu-hook"  # of our runtime in every engine's configuration
 RECORD = "etc/engines.json"
@@ -344,6 +345,11 @@ def annotation_patterns() -> list[str]:
             domain, slash, _ = key.rpartition("/")
             patterns.append(domain + slash + "*" if slash else key)
     return list(dict.fromkeys((*patterns, *dialects.NEAR_PATTERNS)))
+
+
+def pod_patterns() -> list[str]:
+    """The same of a pod: also where the kubelet has it from, since nobody decides on pods from static manifests."""
+    return [*annotation_patterns(), STATIC]
 
 
 def fenced(lines: list[str]) -> str:

@@ -1,6 +1,7 @@
 """The `agent.` settings: their readers. A container's start checks only that these names are known."""
 
 import ipaddress
+import re
 from typing import TYPE_CHECKING, Any
 
 from oci_hook.config import settings as node_settings
@@ -33,7 +34,14 @@ def path_or_none(value: "Value") -> str:
     return "none" if value == "none" else path(value)
 
 
-# By the name in agent/options.py, where the defaults are.
+def name(value: "Value") -> str:
+    """The name of an object of Kubernetes (RFC 1123 subdomain)."""
+    if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", value):
+        raise ValueError("is no name of a Kubernetes object: lower-case letters, digits, - and .")
+    return value
+
+
+# By the name in agent/options.py or kube/reporter/options.py, where the defaults are.
 AGENT: "dict[str, Reader]" = {
     "address": address,
     "token_file": path_or_none,
@@ -42,6 +50,11 @@ AGENT: "dict[str, Reader]" = {
     "tolerance": memory(0),
     "compute_tolerance": whole(1, 100),
     "interval": whole(1, 60),
+    "kubeconfig": path_or_none,
+    "node": name,
+    "namespace": name,
+    "controller_token": path_or_none,
+    "device_plugins": path,
 }
 
 

@@ -11,16 +11,16 @@ from oci_hook.linux.lock import lock_file
 LOCK_SECONDS = 60.0
 
 
-def write(file: str, text: str) -> None:
-    """Replace `file`, by rename; its mode is 0644 whatever the umask. Raises SettingsError GH-504."""
+def write(file: str, text: str, mode: int = 0o644) -> None:
+    """Replace `file`, by rename; its mode is `mode` whatever the umask. Raises SettingsError GH-504."""
     temporary = f"{file}.{os.getpid()}.new"
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
             with open(fd, "w", encoding="utf-8") as f:
                 f.write(text)
                 f.flush()
-                os.fchmod(f.fileno(), 0o644)
+                os.fchmod(f.fileno(), mode)
                 os.fsync(f.fileno())
             os.rename(temporary, file)
         except OSError:

@@ -74,6 +74,10 @@ qgpu_memory_unit: none
 # refuse where gpu-hook was chosen by name (--runtime, RuntimeClass), warn where it is an engine's default or a hook.
 near_misses: auto
 
+# A node of a Kubernetes cluster with gpu-hook's controller: off; local (what the controller decided is verified, other
+# containers are placed by this node); required (no valid decision, no start; static pods excepted).
+cluster: off
+
 # The node agent (`gpu-hook agent`, not needed by containers; restart it after a change); docs/guide/agent.md.
 agent.address: 127.0.0.1:9409   # web page and metrics; or none. Another address than loopback needs agent.token_file
 agent.token_file: none          # a file that root alone can read; every request must carry its first line
@@ -82,6 +86,13 @@ agent.policy: protect           # a cheat: protect (kill who takes what others w
 agent.tolerance: 256Mi          # how far a container may be above its memory limit before that is a finding
 agent.compute_tolerance: 15     # how many per cent of a GPU it may be above its ceiling; 100 finds nobody
 agent.interval: 5               # seconds between two looks at the GPUs
+
+# The agent's reporter, which runs where `cluster` is not off.
+agent.kubeconfig: none          # of the kubelet, such as /etc/kubernetes/kubelet.conf; none: the pod's service account
+agent.node: none                # this node's name in the cluster; none: as the credential or the variable NODE_NAME says
+agent.namespace: gpu-hook       # of gpu-hook's controller
+agent.controller_token: none    # the file of a service account's token with the audience gpu-hook-controller
+agent.device_plugins: /var/lib/kubelet/device-plugins
 """
 
 

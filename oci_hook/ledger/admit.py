@@ -21,8 +21,12 @@ from oci_hook.ledger.slot_files import preempt_bounds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from oci_hook.core.decision import DecidedShare
+    from oci_hook.errors import Problem
+
+    Decided = tuple[DecidedShare, ...]
     Alteration = Callable[[Grant, tuple[Grant, ...]], Grant]
 
 MIN_PREFIX = 6
@@ -36,18 +40,24 @@ class Admission(Value):
 
 
 def admit(
-    request: Request, who: Identity, life: Life, settings: Settings, instead_of: str = "", tell: bool = True
+    request: Request,
+    who: Identity,
+    life: Life,
+    settings: Settings,
+    instead_of: str = "",
+    tell: bool = True,
+    decided: "Decided | None" = None,
 ) -> Admission:
     """Grant the request or raise; when it raises, nothing is booked and nothing is left behind.
 
     instead_of: key of the grant that podman's precreate stage made for the same container; that grant is released if it
     still waits for its container. tell: record in the node's events that there was no room; False where another stage
-    of the same container records it.
+    of the same container records it. decided: the shares that the cluster's controller chose; these or none.
 
     GH-201..203 no room, GH-301/302 inventory, GH-303 ledger, GH-304 a GPU of another install, GH-407 a living container
-    has the key. A grant of the same key whose container has ended is replaced.
+    has the key, GH-604 the request is not for what was decided. A grant of the same key whose container has ended is replaced.
     """
-    return admit_on(load(settings), request, who, life, settings, instead_of, tell)
+    return admit_on(load(settings), request, who, life, settings, instead_of, tell, decided)
 
 
 def admit_on(
@@ -58,10 +68,13 @@ def admit_on(
     settings: Settings,
     instead_of: str = "",
     tell: bool = True,
+    decided: "Decided | None" = None,
 ) -> Admission:
     """`admit` with an inventory that is loaded already."""
     if not valid_id(who.id):
         raise refuse("GH-105", f"container id {who.id[:60]} is not valid: no runtime would take it; choose another")
+    if decided is not None:
+        request = _pinned(request, decided, who, inventory, settings, tell)
     key = store.grant_key(who.root, who.id)
     scales = {gpu.uuid: gpu.time_scale for gpu in inventory.gpus}
     tiers = _tiers(settings, inventory)  # before the node's lock is taken, which others wait for
@@ -79,7 +92,7 @@ def admit_on(
                 if ledger.unsure and seconds == QUICK:
                     continue  # some of the containers that need the room may have ended
                 if tell:
-                    events.refused(settings.state_dir, who.id, found.problems, events.full_name(who), request)
+                    _tell(who, found.problems, settings, request)
                 raise NoRoomError(*found.problems)
             grant = Grant(
                 key=key,
@@ -99,6 +112,23 @@ def admit_on(
                 ledger.put(grant, policy_page(grant, inventory), scales, tiers)
             break
     return Admission(grant, inventory)
+
+
+def _pinned(
+    request: Request, decided: "Decided", who: Identity, inventory: Inventory, settings: Settings, tell: bool
+) -> Request:
+    from oci_hook.core.decided import pinned  # loaded here, since only a cluster's nodes need it
+
+    try:
+        return pinned(request, decided, inventory, settings.rules)
+    except NoRoomError as e:
+        if tell:
+            _tell(who, e.problems, settings, request)
+        raise
+
+
+def _tell(who: Identity, problems: "Sequence[Problem]", settings: Settings, request: Request) -> None:
+    events.refused(settings.state_dir, who.id, problems, events.full_name(who), request, who.pod_uid)
 
 
 def _check_free(ledger: "store.Ledger", key: str, who: Identity, instead_of: str) -> None:

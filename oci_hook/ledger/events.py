@@ -46,10 +46,15 @@ def record(state_dir: str, event: str, **what: "Any") -> None:
 
 
 def refused(
-    state_dir: str, id: str, problems: "Sequence[Problem]", name: str = "", request: "Request | None" = None
+    state_dir: str,
+    id: str,
+    problems: "Sequence[Problem]",
+    name: str = "",
+    request: "Request | None" = None,
+    pod_uid: str = "",
 ) -> None:
-    """A container was refused. request: what it asked for, where that could be parsed."""
-    more = {}
+    """A container was refused. request: what it asked for, where that could be parsed. pod_uid: "" outside Kubernetes."""
+    more: dict[str, Any] = {"uid": pod_uid[:64]} if pod_uid else {}
     if request is not None:
         from oci_hook.core.request_data import as_data
 

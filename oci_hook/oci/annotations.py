@@ -4,6 +4,9 @@ from oci_hook.core.grant import Identity
 
 CRI = "io.kubernetes.cri."  # containerd
 CRIO = "io.kubernetes.cri-o."
+STATIC = "kubernetes.io/config.source"  # the kubelet writes it over whatever the pod says: api, or where a manifest was
+STATIC_SOURCES = ("file", "http")
+UID = frozenset("0123456789abcdef-")
 
 
 def container_name(annotations: dict[str, str]) -> str:
@@ -11,13 +14,46 @@ def container_name(annotations: dict[str, str]) -> str:
     return annotations.get(CRI + "container-name") or annotations.get("io.kubernetes.container.name") or ""
 
 
+def own_container_name(annotations: dict[str, str]) -> str:
+    """The same from the engine alone. CRI-O passes on a pod's own annotations, and so containerd's keys that a user wrote."""
+    if is_crio(annotations):
+        return annotations.get("io.kubernetes.container.name") or ""
+    return container_name(annotations)
+
+
+def is_crio(annotations: dict[str, str]) -> bool:
+    return CRIO + "ContainerType" in annotations
+
+
+def is_static(annotations: dict[str, str]) -> bool:
+    """Whether the kubelet has the pod from a manifest on the node, not from the API server."""
+    return annotations.get(STATIC) in STATIC_SOURCES
+
+
+def pod_uid(annotations: dict[str, str], cgroups_path: str) -> str:
+    """The uid of the container's pod, "" where it is not known.
+
+    cgroups_path: linux.cgroupsPath of its spec, below the cgroup that the kubelet made for the pod: .../podUID/ID, or
+    ...-podUID.slice:PREFIX:ID with _ for -. It counts first, since only the kubelet and the engine choose it; containerd
+    1.6 has no annotation for the uid. CRI-O passes on a pod's own annotations, so there nothing else counts.
+    """
+    slice_name, colon, _ = cgroups_path.partition(":")
+    names = [slice_name.removesuffix(".slice").replace("_", "-")] if colon else cgroups_path.split("/")[:-1]
+    for name in reversed(names):
+        uid = name.rpartition("-pod")[2] if colon else name.removeprefix("pod") if name.startswith("pod") else ""
+        if len(uid) >= 32 and UID.issuperset(uid):
+            return uid
+    return "" if is_crio(annotations) else annotations.get(CRI + "sandbox-uid", "")
+
+
 def is_sandbox(annotations: dict[str, str]) -> bool:
     """Whether this is the pause container, which has its pod's annotations and never uses a GPU."""
     return "sandbox" in (annotations.get(CRI + "container-type"), annotations.get(CRIO + "ContainerType"))
 
 
-def identity(root: str, id: str, bundle: str, annotations: dict[str, str]) -> Identity:
-    """Who gets the grant. The ledger relies on (root, id) and the bundle alone; the other names are for people."""
+def identity(root: str, id: str, bundle: str, annotations: dict[str, str], cgroups_path: str = "") -> Identity:
+    """Who gets the grant. The ledger relies on (root, id) and the bundle alone; the other names are for people, and
+    pod_uid for the cluster's controller. cgroups_path: linux.cgroupsPath of its spec."""
     return Identity(
         root=root,
         id=id,
@@ -27,7 +63,7 @@ def identity(root: str, id: str, bundle: str, annotations: dict[str, str]) -> Id
         else "crio"
         if CRIO + "Name" in annotations
         else "",
-        pod_uid=annotations.get(CRI + "sandbox-uid", ""),
+        pod_uid=pod_uid(annotations, cgroups_path),
         namespace=annotations.get(CRI + "sandbox-namespace", ""),
         pod=annotations.get(CRI + "sandbox-name", ""),
         container=container_name(annotations),

@@ -83,6 +83,11 @@ def parse(data: bytes, path: str) -> "Spec":
     return spec  # type: ignore[no-any-return]  # _wrong_type has checked it
 
 
+def cgroups_path(spec: "Spec") -> str:
+    """linux.cgroupsPath, "" where there is none."""
+    return str((spec.get("linux") or {}).get("cgroupsPath") or "")
+
+
 def _wrong_type(spec: "Any") -> str:
     """The first part that we read or edit and that has another type than the runtime spec says, in words; or ""."""
     if not isinstance(spec, dict):

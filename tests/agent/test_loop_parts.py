@@ -13,7 +13,6 @@ from oci_hook.agent import enforce, response
 from oci_hook.agent.accounts import Accounts
 from oci_hook.agent.agent import full, only_one
 from oci_hook.agent.audit import Finding
-from oci_hook.agent.event_log import Follower
 from oci_hook.agent.ledger_watch import LedgerWatch
 from oci_hook.agent.node import Node
 from oci_hook.agent.options import Options
@@ -22,6 +21,7 @@ from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.errors import GhError
 from oci_hook.ledger import store
 from oci_hook.linux.proc import boot_id, process_life
+from oci_hook.observe.event_log import Follower
 from tests.conftest import Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oci_hook.agent.event_log import Follower
+from oci_hook.observe.event_log import Follower
 from tests.engines import box
 from tests.engines.box import IMAGE, LOOK, Place
 

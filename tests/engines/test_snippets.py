@@ -8,7 +8,7 @@ import pytest
 import tomlkit
 
 from oci_hook.engines import register
-from oci_hook.engines.edits import Registration, annotation_patterns
+from oci_hook.engines.edits import Registration, pod_patterns
 from tests.conftest import REPO
 
 SNIPPETS = REPO / "runtime-config"
@@ -37,7 +37,7 @@ def test_containerd() -> None:
         ours, theirs = ours[key], theirs[key]
     assert theirs["options"].pop("SystemdCgroup") is True
     assert theirs == ours
-    assert ours["pod_annotations"] == annotation_patterns()
+    assert ours["pod_annotations"] == pod_patterns()
 
 
 # The parts of k3s' own template (pkg/agent/templates) that ours must go with; rke2 has the same.
@@ -67,7 +67,7 @@ def test_k3s_template(name: str, version: int, plugin: str) -> None:
     assert set(runtimes) == {"runc", "gpu-hook"}
     ours = runtimes["gpu-hook"]
     assert ours["options"] == {"BinaryName": "/opt/gpu-hook/bin/gpu-hook-runtime", "SystemdCgroup": True}
-    assert ours["pod_annotations"] == annotation_patterns()
+    assert ours["pod_annotations"] == pod_patterns()
 
 
 def test_k0s_drop_in() -> None:

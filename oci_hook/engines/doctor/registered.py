@@ -13,7 +13,7 @@ from typing import Any
 from oci_hook.config.settings import Settings
 from oci_hook.engines import containerd, containerd_spec, crio, detect, docker, engine, json_text, toml_text
 from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, WARN, CheckResult
-from oci_hook.engines.edits import NAME, FileChange, Record, Registration, annotation_patterns, plan, read
+from oci_hook.engines.edits import NAME, FileChange, Record, Registration, annotation_patterns, plan, pod_patterns, read
 from oci_hook.errors import GhError
 from oci_hook.observe.daemons import flag_value, flag_values, running
 from oci_hook.oci import nvidia_hooks
@@ -89,9 +89,9 @@ def missing(name: str, change: FileChange) -> str:
         return "is missing"
     if name == "containerd":
         for handler in containerd.handlers(toml_text.parse(change.old.decode(), change.path)):
-            for key in ("pod_annotations", "container_annotations"):
+            for key, wanted in (("pod_annotations", pod_patterns()), ("container_annotations", annotation_patterns())):
                 passed = handler.get(key, [])
-                lost = [p for p in annotation_patterns() if p not in passed]
+                lost = [p for p in wanted if p not in passed]
                 if lost:
                     return f"{key} of {NAME} lacks {', '.join(lost)}: containerd does not pass such annotations on"
     return "differs from the lines that this install writes"

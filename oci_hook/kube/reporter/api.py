@@ -1,0 +1,131 @@
+"""A client of the API server, of what the reporter needs: get, patch, post, and watch. Everything read is bounded."""
+
+import http.client
+import json
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from oci_hook.kube.reporter.credential import Credential
+
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+SECONDS = 10.0  # of one call
+WATCH_SECONDS = 300  # of one watch; the server ends it then
+MAX_ANSWER = 64 << 20  # bytes; a node's pods
+MAX_LINE = 4 << 20
+FAILURES = (OSError, http.client.HTTPException, ValueError)  # ssl.SSLError and timeouts are OSErrors
+
+
+class ApiError(Exception):
+    """The server's answer is no success. status: HTTP's."""
+
+    def __init__(self, status: int, what: str) -> None:
+        super().__init__(f"{what} (HTTP {status})")
+        self.status = status
+
+
+class Api:
+    """One connection, kept while it works; for one thread. Raises ApiError and FAILURES."""
+
+    def __init__(self, credential: Credential) -> None:
+        self._credential = credential
+        self._connection: http.client.HTTPSConnection | None = None
+
+    def get(self, path: str) -> Any:
+        return self.call("GET", path)
+
+    def call(self, method: str, path: str, body: Any = None, kind: str = JSON) -> Any:
+        """The answer's JSON. A kept connection that the server has closed is made anew once."""
+        kept = self._connection is not None
+        try:
+            return self._call(method, path, body, kind)
+        except (http.client.RemoteDisconnected, ConnectionError):
+            self.close()
+            if not kept:
+                raise
+        except FAILURES:
+            self.close()
+            raise
+        try:
+            return self._call(method, path, body, kind)
+        except FAILURES:
+            self.close()
+            raise
+
+    def watch(self, path: str) -> Iterator[dict[str, Any]]:
+        """The events of one watch, until the server ends it."""
+        connection = connect(self._credential, WATCH_SECONDS + SECONDS)
+        try:
+            connection.request("GET", path, headers=self._headers())
+            response = connection.getresponse()
+            if response.status != 200:
+                raise _error(response.status, response.read(MAX_LINE))
+            while line := response.readline(MAX_LINE):
+                if not line.endswith(b"\n"):
+                    raise ValueError("an event is too long")
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    yield event
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _call(self, method: str, path: str, body: Any, kind: str) -> Any:
+        if self._connection is None:
+            self._connection = connect(self._credential, SECONDS)
+        data = None if body is None else json.dumps(body, separators=(",", ":"))
+        self._connection.request(method, path, data, self._headers() | ({"Content-Type": kind} if data else {}))
+        response = self._connection.getresponse()
+        answer = response.read(MAX_ANSWER)
+        if not 200 <= response.status < 300:
+            self.close()  # also where the answer was not read to its end, and after a rotated token (401)
+            raise _error(response.status, answer)
+        return json.loads(answer)
+
+    def _headers(self) -> dict[str, str]:
+        token = self._credential.bearer()
+        return {"Accept": JSON, "User-Agent": "gpu-hook", **({"Authorization": f"Bearer {token}"} if token else {})}
+
+
+class Connection(http.client.HTTPSConnection):
+    """name: for whom the server's certificate must be, "" for the host. seconds: that any one read may take."""
+
+    def __init__(self, host: str, port: int, context: ssl.SSLContext, seconds: float, name: str = "") -> None:
+        super().__init__(host, port, timeout=seconds, context=context)
+        self._name = name or host
+        self._tls = context
+
+    def connect(self) -> None:
+        """With keep-alive probes, so that a dead server is noticed in a watch, too."""
+        made = socket.create_connection((self.host, self.port), SECONDS)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
+                made.setsockopt(socket.IPPROTO_TCP, option, value)
+            self.sock = self._tls.wrap_socket(made, server_hostname=self._name)
+        except BaseException:
+            made.close()
+            raise
+        self.sock.settimeout(self.timeout)
+
+
+def connect(credential: Credential, seconds: float) -> Connection:
+    """Not connected yet. Raises OSError, ssl.SSLError, ValueError."""
+    parts = urlsplit(credential.server)
+    return Connection(parts.hostname or "", parts.port or 443, credential.context(), seconds)
+
+
+def _error(status: int, answer: bytes) -> ApiError:
+    try:
+        what = str(json.loads(answer)["message"])[:200]
+    except (ValueError, KeyError, TypeError):
+        what = http.client.responses.get(status, "no success")
+    return ApiError(status, what)

@@ -1,0 +1,73 @@
+"""Who holds grants on this node, as its digest says it: pods whose decisions explain them, and all others. Pure."""
+
+from collections.abc import Iterable, Mapping
+
+from oci_hook.core.decided import decided_share
+from oci_hook.core.grant import Grant, Identity
+from oci_hook.kube.node_info import Digest
+from oci_hook.kube.reporter.objects import PodView
+
+NAME = 64  # characters of a name that are shown
+REFUSED_MAX = 64
+REFUSED_SECONDS = 600.0  # the kubelet tries again after 5 minutes at the latest
+
+
+def digest(grants: Iterable[Grant], pods: Mapping[str, PodView], refused: Mapping[str, str]) -> Digest:
+    """pods: this node's, by uid. refused: pod's uid -> code."""
+    held: dict[str, set[str]] = {}
+    local = []
+    for grant in sorted(grants, key=lambda g: g.key):
+        names = held.get(grant.who.pod_uid, set())
+        if explained(grant, pods.get(grant.who.pod_uid)) and grant.who.container not in names:
+            held.setdefault(grant.who.pod_uid, set()).add(grant.who.container)
+        elif grant.shares:
+            local.append(grant.replace(who=_cut(grant.who)))
+    return Digest(
+        tuple((uid, tuple(sorted(names))) for uid, names in sorted(held.items())),
+        tuple(local),
+        tuple(sorted((uid, code) for uid, code in refused.items() if uid not in held)),
+    )
+
+
+def explained(grant: Grant, pod: PodView | None) -> bool:
+    """Whether the pod's decision is what the container has. It is not after `gpu-hook set`, and for a pod whose annotation
+    was changed."""
+    if pod is None or pod.decision is None:
+        return False
+    shares = pod.decision.shares(grant.who.container)
+    if shares is None or shares != tuple(map(decided_share, grant.shares)):
+        return False
+    terms = pod.decision.terms_of(grant.who.container)
+    return terms.priority_class == grant.terms.priority_class
+
+
+def _cut(who: Identity) -> Identity:
+    """Names that are chosen by tenants, so short that the digest of a full node fits into an annotation."""
+    return who.replace(
+        namespace=who.namespace[:NAME], pod=who.pod[:NAME], container=who.container[:NAME], pod_uid=who.pod_uid[:NAME]
+    )
+
+
+class Refusals:
+    """Which pods this node has refused lately, and with which code, from the node's events."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[str, float]] = {}
+
+    def note(self, event: Mapping[str, object], now: float) -> None:
+        """now: seconds of a clock of the caller's."""
+        uid, codes = event.get("uid"), event.get("codes")
+        if event.get("event") == "refused" and isinstance(uid, str) and uid and isinstance(codes, list) and codes:
+            self._found.pop(uid[:NAME], None)
+            self._found[uid[:NAME]] = (str(codes[0])[:8], now)
+            while len(self._found) > REFUSED_MAX:
+                del self._found[next(iter(self._found))]
+
+    def now(self, pods: Mapping[str, PodView], now: float) -> dict[str, str]:
+        """Of the pods that are still on the node."""
+        self._found = {
+            uid: (code, at)
+            for uid, (code, at) in self._found.items()
+            if uid in pods and not pods[uid].ended and now - at < REFUSED_SECONDS
+        }
+        return {uid: code for uid, (code, _) in self._found.items()}

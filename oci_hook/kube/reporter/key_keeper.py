@@ -1,0 +1,60 @@
+"""When the node's keys are asked for, and what became of it: at the start, when the controller's certificates or generation
+changed, when a decision was refused for its signature, and now and then."""
+
+from oci_hook.errors import GhError
+from oci_hook.kube.reporter import node_key
+from oci_hook.kube.reporter.api import FAILURES, Api, ApiError
+from oci_hook.kube.reporter.options import NONE, Options
+from oci_hook.kube.reporter.watcher import jitter, words
+
+EVERY = 3600.0  # seconds
+AGAIN, AGAIN_MAX = 2.0, 60.0  # after a failure, doubled with each
+SUSPECT = 30.0  # at the most so often for refused decisions
+DOUBTFUL = ("GH-602", "GH-606")
+
+
+class KeyKeeper:
+    """problem: what is wrong, "" for nothing. Times are monotonic seconds."""
+
+    def __init__(self, prefix: str, node: str, options: Options) -> None:
+        self.problem = ""
+        self._prefix, self._node = prefix, node
+        self._namespace = options.namespace
+        self._token = node_key.TOKEN if options.controller_token == NONE else options.controller_token
+        self._due = 0.0
+        self._asked = -SUSPECT
+        self._again = AGAIN
+        self._changes = -1
+        self._refused: frozenset[str] = frozenset()
+
+    def look(self, api: Api, ca: dict[str, str] | None, changes: int, refused: dict[str, str], now: float) -> None:
+        """changes: how often the controller's ConfigMap was another one. refused: code by pod."""
+        doubtful = frozenset(uid for uid, code in refused.items() if code in DOUBTFUL)
+        if changes != self._changes:
+            self._changes, self._due = changes, now
+        elif doubtful - self._refused:
+            self._due = min(self._due, max(now, self._asked + SUSPECT))
+        self._refused = doubtful
+        if ca is not None and now >= self._due:
+            self._ask(api, ca, now)
+
+    def until(self, now: float) -> float:
+        return max(0.0, self._due - now)
+
+    def _ask(self, api: Api, ca: dict[str, str], now: float) -> None:
+        self._asked = now
+        try:
+            if "ca.crt" not in ca:
+                raise ValueError(f"ConfigMap {node_key.CA} has no ca.crt yet")
+            with open(self._token, encoding="ascii") as f:
+                token = f.read(64 << 10).strip()
+            where = node_key.address(api, self._namespace)
+            answer = node_key.fetch(where, self._namespace, ca["ca.crt"], token)
+            node_key.keep(self._prefix, node_key.accept(answer, self._node))
+        except (ApiError, GhError, *FAILURES, LookupError, TypeError, AttributeError) as e:
+            self.problem = f"no keys from the controller: {words(e)}"
+            self._due = now + jitter(self._again)
+            self._again = min(2 * self._again, AGAIN_MAX)
+        else:
+            self.problem = ""
+            self._due, self._again = now + jitter(EVERY), AGAIN

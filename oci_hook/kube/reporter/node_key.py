@@ -1,0 +1,75 @@
+"""Gets the node's keys from the controller, and writes them to PREFIX/etc/cluster.json for the runtime."""
+
+import http.client
+import json
+import os
+import ssl
+from typing import Any
+
+from oci_hook.config import cluster
+from oci_hook.config.settings import read_own
+from oci_hook.core.decided import NodeKeys
+from oci_hook.core.layout import CLUSTER_KEYS
+from oci_hook.install.files import write
+from oci_hook.kube.reporter.api import SECONDS, Api, ApiError, Connection
+
+SERVICE = "gpu-hook-controller"
+CA = "gpu-hook-ca"  # ConfigMap: ca.crt, generation
+PATH = "/v1/node-key"
+TOKEN = "/var/run/secrets/gpu-hook/token"
+MAX_ANSWER = 64 << 10
+
+
+def address(api: Api, namespace: str) -> tuple[str, int]:
+    """Of the controller: its Service's, or that of the one that is ready. Raises ApiError, api.FAILURES."""
+    path = f"/api/v1/namespaces/{namespace}"
+    spec = (api.get(f"{path}/services/{SERVICE}")).get("spec") or {}
+    ports = spec.get("ports") or ()
+    if spec.get("clusterIP") not in (None, "", "None") and ports:
+        return str(spec["clusterIP"]), int(ports[0]["port"])
+    for subset in api.get(f"{path}/endpoints/{SERVICE}").get("subsets") or ():
+        if subset.get("addresses") and subset.get("ports"):
+            return str(subset["addresses"][0]["ip"]), int(subset["ports"][0]["port"])
+    raise ApiError(503, "no controller is ready")
+
+
+def fetch(where: tuple[str, int], namespace: str, ca: str, token: str) -> bytes:
+    """The controller's answer, checked to be a cluster.json. Raises ApiError, OSError, ValueError, http.client's."""
+    context = ssl.create_default_context(cadata=ca)
+    connection = Connection(*where, context, SECONDS, f"{SERVICE}.{namespace}.svc")
+    try:
+        connection.request(
+            "POST", PATH, b"{}", {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        )
+        response: http.client.HTTPResponse = connection.getresponse()
+        data = response.read(MAX_ANSWER)
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise ApiError(response.status, f"the controller: {data[:120].decode('ascii', 'replace').strip()}")
+    return data
+
+
+def accept(data: bytes, node: str) -> str:
+    """The text of cluster.json. Raises ValueError for anything else than keys of this node."""
+    found = cluster.parsed(data)
+    if found.node != node:
+        raise ValueError(f"the controller answered with the keys of node {found.node[:60]}, this is {node}")
+    said: dict[str, Any] = {"node": node, "keys": {str(number): key.hex() for number, key in found.keys}}
+    return json.dumps(said) + "\n"
+
+
+def keep(prefix: str, text: str) -> bool:
+    """Whether the file was another one. Raises SettingsError GH-504."""
+    path = os.path.join(prefix, CLUSTER_KEYS)
+    try:
+        if read_own(path, cluster.MAX_KEYS + 1, secret=True) == text.encode():
+            return False
+    except (OSError, ValueError):
+        pass
+    write(path, text, mode=0o600)
+    return True
+
+
+def newest(known: NodeKeys | None) -> int:
+    return max((number for number, _ in known.keys), default=0) if known else 0

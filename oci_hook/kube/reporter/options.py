@@ -1,0 +1,23 @@
+"""The reporter's settings: those `agent.` lines of settings.yaml that concern the cluster."""
+
+from oci_hook.core.value import Value
+from oci_hook.install import agent_settings
+
+NONE = "none"
+
+
+class Options(Value):
+    """kubeconfig, controller_token: a path or "none". node: the node's name, "none" where variable or credential say it.
+    namespace: of the controller. device_plugins: the kubelet's folder."""
+
+    kubeconfig: str = NONE
+    node: str = NONE
+    namespace: str = "gpu-hook"
+    controller_token: str = NONE
+    device_plugins: str = "/var/lib/kubelet/device-plugins"
+
+
+def load(prefix: str) -> Options:
+    """Raises SettingsError GH-501."""
+    said = agent_settings.load(prefix)
+    return Options(**{name: said[name] for name in Options.FIELDS if name in said})

@@ -1,0 +1,201 @@
+"""The reporter's one loop: looks at the node and at what the watchers saw, and writes what differs.
+
+Order matters in one place: the guard directory is made before sums are published, and no sum is lowered without a fresh look at
+the pods. A failure is a problem in the agent's status, and is tried again with growing pauses.
+"""
+
+import os
+import queue
+import selectors
+import time
+from typing import Any
+
+from oci_hook.errors import GhError
+from oci_hook.kube import sums as kube_sums
+from oci_hook.kube.names import INVENTORY, LEDGER
+from oci_hook.kube.node_info import NodeInventory, digest_text, inventory_text
+from oci_hook.kube.reporter import credential, node_key, objects, publish, rules, rules_file
+from oci_hook.kube.reporter.api import FAILURES, JSON_PATCH, MERGE_PATCH, Api, ApiError
+from oci_hook.kube.reporter.digest import digest
+from oci_hook.kube.reporter.key_keeper import KeyKeeper
+from oci_hook.kube.reporter.ledger import Ledger
+from oci_hook.kube.reporter.options import Options
+from oci_hook.kube.reporter.seen import CA, CONFIG, NODE, PODS, Seen
+from oci_hook.kube.reporter.status import Status
+from oci_hook.kube.reporter.watcher import BACKOFF, BACKOFF_MAX, Change, Watcher, jitter, words
+
+GUARD = "gpu-hook.io"  # a directory in the kubelet's device-plugins folder; an empty folder has it set all sums to 0
+LOOK = 5.0  # seconds between two looks where nothing is reported
+GAP = 1.0  # between two writes
+RULES_GAP = 30.0  # before a rule that could not be written is tried again
+
+
+class Reporter:
+    def __init__(self, prefix: str, node: str, options: Options, known: credential.Credential, status: Status) -> None:
+        self._prefix, self._name, self._options = prefix, node, options
+        self._path = f"/api/v1/nodes/{node}"
+        self._pods = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{node}"
+        self._credential = known
+        self._api = Api(known)
+        self._selector = selectors.DefaultSelector()
+        self._changes: queue.SimpleQueue[Change] = queue.SimpleQueue()
+        self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._wake[0], selectors.EVENT_READ, self._woken)
+        self._seen = Seen()
+        self._ledger = Ledger(prefix, self._selector)
+        self._keys = KeyKeeper(prefix, node, options)
+        self._status = status
+        self._inventory: NodeInventory | None = None
+        self._next_write = 0.0
+        self._backoff = BACKOFF
+        self._said: tuple[Any, float] = (None, 0.0)  # the rules that were tried last, and when to try them again
+
+    def run(self) -> None:
+        """Does not return."""
+        for watcher in self._watchers():
+            watcher.start()
+        while True:
+            wait = self.step(time.monotonic())
+            self._status.tell()
+            for key, _ in self._selector.select(wait):
+                key.data()
+
+    def step(self, now: float) -> float:
+        """Do what is to be done now; the seconds until there may be more."""
+        while not self._changes.empty():
+            self._seen.take(self._changes.get())
+        problems = {what: f"{what} cannot be watched: {why}" for what, why in self._seen.failures.items()}
+        refused: dict[str, str] = {}
+        try:
+            self._ledger.follow()
+            refused = self._ledger.refused(self._seen.pods or {}, now)
+            problems["rules"] = self._rules(now)
+        except GhError as e:
+            problems["node"] = str(e)
+        self._keys.look(self._api, self._seen.ca, self._seen.ca_changed, refused, now)
+        problems["keys"] = self._keys.problem
+        wait = min(LOOK, self._keys.until(now) or GAP)
+        if now < self._next_write:
+            wait = min(wait, self._next_write - now)
+            problems["write"] = self._status.problems.get("write", "")
+        else:
+            wait = self._report(refused, problems, now, wait)
+        self._status.problems = {what: why for what, why in problems.items() if why}
+        return wait
+
+    def _report(self, refused: dict[str, str], problems: dict[str, str], now: float, wait: float) -> float:
+        try:
+            wrote = self._write(refused, problems)
+        except GhError as e:
+            problems["node"] = str(e)
+            return wait
+        except (ApiError, *FAILURES, LookupError, TypeError, AttributeError) as e:
+            problems["write"] = f"the API server does not take what the node says: {words(e)}"
+            self._status.failures += 1
+            self._next_write = now + jitter(self._backoff)
+            self._backoff = min(2 * self._backoff, BACKOFF_MAX)
+            return self._next_write - now
+        self._backoff = BACKOFF
+        if wrote:
+            self._next_write = now + GAP
+            return min(wait, GAP)
+        return wait
+
+    def _write(self, refused: dict[str, str], problems: dict[str, str]) -> bool:
+        """Whether anything had to be written."""
+        seen = self._seen
+        if seen.node is None or seen.pods is None:
+            return False
+        try:
+            self._inventory = self._ledger.inventory()
+        except GhError as e:  # what was published stays: the driver may be on its way
+            problems["inventory"] = str(e)
+        if self._inventory is None:
+            return False
+        grants = self._ledger.grants()
+        if any(grant.who.pod_uid and grant.who.pod_uid not in seen.pods for grant in grants):
+            self._look_at_pods()  # the watch may be behind the kubelet; a decided grant must not be told as a local one
+        said = digest(grants, seen.pods, refused)
+        wanted = {INVENTORY: inventory_text(self._inventory), LEDGER: digest_text(said, self._inventory.inventory)}
+        changed = publish.annotations(seen.node, wanted)
+        if changed:
+            self._patch(self._path, changed, MERGE_PATCH)
+        return self._publish_sums(self._inventory, problems) or bool(changed)
+
+    def _publish_sums(self, inventory: NodeInventory, problems: dict[str, str]) -> bool:
+        seen = self._seen
+        assert seen.node is not None and seen.pods is not None
+        capacity = kube_sums.of_node(inventory.inventory, inventory.rules)
+        sums = publish.sums(capacity, seen.pods.values())
+        if not publish.status(seen.node, sums):
+            return False
+        problems["guard"] = guard(self._options.device_plugins)
+        if problems["guard"]:
+            return False
+        if publish.lowers(seen.node, sums):
+            self._look_at_pods()
+            sums = publish.sums(capacity, seen.pods.values())
+        patch = publish.status(seen.node, sums)
+        if patch:
+            self._patch(f"{self._path}/status", patch, JSON_PATCH)
+        return bool(patch)
+
+    def _patch(self, path: str, patch: Any, kind: str) -> None:
+        """The answer is the node as it is now, which the watch shows later."""
+        self._seen.node = objects.node(self._api.call("PATCH", path, patch, kind))
+        self._status.wrote()
+
+    def _look_at_pods(self) -> None:
+        found = [objects.pod(item) for item in self._api.get(self._pods).get("items") or ()]
+        self._seen.pods = {pod.uid: pod for pod in found}
+
+    def _rules(self, now: float) -> str:
+        """What is wrong with what the cluster says about this node. Raises GhError."""
+        seen = self._seen
+        if seen.node is None or seen.config is None:
+            return ""
+        found = lines, problems = rules.wanted(self._name, seen.node.labels, seen.config)
+        if found != self._said[0] or now >= self._said[1]:
+            why = rules_file.keep(self._prefix, lines)
+            self._said = (found, now + RULES_GAP)
+            self._rules_problem = "; ".join([*problems, *([why] if why else [])])
+        return self._rules_problem
+
+    _rules_problem = ""
+
+    def _watchers(self) -> list[Watcher]:
+        maps = f"/api/v1/namespaces/{self._options.namespace}/configmaps"
+        wanted = (
+            (NODE, "/api/v1/nodes", f"metadata.name={self._name}", objects.node),
+            (PODS, "/api/v1/pods", f"spec.nodeName={self._name}", objects.pod),
+            (CONFIG, maps, f"metadata.name={rules.CONFIG}", objects.config),
+            (CA, maps, f"metadata.name={node_key.CA}", objects.config),
+        )
+        return [Watcher(self._credential, what, path, of, read, self._tell) for what, path, of, read in wanted]
+
+    def _tell(self, change: Change) -> None:
+        """Called by the watchers' threads."""
+        self._changes.put(change)
+        try:
+            os.write(self._wake[1], b"x")
+        except BlockingIOError:
+            pass  # it is awake already
+
+    def _woken(self) -> None:
+        try:
+            os.read(self._wake[0], 4096)
+        except BlockingIOError:
+            pass
+
+
+def guard(folder: str) -> str:
+    """Make the directory that keeps the kubelet from setting all extended resources to 0 when it registers anew, which it does
+    where its folder is empty (Kubernetes 1.20 to 1.33, devicemanager). What is wrong, "" for nothing."""
+    try:
+        os.mkdir(f"{folder}/{GUARD}", 0o755)
+    except FileExistsError:
+        if not os.path.isdir(f"{folder}/{GUARD}"):
+            return f"{folder}/{GUARD} is no directory: no sums are published; remove it"
+    except OSError as e:
+        return f"{folder}: {e.strerror}: no sums are published; set agent.device_plugins to the kubelet's folder"
+    return ""

@@ -1,0 +1,44 @@
+"""Keeps PREFIX/etc/cluster.yaml equal to what the cluster says, unless no container could start with it."""
+
+import os
+
+from oci_hook.config import flat_yaml
+from oci_hook.config import settings as node_settings
+from oci_hook.config.keys import OF_CLUSTER
+from oci_hook.core.layout import CLUSTER_SETTINGS
+from oci_hook.install.files import write
+from oci_hook.kube.reporter import rules
+
+
+def keep(prefix: str, lines: rules.Lines) -> str:
+    """What is wrong, "" for nothing. Raises GhError where settings.yaml or the file cannot be read or written."""
+    path = os.path.join(prefix, CLUSTER_SETTINGS)
+    text = rules.text(lines)
+    if text == now(path):
+        return ""
+    reading = node_settings.parse(prefix, node_settings.read(prefix))
+    added = node_settings.parse(prefix, text.encode(), CLUSTER_SETTINGS, OF_CLUSTER)
+    reading.values.update(added.values)
+    before = len(reading.problems)
+    reading.problems += added.problems
+    node_settings.interpret(prefix, reading)
+    if len(reading.problems) > before:
+        return f"what the cluster says does not go with settings.yaml: {reading.problems[-1].message}"
+    if text:
+        write(path, text)
+    else:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+    return ""
+
+
+def now(path: str) -> str | None:
+    """The file's text, "" for no file; None for one that is not ours to keep as it is."""
+    try:
+        return node_settings.read_own(path, flat_yaml.MAX_SIZE + 1).decode()
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,50 @@
+"""What the watchers have told so far about this node, its pods, and what the cluster says about it."""
+
+from oci_hook.kube.reporter.objects import NodeView, PodView
+from oci_hook.kube.reporter.watcher import Change
+
+NODE, PODS, CONFIG, CA = "node", "pods", "config", "ca"
+WATCHED = (NODE, PODS, CONFIG, CA)
+
+
+class Seen:
+    """node: None while it does not exist or is not known. pods: by uid; None, config and ca: not known yet. failures: text, by
+    what cannot be watched. ca_changed: how often ca was another one."""
+
+    def __init__(self) -> None:
+        self.node: NodeView | None = None
+        self.pods: dict[str, PodView] | None = None
+        self.config: dict[str, str] | None = None
+        self.ca: dict[str, str] | None = None
+        self.failures: dict[str, str] = {}
+        self.ca_changed = 0
+
+    def take(self, change: Change) -> None:
+        if change.how == "failure":
+            self.failures[change.what] = change.value
+            return
+        self.failures.pop(change.what, None)
+        if change.what == PODS:
+            self._pods(change)
+        else:
+            self._one(change)
+
+    def _pods(self, change: Change) -> None:
+        if change.how == "all":
+            self.pods = {pod.uid: pod for pod in change.value}
+        elif self.pods is not None and change.how == "put":
+            self.pods[change.value.uid] = change.value
+        elif self.pods is not None:
+            self.pods.pop(change.value.uid, None)
+
+    def _one(self, change: Change) -> None:
+        there = change.value if change.how == "put" else None
+        if change.how == "all":
+            there = change.value[0] if change.value else None
+        if change.what == NODE:
+            self.node = there
+        elif change.what == CONFIG:
+            self.config = there or {}
+        else:
+            self.ca_changed += there is not None and there != self.ca
+            self.ca = there or {}

@@ -1,0 +1,93 @@
+"""Lists and watches one kind of object in a thread of its own, and puts what it sees into a queue."""
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlencode
+
+from oci_hook.kube.reporter.api import WATCH_SECONDS, Api, ApiError
+from oci_hook.kube.reporter.credential import Credential
+
+BACKOFF, BACKOFF_MAX = 0.5, 30.0  # seconds, doubled with each failure, of which a random half is waited
+GONE = 410
+NOT_FOUND = 404
+
+
+class Change:
+    """What a watcher saw of `what`: "all" the objects, one "put" or "gone", or a "failure", whose text is the value."""
+
+    __slots__ = ("what", "how", "value")
+
+    def __init__(self, what: str, how: str, value: Any) -> None:
+        self.what, self.how, self.value = what, how, value
+
+
+class Watcher(threading.Thread):
+    """what: its name in changes. path: of the collection. selector: a fieldSelector. read: the part of an object to keep."""
+
+    def __init__(
+        self,
+        credential: Credential,
+        what: str,
+        path: str,
+        selector: str,
+        read: Callable[[Any], Any],
+        tell: Callable[[Change], None],
+    ) -> None:
+        super().__init__(daemon=True, name=f"watch {what}")
+        self._credential = credential
+        self._what = what
+        self._path, self._selector = path, selector
+        self._read, self._tell = read, tell
+        self._backoff = BACKOFF
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._once(Api(self._credential))
+            except Exception as e:  # whatever the server answered: the thread goes on
+                if isinstance(e, ApiError) and e.status == GONE:  # what was seen is too old for the server: list anew
+                    wait = 0.1
+                else:
+                    self._tell(Change(self._what, "failure", words(e)))
+                    wait = self._backoff
+                    self._backoff = min(2 * self._backoff, BACKOFF_MAX)
+                self._stop.wait(jitter(wait))
+
+    def _once(self, api: Api) -> None:
+        """One list and the watches after it; raises at the first that fails."""
+        try:
+            found = api.get(f"{self._path}?{urlencode({'fieldSelector': self._selector})}")
+        finally:
+            api.close()
+        version = str(found["metadata"]["resourceVersion"])
+        self._tell(Change(self._what, "all", [self._read(item) for item in found.get("items") or ()]))
+        while not self._stop.is_set():
+            query = {
+                **{"fieldSelector": self._selector, "watch": "1", "allowWatchBookmarks": "true"},
+                **{"resourceVersion": version, "timeoutSeconds": str(WATCH_SECONDS)},
+            }
+            for event in api.watch(f"{self._path}?{urlencode(query)}"):
+                kind, item = event.get("type"), event.get("object") or {}
+                if kind == "ERROR":
+                    raise ApiError(int(item.get("code") or 500), str(item.get("message"))[:200])
+                version = str(item["metadata"]["resourceVersion"])
+                if kind in ("ADDED", "MODIFIED"):
+                    self._tell(Change(self._what, "put", self._read(item)))
+                elif kind == "DELETED":
+                    self._tell(Change(self._what, "gone", self._read(item)))
+            self._backoff = BACKOFF
+            self._stop.wait(jitter(0.2))  # a server that ends each watch at once is not asked all the time
+
+
+def jitter(seconds: float) -> float:
+    return seconds * random.uniform(0.5, 1.0)
+
+
+def words(e: BaseException) -> str:
+    return str(getattr(e, "strerror", None) or e or type(e).__name__)[:200]
