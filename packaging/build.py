@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import controller_image
 import deb
 import image
 import rpm
@@ -32,6 +33,7 @@ KINDS = {
     "deb": deb.build,
     "rpm": rpm.build,
     "image": image.build,
+    "controller-image": controller_image.build,
     "wheel": wheel,
     "simulator-deb": simulator_packages.deb_package,
     "simulator-rpm": simulator_packages.rpm_package,

@@ -23,16 +23,21 @@ VENDORED = ("click", "PyYAML", "tomlkit", "nvidia-ml-py")
 
 def build(out: Path, arch: str) -> Path:
     """OUT/gpu-hook-install_VERSION_ARCHITECTURE.tar; the same bytes for the same sources and SOURCE_DATE_EPOCH."""
-    architecture = ARCHITECTURES[arch]
     layer = archive(contents(arch), {f"bin/{name}": "busybox" for name in APPLETS})
+    run = {"Entrypoint": ["/install"], "Env": ["PATH=/bin"], "StopSignal": "SIGTERM"}
+    return write(out, NAME, ARCHITECTURES[arch], layer, run, "scripts/package image")
+
+
+def write(out: Path, name: str, architecture: str, layer: bytes, run: dict[str, object], by: str) -> Path:
+    """The archive of an image of one layer. run: what the image says about how it is run. by: the command that built it."""
     packed = gzip.compress(layer, mtime=0)
     config = document(
         {
             "architecture": architecture,
             "os": "linux",
-            "config": {"Entrypoint": ["/install"], "Env": ["PATH=/bin"], "StopSignal": "SIGTERM"},
+            "config": run,
             "rootfs": {"type": "layers", "diff_ids": [digest(layer)]},
-            "history": [{"created_by": "scripts/package image"}],
+            "history": [{"created_by": by}],
         }
     )
     kind = "application/vnd.oci.image"
@@ -44,7 +49,7 @@ def build(out: Path, arch: str) -> Path:
             "layers": [described(f"{kind}.layer.v1.tar+gzip", packed)],
         }
     )
-    names = {"io.containerd.image.name": f"docker.io/{NAME}", "org.opencontainers.image.ref.name": VERSION}
+    names = {"io.containerd.image.name": f"docker.io/{name}", "org.opencontainers.image.ref.name": VERSION}
     entry = {
         **described(f"{kind}.manifest.v1+json", manifest),
         "platform": {"architecture": architecture, "os": "linux"},
@@ -54,9 +59,9 @@ def build(out: Path, arch: str) -> Path:
     files["oci-layout"] = (document({"imageLayoutVersion": "1.0.0"}), 0o644)
     index = {"schemaVersion": 2, "mediaType": f"{kind}.index.v1+json", "manifests": [entry]}
     files["index.json"] = (document(index), 0o644)
-    docker = [{"Config": blob(config), "RepoTags": [NAME], "Layers": [blob(packed)]}]
+    docker = [{"Config": blob(config), "RepoTags": [name], "Layers": [blob(packed)]}]
     files["manifest.json"] = (document(docker), 0o644)
-    target = out / f"gpu-hook-install_{VERSION}_{architecture}.tar"
+    target = out / f"{name.partition(':')[0].replace('/', '-')}_{VERSION}_{architecture}.tar"
     target.write_bytes(archive(files, {}))
     return target
 

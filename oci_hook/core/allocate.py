@@ -282,7 +282,7 @@ def _slot(gpu: Gpu, wish: GpuRequest, alone: bool, grants: tuple[Grant, ...], ru
     return free_slot(gpu.uuid, grants)
 
 
-def _places(gpu: Gpu, rules: Rules) -> int:
+def places(gpu: Gpu, rules: Rules) -> int:
     """How many containers may share the GPU. A GPU has a little less memory than its name says, so 15109 MiB count as four
     times 4 GiB."""
     if not rules.memory_per_share:
@@ -308,7 +308,7 @@ def _obstacle(use: Usage, wish: GpuRequest, request: Request, rules: Rules) -> s
         return f"{name} is asked for alone and has {containers}" if use.containers else ""
     if need.whole and use.containers and not use.whole:
         return f"{name} is asked for without limits and has {use.containers} limited ones"
-    if use.containers >= (most := _places(use.gpu, rules)):
+    if use.containers >= (most := places(use.gpu, rules)):
         return f"{name} has {containers}, at most {most} may share it"
     if need.whole:
         return ""

@@ -130,7 +130,10 @@ class Control:
         document |= {
             "apiVersion": "kubescheduler.config.k8s.io/v1beta1",
             "kind": "KubeSchedulerConfiguration",
-            "clientConnection": {"kubeconfig": str(self.keys.folder / "scheduler.conf")},
+            "clientConnection": {
+                **document.get("clientConnection", {}),
+                "kubeconfig": str(self.keys.folder / "scheduler.conf"),
+            },
             "leaderElection": {"leaderElect": False},
         }
         used = self.machine.state / "scheduler.used.json"

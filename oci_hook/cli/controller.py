@@ -1,0 +1,87 @@
+"""`gpu-hook controller`: the cluster's side, in the foreground."""
+
+import datetime
+from typing import Any
+
+import click
+
+from oci_hook.cli import output
+from oci_hook.core.rules import ORDERS
+from oci_hook.errors import GhError
+
+NEEDS = "the controller needs packages that a node does not: `pip install 'gpu-hook[cluster]'`"
+
+
+@click.command()
+@click.option("--address", required=True, metavar="HOST:PORT", help="Where to listen, by HTTPS.")
+@click.option("--namespace", metavar="NAME", help="Our own namespace. [default: the pod's]")
+@click.option("--kubeconfig", metavar="FILE", help="How to reach the API server. [default: the pod's service account]")
+@click.option("--url", default="", metavar="https://HOST:PORT", help="How callers reach us where there is no Service.")
+@click.option(
+    "--settings", default="", metavar="FILE", help="Lines as in settings.yaml: dialects, qgpu_memory_unit ..."
+)
+@click.option("--place", type=click.Choice(["by-class", *ORDERS]), help="Order of nodes for pods that do not say one.")
+@click.option(
+    "--scheduler", default="default-scheduler", metavar="NAME", help="For pods that name another system's scheduler."
+)
+@click.option("--queue-label", default="", metavar="KEY", help="Label that gets the value of T9k's group name.")
+@click.option("--extender-address", default="", metavar="127.0.0.1:PORT", help="Also answer a scheduler here, by HTTP.")
+@click.option("--webhooks", default="gpu-hook", metavar="NAME", help="Name of our MutatingWebhookConfiguration.")
+@click.option("--validating-webhooks", default="", metavar="NAME", help="Name of a ValidatingWebhookConfiguration.")
+@click.option("--node-account", default="gpu-hook-node", metavar="NAME", help="Service account of the nodes' pods.")
+@click.option("--daemon-set", default="gpu-hook-node", metavar="NAME", help="DaemonSet of the nodes' pods.")
+@click.option("--metrics-token-file", type=click.File("r"), help="/metrics requires the first line of this file.")
+@click.option("--certificate-days", type=click.FloatRange(min=0.0005), default=90.0, help="Life of our certificates.")
+@click.option("--key-days", type=click.FloatRange(min=0.001), default=30.0, help="After so long nodes get new keys.")
+@click.option("--evict/--no-evict", default=True, help="Evict pods that their node refused.")
+def controller(**given: Any) -> None:
+    """Run the cluster's controller: webhooks, the scheduler's extender, evictions, taints, nodes' keys.
+
+    Two or more may run: one leads, by a Lease; the others wait.
+    """
+    try:
+        from oci_hook.kube.controller import access, controller, options
+    except ModuleNotFoundError as e:
+        if e.name and e.name.partition(".")[0] in ("aiohttp", "msgspec", "cryptography", "prometheus_client"):
+            raise click.UsageError(f"{e.name} is missing; {NEEDS}") from None
+        raise
+    try:
+        controller.run(options_of(given, options, access), log)
+    except GhError as e:
+        output.fail(e, as_json=False)
+
+
+def options_of(given: dict[str, Any], options: Any, access: Any) -> Any:
+    host, port = options.address(given["address"])
+    extender = given["extender_address"]
+    extender_host, extender_port = options.loopback(extender) if extender else ("127.0.0.1", 0)
+    namespace = given["namespace"] or access.load(given["kubeconfig"] or "").namespace or "gpu-hook"
+    token = given["metrics_token_file"].readline().strip() if given["metrics_token_file"] else ""
+    if given["metrics_token_file"] and not token:
+        raise click.UsageError(f"{given['metrics_token_file'].name} has no token in its first line")
+    return options.Options(
+        host,
+        port,
+        namespace,
+        options.server_names(namespace, given["url"], host),
+        mutating=given["webhooks"],
+        validating=given["validating_webhooks"],
+        kubeconfig=given["kubeconfig"] or "",
+        settings=given["settings"],
+        extender_host=extender_host,
+        extender_port=extender_port,
+        node_account=given["node_account"],
+        node_daemon_set=given["daemon_set"],
+        certificate_life=given["certificate_days"] * options.DAY,
+        key_life=given["key_days"] * options.DAY,
+        metrics_token=token,
+        place=given["place"] or "",
+        scheduler=given["scheduler"],
+        queue_label=given["queue_label"],
+        evict=given["evict"],
+    )
+
+
+def log(text: str) -> None:
+    stamp = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
+    click.echo(f"{stamp}Z {output.printable(text)}", err=True)

@@ -1,0 +1,99 @@
+"""The bind webhook's decision: a Binding gets the GPUs that were chosen for its pod, or is denied.
+
+The decision lands in the pod in the same write as its node name, whichever scheduler made the Binding.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from oci_hook.core import decision as decisions
+from oci_hook.core.decision import Decision
+from oci_hook.core.value import Value
+from oci_hook.errors import Problem
+from oci_hook.kube import names
+from oci_hook.kube.choose import Question, Refused, asks, judge, stays
+from oci_hook.kube.fit import Fit
+from oci_hook.kube.pods import PodWords
+from oci_hook.kube.review import add_annotations, allowed, denied
+from oci_hook.kube.state import ClusterState
+
+CONFLICT = 409
+Sign = Callable[[Decision, int], Decision]  # (unsigned, generation of the key that the node says it has) -> signed
+
+
+class UnknownPod(Value):
+    """The state does not have this pod without a node: the caller gets it from the API server, has the state know it
+    (apply_pod), and calls `bind` once more with last=True."""
+
+    namespace: str
+    name: str
+
+
+def bind(
+    review: dict[str, Any], state: ClusterState, now: float, sign: Sign, last: bool = False
+) -> "dict[str, Any] | UnknownPod":
+    """The answer to an AdmissionReview of a Binding. now: as in ClusterState.remove_pod."""
+    request = review["request"]
+    binding = request.get("object") or {}
+    meta = binding.get("metadata") or {}
+    namespace, name = request.get("namespace") or "", meta.get("name") or request.get("name") or ""
+    target = (binding.get("target") or {}).get("name") or ""
+    pod = pod_of(state, namespace, name, meta.get("uid") or "")
+    if pod is None:
+        if not last:
+            return UnknownPod(namespace, name)
+        what = f"pod {namespace}/{name} with this UID and without a node is not known"
+        return denied(request, [Problem("GH-603", f"{what}; the scheduler tries again")], CONFLICT)
+    if not asks(pod):
+        return _bystander(request, state, pod, target)
+    found = decide(state, pod, target)
+    if isinstance(found, Refused):
+        at = f"node {target}: {found.problem.message}"
+        return denied(request, [Problem(found.problem.code, at)], CONFLICT)
+    signed = sign(unsigned(pod, target, found), state.nodes[target].key)
+    text = decisions.text(signed)
+    if len(text) > decisions.MAX_TEXT or len(found.shares) > decisions.MAX_CONTAINERS:
+        what = f"the decision has {len(found.shares)} containers and {len(text)} characters"
+        most = f"{decisions.MAX_CONTAINERS} and {decisions.MAX_TEXT} are allowed; have fewer containers ask"
+        return denied(request, [Problem("GH-602", f"{what}; {most}")])
+    if not request.get("dryRun"):
+        state.reserve(pod, target, found, now, bound=True)
+    return allowed(request, add_annotations(meta, {names.ALLOC: text}))
+
+
+def decide(state: ClusterState, pod: PodWords, node: str) -> Fit | Refused:
+    """The pod's GPUs on this node: those that are reserved, if they still can be its; else others."""
+    question = Question(pod)
+    held = state.reservations.get(pod.uid)
+    if held is None:
+        return judge(state, question, node)
+    if held.node == node and stays(state, question, node, held.fit):
+        return held.fit
+    state.release(pod.uid)
+    found = judge(state, question, node)
+    state.restore(held)
+    return found
+
+
+def pod_of(state: ClusterState, namespace: str, name: str, uid: str) -> PodWords | None:
+    """The pod of a Binding: with this name, without a node, and with this UID if the Binding says one."""
+    pod = state.pending(namespace, name)
+    if pod is None and uid in state.reservations:  # the filter saw it sooner than the watch
+        pod = state.reservations[uid].pod
+    if pod is None or (pod.namespace, pod.name) != (namespace, name) or uid not in ("", pod.uid):
+        return None
+    return pod
+
+
+def unsigned(pod: PodWords, node: str, found: Fit) -> Decision:
+    return Decision(pod.uid, node, 0, found.shares, found.terms)
+
+
+def _bystander(request: dict[str, Any], state: ClusterState, pod: PodWords, target: str) -> dict[str, Any]:
+    """A pod that asks for no GPU goes anywhere but onto a node that another one has for itself."""
+    node = state.nodes.get(target)
+    owner = state.owner(node, pod.uid) if node is not None and not pod.daemon else None
+    if owner is not None:
+        whose = f"node {target} is pod {owner.namespace}/{owner.name}'s own until that ends"
+        return denied(request, [Problem("GH-609", whose)], CONFLICT)
+    return allowed(request)

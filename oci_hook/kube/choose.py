@@ -1,0 +1,265 @@
+"""Chooses a node, and GPUs on it, for a pod: a first look at all nodes, then `allocate` on the best until one has room."""
+
+from collections.abc import Collection, Iterable
+
+from oci_hook.core.allocate import TOO_SMALL
+from oci_hook.core.rules import Rules, order_of
+from oci_hook.core.terms import ONLINE
+from oci_hook.core.value import Value
+from oci_hook.errors import Problem, RequestError
+from oci_hook.kube.cut import BINPACK, SPREAD_SHARES, SPREAD_WHOLE
+from oci_hook.kube.fit import Fit, NoFit, fit, pinned
+from oci_hook.kube.names import NODE_PLACEMENT
+from oci_hook.kube.pods import Asked, PodWords, asked
+from oci_hook.kube.records import Node
+from oci_hook.kube.room import Need, Room, fits_each, may_fit, need_of
+from oci_hook.kube.state import ClusterState
+
+OPENING = 8  # nodes that are tried for room on GPUs in use, before a free GPU is taken
+
+
+class Chosen(Value):
+    node: str
+    fit: Fit
+
+
+class Refused(Value):
+    """why: of one node, in few words that are the same for many nodes. final: whether the node could not have the pod even
+    without any container on it."""
+
+    problem: Problem
+    notes: tuple[tuple[str, str], ...] = ()
+    final: bool = False
+
+
+OWNED = Refused(Problem("GH-609", "the node is another pod's own"))
+
+
+class Question:
+    """What a pod asks for, under the rules of each node that is looked at."""
+
+    def __init__(self, pod: PodWords) -> None:
+        self.pod = pod
+        self._under: dict[Rules, tuple[Asked, Need] | Problem] = {}
+
+    def under(self, rules: Rules) -> "tuple[Asked, Need] | Problem":
+        found = self._under.get(rules)
+        if found is None:
+            try:
+                requests = asked(self.pod, rules)
+                found = requests, need_of(requests, rules)
+            except RequestError as e:
+                found = e.problems[0]
+            self._under[rules] = found
+        return found
+
+    def need(self, rules: Rules) -> Need | None:
+        found = self.under(rules)
+        return None if isinstance(found, Problem) else found[1]
+
+    def asked(self, rules: Rules) -> Asked:
+        """Raises RequestError."""
+        found = self.under(rules)
+        if isinstance(found, Problem):
+            raise RequestError(found)
+        return found[0]
+
+
+def asks(pod: PodWords) -> bool:
+    """Whether the pod gets a decision. One that cannot be understood asks, and is refused on every node."""
+    try:
+        return bool(asked(pod, Rules()))
+    except RequestError:
+        return True
+
+
+def choose(state: ClusterState, pod: PodWords, among: Collection[str] | None = None) -> "Chosen | dict[str, Refused]":
+    """The best node among these (None: all) that has room; else why not, for each of them."""
+    state.refresh()
+    question = Question(pod)
+    tried: dict[str, Refused] = {}
+    known: dict[
+        object, Refused
+    ] = {}  # (rules, what is on the GPUs) -> why there is no room, also on the next such node
+    order = order_for(state, question)
+    if order == BINPACK and not whole_gpus(question):
+        opening = 0
+        for name, room in state.cut.walk(order, among, question.need, used_mib=True):
+            found = _try(state, question, name, room, tried, known)
+            if isinstance(found, Fit):
+                if not opens(found, state, name, room):
+                    return Chosen(name, found)
+                opening += 1
+                if opening == OPENING:
+                    break
+    for name, room in state.cut.walk(order, among, question.need):
+        found = _try(state, question, name, room, tried, known)
+        if isinstance(found, Fit):
+            return Chosen(name, found)
+    names = state.nodes if among is None else among
+    return {name: tried[name] if name in tried else _no_look(state, question, name) for name in names}
+
+
+def judge(state: ClusterState, question: Question, name: str) -> Fit | Refused:
+    """Whether this node has room: what `choose` would say of it alone."""
+    state.refresh()
+    room = state.cut.rooms.get(name)
+    need = question.need(room.rules) if room is not None else None
+    if room is None or need is None or not may_fit(room, need):
+        return _no_look(state, question, name)
+    return _try(state, question, name, room, {}, {})
+
+
+def stays(state: ClusterState, question: Question, name: str, found: Fit) -> bool:
+    """Whether this choice can still be the pod's, beside all that is on the node now."""
+    node = state.nodes.get(name)
+    if node is None or not (node.present and node.text) or node.problem or forbidden(state, question, node):
+        return False
+    requests = pinned(question.asked(node.rules), found.shares)
+    if requests is None:
+        return False
+    beside = state.grants(node, without=question.pod.uid)
+    same = fit(requests, state.inventory(node), beside, node.rules)
+    return isinstance(same, Fit) and (same.shares, same.terms) == (found.shares, found.terms)
+
+
+def forbidden(state: ClusterState, question: Question, node: Node) -> Refused | None:
+    """Why the pod may not be on the node, whatever room that has."""
+    pod = question.pod
+    if state.owner(node, pod.uid) is not None:
+        return OWNED
+    if pod.whole_node and state.others(node, pod.uid):
+        return Refused(Problem("GH-609", "the pod needs a node of its own, and the node has other pods"))
+    return unsuited(question, node)
+
+
+def unsuited(question: Question, node: Node) -> Refused | None:
+    """Why the node is not for such a pod, whatever is on it."""
+    found = question.under(node.rules)
+    if isinstance(found, Problem):
+        return Refused(found, final=True)
+    for _, _, request in found[0]:
+        for wish in request.gpus:
+            whole = request.exclusive or wish.whole
+            if node.mode == ("shared" if whole else "whole"):
+                takes = "shares" if whole else "whole GPUs"
+                return Refused(Problem("GH-607", f"the node takes {takes} only, by its label"), final=True)
+            name = wish.device or ""
+            if name.startswith(("GPU-", "MIG-")) and name.split("/")[0].removeprefix("MIG-GPU") not in node.text:
+                return Refused(Problem("GH-202", "the node does not have the GPU that is named"), final=True)
+    return None
+
+
+def opens(found: Fit, state: ClusterState, name: str, room: Room) -> bool:
+    """Whether the choice takes a GPU that nobody is on."""
+    gpus = state.inventory(state.nodes[name]).gpus
+    free = {gpu.uuid for gpu, spot in zip(gpus, room.spots, strict=True) if not spot.containers}
+    return any(row.uuid in free for row in found.rows)
+
+
+def order_for(state: ClusterState, question: Question) -> str:
+    """The order of the nodes, by the pod's wish, or the cluster's setting."""
+    said = question.pod.annotations.get(NODE_PLACEMENT, state.placement)
+    found = question.under(Rules())
+    requests = () if isinstance(found, Problem) else found[0]
+    classes = {request.terms.priority_class for _, _, request in requests}
+    if order_of(said, ONLINE if ONLINE in classes else "default") == "binpack":
+        return BINPACK
+    return SPREAD_WHOLE if whole_gpus(question) else SPREAD_SHARES
+
+
+def whole_gpus(question: Question) -> bool:
+    found = question.under(Rules())
+    return not isinstance(found, Problem) and any(
+        request.exclusive or wish.whole for _, _, request in found[0] for wish in request.gpus
+    )
+
+
+def _try(
+    state: ClusterState,
+    question: Question,
+    name: str,
+    room: Room,
+    tried: dict[str, Refused],
+    known: dict[object, Refused],
+) -> Fit | Refused:
+    """Asks `allocate`, where nothing says before that it will refuse."""
+    if name in tried:
+        return tried[name]
+    node = state.nodes[name]
+    why = forbidden(state, question, node)
+    if why is None:
+        requests = question.asked(node.rules)
+        if not fits_each(room, requests, node.rules):
+            why = _words(room, question)
+        elif (alike := (node.rules, room.spots)) in known:
+            why = known[alike]
+    if why is None:
+        beside = state.grants(node, without=question.pod.uid)
+        found = fit(requests, state.inventory(node), beside, node.rules)
+        if isinstance(found, Fit):
+            return found
+        why = _refused(found)
+        if not any(wish.device for _, _, request in requests for wish in request.gpus):
+            known[alike] = why
+    tried[name] = why
+    return why
+
+
+def _refused(found: NoFit) -> Refused:
+    first = found.problems[0]
+    words = {
+        "GH-202": "the node does not have the GPU or the IMEX channels that are asked for",
+        "GH-203": "the node has fewer GPUs than asked for",
+        "GH-204": "no GPU with room can have the driver's limit",
+    }.get(first.code, "no GPU has room for all that the containers ask for")
+    if TOO_SMALL in first.message:
+        words = "less memory than a program's context takes"
+    return Refused(Problem(first.code, words), found.notes)
+
+
+def _no_look(state: ClusterState, question: Question, name: str) -> Refused:
+    """Why the node's largest figures already rule it out."""
+    room, node = state.cut.rooms.get(name), state.nodes.get(name)
+    if node is None or room is None:
+        why = (node.problem if node is not None else "") or "does not say which GPUs it has"
+        return Refused(Problem("GH-606", f"the node {why}"), final=True)
+    return forbidden(state, question, node) or _words(room, question)
+
+
+def _words(room: Room, question: Question) -> Refused:
+    """What is missing, in words that are the same for many nodes. final: an empty node would not do either."""
+    found = question.under(room.rules)
+    if isinstance(found, Problem):
+        return Refused(found, final=True)
+    need, spots = found[1], room.spots
+    grantable = [spot.memory_mib - room.rules.reserve(spot.memory_mib) for spot in spots]
+    if len(spots) < max(need.gpus, need.free_gpus):
+        return Refused(Problem("GH-203", "the node has fewer GPUs than asked for"), final=True)
+    if need.mib > max(grantable, default=0):
+        return Refused(Problem("GH-201", f"no GPU has {need.mib} MiB to grant"), final=True)
+    if room.free_gpus < need.free_gpus:
+        return Refused(Problem("GH-201", f"{_some(need.free_gpus)} free"))
+    if room.most_mib < need.mib:
+        return Refused(Problem("GH-201", f"no GPU has {need.mib} MiB free"))
+    if room.most_percent < need.percent:
+        return Refused(Problem("GH-201", f"no GPU has {need.percent} % of its memory free"))
+    if room.most_compute < need.compute:
+        return Refused(Problem("GH-201", f"no GPU has {need.compute} % compute free"))
+    return Refused(Problem("GH-201", f"{_some(need.gpus)} with enough memory and compute free"))
+
+
+def _some(count: int) -> str:
+    return "no GPU is" if count == 1 else f"fewer than {count} GPUs are"
+
+
+def summary(refused: Iterable[Refused]) -> Problem:
+    """One line for the pod: how many nodes say what, as the scheduler has it."""
+    counts: dict[str, int] = {}
+    for one in refused:
+        counts[str(one.problem)] = counts.get(str(one.problem), 0) + 1
+    said = [f"{n} {text}" for text, n in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+    total = sum(counts.values())
+    return Problem(
+        "GH-607", f"0 of {total} node{'s' if total != 1 else ''} have room: {'; '.join(said) or 'none known'}"
+    )

@@ -1,0 +1,180 @@
+"""Keeps the controller's Secret renewed and hands on what others need of it: the server's certificate, the bundle in our
+webhook configurations and in a ConfigMap for the nodes. The leader writes; the others only read."""
+
+import asyncio
+import base64
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from oci_hook.kube.controller import own_secret
+from oci_hook.kube.controller.backoff import Backoff
+from oci_hook.kube.controller.client import JSON_PATCH, ApiError, Client
+from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.own_secret import Own
+
+EVERY = 20.0  # seconds between two looks
+CONFIG_MAP = "gpu-hook-ca"
+CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+VALIDATING = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+
+
+class Authority:
+    """own: as last read or written. changed: called with it when it is new. leads: may we write? newest_key: the newest key
+    generation that a node says it has."""
+
+    def __init__(
+        self,
+        client: Client,
+        options: Options,
+        changed: Callable[[Own], None],
+        leads: Callable[[], bool],
+        newest_key: Callable[[], int],
+        log: Callable[[str], None],
+    ) -> None:
+        self.own = Own()
+        self.announced = False  # our configurations have the bundle
+        self._client, self._options = client, options
+        self._changed, self._leads, self._newest_key, self._log = changed, leads, newest_key, log
+        self._folder = f"/api/v1/namespaces/{options.namespace}"
+        self._soon = asyncio.Event()
+
+    def hurry(self) -> None:
+        self._soon.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        backoff = Backoff(0.5, EVERY)
+        while True:
+            wait = min(EVERY, self._options.certificate_life / 60)
+            self._soon.clear()
+            try:
+                await self.look()
+                backoff.worked()
+            except ApiError as e:
+                wait = max(e.retry_after, backoff.failed())
+                self._log(f"certificates: {e}")
+            try:
+                await asyncio.wait_for(self._soon.wait(), wait)
+            except asyncio.TimeoutError:
+                pass
+
+    async def look(self) -> None:
+        secret = await self._secret()
+        own = own_secret.read(secret.get("data"))
+        if self._leads():
+            due = own_secret.renewed(
+                own,
+                self._options.names,
+                self._options.certificate_life,
+                self._options.key_life,
+                time.time(),
+                os.urandom(64),
+                self._newest_key(),
+            )
+            if due is not own:
+                own = await self._write(secret, due)
+        if own != self.own and own.certificates.serving:
+            self.own = own
+            self._changed(own)
+        if self._leads():
+            await self._announce()
+
+    async def _secret(self) -> Any:
+        try:
+            return await self._client.get(f"{self._folder}/secrets/{own_secret.NAME}")
+        except ApiError as e:
+            if e.status == 404:
+                return {}
+            raise
+
+    async def _write(self, secret: Any, own: Own) -> Own:
+        """Where another wrote meanwhile, the API server refuses (409), and the next look sees what it wrote."""
+        if secret:
+            await self._client.put(
+                f"{self._folder}/secrets/{own_secret.NAME}", {**secret, "data": own_secret.data(own)}
+            )
+        else:
+            made = {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": own_secret.NAME},
+                "data": own_secret.data(own),
+            }
+            await self._client.post(f"{self._folder}/secrets", made)
+        self._log("certificates and keys: renewed what was due")
+        return own
+
+    async def _announce(self) -> None:
+        bundle = self.own.certificates.bundle
+        told = {"ca.crt": bundle, "generation": str(self.own.secrets.newest)}
+        await self._config_map(told)
+        found = 0
+        for folder, name in (
+            (CONFIGURATIONS, self._options.mutating),
+            (VALIDATING, self._options.validating),
+        ):
+            found += bool(name) and await self._configuration(f"{folder}/{name}", bundle)
+        if not found and self.announced:
+            self._log(f"the webhook configuration {self._options.mutating} is missing: no pod gets a decision")
+        self.announced = bool(found)
+
+    async def _config_map(self, told: dict[str, str]) -> None:
+        path = f"{self._folder}/configmaps/{CONFIG_MAP}"
+        try:
+            have = await self._client.get(path)
+        except ApiError as e:
+            if e.status != 404:
+                raise
+            made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CONFIG_MAP}, "data": told}
+            await self._client.post(f"{self._folder}/configmaps", made)
+            return
+        if have.get("data") != told:
+            await self._client.put(path, {**have, "data": told})
+
+    async def _configuration(self, path: str, bundle: str) -> bool:
+        """Does it exist? Afterwards it has our bundle, and our token in its paths."""
+        try:
+            have = await self._client.get(path)
+        except ApiError as e:
+            if e.status == 404:
+                return False
+            raise
+        patch = configuration_patch(have, bundle, self.own.webhook_token)
+        if patch:
+            await self._client.patch(path, patch, JSON_PATCH)
+            self._log(f"{have['metadata']['name']}: new bundle of certificate authorities")
+        return True
+
+
+def configuration_patch(have: Any, bundle: str, token: str) -> list[dict[str, Any]]:
+    """What makes the API server trust the bundle and call us by our token; () where it does already. The path's first part
+    says which webhook it is and stays."""
+    encoded = base64.b64encode(bundle.encode()).decode()
+    patch: list[dict[str, Any]] = []
+    for i, hook in enumerate(have.get("webhooks") or ()):
+        target = hook.get("clientConfig") or {}
+        at = f"/webhooks/{i}/clientConfig"
+        if target.get("caBundle") != encoded:
+            patch.append({"op": "add", "path": f"{at}/caBundle", "value": encoded})
+        if service := target.get("service"):
+            path = _with_token(service.get("path") or "", token)
+            if service.get("path") != path:
+                patch.append({"op": "add", "path": f"{at}/service/path", "value": path})
+        elif url := target.get("url"):
+            start, slashes, rest = url.partition("://")
+            host, slash, path = rest.partition("/")
+            wanted = f"{start}{slashes}{host}{_with_token(slash + path, token)}"
+            if url != wanted:
+                patch.append({"op": "add", "path": f"{at}/url", "value": wanted})
+    if patch:
+        patch.insert(
+            0, {"op": "test", "path": "/metadata/resourceVersion", "value": have["metadata"]["resourceVersion"]}
+        )
+    return patch
+
+
+def _with_token(path: str, token: str) -> str:
+    """/bindings and /bindings/OLD -> /bindings/TOKEN"""
+    return "/".join(("", path.strip("/").split("/")[0], token))

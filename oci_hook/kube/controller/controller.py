@@ -1,0 +1,221 @@
+"""`gpu-hook controller`: one process, one event loop. This file only puts the parts together and ends them in order."""
+
+import asyncio
+import gc
+import os
+import resource
+import secrets
+import signal
+import socket
+import ssl
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from oci_hook.config import settings as node_settings
+from oci_hook.core.rules import Rules
+from oci_hook.errors import ClusterError, Problem, SettingsError
+from oci_hook.kube import mutate
+from oci_hook.kube.controller import access, certificates
+from oci_hook.kube.controller.authority import Authority
+from oci_hook.kube.controller.client import ApiError, Client
+from oci_hook.kube.controller.copy import Copy
+from oci_hook.kube.controller.events import Events
+from oci_hook.kube.controller.evictor import Evictor
+from oci_hook.kube.controller.leader import Leader
+from oci_hook.kube.controller.metrics import Metrics
+from oci_hook.kube.controller.objects import NODES, PODS, slim
+from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.own_secret import Own
+from oci_hook.kube.controller.reflector import Reflector
+from oci_hook.kube.controller.server import Server
+from oci_hook.kube.controller.service import Service
+from oci_hook.kube.controller.taints import Tainter
+from oci_hook.kube.state import ClusterState
+
+TICK = 2.0  # seconds
+SETTLE = 1.0  # seconds between our last answer and the end of our Lease: the API server writes what was answered
+
+
+class Controller:
+    def __init__(self, options: Options, client: Client, rules: Rules, log: Callable[[str], None]) -> None:
+        self._client, self._log = client, log
+        identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._metrics = Metrics()
+        self.leader = Leader(client, options.namespace, identity, self._begin, log)
+        leads = self.leader.leads
+        self._events = Events(client, time.monotonic)
+        counted = self._metrics.evictions
+        self._evictor = Evictor(
+            client, self._events, leads, time.monotonic, lambda code: counted.labels(code).inc(), log
+        )
+        self._tainter = Tainter(client, leads, log)
+        self._state = ClusterState(**({"placement": options.place} if options.place else {}), verify=self._verify)
+        self._copy = Copy(
+            self._state,
+            self._evictor if options.evict else None,
+            self._tainter if options.taint else None,
+            time.monotonic,
+        )
+        self._reflectors = [
+            Reflector(client, NODES, self._copy.nodes, log),
+            Reflector(client, PODS, self._copy.pods, log),
+        ]
+        self._service = Service(
+            client,
+            options,
+            self._copy,
+            self._metrics,
+            mutate.Options(rules, options.scheduler, queue_label=options.queue_label),
+            leads,
+            self._synced,
+            time.monotonic,
+            self._measure,
+            log,
+        )
+        self._authority = Authority(client, options, self._use, leads, self._newest_key, log)
+        self._options = options
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._server = Server(self._service)
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT. Raises ClusterError where the address cannot be used."""
+        gc.disable()  # until all is read: looking through what grows takes longer than making it
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        _present(self._tls, certificates.renewed(certificates.Certificates(), self._options.names, 86_400, time.time()))
+        await self._listen()
+        jobs = [
+            *(reflector.run() for reflector in self._reflectors),
+            self.leader.run(),
+            self._authority.run(),
+            self._events.run(),
+            self._evictor.run(),
+            self._tainter.run(),
+            self._server.connections.run(),
+            self._tick(),
+        ]
+        tasks = [asyncio.create_task(job) for job in jobs]
+        stop = asyncio.create_task(self._stop.wait())
+        done, _ = await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        await self._server.close()
+        if self.leader.leads():
+            await asyncio.sleep(SETTLE)
+            await self.leader.give_back()
+        for task in (stop, *tasks):
+            task.cancel()
+        await asyncio.gather(stop, *tasks, return_exceptions=True)
+        for task in done - {stop}:
+            task.result()  # a job never ends by itself: its exception is the program's
+
+    async def _listen(self) -> None:
+        options = self._options
+        try:
+            await self._server.listen(options.host, options.port, self._tls)
+            if options.extender_port:
+                await self._server.listen_loopback(options.extender_host, options.extender_port)
+        except OSError as e:
+            raise ClusterError(Problem("GH-608", f"cannot listen: {e}; choose another --address")) from None
+        self._log(f"listening on {options.host} port {options.port}")
+
+    def _begin(self) -> None:
+        """We lead. What the leader before us decided last must be known before anything else is: everything is read anew."""
+        for reflector in self._reflectors:
+            reflector.relist()
+        self._authority.hurry()
+
+    def _synced(self) -> bool:
+        return all(reflector.synced.is_set() for reflector in self._reflectors)
+
+    def _use(self, own: Own) -> None:
+        _present(self._tls, own.certificates)
+        fresh = not self._service.own().secrets.generations
+        self._service.use(own)
+        if fresh:  # until now no decision could be verified
+            for reflector in self._reflectors:
+                reflector.relist()
+
+    def _verify(self, decision: Any) -> bool:
+        return self._service.signer.holds(decision)
+
+    def _newest_key(self) -> int:
+        return max((node.key for node in self._state.nodes.values()), default=0) if self._synced() else 0
+
+    async def _tick(self) -> None:
+        frozen = False
+        while True:
+            await asyncio.sleep(TICK)
+            for pod in self._state.tick(time.monotonic()):
+                await self._ask(pod.namespace, pod.name, pod.uid)
+            if not frozen and self._synced():
+                frozen = True
+                end_of_loading()
+
+    def _measure(self) -> None:
+        for reflector in self._reflectors:
+            self._metrics.lists.labels(reflector.kind.name).set(reflector.lists)
+        self._metrics.cut.set(self._server.connections.cut)
+        self._metrics.events.labels("written").set(self._events.written)
+        self._metrics.events.labels("dropped").set(self._events.book.dropped)
+
+    async def _ask(self, namespace: str, name: str, uid: str) -> None:
+        """What became of a pod whose Binding we answered long ago?"""
+        try:
+            text = await self._client.request("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
+            pod = slim(PODS.objects.decode(text))
+        except ApiError as e:
+            if e.status == 404:
+                self._copy.no_pod(uid)
+            return
+        if pod["metadata"]["uid"] != uid:
+            self._copy.no_pod(uid)
+        elif not (pod.get("spec") or {}).get("nodeName"):
+            self._state.release(uid)
+        else:
+            self._copy.pod(pod)
+
+
+def end_of_loading() -> None:
+    """The copy stays, so the collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def rules_of(path: str) -> Rules:
+    """The rules in a file of settings.yaml's form; a new install's without one. Raises SettingsError GH-501."""
+    try:
+        data = Path(path).read_bytes() if path else b""
+    except OSError as e:
+        raise SettingsError(Problem("GH-501", f"{path}: {e.strerror}")) from None
+    reading = node_settings.parse(path, data)
+    settings = node_settings.interpret(path, reading)
+    if reading.problems:
+        raise SettingsError(*reading.problems)
+    return settings.rules
+
+
+def _present(tls: ssl.SSLContext, have: certificates.Certificates) -> None:
+    """New connections get this certificate. The ssl module reads files only."""
+    with tempfile.NamedTemporaryFile() as both:  # mode 0600
+        both.write((have.serving.certificate + have.serving.key).encode())
+        both.flush()
+        tls.load_cert_chain(both.name)
+
+
+async def _main(options: Options, log: Callable[[str], None]) -> None:
+    rules = rules_of(options.settings)
+    async with Client(access.load(options.kubeconfig)) as client:
+        await Controller(options, client, rules, log).run()
+
+
+def run(options: Options, log: Callable[[str], None]) -> None:
+    """Until it is told to end. Raises GhError."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    asyncio.run(_main(options, log))

@@ -1,0 +1,89 @@
+"""Evicts pods that their node refused, so that their owner makes them anew and the scheduler looks for another place. A pod
+without an owner would be lost: it stays, with an event that says why it does not start."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from oci_hook.kube.controller.client import ApiError, Client
+from oci_hook.kube.controller.events import About, Events
+from oci_hook.kube.controller.refused import Refusal, Refusals, refusal
+
+EVERY = 1.0
+AGAIN = 20.0  # seconds after an eviction that the API server did not accept, as with a disruption budget
+REFUSED, LEFT = "GpuShareRefused", "GpuShareRefusedPodStays"
+
+
+class Evictor:
+    """counted: called with the code of each eviction."""
+
+    def __init__(
+        self,
+        client: Client,
+        events: Events,
+        leads: Callable[[], bool],
+        now: Callable[[], float],
+        counted: Callable[[str], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self.refusals = Refusals()
+        self._client, self._events, self._leads, self._now = client, events, leads, now
+        self._counted, self._log = counted, log
+        self._version = "policy/v1"
+
+    def look(self, pod: Mapping[str, Any], reported: str = "") -> None:
+        """At each change of a pod."""
+        found = refusal(pod, reported)
+        if found is None:
+            self.refusals.over(pod["metadata"]["uid"])
+        else:
+            self.refusals.seen(found, self._now())
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY)
+            for one in self.refusals.due(self._now()):
+                if self._leads():
+                    await self._deal_with(one)
+            self.refusals.forget(self._now())
+
+    async def _deal_with(self, one: Refusal) -> None:
+        about = About(one.namespace, one.name, one.uid)
+        if not one.owner:
+            self._events.add(about, LEFT, f"{one.words}; nothing would make this pod anew, so it is not evicted")
+            self.refusals.told(one)
+            return
+        try:
+            await self._evict(one)
+        except ApiError as e:
+            if e.status in (404, 409):  # gone, or another pod of this name
+                self.refusals.over(one.uid)
+                return
+            self.refusals.later(one, self._now() + max(AGAIN, e.retry_after))
+            self._log(f"{one.namespace}/{one.name} is not evicted yet: {e}")
+            return
+        self._events.add(about, REFUSED, f"{one.words}; evicted, so that it is placed anew")
+        self._counted(one.code)
+        self._log(f"evicted {one.namespace}/{one.name}: {one.words}")
+        self.refusals.evicted(one, self._now())
+
+    async def _evict(self, one: Refusal) -> None:
+        path = f"/api/v1/namespaces/{one.namespace}/pods/{one.name}/eviction"
+        try:
+            await self._client.post(path, self._eviction(one))
+        except ApiError as e:
+            # Before Kubernetes 1.22 the API server knows policy/v1beta1 only; it calls the other one a bad request.
+            if self._version == "policy/v1" and e.status in (400, 404, 415, 422, 500) and "olicy" in e.message:
+                self._version = "policy/v1beta1"
+                await self._client.post(path, self._eviction(one))
+                return
+            raise
+
+    def _eviction(self, one: Refusal) -> dict[str, Any]:
+        return {
+            "apiVersion": self._version,
+            "kind": "Eviction",
+            "metadata": {"name": one.name, "namespace": one.namespace},
+            "deleteOptions": {"preconditions": {"uid": one.uid}},
+        }

@@ -1,0 +1,49 @@
+"""The secret that decisions are signed with, in generations, and each node's key of it. Pure; see docs/internals/cluster.md."""
+
+import json
+from collections.abc import Mapping
+
+from oci_hook.core.value import Value
+from oci_hook.kube.signing import node_key
+
+COUNT = 2  # generations that nodes have
+KEPT = 64  # decisions of pods that have run for years can still be told from forged ones
+
+
+class Secrets(Value):
+    """generations: (number, secret), oldest first. since: Unix time at which the newest was made."""
+
+    generations: tuple[tuple[int, bytes], ...] = ()
+    since: float = 0.0
+
+    @property
+    def newest(self) -> int:
+        return self.generations[-1][0] if self.generations else 0
+
+    def node_keys(self, node: str) -> dict[str, str]:
+        """What the node is told."""
+        return {str(number): node_key(secret, node).hex() for number, secret in self.generations[-COUNT:]}
+
+
+def rotated(have: Secrets, life: float, now: float, fresh: bytes, above: int = 0) -> Secrets:
+    """The same object where nothing is due. life: seconds after which a new generation is made. fresh: 32 random bytes. above:
+    the highest generation that a node has: where our secret was lost, the new one must not take an old number."""
+    if have.generations and now - have.since < life and have.newest >= above:
+        return have
+    number = max(have.newest, above) + 1
+    return Secrets((*have.generations, (number, fresh))[-KEPT:], now)
+
+
+def to_text(secrets: Secrets) -> str:
+    return json.dumps({str(number): secret.hex() for number, secret in secrets.generations}, separators=(",", ":"))
+
+
+def from_text(text: str, since: float) -> Secrets:
+    """Raises ValueError for anything that `to_text` does not write."""
+    data = json.loads(text)
+    if not isinstance(data, Mapping):
+        raise ValueError("is not an object")
+    found = sorted((int(number), bytes.fromhex(secret)) for number, secret in data.items())
+    if any(len(secret) != 32 or not 0 < number < 1 << 30 for number, secret in found):
+        raise ValueError("has a generation that is not 32 bytes")
+    return Secrets(tuple(found[-KEPT:]), since)

@@ -1,0 +1,172 @@
+"""Objects of the API server as dicts that hold only what the controller needs: 50 000 whole pods would take gigabytes."""
+
+from typing import Any, TypedDict
+
+import msgspec
+
+from oci_hook.core.layout import PREFIX_KEY
+
+KEPT_ANNOTATIONS = (PREFIX_KEY, "kubernetes.io/config.source")  # beginnings
+
+ListMeta = TypedDict("ListMeta", {"resourceVersion": str, "continue": str}, total=False)
+
+
+class Owner(TypedDict, total=False):
+    kind: str
+    name: str
+    uid: str
+    controller: bool
+
+
+class Meta(TypedDict, total=False):
+    name: str
+    namespace: str
+    uid: str
+    resourceVersion: str
+    creationTimestamp: str
+    deletionTimestamp: str
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    ownerReferences: list[Owner]
+
+
+class Resources(TypedDict, total=False):
+    limits: dict[str, Any]
+    requests: dict[str, Any]
+
+
+class Container(TypedDict, total=False):
+    name: str
+    restartPolicy: str
+    resources: Resources
+
+
+class PodSpec(TypedDict, total=False):
+    nodeName: str
+    priority: int
+    priorityClassName: str
+    preemptionPolicy: str
+    schedulerName: str
+    runtimeClassName: str
+    nodeSelector: dict[str, str]
+    containers: list[Container]
+    initContainers: list[Container]
+
+
+class Why(TypedDict, total=False):
+    reason: str
+    message: str
+    exitCode: int
+
+
+class ContainerState(TypedDict, total=False):
+    waiting: Why
+    terminated: Why
+
+
+class ContainerStatus(TypedDict, total=False):
+    name: str
+    state: ContainerState
+    lastState: ContainerState
+
+
+class PodStatus(TypedDict, total=False):
+    phase: str
+    reason: str
+    containerStatuses: list[ContainerStatus]
+    initContainerStatuses: list[ContainerStatus]
+
+
+class Pod(TypedDict, total=False):
+    metadata: Meta
+    spec: PodSpec
+    status: PodStatus
+
+
+class Taint(TypedDict, total=False):
+    key: str
+    value: str
+    effect: str
+
+
+class NodeSpec(TypedDict, total=False):
+    unschedulable: bool
+    taints: list[Taint]
+
+
+class Condition(TypedDict, total=False):
+    type: str
+    status: str
+
+
+class NodeStatus(TypedDict, total=False):
+    capacity: dict[str, str]
+    allocatable: dict[str, str]
+    conditions: list[Condition]
+
+
+class Node(TypedDict, total=False):
+    metadata: Meta
+    spec: NodeSpec
+    status: NodeStatus
+
+
+class PodList(TypedDict, total=False):
+    metadata: ListMeta
+    items: list[Pod]
+
+
+class NodeList(TypedDict, total=False):
+    metadata: ListMeta
+    items: list[Node]
+
+
+class WatchEvent(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class Version(msgspec.Struct):
+    """Of a bookmark's object."""
+
+    resourceVersion: str = ""
+
+
+class Bookmark(msgspec.Struct):
+    metadata: Version
+
+
+class Status(msgspec.Struct):
+    """What the API server answers instead of an object."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class Kind:
+    """One kind of objects to list and watch. key: of the dicts in which the objects are kept."""
+
+    def __init__(self, name: str, path: str, listed: Any, one: Any, key: str) -> None:
+        self.name, self.path, self.key = name, path, key
+        self.lists: msgspec.json.Decoder[Any] = msgspec.json.Decoder(listed)
+        self.objects: msgspec.json.Decoder[Any] = msgspec.json.Decoder(one)
+
+
+PODS = Kind("pods", "/api/v1/pods", PodList, Pod, "uid")
+NODES = Kind("nodes", "/api/v1/nodes", NodeList, Node, "name")
+EVENTS: msgspec.json.Decoder[WatchEvent] = msgspec.json.Decoder(WatchEvent)
+BOOKMARKS: msgspec.json.Decoder[Bookmark] = msgspec.json.Decoder(Bookmark)
+STATUSES: msgspec.json.Decoder[Status] = msgspec.json.Decoder(Status)
+
+
+def slim(thing: Any) -> Any:
+    """The same object without the annotations of others."""
+    notes = thing.get("metadata", {}).get("annotations")
+    if notes and not all(map(_kept, notes)):
+        thing["metadata"]["annotations"] = {key: value for key, value in notes.items() if _kept(key)}
+    return thing
+
+
+def _kept(key: str) -> bool:
+    return key.startswith(KEPT_ANNOTATIONS)

@@ -1,0 +1,70 @@
+"""What `gpu-hook controller` was told on its command line."""
+
+import ipaddress
+
+from oci_hook.core.value import Value
+from oci_hook.errors import ClusterError, Problem
+
+DAY = 86_400.0
+
+
+class Options(Value):
+    """host, port: where to listen. extender_host, extender_port: where to answer a scheduler without a token, on the loopback
+    only; port 0: nowhere. names: for the serving certificate. certificate_life, key_life: in seconds. node_account: the
+    service account of the DaemonSet's pods. metrics_token: "" for none. place: over nodes. scheduler: for pods that name one of another
+    system."""
+
+    host: str
+    port: int
+    namespace: str
+    names: tuple[str, ...]
+    mutating: str = "gpu-hook"
+    validating: str = ""
+    kubeconfig: str = ""
+    settings: str = ""
+    extender_host: str = "127.0.0.1"
+    extender_port: int = 0
+    node_account: str = "gpu-hook-node"
+    node_daemon_set: str = "gpu-hook-node"
+    certificate_life: float = 90 * DAY
+    key_life: float = 30 * DAY
+    metrics_token: str = ""
+    place: str = ""
+    scheduler: str = "default-scheduler"
+    queue_label: str = ""
+    evict: bool = True
+    taint: bool = True
+
+
+def address(text: str) -> tuple[str, int]:
+    """HOST:PORT, [IPV6]:PORT. Raises ClusterError GH-608."""
+    host, colon, port = text.rpartition(":")
+    host = host.strip("[]")
+    if not (colon and host and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise ClusterError(Problem("GH-608", f"{text!r} is no address: write HOST:PORT, as in 0.0.0.0:8443"))
+    return host, int(port)
+
+
+def server_names(namespace: str, url: str, host: str) -> tuple[str, ...]:
+    """What callers may call us: the Service's names, the host of the URL or of the address."""
+    service = f"gpu-hook-controller.{namespace}"
+    found = ["gpu-hook-controller", service, f"{service}.svc", f"{service}.svc.cluster.local"]
+    if url:
+        found.append(url.partition("://")[2].partition("/")[0].rpartition(":")[0].strip("[]"))
+    if host not in ("0.0.0.0", "::"):
+        found.append(host)
+    return tuple(dict.fromkeys(name for name in found if name))
+
+
+def loopback(text: str) -> tuple[str, int]:
+    """The same; only this machine or pod may reach it, since nothing proves who asks there. Raises ClusterError GH-608."""
+    host, port = address(text)
+    try:
+        own = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        own = False
+    if not own:
+        raise ClusterError(
+            Problem("GH-608", f"{host} is no loopback address; a scheduler elsewhere uses --address and a token")
+        )
+    return host, port

@@ -1,0 +1,191 @@
+"""The HTTPS server: webhooks, the scheduler's extender, keys for nodes, health, metrics. What is asked is bounded in size, time
+and number; who asks for decisions must know the token in the path (own_secret.py). What is answered is service.py's."""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from oci_hook.errors import GhError
+from oci_hook.kube.controller import own_secret
+from oci_hook.kube.controller.connections import Connections, GuardedServer
+from oci_hook.kube.controller.service import NotNow, Service
+
+BODY_SECONDS = 5.0
+MAX_REVIEW = 8 << 20  # a pod has 1.5 MiB at most in etcd; an update's review has it twice
+MAX_FILTER = 64 << 20  # 5 000 whole Node objects, from a scheduler without nodeCacheCapable
+MAX_REVIEWS, MAX_FILTERS, MAX_KEYS = 64, 2, 8  # at a time
+
+Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class Busy(Exception):
+    """Too many at a time."""
+
+
+class Server:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._bounds = {
+            name: _Bound(most) for name, most in (("review", MAX_REVIEWS), ("filter", MAX_FILTERS), ("key", MAX_KEYS))
+        }
+        self._sockets: list[asyncio.Server] = []
+        self.connections = Connections()
+        self._raw = GuardedServer(self._guarded, self.connections)
+        self._loopback = web.Server(self._guarded_loopback, access_log=None, keepalive_timeout=600)
+        self.asked = 0  # requests under way
+
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext) -> None:
+        """Raises OSError."""
+        loop = asyncio.get_running_loop()
+        self._sockets.append(
+            await loop.create_server(self._raw, host, port, ssl=tls, ssl_handshake_timeout=5, backlog=512)
+        )
+
+    async def listen_loopback(self, host: str, port: int) -> None:
+        """Raises OSError."""
+        loop = asyncio.get_running_loop()
+        self._sockets.append(await loop.create_server(self._loopback, host, port))
+
+    async def close(self) -> None:
+        """Ends after the last request has its answer, or after some seconds."""
+        for listening in self._sockets:
+            listening.close()
+        until = time.monotonic() + 3
+        while self.asked and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+        await self._raw.shutdown(1)
+        await self._loopback.shutdown(1)
+
+    async def _guarded(self, request: web.BaseRequest) -> web.StreamResponse:
+        answer, proven = self._route(request)
+        connection = self.connections.begins(request, proven)
+        try:
+            return await self._answered(request, answer)
+        finally:
+            self.connections.ended(connection)
+
+    async def _guarded_loopback(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._answered(request, self._verbs().get((request.method, request.path)))
+
+    async def _answered(self, request: web.BaseRequest, answer: Answer | None) -> web.StreamResponse:
+        self.asked += 1
+        try:
+            if answer is None:
+                return _closing(web.Response(status=404, text="not found\n"))
+            return await answer(request)
+        except NotNow as e:
+            return web.Response(status=503, text=f"{e}\n")
+        except Busy:
+            return web.Response(status=429, text="too many requests at a time\n", headers={"Retry-After": "1"})
+        except (asyncio.TimeoutError, web.HTTPException) as e:
+            status = e.status if isinstance(e, web.HTTPException) else 408
+            return _closing(web.Response(status=status, text="the body is too large or too slow\n"))
+        except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError) as e:
+            self._service.failed(f"{request.path.split('/')[1]}: {type(e).__name__} {e}")
+            return web.Response(status=400, text=f"not understood: {type(e).__name__}\n")
+        except GhError as e:
+            return web.Response(status=503, text=f"{e}\n")
+        finally:
+            self.asked -= 1
+
+    def _route(self, request: web.BaseRequest) -> tuple[Answer | None, bool]:
+        """(what answers, whether who asks knows a token)"""
+        own = self._service.own()
+        parts = request.path.split("/")[1:]
+        if request.method == "GET":
+            return self._open().get(request.path), False
+        if request.path == "/v1/node-key" and request.method == "POST":
+            return self._node_key, False
+        if len(parts) == 2 and own_secret.same(own.webhook_token, parts[1]):
+            return self._verbs().get((request.method, f"/{parts[0]}")) if parts[0] in (
+                "pods",
+                "bindings",
+            ) else None, True
+        if len(parts) == 3 and parts[0] == "extender" and own_secret.same(own.extender_token, parts[1]):
+            return self._verbs().get((request.method, f"/{parts[2]}")) if parts[2] in (
+                "filter",
+                "preempt",
+            ) else None, True
+        return None, False
+
+    def _open(self) -> dict[str, Answer]:
+        return {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}
+
+    def _verbs(self) -> dict[tuple[str, str], Answer]:
+        return {
+            ("POST", "/pods"): self._json("review", MAX_REVIEW, self._service.review_pod),
+            ("POST", "/bindings"): self._json("review", MAX_REVIEW, self._service.review_binding),
+            ("POST", "/filter"): self._json("filter", MAX_FILTER, self._service.filter),
+            ("POST", "/preempt"): self._json("filter", MAX_FILTER, self._service.preempt),
+        }
+
+    def _json(self, bound: str, most: int, act: Callable[[Any], Awaitable[Any]]) -> Answer:
+        async def answer(request: web.BaseRequest) -> web.Response:
+            with self._bounds[bound]:
+                self._service.check()  # before the body is read: who does not lead reads nothing
+                body = await asyncio.wait_for(_body(request, most), BODY_SECONDS)
+                result = await act(msgspec.json.decode(body))
+            return web.Response(body=msgspec.json.encode(result), content_type="application/json")
+
+        return answer
+
+    async def _node_key(self, request: web.BaseRequest) -> web.Response:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not 0 < len(token) <= 8192:
+            return _closing(web.Response(status=401, text="a token is needed\n"))
+        with self._bounds["key"]:
+            self._service.check()
+            keys = await self._service.node_key(token)
+        if keys is None:
+            return _closing(web.Response(status=403, text="this token is not of a gpu-hook pod on a node\n"))
+        return web.Response(body=msgspec.json.encode(keys), content_type="application/json")
+
+    async def _healthz(self, request: web.BaseRequest) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, request: web.BaseRequest) -> web.Response:
+        self._service.check()
+        return web.Response(text="ok\n")
+
+    async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
+        if not self._service.may_read_metrics(request.headers.get("Authorization", "")):
+            return _closing(web.Response(status=401, text="a token is needed\n"))
+        text = await self._service.metrics_text()
+        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+
+class _Bound:
+    """`with` it: at most so many at a time."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.used = most, 0
+
+    def __enter__(self) -> None:
+        if self.used >= self.most:
+            raise Busy
+        self.used += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.used -= 1
+
+
+async def _body(request: web.BaseRequest, most: int) -> bytes:
+    if (request.content_length or 0) > most:
+        raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
+    parts, size = [], 0
+    async for chunk in request.content.iter_any():
+        size += len(chunk)
+        if size > most:
+            raise web.HTTPRequestEntityTooLarge(most, size)
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+def _closing(response: web.Response) -> web.Response:
+    response.force_close()
+    return response

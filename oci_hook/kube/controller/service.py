@@ -1,0 +1,200 @@
+"""Answers: what the pure parts decide, with what they cannot have: the API server, the Lease, the counters. Each decision is one
+stretch of code without `await`, so none sees half of another."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from oci_hook.errors import ClusterError, GhError, Problem
+from oci_hook.kube import admission, extender, mutate, names, review
+from oci_hook.kube.controller import figures, own_secret
+from oci_hook.kube.controller.client import ApiError, Client
+from oci_hook.kube.controller.copy import Copy
+from oci_hook.kube.controller.metrics import Metrics, node_lines
+from oci_hook.kube.controller.node_key import node_of
+from oci_hook.kube.controller.objects import PODS, slim
+from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.own_secret import Own
+from oci_hook.kube.signing import Signer
+
+BIND, CREATE, FILTER, PREEMPT = "bind", "create", "filter", "preempt"
+
+
+class NotNow(Exception):
+    """We do not lead, or do not know the whole cluster yet."""
+
+
+class Service:
+    """leads: whether the Lease is ours at this moment. synced: whether the copy is whole. measure: sets the figures that only
+    the controller knows."""
+
+    def __init__(
+        self,
+        client: Client,
+        options: Options,
+        copy: Copy,
+        metrics: Metrics,
+        mutation: mutate.Options,
+        leads: Callable[[], bool],
+        synced: Callable[[], bool],
+        now: Callable[[], float],
+        measure: Callable[[], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._measure = measure
+        self.signer = Signer({})
+        self._own = Own()
+        self._client, self._options, self._copy, self._metrics = client, options, copy, metrics
+        self._mutation, self._leads, self._synced, self._now, self._log = mutation, leads, synced, now, log
+
+    def own(self) -> Own:
+        return self._own
+
+    def use(self, own: Own) -> None:
+        self._own = own
+        self.signer = Signer(dict(own.secrets.generations))
+
+    def check(self) -> None:
+        """Raises NotNow. Asked before each decision, and again before its answer leaves: a pause may lie between."""
+        if not self._leads():
+            raise NotNow("not the leader")
+        if not self._synced():
+            raise NotNow("the cluster is not read yet")
+        if not self._own.secrets.generations:
+            raise NotNow("no secret yet")
+
+    # --- webhooks
+
+    async def review_pod(self, asked: Any) -> Any:
+        began = time.perf_counter()
+        answer = self._pod(asked["request"])
+        return self._answered(CREATE, answer, began)
+
+    def _pod(self, request: dict[str, Any]) -> dict[str, Any]:
+        pod = request.get("object") or {}
+        try:
+            if request.get("operation") == "UPDATE":
+                check_update(request.get("oldObject") or {}, pod)
+                return review.allowed(request)
+            done = mutate.mutate(pod, self._mutation.replace(modes=frozenset(self._copy.modes.values())))
+        except GhError as e:
+            return review.denied(request, e.problems)
+        return review.allowed(request, done.patch, [str(problem) for problem in done.warnings])
+
+    async def review_binding(self, asked: Any) -> Any:
+        began = time.perf_counter()
+        state = self._copy.state
+        answer = admission.bind(asked, state, self._now(), self.signer.sign)
+        if isinstance(answer, admission.UnknownPod):
+            await self._fetch(answer.namespace, answer.name)
+            self.check()
+            answer = admission.bind(asked, state, self._now(), self.signer.sign, last=True)
+            assert not isinstance(answer, admission.UnknownPod)
+        self._note(asked["request"], answer)
+        return self._answered(BIND, answer, began)
+
+    async def _fetch(self, namespace: str, name: str) -> None:
+        """A pod that the watch has not brought yet."""
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
+        try:
+            text = await self._client.request("GET", path, timeout=1.0)
+        except ApiError as e:
+            if e.status == 404:
+                return
+            raise ClusterError(Problem("GH-608", f"pod {namespace}/{name} cannot be read: {e}")) from None
+        self._copy.pod(slim(PODS.objects.decode(text)))
+
+    def _note(self, request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+        pod = self._copy.state.pending(request.get("namespace") or "", request.get("name") or "")
+        if pod is not None and not answer["response"]["allowed"]:
+            self._copy.waiting[pod.uid] = _code(answer["response"]["status"]["message"])
+
+    # --- extender
+
+    async def filter(self, asked: Any) -> Any:
+        began = time.perf_counter()
+        answer = extender.filter(asked, self._copy.state, self._now())
+        self.check()
+        failed = answer.get("FailedNodes") or {}
+        refused = not (answer.get("NodeNames") or (answer.get("Nodes") or {}).get("items"))
+        if refused and (uid := _uid(asked)) in self._copy.state.pods:
+            self._copy.waiting[uid] = next((_code(text) for text in failed.values()), "GH-607")
+        self._count(FILTER, "refused" if refused else "ok", began)
+        return answer
+
+    async def preempt(self, asked: Any) -> Any:
+        began = time.perf_counter()
+        answer = extender.preempt(asked, self._copy.state)
+        self.check()
+        self._count(PREEMPT, "ok", began)
+        return answer
+
+    # --- nodes' keys
+
+    async def node_key(self, token: str) -> Any:
+        try:
+            node = await node_of(self._client, self._options, token)
+        except ApiError as e:
+            raise ClusterError(Problem("GH-608", f"the token cannot be reviewed: {e.status} {e.reason}")) from None
+        self.check()
+        self._metrics.answers.labels("node-key", "ok" if node else "refused").inc()
+        return None if node is None else {"node": node, "keys": self._own.secrets.node_keys(node)}
+
+    # --- metrics
+
+    def may_read_metrics(self, authorization: str) -> bool:
+        wanted = self._options.metrics_token
+        return not wanted or own_secret.same(f"Bearer {wanted}", authorization)
+
+    async def metrics_text(self) -> bytes:
+        state, metrics = self._copy.state, self._metrics
+        self._measure()
+        metrics.leads.set(self._leads())
+        metrics.objects.labels("nodes").set(len(state.nodes))
+        metrics.objects.labels("pods").set(len(state.pods))
+        metrics.objects.labels("reservations").set(len(state.reservations))
+        metrics.set_pending(self._copy.waiting.values())
+        return await metrics.text(node_lines(list(state.nodes), lambda name: figures.of_node(state, name)))
+
+    def failed(self, why: str) -> None:
+        self._metrics.failures.inc()
+        self._log(f"not understood: {why}")
+
+    def _answered(self, call: str, answer: dict[str, Any], began: float) -> dict[str, Any]:
+        self.check()
+        response = answer["response"]
+        if not response["allowed"]:
+            self._metrics.refusals.labels(call, _code(response["status"]["message"])).inc()
+        self._count(call, "ok" if response["allowed"] else "refused", began)
+        return answer
+
+    def _count(self, call: str, result: str, began: float) -> None:
+        self._metrics.answers.labels(call, result).inc()
+        self._metrics.latency.labels(call).observe(time.perf_counter() - began)
+
+
+def check_update(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Only a Binding writes what the controller decided. Raises ClusterError GH-605."""
+    before, after = _decided(old), _decided(new)
+    if before != after:
+        key = min(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+        raise ClusterError(
+            Problem("GH-605", f"{key[:80]} is changed; only gpu-hook itself writes it: leave it as it is")
+        )
+
+
+def _decided(pod: Mapping[str, Any]) -> dict[str, str]:
+    notes = (pod.get("metadata") or {}).get("annotations") or {}
+    return {key: value for key, value in notes.items() if key.startswith(names.DECIDED)}
+
+
+def _uid(asked: Mapping[str, Any]) -> str:
+    pod = asked.get("Pod") or asked.get("pod") or {}
+    return str((pod.get("metadata") or {}).get("uid") or "")
+
+
+def _code(text: str) -> str:
+    """The first code in a message."""
+    at = text.find("GH-")
+    return text[at : at + 6] if at >= 0 else "other"

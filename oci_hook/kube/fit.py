@@ -1,0 +1,110 @@
+"""One pod on one node: its containers get GPUs one after another, by the function that grants them on the node."""
+
+import functools
+
+from oci_hook.core.allocate import Refusal, allocate
+from oci_hook.core.decision import DecidedShare, DecidedTerms
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.inventory import Inventory
+from oci_hook.core.request import Request
+from oci_hook.core.rules import Rules
+from oci_hook.core.terms import GpuRequest
+from oci_hook.core.value import Value
+from oci_hook.errors import Problem
+from oci_hook.kube.peaks import Row, together
+from oci_hook.kube.pods import INIT, SIDECAR, Asked
+
+NOBODY = Identity("", "", "")
+NO_LIFE = Life("")
+
+
+class Fit(Value):
+    """A pod has room. shares, terms: as core/decision.py has them. rows: what counts for the pod."""
+
+    shares: tuple[tuple[str, tuple[DecidedShare, ...]], ...]
+    terms: tuple[tuple[str, DecidedTerms], ...]
+    rows: tuple[Row, ...]
+
+
+class NoFit(Value):
+    """A pod has no room: because of this container. notes: (GPU's UUID, why) as `allocate` has them; or ()."""
+
+    container: str
+    problems: tuple[Problem, ...]
+    notes: tuple[tuple[str, str], ...] = ()
+
+
+def fit(asked: Asked, inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> Fit | NoFit:
+    """Gives the containers that stay their GPUs first; then init containers, on the same GPUs where these have room."""
+    parts: dict[str, tuple[str, tuple[Row, ...]]] = {}
+    given: dict[str, tuple[DecidedShare, ...]] = {}
+
+    def give(name: str, kind: str, request: Request, beside: tuple[Grant, ...]) -> NoFit | None:
+        found = allocate(request, inventory, beside, rules)
+        if isinstance(found, Refusal):
+            return NoFit(name, found.problems, found.notes)
+        parts[name] = kind, tuple(Row(s.uuid, s.memory_mib, s.compute, s.whole, found.exclusive) for s in found.shares)
+        given[name] = tuple(map(decided, found.shares))
+        return None
+
+    beside = grants
+    for name, kind, request in asked:
+        if kind == INIT:
+            continue
+        if problem := give(name, kind, request, beside):
+            return problem
+        beside = (*beside, *as_grants(name, parts[name][1]))
+    used = tuple(dict.fromkeys(row.uuid for _, rows in parts.values() for row in rows))
+    beside = grants
+    for name, kind, request in asked:
+        if kind == SIDECAR:
+            beside = (*beside, *as_grants(name, parts[name][1]))
+        elif kind == INIT:
+            near = near_to(request, used)
+            if (near is None or give(name, kind, near, beside)) and (problem := give(name, kind, request, beside)):
+                return problem
+    order = [parts[name] for name, _, _ in asked]
+    names = sorted(given)
+    terms = {name: DecidedTerms(r.terms.policy, r.terms.priority_class) for name, _, r in asked}
+    return Fit(
+        tuple((name, given[name]) for name in names), tuple((name, terms[name]) for name in names), together(order)
+    )
+
+
+def near_to(request: Request, uuids: tuple[str, ...]) -> Request | None:
+    """The request, narrowed to these GPUs; None where it says itself which GPUs it wants."""
+    if not uuids or request.every_gpu or request.narrow_to is not None or any(g.device for g in request.gpus):
+        return None
+    return request.replace(narrow_to=uuids)
+
+
+def pinned(asked: Asked, shares: tuple[tuple[str, tuple[DecidedShare, ...]], ...]) -> Asked | None:
+    """The same requests for exactly the GPUs that were chosen; None where they are not for so many GPUs."""
+    chosen = dict(shares)
+    found = []
+    for name, kind, request in asked:
+        uuids = [share.uuid for share in chosen.get(name, ())]
+        wishes = [request.gpus[0]] * len(uuids) if request.every_gpu and request.gpus else list(request.gpus)
+        if len(wishes) != len(uuids):
+            return None
+        gpus = tuple(GpuRequest(u, w.memory, w.compute) for w, u in zip(wishes, uuids, strict=True))
+        found.append((name, kind, request.replace(gpus=gpus, every_gpu=False)))
+    return tuple(found)
+
+
+def decided(share: Share) -> DecidedShare:
+    if share.whole:
+        return DecidedShare(share.uuid, 0)
+    return DecidedShare(share.uuid, share.memory_mib, share.compute, share.compute_limit)
+
+
+@functools.lru_cache(2048)  # a node is looked at several times for one pod
+def as_grants(key: str, rows: tuple[Row, ...], who: Identity = NOBODY) -> tuple[Grant, ...]:
+    """The rows as `allocate` counts them: one grant, and another one for rows that exclude others."""
+    shared = tuple(Share(r.uuid, r.memory_mib, r.compute, 100, r.whole) for r in rows if not r.alone)
+    alone = tuple(Share(r.uuid, r.memory_mib, r.compute, 100, r.whole) for r in rows if r.alone)
+    return tuple(
+        Grant(key, who, NO_LIFE, shares, exclusive=exclusive)
+        for shares, exclusive in ((shared, False), (alone, True))
+        if shares
+    )

@@ -1,0 +1,84 @@
+"""A pod as the controller needs it: whose it is, its containers in order, and what they ask for."""
+
+import json
+from typing import Any
+
+from oci_hook.core.request import Request, parse
+from oci_hook.core.rules import Rules
+from oci_hook.core.units import show
+from oci_hook.core.value import Value
+from oci_hook.errors import Problem, RequestError
+from oci_hook.kube.names import NODE_EXCLUSIVE, NODE_PLACEMENT, PREFIX_KEY
+
+RUN, SIDECAR, INIT = "run", "sidecar", "init"  # a sidecar: an init container that stays (restartPolicy: Always)
+PLACEMENTS = ("binpack", "spread")
+ENDED = ("Succeeded", "Failed")
+
+Asked = tuple[tuple[str, str, Request], ...]  # (container, RUN | SIDECAR | INIT, what it asks for), in the pod's order
+
+
+class PodWords(Value):
+    """What a pod says before it has a node. containers: (name, RUN | SIDECAR | INIT), in the order in which they start.
+    annotations: ours alone. daemon: a DaemonSet's, or from a static manifest: every node has it."""
+
+    uid: str
+    namespace: str
+    name: str
+    containers: tuple[tuple[str, str], ...]
+    annotations: dict[str, str]
+    daemon: bool
+    priority: int
+
+    @property
+    def whole_node(self) -> bool:
+        """Whether it wants a node without other pods but DaemonSets'."""
+        return any(key == NODE_EXCLUSIVE or key.startswith(NODE_EXCLUSIVE + ".") for key in self.annotations)
+
+
+def words(pod: dict[str, Any]) -> PodWords:
+    """Of an API object. Raises KeyError, TypeError or AttributeError for what is no pod."""
+    meta, spec = pod["metadata"], pod.get("spec") or {}
+    annotations = {k: v for k, v in (meta.get("annotations") or {}).items() if k.startswith(PREFIX_KEY)}
+    containers = [
+        (container["name"], SIDECAR if container.get("restartPolicy") == "Always" else INIT)
+        for container in spec.get("initContainers") or ()
+    ]
+    containers += [(container["name"], RUN) for container in spec.get("containers") or ()]
+    return PodWords(
+        meta["uid"],
+        meta["namespace"],
+        meta["name"],
+        tuple(containers),
+        annotations,
+        is_daemon(meta),
+        spec.get("priority") or 0,
+    )
+
+
+def is_daemon(meta: dict[str, Any]) -> bool:
+    """A static pod's owner is its Node."""
+    return any(owner.get("kind") in ("DaemonSet", "Node") for owner in meta.get("ownerReferences") or ())
+
+
+def asked(pod: PodWords, rules: Rules) -> Asked:
+    """What its containers ask for under a node's rules; () for a pod that asks for nothing. Raises RequestError, each
+    problem with its container's name."""
+    if not pod.annotations:
+        return ()
+    found: list[tuple[str, str, Request]] = []
+    problems: list[Problem] = []
+    plain = rules.replace(dialects=())  # the create webhook has translated other systems' words
+    for name, kind in pod.containers:
+        try:
+            request = parse(pod.annotations, {}, name, plain, decode=json.loads)
+        except RequestError as e:
+            problems += [Problem(p.code, f"container {name[:60]}: {p.message}") for p in e.problems]
+            continue
+        if request is not None:
+            found.append((name, kind, request))
+    placement = pod.annotations.get(NODE_PLACEMENT)
+    if placement is not None and placement not in PLACEMENTS:
+        problems.append(Problem("GH-101", f"{NODE_PLACEMENT}={show(placement)} is not one of {', '.join(PLACEMENTS)}"))
+    if problems:
+        raise RequestError(*problems)
+    return tuple(found)

@@ -1,0 +1,108 @@
+"""What the controller remembers of a node, a pod and a reservation: few fields, since there are many."""
+
+import sys
+from typing import Any
+
+from oci_hook.core.decision import Decision
+from oci_hook.core.grant import Grant
+from oci_hook.core.rules import Rules
+from oci_hook.errors import RequestError
+from oci_hook.kube.fit import Fit
+from oci_hook.kube.peaks import Row, together
+from oci_hook.kube.pods import ENDED, PodWords, asked, words
+
+
+class Node:
+    """text: the annotation with its inventory; "" before it has one. rules: its settings, with the policy of its label.
+    mode: "whole", "shared" or "". key: the generation of its key. problem: why it cannot be chosen. listed: pods that hold
+    grants, as its ledger says. refused: pods that it refused, with the code."""
+
+    __slots__ = (
+        *("name", "present", "text", "policy", "ledger", "rules", "mode", "key", "problem", "listed", "local"),
+        *("refused", "pods", "reserved", "taints"),
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.present = False
+        self.text = ""
+        self.policy = ""
+        self.ledger = ""
+        self.rules = Rules()
+        self.mode = ""
+        self.key = 0
+        self.problem = ""
+        self.listed: dict[str, tuple[str, ...]] = {}
+        self.local: tuple[Grant, ...] = ()
+        self.refused: dict[str, str] = {}
+        self.pods: dict[str, Pod] = {}
+        self.reserved: dict[str, Reservation] = {}
+        self.taints: tuple[tuple[str, str, str], ...] = ()
+
+
+class Pod:
+    """words: only while it has no node. rows: what it was given. was_listed: its node's ledger had it once. gone: when the
+    object went away while its containers may still run; None while the object exists."""
+
+    __slots__ = (
+        *("uid", "namespace", "name", "node", "words", "rows", "ended", "deleting", "daemon", "whole_node", "priority"),
+        *("was_listed", "gone"),
+    )
+
+    def __init__(self, obj: dict[str, Any]) -> None:
+        """Of an API object. Raises KeyError, TypeError or AttributeError for what is no pod."""
+        said = words(obj)
+        self.uid = said.uid
+        self.namespace = sys.intern(said.namespace)
+        self.name = said.name
+        self.node = sys.intern((obj.get("spec") or {}).get("nodeName") or "")
+        self.words: PodWords | None = None if self.node else said
+        self.rows: tuple[Row, ...] = ()
+        self.ended = (obj.get("status") or {}).get("phase") in ENDED
+        self.deleting = bool(obj["metadata"].get("deletionTimestamp"))
+        self.daemon = said.daemon
+        self.whole_node = said.whole_node
+        self.priority = said.priority
+        self.was_listed = False
+        self.gone: float | None = None
+
+    def counts(self, listed: bool) -> bool:
+        """Whether its share is taken. listed: its node's ledger has it now. A container that waits for its next start holds
+        no grant, so only a pod that ends or was deleted is free when the ledger no longer has it."""
+        if listed:
+            return True
+        if self.gone is not None:
+            return not self.was_listed
+        return not (self.ended or (self.deleting and self.was_listed))
+
+
+class Reservation:
+    """Room for a pod that has no node yet. bound: the Binding was answered, so the pod may have its node already, and the
+    room stays taken until that is known."""
+
+    __slots__ = ("pod", "node", "fit", "deadline", "bound")
+
+    def __init__(self, pod: PodWords, node: str, fit: Fit, deadline: float, bound: bool) -> None:
+        self.pod = pod
+        self.node = node
+        self.fit = fit
+        self.deadline = deadline
+        self.bound = bound
+
+
+def rows_of(decision: Decision, pod: PodWords) -> tuple[Row, ...]:
+    """What the decision gives the pod, as it counts."""
+    alone: set[str] = set()
+    if any(not share.memory_mib for _, shares in decision.containers for share in shares):
+        try:
+            alone = {name for name, _, request in asked(pod, Rules()) if request.exclusive}
+        except RequestError:
+            alone = {name for name, _ in pod.containers}
+    parts = []
+    for name, kind in pod.containers:
+        rows = tuple(
+            Row(sys.intern(s.uuid), s.memory_mib, s.compute, not s.memory_mib, not s.memory_mib and name in alone)
+            for s in decision.shares(name) or ()
+        )
+        parts.append((kind, rows))
+    return together(parts)

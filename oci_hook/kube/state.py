@@ -1,0 +1,295 @@
+"""The cluster as the controller knows it: what nodes have, what is taken of it, what is reserved. A restart rebuilds it.
+
+Taken are, on each node: the shares of pods with a valid decision, the grants that the node made without one, and
+reservations. A share is free when the node's ledger says so, not when its pod's object goes.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from oci_hook.core import decision as decisions
+from oci_hook.core.decision import Decision
+from oci_hook.core.grant import Grant, Identity
+from oci_hook.core.inventory import Inventory
+from oci_hook.core.rules import BY_CLASS, Rules
+from oci_hook.core.value_parsers import policy
+from oci_hook.kube import names
+from oci_hook.kube.cut import Cut
+from oci_hook.kube.fit import NOBODY, Fit, as_grants
+from oci_hook.kube.node_info import Digest, NodeInventory, read_digest, read_inventory
+from oci_hook.kube.pods import PodWords, words
+from oci_hook.kube.records import Node, Pod, Reservation, rows_of
+from oci_hook.kube.room import room_of
+
+RESERVED = 30.0  # seconds until a reservation that no Binding consumed is dropped
+CONFIRMED = 60.0  # seconds until the caller has to look what became of a Binding
+GRACE = 5.0  # seconds for which a pod counts that went before its node's ledger ever had it
+INVENTORIES = 256  # parsed ones that are kept; the others are read again from their text
+T9K_MODES = {"xgn": "whole", "sgn": "shared"}
+
+
+class ClusterState:
+    """placement: over nodes, for pods that do not say: a name in core.rules.ORDERS, or by-class. verify: whether the
+    controller signed this decision; others count for nothing, since nodes refuse them."""
+
+    def __init__(self, placement: str = BY_CLASS, verify: Callable[[Decision], bool] = lambda decision: True) -> None:
+        self.placement = placement
+        self.nodes: dict[str, Node] = {}
+        self.pods: dict[str, Pod] = {}
+        self.reservations: dict[str, Reservation] = {}
+        self.cut = Cut()
+        self._verify = verify
+        self._pending: dict[tuple[str, str], str] = {}  # (namespace, name) -> UID, of pods without a node
+        self._changed: set[str] = set()
+        self._ghosts: dict[str, Pod] = {}  # the object is gone, the containers may run
+        self._rules: dict[Rules, Rules] = {}
+        self._inventories: dict[str, tuple[str, Inventory]] = {}
+
+    # --- what the API server says
+
+    def apply_node(self, obj: dict[str, Any]) -> None:
+        """A node's object. Annotations that cannot be read make a `problem` of the node, which is then not chosen."""
+        meta = obj["metadata"]
+        annotations, labels = meta.get("annotations") or {}, meta.get("labels") or {}
+        node = self._node(meta["name"])
+        node.present, node.problem = True, ""
+        node.mode = labels.get(names.MODE_LABEL) or T9K_MODES.get(labels.get(names.T9K_MODE, ""), "")
+        node.taints = tuple(
+            (t["key"], t.get("value") or "", t.get("effect") or "") for t in (obj.get("spec") or {}).get("taints") or ()
+        )
+        try:
+            self._read_inventory(node, annotations.get(names.INVENTORY, ""), policy_of(labels))
+        except ValueError as e:
+            node.text, node.problem = "", f"its inventory {e}"
+        try:
+            self._read_ledger(node, annotations.get(names.LEDGER, ""))
+        except ValueError as e:
+            node.ledger, node.problem = "", node.problem or f"its ledger's digest {e}"
+        self._changed.add(node.name)
+
+    def remove_node(self, name: str) -> None:
+        node = self.nodes.get(name)
+        if node is not None:
+            node.present, node.text, node.ledger, node.listed, node.local = False, "", "", {}, ()
+            self._inventories.pop(name, None)
+            self._changed.add(name)
+
+    def apply_pod(self, obj: dict[str, Any]) -> None:
+        """A pod's object. With a node name it confirms the pod's reservation, whatever that says."""
+        pod = Pod(obj)
+        old = self.pods.get(pod.uid)
+        if old is not None and old.node:
+            self._forget(old)
+            pod.was_listed = old.was_listed
+        if not pod.node:
+            if old is None or not old.node:
+                self.pods[pod.uid] = pod
+                self._pending[pod.namespace, pod.name] = pod.uid
+            return
+        self.release(pod.uid)
+        self._drop_pending(pod)
+        node = self._node(pod.node)
+        pod.rows = self._rows(pod, obj)
+        pod.was_listed |= pod.uid in node.listed
+        self.pods[pod.uid] = node.pods[pod.uid] = pod
+        self._changed.add(pod.node)
+
+    def remove_pod(self, uid: str, now: float) -> None:
+        """The object is gone. now: seconds of any steady clock, the same in all calls."""
+        self.release(uid)
+        pod = self.pods.get(uid)
+        if pod is None:
+            return
+        pod.gone = now
+        if pod.node and pod.rows and not pod.ended and self._counts(pod):
+            self._ghosts[uid] = pod
+            self._changed.add(pod.node)
+        elif pod.node and pod.rows and uid in self._node(pod.node).listed:
+            self._ghosts[uid] = pod
+        else:
+            self._forget(pod)
+
+    def tick(self, now: float) -> tuple[PodWords, ...]:
+        """Drops what is over by now. Returns the pods whose Binding was answered long ago and whose object still has no
+        node here: the caller asks the API server for them, and then calls apply_pod, remove_pod or release."""
+        unknown = []
+        for uid, one in list(self.reservations.items()):
+            if one.deadline <= now:
+                if one.bound:
+                    unknown.append(one.pod)
+                else:
+                    self.release(uid)
+        for pod in list(self._ghosts.values()):
+            if pod.gone is not None and pod.gone + GRACE <= now and pod.uid not in self._node(pod.node).listed:
+                self._forget(pod)
+        return tuple(unknown)
+
+    # --- reservations
+
+    def reserve(self, pod: PodWords, node: str, found: Fit, now: float, bound: bool = False) -> None:
+        """Replaces a reservation that the pod has."""
+        deadline = now + (CONFIRMED if bound else RESERVED)
+        held = self.reservations.get(pod.uid)
+        if held is not None and held.node == node and held.fit is found:
+            held.deadline, held.bound = deadline, bound
+            return
+        self.release(pod.uid)
+        one = Reservation(pod, node, found, deadline, bound)
+        self.reservations[pod.uid] = self._node(node).reserved[pod.uid] = one
+        self._changed.add(node)
+
+    def release(self, uid: str) -> None:
+        """Drops the pod's reservation, if it has one."""
+        one = self.reservations.pop(uid, None)
+        if one is not None:
+            del self.nodes[one.node].reserved[uid]
+            self._changed.add(one.node)
+
+    def restore(self, one: Reservation) -> None:
+        """Takes a reservation back in that was released to look at the node without it."""
+        self.release(one.pod.uid)
+        self.reservations[one.pod.uid] = self._node(one.node).reserved[one.pod.uid] = one
+        self._changed.add(one.node)
+
+    # --- what choosing asks
+
+    def pending(self, namespace: str, name: str) -> PodWords | None:
+        """The pod of this name that has no node."""
+        pod = self.pods.get(self._pending.get((namespace, name), ""))
+        return pod.words if pod is not None else None
+
+    def inventory(self, node: Node) -> Inventory:
+        """Raises KeyError for a node without one."""
+        text, inventory = self._inventories.get(node.name, ("", None))
+        if inventory is None or text != node.text:
+            if not node.text:
+                raise KeyError(node.name)
+            inventory = read_inventory(node.text).inventory
+            self._keep(node.name, node.text, inventory)
+        return inventory
+
+    def grants(self, node: Node, without: str = "", named: bool = False) -> tuple[Grant, ...]:
+        """What is taken on the node. without: the UID of a pod that does not count. named: with the pods' names."""
+        found = list(node.local)
+        for uid, pod in node.pods.items():
+            if pod.rows and uid != without and self._counts(pod):
+                found += as_grants(uid, pod.rows, identity(pod) if named else NOBODY)
+        for uid, one in node.reserved.items():
+            if uid != without:
+                found += as_grants(uid, one.fit.rows, identity(one.pod) if named else NOBODY)
+        return tuple(found)
+
+    def others(self, node: Node, uid: str) -> bool:
+        """Whether the node has anything but this pod and DaemonSets' pods."""
+        known = {uid, *(pod.uid for pod in node.pods.values() if pod.daemon)}
+        if any(pod.uid not in known and (not pod.ended or self._counts(pod)) for pod in node.pods.values()):
+            return True
+        local = any(grant.who.pod_uid not in known for grant in node.local)
+        return local or not known.issuperset(node.listed) or not known.issuperset(node.reserved)
+
+    def owner(self, node: Node, uid: str) -> "Pod | PodWords | None":
+        """Another pod than this one that has the node for itself."""
+        for pod in node.pods.values():
+            if pod.whole_node and pod.uid != uid and (not pod.ended or self._counts(pod)):
+                return pod
+        for one in node.reserved.values():
+            if one.pod.whole_node and one.pod.uid != uid:
+                return one.pod
+        return None
+
+    def refresh(self) -> None:
+        """Brings the cut up to date with what changed."""
+        for name in self._changed:
+            node = self.nodes[name]
+            if node.present and node.text and not node.problem:
+                self.cut.put(name, room_of(self.inventory(node), self.grants(node), node.rules))
+            else:
+                self.cut.drop(name)
+                if not (node.present or node.pods or node.reserved):
+                    del self.nodes[name]
+        self._changed.clear()
+
+    # --- inside
+
+    def _node(self, name: str) -> Node:
+        node = self.nodes.get(name)
+        if node is None:
+            node = self.nodes[name] = Node(sys.intern(name))
+            self._changed.add(name)
+        return node
+
+    def _counts(self, pod: Pod) -> bool:
+        return pod.counts(pod.uid in self._node(pod.node).listed)
+
+    def _rows(self, pod: Pod, obj: dict[str, Any]) -> tuple[Any, ...]:
+        text = (obj["metadata"].get("annotations") or {}).get(names.ALLOC)
+        if text is None:
+            return ()
+        try:
+            decision = decisions.read(text, json.loads)
+        except ValueError:
+            return ()
+        if decision.uid != pod.uid or decision.node != pod.node or not self._verify(decision):
+            return ()
+        return rows_of(decision, words(obj))
+
+    def _forget(self, pod: Pod) -> None:
+        self.pods.pop(pod.uid, None)
+        self._ghosts.pop(pod.uid, None)
+        self._drop_pending(pod)
+        if pod.node:
+            self._node(pod.node).pods.pop(pod.uid, None)
+            self._changed.add(pod.node)
+
+    def _drop_pending(self, pod: Pod) -> None:
+        if self._pending.get((pod.namespace, pod.name)) == pod.uid:
+            del self._pending[pod.namespace, pod.name]
+
+    def _read_inventory(self, node: Node, text: str, default_policy: str) -> None:
+        if (text, default_policy) == (node.text, node.policy):
+            return
+        said = read_inventory(text) if text else NodeInventory(EMPTY, Rules())
+        rules = said.rules.replace(default_policy=default_policy) if default_policy else said.rules
+        node.rules = self._rules.setdefault(rules, rules)
+        node.key, node.text, node.policy = said.key, text, default_policy
+        node.ledger = ""  # names GPUs by their places in the inventory, so it is read again
+        if text:
+            self._keep(node.name, text, said.inventory)
+
+    def _read_ledger(self, node: Node, text: str) -> None:
+        if text == node.ledger:
+            return
+        digest = read_digest(text, self.inventory(node) if node.text else EMPTY) if text else Digest()
+        node.ledger, node.local, node.refused = text, digest.local, dict(digest.refused)
+        node.listed = {sys.intern(uid): containers for uid, containers in digest.pods}
+        for uid in node.listed:
+            if uid in node.pods:
+                node.pods[uid].was_listed = True
+        for pod in [self._ghosts[uid] for uid in self._ghosts if uid in node.pods]:
+            if pod.was_listed and pod.uid not in node.listed:
+                self._forget(pod)
+
+    def _keep(self, name: str, text: str, inventory: Inventory) -> None:
+        self._inventories.pop(name, None)
+        self._inventories[name] = text, inventory
+        if len(self._inventories) > INVENTORIES:
+            del self._inventories[next(iter(self._inventories))]
+
+
+EMPTY = Inventory("", "", "", False, (), (), (), "", "")
+
+
+def identity(pod: Pod | PodWords) -> Identity:
+    return Identity("", pod.name, "", pod_uid=pod.uid, namespace=pod.namespace, pod=pod.name)
+
+
+def policy_of(labels: dict[str, str]) -> str:
+    """The policy that a node's labels give its containers; "" for none."""
+    for label in (names.POLICY_LABEL, *names.QGPU_POLICY):
+        try:
+            return policy(labels[label])
+        except (KeyError, ValueError):
+            continue
+    return ""

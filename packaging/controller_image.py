@@ -1,0 +1,95 @@
+"""The image of `gpu-hook controller`: Debian's Python, the packages of the extra [cluster], ours. No shell, nothing else.
+
+All of it is pinned by version and checksum, in controller/. Built without an engine, like the install image.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+
+import image
+from payload import COMMAND, ROOT, VERSION, Files, below, package
+
+NAME = f"gpu-hook/controller:{VERSION}"
+PINS = ROOT / "packaging/controller"
+PYTHON = "3.11"  # bookworm's
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x86_64")
+# Of Debian's packages; licences stay.
+LEFT_OUT = ("usr/share/man", "usr/share/lintian", "usr/share/bug", "usr/share/binfmts", "usr/lib/x86_64-linux-gnu/gconv")
+LEFT_OUT += ("usr/lib/x86_64-linux-gnu/audit", "usr/lib/valgrind", "etc", "DEBIAN")
+LEFT_OUT += tuple(f"usr/lib/python{PYTHON}/{name}" for name in ("pydoc_data", "unittest", "lib2to3", "ensurepip", "idlelib"))
+
+
+def build(out: Path, arch: str) -> Path:
+    """OUT/gpu-hook-controller_VERSION_amd64.tar"""
+    if arch != "x86_64":
+        raise SystemExit("scripts/package: the packages pinned for the controller's image are for amd64")
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch) / "root"
+        debian(Path(scratch), root)
+        files, links = tree(root)
+        site = Path(scratch) / "site"
+        python_packages(site)
+        files |= below("gpu-hook", tree(site)[0] | own(arch))
+    links["usr/bin/python3"] = f"python{PYTHON}"
+    run: dict[str, object] = {
+        "Entrypoint": ["/usr/bin/python3", "-I", "/gpu-hook/gpu-hook", "controller"],
+        "Env": ["PATH=/usr/bin", "LC_ALL=C.UTF-8"],
+        "User": "65532:65532",
+        "StopSignal": "SIGTERM",
+    }
+    return image.write(out, NAME, "amd64", image.archive(files, links), run, "scripts/package controller-image")
+
+
+def own(arch: str) -> Files:
+    """Our Python, without what only runs on nodes."""
+    ours = {name: file for name, file in package(arch).items() if name.endswith((".py", ".json", ".html"))}
+    return ours | {"gpu-hook": (COMMAND.format(folder="/gpu-hook").encode(), 0o755)}
+
+
+def debian(scratch: Path, root: Path) -> None:
+    """The pinned packages, unpacked."""
+    debs = scratch / "debs"
+    for folder in (debs, scratch / "lists/partial", scratch / "cache/archives/partial", root):
+        folder.mkdir(parents=True)
+    options = [f"-oDir::State::Lists={scratch}/lists", f"-oDir::Cache={scratch}/cache"]
+    options += ["-oDir::State::status=/dev/null", "-oAPT::Sandbox::User=root"]
+    pins = [line.split() for line in (PINS / "debian.txt").read_text().splitlines() if not line.startswith("#")]
+    for command in (["update"], ["download", *(f"{name}={version}" for name, version, _ in pins)]):
+        done = subprocess.run(["apt-get", "-q", *options, *command], cwd=debs, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"scripts/package: apt cannot bring Debian bookworm's Python: {done.stderr.strip()[-400:]}")
+    for name, _, digest in pins:
+        (file,) = debs.glob(f"{name}_*.deb")
+        if sha256(file.read_bytes()).hexdigest() != digest:
+            raise SystemExit(f"scripts/package: {file.name} has another sha256 than packaging/controller/debian.txt says")
+        subprocess.run(["dpkg-deb", "-x", str(file), str(root)], check=True)
+    for name in LEFT_OUT:
+        shutil.rmtree(root / name, ignore_errors=True)
+
+
+def python_packages(site: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--no-compile"]
+    wanted = ["--only-binary=:all:", "--require-hashes", f"--python-version={PYTHON}", "--target", str(site)]
+    platforms = [f"--platform={name}" for name in PLATFORMS]
+    subprocess.run([*pip, *wanted, *platforms, "-r", str(PINS / "requirements.txt")], check=True)
+    shutil.rmtree(site / "bin", ignore_errors=True)
+    for record in site.glob("*.dist-info/RECORD"):  # also lists what is in bin/
+        record.unlink()
+
+
+def tree(root: Path) -> tuple[Files, dict[str, str]]:
+    """(files, symbolic links) below a folder; of documentation only licences."""
+    files: Files = {}
+    links = {}
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        if path.is_symlink():
+            links[name] = os.readlink(path)
+        elif path.is_file() and not (name.startswith("usr/share/doc/") and path.name != "copyright"):
+            files[name] = path.read_bytes(), 0o755 if os.access(path, os.X_OK) else 0o644
+    return files, links

@@ -1,0 +1,128 @@
+"""`gpu-hook controller` on the control machine, and its webhook configuration by URL."""
+
+import json
+import os
+import signal
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from scripts.cluster_lab.api import Api, Connection, Refused
+from scripts.cluster_lab.control import Control
+from scripts.cluster_lab.pki import API
+from scripts.cluster_lab.programs import REPO
+
+OWN = "gpu-hook"  # its namespace
+CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+OPTED_IN = {"gpu-hook.io/namespace": "enabled"}
+
+
+class Controller:
+    """One process. port: of its HTTPS server; the loopback extender, where there is one, is at the next."""
+
+    def __init__(self, control: Control, folder: Path, port: int = 8443, *options: str) -> None:
+        self.control, self.port = control, port
+        self.log = folder / f"controller-{port}.log"
+        self._options = options
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> "Controller":
+        command = [
+            *("nsenter", "-t", str(self.control.machine.pid), "-n", "--"),
+            *(str(REPO / ".venv/bin/python"), "-m", "oci_hook", "controller"),
+            *("--address", f"{API}:{self.port}", "--url", f"https://{API}:{self.port}", "--namespace", OWN),
+            *("--kubeconfig", str(self.control.keys.folder / "admin.conf"), *self._options),
+        ]
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(command, cwd=REPO, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return self
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.send_signal(number)
+            self.process.wait(30)
+            self.process = None
+
+    def pause(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def connection(self, context: ssl.SSLContext | None = None) -> Connection:
+        """context: None trusts any certificate."""
+        if context is None:
+            context = ssl.create_default_context()
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return Connection(self.control.machine.pid, API, self.port, context)
+
+    def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, str]:
+        """(status, text); status 0 where nobody answers."""
+        connection = self.connection()
+        try:
+            data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+            connection.request(method, path, data, headers or {})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        except OSError as e:
+            return 0, str(e)
+        finally:
+            connection.close()
+
+    def ready(self) -> bool:
+        return self.ask("GET", "/readyz")[0] == 200
+
+    def figures(self) -> dict[str, float]:
+        """Its metrics: NAME{LABELS} -> value."""
+        status, text = self.ask("GET", "/metrics")
+        assert status == 200, text
+        rows = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in rows}
+
+    def memory_mb(self) -> float:
+        """Resident, of the process itself."""
+        assert self.process is not None
+        pid = self.process.pid  # nsenter without -p becomes the program
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGESIZE") / 1e6
+
+
+def configure(api: Api, url: str) -> None:
+    """The webhook configuration, with that URL. One that is there is made anew."""
+    try:
+        api("DELETE", f"{CONFIGURATIONS}/gpu-hook")
+    except Refused as e:
+        if e.status != 404:
+            raise
+    same = {
+        "admissionReviewVersions": ["v1"],
+        "failurePolicy": "Fail",
+        "timeoutSeconds": 2,
+        "namespaceSelector": {"matchLabels": OPTED_IN},
+    }
+
+    def rule(resource: str, *operations: str) -> list[dict[str, Any]]:
+        return [{"operations": list(operations), "apiGroups": [""], "apiVersions": ["v1"], "resources": [resource]}]
+
+    webhooks = [
+        {
+            **same,
+            "name": "pods.gpu-hook.io",
+            "clientConfig": {"url": f"{url}/pods"},
+            "rules": rule("pods", "CREATE", "UPDATE"),
+            "sideEffects": "None",
+        },
+        {
+            **same,
+            "name": "bindings.gpu-hook.io",
+            "clientConfig": {"url": f"{url}/bindings"},
+            "rules": rule("pods/binding", "CREATE"),
+            "sideEffects": "NoneOnDryRun",
+        },
+    ]
+    api("POST", CONFIGURATIONS, {"metadata": {"name": "gpu-hook"}, "webhooks": webhooks})

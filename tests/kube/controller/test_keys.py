@@ -1,0 +1,83 @@
+"""Generations of the nodes' keys, and what the controller's Secret keeps."""
+
+import base64
+
+import pytest
+
+from oci_hook.core.decision import Decision
+from oci_hook.kube.controller import keys, own_secret
+from oci_hook.kube.signing import Signer
+
+DAY = 86_400.0
+
+
+def grown(count: int) -> keys.Secrets:
+    have = keys.Secrets()
+    for n in range(count):
+        have = keys.rotated(have, DAY, n * DAY + 1, bytes([n]) * 32)
+    return have
+
+
+def test_a_new_generation_is_made_when_the_newest_is_old_and_not_before() -> None:
+    have = grown(1)
+    assert have.newest == 1
+    assert keys.rotated(have, DAY, DAY, b"x" * 32) is have
+    assert keys.rotated(have, DAY, DAY + 1, b"x" * 32).newest == 2
+
+
+def test_a_node_is_told_the_two_newest_and_decisions_of_all_are_known() -> None:
+    have = grown(5)
+    assert have.node_keys("n1").keys() == {"4", "5"}
+    assert have.node_keys("n1") != have.node_keys("n2")
+    first, now = Signer(dict(grown(1).generations)), Signer(dict(have.generations))
+    old = first.sign(Decision("uid", "n1", 0, (), ()), 0)
+    assert old.generation == 1 and now.holds(old)  # a pod that runs for months
+    assert now.sign(Decision("uid", "n1", 0, (), ()), 1).generation == 5  # a node that has only keys that do not count
+
+
+def test_a_secret_that_was_lost_takes_no_number_that_nodes_have() -> None:
+    assert keys.rotated(keys.Secrets(), DAY, 0, b"x" * 32, above=7).newest == 8
+    assert keys.rotated(grown(3), DAY, 2 * DAY + 2, b"x" * 32, above=3).newest == 3
+
+
+def test_not_more_than_sixty_four_generations_are_kept() -> None:
+    assert len(grown(80).generations) == keys.KEPT and grown(80).newest == 80
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{", '{"1":"00"}', '{"x":"' + "00" * 32 + '"}', '{"0":"' + "00" * 32 + '"}', "7"]
+)
+def test_what_is_not_generations_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        keys.from_text(text, 0)
+
+
+def test_the_secret_s_data_comes_back_as_it_was() -> None:
+    made = own_secret.renewed(own_secret.Own(), ("a.svc",), DAY, DAY, 1_700_000_000, bytes(range(64)), 0)
+    assert own_secret.read(own_secret.data(made)) == made
+    assert len(made.webhook_token) == len(made.extender_token) == own_secret.TOKEN
+    assert made.webhook_token != made.extender_token
+    assert own_secret.renewed(made, ("a.svc",), DAY, DAY, 1_700_000_001, bytes(64), 0) is made
+
+
+@pytest.mark.parametrize("key", list(own_secret.data(own_secret.Own())))
+@pytest.mark.parametrize(
+    "value", [None, "", "!", base64.b64encode(b"\xff\xfe").decode(), base64.b64encode(b"[]").decode()]
+)
+def test_a_damaged_entry_is_made_anew(key: str, value: str | None) -> None:
+    made = own_secret.renewed(own_secret.Own(), ("a.svc",), DAY, DAY, 1_700_000_000, bytes(range(64)), 0)
+    data = own_secret.data(made)
+    data[key] = value  # type: ignore[assignment]
+    repaired = own_secret.renewed(own_secret.read(data), ("a.svc",), DAY, DAY, 1_700_000_001, bytes(range(64, 128)), 0)
+    assert (
+        repaired.certificates.serving
+        and repaired.secrets.generations
+        and repaired.webhook_token
+        and repaired.extender_token
+    )
+
+
+@pytest.mark.parametrize("given", ["", "x", "a" * 31, "a" * 33, "é" * 16])
+def test_only_the_token_is_the_token(given: str) -> None:
+    assert own_secret.same("a" * 32, "a" * 32)
+    assert not own_secret.same("a" * 32, given) and not own_secret.same("", given)
