@@ -172,7 +172,7 @@ def test_a_kubelets_restart_is_harmless(cluster: lab.Cluster, namespace: str, ag
     restart(agent)
     phase = cluster.kubectl("-n", namespace, "get", "pod", "one", "-o", "jsonpath={.status.phase}")
     assert phase == "Running" and WHOLE.items() <= agent.sums().items() and agent.digest()["pods"] == {uid: ["main"]}
-    assert agent.metric("reporter_writes_total") == writes  # nothing had to be mended
+    assert agent.metric("reporter_writes_total") == writes  # nothing had to be written again
 
     # The same without the guard, and without the agent, which would make it again. The pod ends first: it would be killed.
     cluster.kubectl("-n", namespace, "delete", "pod", "one", "--grace-period=1", timeout=120)
@@ -184,5 +184,5 @@ def test_a_kubelets_restart_is_harmless(cluster: lab.Cluster, namespace: str, ag
     finally:
         agent.node.machine.serve("agent", *agent.node.gpu_hook_line("agent"))
     assert zeroed["gpu-hook.io/gpus"] == zeroed["gpu-hook.io/memory-mib"] == "0"
-    lab.wait(60, "the reporter has mended it", lambda: WHOLE.items() <= agent.sums().items())
+    lab.wait(60, "the reporter has written them again", lambda: WHOLE.items() <= agent.sums().items())
     agent.node.machine.run("test", "-d", f"{FOLDER}/gpu-hook.io")
