@@ -28,13 +28,9 @@ def build(out: Path, arch: str) -> Path:
     """OUT/gpu-hook-controller_VERSION_amd64.tar"""
     if arch != "x86_64":
         raise SystemExit("scripts/package: the packages pinned for the controller's image are for amd64")
-    with tempfile.TemporaryDirectory() as scratch:
-        root = Path(scratch) / "root"
-        debian(Path(scratch), root)
-        files, links = tree(root)
-        site = Path(scratch) / "site"
-        python_packages(site)
-        files |= below("gpu-hook", tree(site)[0] | own(arch))
+    base = fetched(arch)
+    files, links = tree(base / "root")
+    files |= below("gpu-hook", tree(base / "site")[0] | own(arch))
     links["usr/bin/python3"] = f"python{PYTHON}"
     run: dict[str, object] = {
         "Entrypoint": ["/usr/bin/python3", "-I", "/gpu-hook/gpu-hook", "controller"],
@@ -43,6 +39,20 @@ def build(out: Path, arch: str) -> Path:
         "StopSignal": "SIGTERM",
     }
     return image.write(out, NAME, "amd64", image.archive(files, links), run, "scripts/package controller-image")
+
+
+def fetched(arch: str) -> Path:
+    """What the pins name, unpacked in root/ and site/; kept in build/ until they change."""
+    pins = b"".join((PINS / name).read_bytes() for name in ("debian.txt", "requirements.txt"))
+    kept = ROOT / "build" / arch / f"controller-{sha256(pins).hexdigest()[:12]}"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
+            half = Path(scratch) / "half"
+            debian(Path(scratch), half / "root")
+            python_packages(half / "site")
+            half.rename(kept)
+    return kept
 
 
 def own(arch: str) -> Files:
