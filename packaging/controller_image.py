@@ -19,9 +19,17 @@ PINS = ROOT / "packaging/controller"
 PYTHON = "3.11"  # bookworm's
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x86_64")
 # Of Debian's packages; licences stay.
-LEFT_OUT = ("usr/share/man", "usr/share/lintian", "usr/share/bug", "usr/share/binfmts", "usr/lib/x86_64-linux-gnu/gconv")
+LEFT_OUT = (
+    "usr/share/man",
+    "usr/share/lintian",
+    "usr/share/bug",
+    "usr/share/binfmts",
+    "usr/lib/x86_64-linux-gnu/gconv",
+)
 LEFT_OUT += ("usr/lib/x86_64-linux-gnu/audit", "usr/lib/valgrind", "etc", "DEBIAN")
-LEFT_OUT += tuple(f"usr/lib/python{PYTHON}/{name}" for name in ("pydoc_data", "unittest", "lib2to3", "ensurepip", "idlelib"))
+LEFT_OUT += tuple(
+    f"usr/lib/python{PYTHON}/{name}" for name in ("pydoc_data", "unittest", "lib2to3", "ensurepip", "idlelib")
+)
 
 
 def build(out: Path, arch: str) -> Path:
@@ -72,11 +80,15 @@ def debian(scratch: Path, root: Path) -> None:
     for command in (["update"], ["download", *(f"{name}={version}" for name, version, _ in pins)]):
         done = subprocess.run(["apt-get", "-q", *options, *command], cwd=debs, capture_output=True, text=True)
         if done.returncode:
-            raise SystemExit(f"scripts/package: apt cannot bring Debian bookworm's Python: {done.stderr.strip()[-400:]}")
+            raise SystemExit(
+                f"scripts/package: apt cannot bring Debian bookworm's Python: {done.stderr.strip()[-400:]}"
+            )
     for name, _, digest in pins:
         (file,) = debs.glob(f"{name}_*.deb")
         if sha256(file.read_bytes()).hexdigest() != digest:
-            raise SystemExit(f"scripts/package: {file.name} has another sha256 than packaging/controller/debian.txt says")
+            raise SystemExit(
+                f"scripts/package: {file.name} has another sha256 than packaging/controller/debian.txt says"
+            )
         subprocess.run(["dpkg-deb", "-x", str(file), str(root)], check=True)
     for name in LEFT_OUT:
         shutil.rmtree(root / name, ignore_errors=True)

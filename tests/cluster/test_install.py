@@ -2,12 +2,9 @@
 
 import json
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from scripts.cluster_lab.node import SIMULATOR
@@ -16,30 +13,6 @@ from tests.conftest import REPO
 
 BASE = REPO / "packaging/kubernetes"
 KINDS = "namespaces,clusterroles,clusterrolebindings,mutatingwebhookconfigurations,runtimeclasses"
-
-
-@pytest.fixture(scope="session")
-def archives(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The images, as scripts/package builds them."""
-    out = tmp_path_factory.mktemp("images")
-    for kind in ("image", "controller-image"):
-        subprocess.run([str(REPO / "scripts/package"), kind, "--out", str(out)], check=True, capture_output=True)
-    return sorted(out.iterdir())
-
-
-@pytest.fixture(scope="module")
-def bare(runnable: None, native: Path, tmp_path_factory: pytest.TempPathFactory, archives: list[Path]) -> Iterator[lab.Cluster]:
-    """Two nodes with GPUs and without gpu-hook, that have the images."""
-    made = lab.Cluster(tmp_path_factory.mktemp("bare"))
-    try:
-        made.up([lab.Gpus(2, "16Gi"), lab.Gpus(2, "16Gi")], installed=False)
-        made.kubectl("delete", "runtimeclass", "gpu-hook", "--ignore-not-found")
-        for node in made.nodes:
-            for archive in archives:
-                node.load(archive)
-        yield made
-    finally:
-        made.down()
 
 
 def overlay(folder: Path, **settings: str) -> Path:
@@ -101,12 +74,23 @@ def test_from_apply_to_delete(bare: lab.Cluster, tmp_path: Path) -> None:
     cluster.kubectl("label", "namespace", "team", "gpu-hook.io/namespace=enabled")
     one = lab.pod("one", {"main": "gpu-probe info; sleep 100000"}, memory="4Gi")
     del one["spec"]["runtimeClassName"], one["spec"]["nodeSelector"]  # the webhook adds what is needed
-    lab.wait(60, "the webhook answers", lambda: cluster.kubectl("-n", "team", "apply", "-f", "-", input=json.dumps(one)))
+    lab.wait(
+        60, "the webhook answers", lambda: cluster.kubectl("-n", "team", "apply", "-f", "-", input=json.dumps(one))
+    )
     lab.wait(120, "the pod says what it sees", lambda: "4096 MiB total" in cluster.kubectl("-n", "team", "logs", "one"))
     placed = pod_of(cluster, "team", "one")
     assert placed["spec"]["runtimeClassName"] == "gpu-hook" and "gpu-hook.io/alloc" in placed["metadata"]["annotations"]
     node = cluster.node(placed["spec"]["nodeName"])
     assert holders(node) == ["team/one/main"]
+
+    for pods in ("component=controller", "component=node"):
+        logs = cluster.kubectl(
+            "-n", "gpu-hook", "logs", "-l", f"app.kubernetes.io/{pods}", "--all-containers", "--tail=-1"
+        )
+        assert "forbidden" not in logs and " 403 " not in logs, logs
+    keys = "/opt/gpu-hook/etc/cluster.json"
+    for each in cluster.nodes:
+        lab.wait(90, f"{each.name} has its keys", lambda each=each: each.machine.run("test", "-e", keys))  # type: ignore[misc]
 
     # An upgrade: the nodes' pods are replaced one after another; the user's pod stays as it is.
     overlay(tmp_path / "cluster", memory_step="256Mi")
@@ -138,6 +122,7 @@ def holders(node: lab.Node) -> list[str]:
 
 def files_of(node: lab.Node) -> dict[str, str]:
     """What an install could change on a node: paths with their checksums."""
-    command = "find /opt /etc /run/gpu-hook /run/systemd /usr/local /var/lib/gpu-hook -xdev -type f 2>/dev/null | sort | xargs -d '\\n' sha256sum"
+    folders = "/opt /etc /run/gpu-hook /run/systemd /usr/local /var/lib/gpu-hook"
+    command = f"find {folders} -xdev -type f 2>/dev/null | sort | xargs -d '\\n' sha256sum"
     lines = node.machine.run("sh", "-c", command).stdout.splitlines()
     return {path: digest for digest, _, path in (line.partition("  ") for line in lines)}
