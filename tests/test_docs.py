@@ -8,7 +8,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parent.parent
 WIDTH = 140
 # What no person writes or reads by the line.
-NOT_TEXT = re.compile(r"^data/|\.(svg|json|png)$")
+NOT_TEXT = re.compile(r"^data/|packages\.txt$|\.(svg|json|png)$")
 # Words that one of the field's words replaced: GPU, shim, fix.
 OLD_WORDS = re.compile(r"(?<![\w-])(cards?|stand-?ins?|mend(?:s|ed|ing)?)(?![\w-])", re.IGNORECASE)
 # Where such a word means something else.

@@ -8,6 +8,7 @@ the attacks took gigabytes or minutes before they were bounded.
 import json
 import os
 import random
+import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oci_hook.apply.image import check_destinations, look
+from oci_hook.apply.image_search import Command
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.plan import make_plan
 from oci_hook.errors import ApplyError
@@ -216,6 +218,48 @@ def a_volume_of_links(root: Path) -> Edit:
     return lambda s: s["mounts"].append(mount)
 
 
+@shape
+def many_environments_of_conda(root: Path) -> None:
+    for n in range(3000):
+        folder(root, f"opt/conda/envs/{n}/lib")
+
+
+@shape
+def every_conda_at_once(root: Path) -> None:
+    for place in ("opt", "root"):
+        for name in ("conda", "miniconda3", "miniforge3", "mambaforge", "anaconda3", "micromamba"):
+            for n in range(130):
+                folder(root, f"{place}/{name}/envs/{n}/lib/stubs")
+
+
+@shape
+def environments_that_are_far_away(root: Path) -> None:
+    folder(root, "opt/conda/envs")
+    for n in range(200):
+        (root / f"opt/conda/envs/{n}").symlink_to(f"/n{n}/" + "z/" * 2000)
+
+
+@shape
+def programs_far_from_their_folders(root: Path) -> Edit:
+    path = ":".join(f"/p{n}/" + "z/" * 900 + "bin" for n in range(64))
+    return lambda s: s["process"].update(args=["none"] * 8, env=[f"PATH={path}"])
+
+
+@shape
+def programs_with_run_paths_of_many_folders(root: Path) -> Edit:
+    """Eight programs, whose run paths have as much text as is read."""
+    text = b":".join(b"/%d/" % n + b"z/" * 100 for n in range(80))
+    head = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 2, 62, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0)
+    table = struct.pack("<qQqQqQ", 5, 0, 29, 4096, 0, 0)
+    load = struct.pack("<IIQQQQQQ", 1, 4, 0, 0, 0, 1 << 20, 1 << 20, 4096)
+    dynamic = struct.pack("<IIQQQQQQ", 2, 4, 512, 512, 0, len(table), len(table), 8)
+    for n in range(8):
+        at = folder(root, "opt/app/bin") / f"p{n}"
+        at.write_bytes((head + load + dynamic).ljust(512, b"\0") + table.ljust(3584, b"\0") + text + b"\0")
+        at.chmod(0o755)
+    return lambda s: s["process"].update(args=[f"/opt/app/bin/p{n}" for n in range(8)])
+
+
 # With the other images runc fails before it calls the hook.
 BEFORE_HOOKS = [name for name in SHAPES if not name.startswith(("thousands", "a_search_path_of_megabytes"))]
 
@@ -322,7 +366,7 @@ def test_any_image_of_links(
     grant = Grant("k" * 32, Identity("/r", "id", "/b"), Life("b"), (Share(inventory.gpus[0].uuid, 100),))
     began = time.process_time()
     try:
-        facts = look(str(root), [], {"LD_LIBRARY_PATH": path})
+        facts = look(str(root), [], Command(env={"LD_LIBRARY_PATH": path, "PATH": path}))
         plan = make_plan(grant, inventory, facts, "/opt/g", "/run/g")
         check_destinations(str(root), [], plan)
     except ApplyError as e:

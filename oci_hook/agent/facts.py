@@ -1,19 +1,24 @@
-"""Describes a process for a person who reads a finding: its user, age, parent and command.
+"""Describes a process for a person who reads a finding: its user, age, parent, command and driver libraries.
 
 psutil is loaded with the first finding. It costs 6 MB and four times the time of the agent's own reading of /proc, so
 the regular looks at the GPUs do not use it. The command line is not read by psutil: it is memory of the process, which
-can be of any length, or on a file system that never answers.
+can be of any length, or on a file system that never answers. Its mappings can be made to wait by the process as well.
 """
 
 import threading
 import time
 
+from oci_hook.core.layout import REAL_LIBCUDA
 from oci_hook.linux.proc import read_file
 
 COMMAND_MAX = 120
 CMDLINE = "/proc/{}/cmdline"
 CMDLINE_MAX = 4096  # bytes that are read
-PATIENCE = 0.2  # seconds to read them
+MAPS = "/proc/{}/maps"
+MAPS_MAX = 1 << 19  # some thousand lines
+LIBRARIES_MAX = 3
+LIBRARY_MAX = 100  # characters of a path
+PATIENCE = 0.2  # seconds to read one of them
 
 _reader: threading.Thread | None = None
 
@@ -30,16 +35,33 @@ def describe(pid: int) -> str:
             age = max(0, time.time() - process.create_time())
             words = f"user {process.uids().effective}, {age:.0f} s old, parent {process.ppid()}"
         # psutil's name() is not used: it completes a long name from the command line.
-        data = _command(pid) or read_file(f"/proc/{pid}/comm", 64)
+        data = _patiently(CMDLINE.format(pid), CMDLINE_MAX) or read_file(f"/proc/{pid}/comm", 64)
     except (psutil.Error, OSError, ValueError):
         return ""
-    command = data.replace(b"\0", b" ").strip().decode("utf-8", "replace")[:COMMAND_MAX]
-    return f"{words}: {''.join(c if c.isprintable() else '?' for c in command)}"
+    words += f": {_printable(data.replace(bytes(1), b' ').strip(), COMMAND_MAX)}"
+    libraries = _libraries(_patiently(MAPS.format(pid), MAPS_MAX))
+    return f"{words}; libcuda: {', '.join(libraries)}" if libraries else words
 
 
-def _command(pid: int) -> bytes:
-    """The command line; b"" if there is none, or if it is not read in time. The thread that reads it is left behind
-    then, and no other one is started while it waits."""
+def _printable(data: bytes, most: int) -> str:
+    text = data.decode("utf-8", "replace")[:most]
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _libraries(maps: bytes) -> list[str]:
+    """The files of libcuda in these lines of /proc/PID/maps: the shim, the driver's own by its private path, or others
+    that the image brings. The names are the process's to choose."""
+    found: dict[bytes, None] = {}
+    for line in maps.splitlines():
+        path = line.split(maxsplit=5)[5:]
+        if path and (path[0] == REAL_LIBCUDA.encode() or path[0].rpartition(b"/")[2].startswith(b"libcuda.so")):
+            found[path[0]] = None
+    return [_printable(path, LIBRARY_MAX) for path in list(found)[:LIBRARIES_MAX]]
+
+
+def _patiently(path: str, most: int) -> bytes:
+    """The first bytes of the file; b"" if there are none, or if they are not read in time. The thread that reads them is
+    left behind then, and no other one is started while it waits."""
     global _reader
     if _reader is not None and _reader.is_alive():
         return b""
@@ -47,7 +69,7 @@ def _command(pid: int) -> bytes:
 
     def read() -> None:
         try:
-            found.append(read_file(CMDLINE.format(pid), CMDLINE_MAX))
+            found.append(read_file(path, most))
         except OSError:
             pass
 

@@ -3,6 +3,7 @@
 from oci_hook.apply import to_spec
 from oci_hook.apply.image import check_destinations, look
 from oci_hook.apply.image import warnings as image_warnings
+from oci_hook.apply.image_search import command
 from oci_hook.core.device_rules import reachable_gpus, reachable_nodes
 from oci_hook.core.inventory import MIG
 from oci_hook.core.plan import make_plan
@@ -67,7 +68,7 @@ def plan_for(doc: "Spec", bundle: str, grant: "Grant", inventory: "Inventory", s
         doc = beside.spec
     _check_rules(doc, grant, inventory)
     rootfs, mounts = spec.rootfs(doc, bundle), doc.get("mounts") or ()
-    image = look(rootfs, mounts, spec.environment(doc))
+    image = look(rootfs, mounts, command(doc))
     if beside is not None:
         image = nvidia_runtime_mode.with_copies(image, beside)
     steps = make_plan(grant, inventory, image, settings.prefix, settings.state_dir)

@@ -4,10 +4,14 @@ import os
 from errno import ELOOP, ENOTDIR
 from stat import S_ISCHR, S_ISDIR, S_ISREG
 
+from oci_hook.apply import image_search, image_volumes
+from oci_hook.apply.image_search import Command
+from oci_hook.apply.image_tree import canonical, collision, hide_mounts, mode_of, names_in, on_top, open_image
+from oci_hook.apply.image_volumes import LIBRARIES
 from oci_hook.core.layout import PRIVATE, REQUEST_DIR
 from oci_hook.core.plan import Bind, DeviceNode, ImageFacts, Tmpfs
-from oci_hook.errors import GhError, Problem, refuse
-from oci_hook.linux.walk import LOOK, MAX_PATH, STEPS, Tree, Work
+from oci_hook.errors import Problem, refuse
+from oci_hook.linux.walk import LOOK, MAX_PATH, Tree
 from oci_hook.oci.request_mounts import is_request
 
 TYPE_CHECKING = False
@@ -18,22 +22,21 @@ if TYPE_CHECKING:
     from oci_hook.oci.spec_types import Mount
 
 MAX_COPIES = 64
-LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
-MAX_SEARCHED = 64  # folders of LD_LIBRARY_PATH that are looked at
-MAX_VARIABLE = 1 << 17  # execve(2), MAX_ARG_STRLEN: no program starts with a longer one
+COMPAT = ("/compat", "/cuda-compat")  # NVIDIA's package, conda-forge's: a newer driver's libraries
 CACHE = "/etc/ld.so.cache"  # where the loader looks before its default folders
 MAX_CACHE = 4 << 20
 MAX_CACHED = 64  # folders in it that have a driver library
 MAX_DEPTH = 128  # folders above a place to mount on, each of which is looked up among the mounts
 # Subfolders with libraries for a certain processor, which the loader prefers; since glibc 2.37 only the first.
-PREFERRED = ("glibc-hwcaps", "tls", "haswell", "xeon_phi", "avx512_1", "x86_64", "aarch64", "atomics")
+PREFERRED = frozenset(("glibc-hwcaps", "tls", "haswell", "xeon_phi", "avx512_1", "x86_64", "aarch64", "atomics"))
 NIX_DRIVER = "/run/opengl-driver/lib"  # where Nix lets programs look for the driver (addDriverRunpath)
 MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 
 
-def _library_places(multiarch: str) -> tuple[str, ...]:
+def _library_places() -> tuple[str, ...]:
     """Where images are known to bring a driver library of their own: the loader's default folders, and the folders
     that NVIDIA's images put in LD_LIBRARY_PATH or ld.so.conf.d."""
+    multiarch = _multiarch()
     return (
         f"/usr/lib/{multiarch}",
         f"/lib/{multiarch}",
@@ -49,36 +52,57 @@ def _library_places(multiarch: str) -> tuple[str, ...]:
     )
 
 
-def look(rootfs: str, mounts: "Sequence[Mount]", env: "Mapping[str, str] | None" = None) -> ImageFacts:
-    """Facts of the image at host path `rootfs`. mounts: the spec's; what they hide is not looked at. env: the
-    container's, for LD_LIBRARY_PATH.
-
-    Raises ApplyError GH-402.
-    """
+def _multiarch() -> str:
     machine = os.uname().machine
-    multiarch = MULTIARCH.get(machine, machine + "-linux-gnu")
-    with _open(rootfs) as tree:
-        _mounted(tree, mounts)
-        libdir, c_library = _libdir(tree, multiarch), "glibc"
+    return MULTIARCH.get(machine, machine + "-linux-gnu")
+
+
+def look(rootfs: str, mounts: "Sequence[Mount]", command: Command | None = None) -> ImageFacts:
+    """Facts of the image at host path `rootfs`. mounts: the spec's; what they hide is not looked at. command: what the
+    container runs, which says where its programs look for libraries.
+
+    Raises ApplyError GH-402, also for a volume with a driver library where these programs look.
+    """
+    command = command or Command()
+    with open_image(rootfs) as tree:
+        kinds = hide_mounts(tree, mounts)
+        libdir, c_library = _libdir(tree), "glibc"
         if not libdir:
-            libdir = f"/usr/lib/{multiarch}" if _is(tree, "/etc/debian_version") else "/usr/lib64"
-            c_library = "musl" if _is(tree, f"/lib/ld-musl-{machine}.so.1") else ""
-        local = _canonical(tree, "/usr/local")
-        compat = [f"{local}/{name}/compat" for name in _names(tree, local) if name.startswith("cuda")]
-        places = [*_library_places(multiarch), *compat, *_searched(env or {}), *_cached(tree)]
-        cuda, nvml, other = _copies(tree, places, {_canonical(tree, place) for place in compat})
-        nix = S_ISDIR(_is(tree, "/nix/store"))
+            libdir = f"/usr/lib/{_multiarch()}" if mode_of(tree, "/etc/debian_version") else "/usr/lib64"
+            c_library = "musl" if mode_of(tree, f"/lib/ld-musl-{os.uname().machine}.so.1") else ""
+        local = canonical(tree, "/usr/local")
+        compat = [f"{local}/{name}/compat" for name in names_in(tree, local) if name.startswith("cuda")]
+        searched = image_search.folders(command.env.get("LD_LIBRARY_PATH", ""))
+        paths = image_search.paths(tree, kinds, command)
+        folders = (*searched, *dict.fromkeys(path.rpartition("/")[0] for path in paths))
+        compat += [folder for folder in folders if folder.rstrip("/").endswith(COMPAT)]
+        places = [*_library_places(), *compat, *searched, *_cached(tree)]
+        cuda, nvml, other = _copies(tree, places, {canonical(tree, place) for place in compat})
+        volumes = image_volumes.of_mounts(tree, kinds, mounts)
+        beside = [f"{place}/{name}" for place in searched for name in image_search.NAMES]
+        image_volumes.check_names(tree, kinds, volumes, (*beside, *paths))
+        for path in _present(tree, kinds, [path for path in paths if path not in cuda and path not in nvml]):
+            (cuda if path.rpartition("/")[2].startswith(LIBRARIES[0]) else nvml).append(path)
+        _check_count(cuda, nvml, other)
+        nix = S_ISDIR(mode_of(tree, "/nix/store"))
     if nix:
         cuda += [f"{NIX_DRIVER}/{name}" for name in ("libcuda.so.1", "libcuda.so")]
         nvml += [f"{NIX_DRIVER}/{name}" for name in ("libnvidia-ml.so.1", "libnvidia-ml.so")]
     return ImageFacts(libdir, _once(cuda), _once(nvml), _once(other), c_library)
 
 
-def _searched(env: "Mapping[str, str]") -> list[str]:
-    """The absolute folders of the container's LD_LIBRARY_PATH, less those with a longer name than any path can have."""
-    found = env.get("LD_LIBRARY_PATH", "")[:MAX_VARIABLE]
-    places = found.replace(";", ":").split(":", MAX_SEARCHED)[:MAX_SEARCHED]
-    return [place for place in places if place.startswith("/") and len(place) <= MAX_PATH]
+def _present(tree: Tree, kinds: "Mapping[str, str]", paths: "Sequence[str]") -> list[str]:
+    """Those of the paths at which the image has a file; and those that are links into volumes, which
+    `check_destinations` refuses."""
+    found = []
+    for path in paths:
+        try:
+            there, mode = tree.resolve(path)
+        except OSError:
+            continue
+        if S_ISREG(mode) or not mode and there != path and on_top(kinds, there)[1] == "bind":
+            found.append(path)
+    return found
 
 
 def _copies(tree: Tree, places: list[str], compat: set[str]) -> tuple[list[str], list[str], list[str]]:
@@ -87,31 +111,30 @@ def _copies(tree: Tree, places: list[str], compat: set[str]) -> tuple[list[str],
     cuda: list[str] = []
     nvml: list[str] = []
     other: list[str] = []
-    todo = list(dict.fromkeys(_canonical(tree, place) for place in places))
+    todo = list(dict.fromkeys(canonical(tree, place) for place in places))
     known = set(todo)
     for place in todo:
         preferred, beside = place.endswith("/glibc-hwcaps"), place in compat
-        for name in _names(tree, place):
+        for name in names_in(tree, place):
             if preferred or name in PREFERRED:
-                below = _canonical(tree, f"{place}/{name}")
+                below = canonical(tree, f"{place}/{name}")
                 if below not in known:
                     known.add(below)
                     todo.append(below)
                 continue
-            if name.startswith("libcuda.so"):
-                cuda.append(f"{place}/{name}")
-            elif name.startswith("libnvidia-ml.so"):
-                nvml.append(f"{place}/{name}")
+            if name.startswith(LIBRARIES):
+                (cuda if name.startswith(LIBRARIES[0]) else nvml).append(f"{place}/{name}")
             elif beside and name.startswith("lib") and ".so" in name:
                 other.append(f"{place}/{name}")
             else:
                 continue
-            if len(cuda) + len(nvml) + len(other) > MAX_COPIES:
-                raise refuse(
-                    "GH-402",
-                    f"the image has more than {MAX_COPIES} copies of driver libraries; remove some",
-                )
+            _check_count(cuda, nvml, other)
     return cuda, nvml, other
+
+
+def _check_count(*copies: list[str]) -> None:
+    if sum(map(len, copies)) > MAX_COPIES:
+        raise refuse("GH-402", f"the image has more than {MAX_COPIES} copies of driver libraries; remove some")
 
 
 def warnings(facts: ImageFacts) -> list[Problem]:
@@ -129,9 +152,9 @@ def check_destinations(rootfs: str, mounts: "Sequence[Mount]", steps: "Sequence[
     file, or lies in a mount of the spec (a tmpfs is fine: it is empty); where the image has something at PRIVATE; and
     where a volume brings a driver library to a usual place.
     """
-    with _open(rootfs) as tree:
-        kinds = _mounted(tree, mounts)
-        _volumes(tree, kinds, mounts)
+    with open_image(rootfs) as tree:
+        kinds = hide_mounts(tree, mounts)
+        image_volumes.check(tree, kinds, image_volumes.of_mounts(tree, kinds, mounts), _library_places())
         private = _private(tree, kinds, mounts)
         read_only = os.statvfs(rootfs).f_flag & os.ST_RDONLY
         taken: dict[str, str] = {}
@@ -156,34 +179,15 @@ def check_destinations(rootfs: str, mounts: "Sequence[Mount]", steps: "Sequence[
         return tuple(out)
 
 
-def _open(rootfs: str) -> Tree:
-    try:
-        return Tree(rootfs, Work(STEPS, "the image with its mounts"))
-    except (OSError, ValueError) as e:  # ValueError: a NUL in it
-        why = getattr(e, "strerror", e)
-        raise refuse("GH-402", f"root file system {rootfs}: {why}; check root.path in config.json") from None
-
-
-def _collision(path: str, why: str) -> GhError:
-    return refuse("GH-402", f"{path} in the image {why}; use an image or volumes without it")
-
-
-def _is(tree: Tree, path: str) -> int:
-    """st_mode of the file at this path, 0 where there is none."""
-    try:
-        return tree.resolve(path)[1]
-    except OSError:
-        return 0
-
-
-def _libdir(tree: Tree, multiarch: str) -> str:
+def _libdir(tree: Tree) -> str:
     """The folder of 64-bit libraries that the image's loader searches by default, known by its C library; "" for none.
 
     The 64-bit folders come first: /usr/lib may hold 32-bit libraries. Where /lib and /usr/lib are two folders, the
     loader searches both, and our files go below /usr.
     """
+    multiarch = _multiarch()
     for folder in (f"/usr/lib/{multiarch}", f"/lib/{multiarch}", "/usr/lib64", "/lib64", "/usr/lib", "/lib"):
-        if S_ISREG(_is(tree, f"{folder}/libc.so.6")):
+        if S_ISREG(mode_of(tree, f"{folder}/libc.so.6")):
             return folder if folder.startswith("/usr") else "/usr" + folder
     return ""
 
@@ -197,9 +201,9 @@ def _cached(tree: Tree) -> list[str]:
     except OSError as e:
         if e.errno in (ELOOP, ENOTDIR):
             return []
-        raise _collision(CACHE, f"cannot be read: {e.strerror}") from None
+        raise collision(CACHE, f"cannot be read: {e.strerror}") from None
     if len(data) > MAX_CACHE:
-        raise _collision(CACHE, f"has more than {MAX_CACHE >> 20} MiB")
+        raise collision(CACHE, f"has more than {MAX_CACHE >> 20} MiB")
     found: dict[str, None] = {}
     for library in LIBRARIES:
         needle = b"/" + library.encode()
@@ -211,7 +215,7 @@ def _cached(tree: Tree) -> list[str]:
             if not folder or folder.startswith(b"/"):
                 found[os.fsdecode(folder or b"/")] = None
                 if len(found) > MAX_CACHED:
-                    raise _collision(CACHE, f"names more than {MAX_CACHED} folders with driver libraries")
+                    raise collision(CACHE, f"names more than {MAX_CACHED} folders with driver libraries")
             at = data.find(needle, at + 1)
     return list(found)
 
@@ -220,102 +224,31 @@ def _once(paths: list[str]) -> tuple[str, ...]:
     return tuple(sorted(set(paths)))
 
 
-def _names(tree: Tree, place: str) -> list[str]:
-    try:
-        return tree.names(place)
-    except OSError as e:
-        raise _collision(place, f"cannot be read: {e.strerror}") from None
-
-
-def _canonical(tree: Tree, path: str) -> str:
-    try:
-        return tree.resolve(path)[0]
-    except OSError as e:
-        if e.errno in (ELOOP, ENOTDIR):  # nothing is there
-            return ""
-        raise _collision(path, f"cannot be looked at: {e.strerror}") from None
-
-
-def _mounted(tree: Tree, mounts: "Sequence[Mount]") -> dict[str, str]:
-    """The kind of mount (bind, or a file system's type) by canonical mount point of the spec. What the image has below
-    these points is hidden from the tree, as it will be in the container."""
-    kinds: dict[str, str] = {}
-    for mount in mounts:
-        if is_request(mount):  # the wrapper takes it out of the spec; after the hook our private directory covers it
-            continue
-        path = mount.get("destination") or "/"
-        try:
-            path = tree.resolve(path)[0]
-        except OSError as e:
-            raise _collision(path, f"cannot be mounted on: {e.strerror}") from None
-        kind = mount.get("type") or "bind"
-        options = mount.get("options") or ()
-        kinds[path] = "bind" if "bind" in options or "rbind" in options else kind
-        if "tmpcopyup" not in options:  # with it runc and crun copy the image's files there into the tmpfs
-            tree.hide(path)
-    return kinds
-
-
-def _volumes(tree: Tree, kinds: dict[str, str], mounts: "Sequence[Mount]") -> None:
-    """Raises ApplyError GH-402 for a driver library in a volume. It is not covered by a mount, as the image's copies
-    are, since the volume's owner may replace it while the container runs."""
-    sources = {_canonical(tree, mount.get("destination") or "/"): mount.get("source") or "" for mount in mounts}
-    binds = {path: source for path, source in sources.items() if kinds.get(path) == "bind" and source.startswith("/")}
-    for path in binds:
-        if path.rpartition("/")[2].startswith(LIBRARIES):
-            raise _collision(path, "is a driver library from a volume, which knows no limit")
-    machine = os.uname().machine
-    for place in _library_places(MULTIARCH.get(machine, machine + "-linux-gnu")) if binds else ():
-        place = _canonical(tree, place)
-        where = _on_top(kinds, place)[0]
-        if where not in binds:
-            continue
-        try:
-            with Tree(binds[where], tree.work) as volume:
-                names = volume.names(volume.resolve(place[len(where) :])[0])
-        except (OSError, ValueError):  # not a folder, nothing there, or a NUL in the path
-            continue
-        for name in names:
-            if name.startswith(LIBRARIES):
-                raise _collision(
-                    f"{place}/{name}", f"is a driver library from the volume at {where}; it knows no limit"
-                )
-
-
-def _on_top(kinds: dict[str, str], path: str) -> tuple[str, str]:
-    """(mount point, kind) of the innermost mount of the spec at or above `path`, or ("", "")."""
-    while path:
-        if path in kinds:
-            return path, kinds[path]
-        path = path.rpartition("/")[0]
-    return ("/", kinds["/"]) if "/" in kinds else ("", "")
-
-
 def _private(tree: Tree, kinds: dict[str, str], mounts: "Sequence[Mount]") -> str:
     """Where PRIVATE is after all links. Raises ApplyError GH-402 where it cannot be ours."""
     try:
         path, mode = tree.resolve(PRIVATE)
     except OSError as e:
-        raise _collision(PRIVATE, f"cannot be used: {e.strerror}") from None
+        raise collision(PRIVATE, f"cannot be used: {e.strerror}") from None
     _check_name(PRIVATE, path)
-    where, kind = _on_top(kinds, path)
+    where, kind = on_top(kinds, path)
     if where and kind != "tmpfs":
-        raise _collision(PRIVATE, f"lies in a mount of the container at {where} ({kind})")
+        raise collision(PRIVATE, f"lies in a mount of the container at {where} ({kind})")
     if path.split("/")[1] in ("", "dev", "proc", "sys"):
-        raise _collision(PRIVATE, f"leads to {path}")
-    left = set(_names(tree, path))
+        raise collision(PRIVATE, f"leads to {path}")
+    left = set(names_in(tree, path))
     if any(is_request(mount) for mount in mounts):  # the hook's case: the runtime has made their mount points already
         left.discard(REQUEST_DIR.rpartition("/")[2])
     if mode and (not S_ISDIR(mode) or left):
-        raise _collision(PRIVATE, "exists already")
+        raise collision(PRIVATE, "exists already")
     return path
 
 
 def _check_name(destination: str, path: str) -> None:
     if not path.isascii() or not path.isprintable():  # the path might change on its way through config.json
-        raise _collision(destination, f"leads to {path}, a name with odd characters")
+        raise collision(destination, f"leads to {path}, a name with odd characters")
     if path.count("/") > MAX_DEPTH:
-        raise _collision(destination[:100], f"lies, or leads, more than {MAX_DEPTH} folders deep")
+        raise collision(destination[:100], f"lies, or leads, more than {MAX_DEPTH} folders deep")
 
 
 def _file(tree: Tree, kinds: dict[str, str], private: str, destination: str) -> str:
@@ -323,25 +256,25 @@ def _file(tree: Tree, kinds: dict[str, str], private: str, destination: str) -> 
     try:
         path, mode = tree.resolve(destination)
     except OSError as e:
-        raise _collision(destination, f"cannot be mounted on: {e.strerror}") from None
+        raise collision(destination, f"cannot be mounted on: {e.strerror}") from None
     _check_name(destination, path)
     if path == private or path.startswith(private + "/"):
-        raise _collision(destination, f"leads into {private}")
-    where, kind = _on_top(kinds, path)
+        raise collision(destination, f"leads into {private}")
+    where, kind = on_top(kinds, path)
     if where and kind != "tmpfs":
         why = f"{destination} is a place where the library must go, and the container has a mount at {where} ({kind})"
         raise refuse("GH-402", f"{why}; mount that elsewhere")
     if path.split("/")[1] != destination.split("/")[1] and path.split("/")[1] in ("", "dev", "proc", "sys"):
-        raise _collision(destination, f"leads to {path}")
+        raise collision(destination, f"leads to {path}")
     if where == path or mode and not S_ISREG(mode):
-        raise _collision(destination, "is not a regular file" if where != path else "is a mount point already")
+        raise collision(destination, "is not a regular file" if where != path else "is a mount point already")
     return path
 
 
 def _exists(tree: Tree, kinds: dict[str, str], path: str) -> None:
     """Raises ApplyError GH-402 where there is nothing to mount on. A runtime would make an empty file, which it cannot
     in a read-only file system."""
-    if not tree.resolve(path)[1] and not _on_top(kinds, path)[0]:
+    if not tree.resolve(path)[1] and not on_top(kinds, path)[0]:
         raise refuse("GH-402", f"{path} is missing in the image, whose file system is read-only; add it, empty")
 
 
@@ -351,11 +284,11 @@ def _node(tree: Tree, node: DeviceNode) -> None:
     try:
         path, mode = tree.resolve(node.path)
     except OSError as e:
-        raise _collision(node.path, f"cannot be a device: {e.strerror}") from None
+        raise collision(node.path, f"cannot be a device: {e.strerror}") from None
     if path != node.path:
-        raise _collision(node.path, f"leads to {path}")
+        raise collision(node.path, f"leads to {path}")
     if mode and not (S_ISCHR(mode) and tree.rdev(path) == os.makedev(node.major, node.minor)):
-        raise _collision(node.path, f"is not device {node.major}:{node.minor}")
+        raise collision(node.path, f"is not device {node.major}:{node.minor}")
 
 
 def _take(taken: dict[str, str], private: str, path: str, source: str, named: str) -> bool:
@@ -367,11 +300,11 @@ def _take(taken: dict[str, str], private: str, path: str, source: str, named: st
     above = path.rpartition("/")[0]
     while above and above != private:
         if above in taken:
-            raise _collision(named, f"leads to {path}, below {above}, where another file goes")
+            raise collision(named, f"leads to {path}, below {above}, where another file goes")
         above = above.rpartition("/")[0]
     if path in taken:
         if taken[path] != source:
-            raise _collision(named, f"leads to {path}, where another file goes")
+            raise collision(named, f"leads to {path}, where another file goes")
         return False
     taken[path] = source
     return True

@@ -4,11 +4,12 @@ import os
 
 from oci_hook.apply import to_container
 from oci_hook.apply.image import check_destinations, look, warnings
+from oci_hook.apply.image_search import command
 from oci_hook.apply.sources import check_mount_points, check_sources
 from oci_hook.apply.to_cgroup import DeviceCgroup
 from oci_hook.core.layout import SHIM_DIR
 from oci_hook.core.plan import Bind, make_plan
-from oci_hook.oci import log, spec
+from oci_hook.oci import log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def put(
 ) -> None:
     """Plan the grant for this container and change it accordingly. Raises NodeError and ApplyError."""
     mounts = config.get("mounts") or ()
-    image = look(container.path(), mounts, spec.environment(config))
+    image = look(container.path(), mounts, command(config))
     for warning in warnings(image):
         log.journal(str(warning))
     plan = make_plan(grant, inventory, image, settings.prefix, settings.state_dir)
@@ -56,7 +57,7 @@ def verify(
     grant: "Grant", inventory: "Inventory", config: "Spec", container: "LiveContainer", settings: "Settings"
 ) -> None:
     """The share was put into the spec: check that the container has it. Raises ApplyError GH-405."""
-    image = look(container.path(), config.get("mounts") or (), spec.environment(config))
+    image = look(container.path(), config.get("mounts") or (), command(config))
     to_container.verify(make_plan(grant, inventory, image, settings.prefix, settings.state_dir), container)
 
 
@@ -69,7 +70,7 @@ def verify_beside(
     from oci_hook.core.nvidia_runtime_mode import own_steps
     from oci_hook.oci import nvidia_edits
 
-    image = look(container.path(), (), spec.environment(config))  # the rootfs as a program sees it, with all mounts
+    image = look(container.path(), (), command(config))  # the rootfs as a program sees it, with all mounts
     plan = make_plan(grant, inventory, image, settings.prefix, settings.state_dir)
     late = settings.mode == "on-top" or nvidia_edits.has_legacy_hook(config)
     plan = own_steps(plan, inventory, image, settings.prefix, late)

@@ -34,6 +34,7 @@ from oci_hook.oci import request_mounts, unclear
 from oci_hook.oci import spec as oci_spec
 from oci_hook.oci.spec_types import Mount
 
+DUMP_HELP = "With --pod: read the cluster from this output of `kubectl get nodes,pods -A -o json`."
 KEY = "KEY"  # in paths, in place of the key that a real grant would have
 
 
@@ -84,6 +85,8 @@ class ExplainedContainer:
     "--container", default="", metavar="NAME", help="... with this name in its pod. [default: the name in the spec]"
 )
 @click.option("--label", "-l", multiple=True, metavar="K=V", help="... and with this label, which asks for nothing.")
+@click.option("--pod", default="", metavar="NAMESPACE/NAME", help="Explain a pod of the cluster instead.")
+@click.option("--dump", type=click.Path(dir_okay=False), metavar="FILE", help=DUMP_HELP)
 @output.answers
 def explain(
     prefix: str,
@@ -93,13 +96,22 @@ def explain(
     volume: tuple[str, ...],
     container: str,
     label: tuple[str, ...],
+    pod: str,
+    dump: str | None,
 ) -> output.Report:
     """Show what a container would get, and why; change nothing.
 
     With --spec, the image is examined as well. Without it, the plan assumes an image without symbolic links and CUDA
     libraries. The other options add to the spec. Exit status 1: the container would be refused. Words that seem to ask
     for a GPU and are not understood are refused or a warning, as `near_misses` says for a runtime chosen by name.
+
+    With --pod: every node and GPU of the cluster with numbers, as the controller would choose, and the smallest changes
+    that would help a pod that waits. Exit status 1: no node has room.
     """
+    if pod:
+        from oci_hook.cli import cluster_objects, explain_pod  # the cluster's part: not for every use
+
+        return explain_pod.report(pod, cluster_objects.read(dump))
     settings = node_settings.load(prefix)
     given = describe(spec, pairs("--annotation", annotation), pairs("--env", env), volumes(volume), container)
     labels = pairs("--label", label)

@@ -28,8 +28,15 @@ Suspension = tuple[str, float]  # the id of the container that has the GPU, and 
 
 
 @click.command()
+@click.option("--cluster", is_flag=True, help="List the pods of the cluster that hold shares.")
+@click.option(
+    "--dump",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="With --cluster: read it from this output of `kubectl get nodes,pods -A -o json`.",
+)
 @output.answers
-def ps(prefix: str) -> output.Report:
+def ps(prefix: str, cluster: bool, dump: str | None) -> output.Report:
     """List the containers that hold a share.
 
     USED is the memory that the container's account page shows as in use: "-" if nothing is accounted yet, "?" if the
@@ -38,7 +45,14 @@ def ps(prefix: str) -> output.Report:
     container alone, or the driver as well. COMPUTE is the guarantee, followed by the
     ceiling if that is below the whole GPU. STATE says that `freeze` stopped the container, or which container of a
     higher class it waits for, and since when.
+
+    With --cluster, LEDGER is what the pod's node says: `granted`, `not yet` (no container has started), `between starts`,
+    `ending`, `free`, `refused` with the code, or `no decision` for grants that the node made by itself.
     """
+    if cluster:
+        from oci_hook.cli import cluster_objects, ps_cluster  # the cluster's part: not for every use
+
+        return ps_cluster.report(cluster_objects.read(dump))
     settings = node_settings.load(prefix)
     grants = sorted(named.snapshot(settings), key=lambda grant: (grant.created, grant.who.id))
     inventory, warnings = usable_inventory(settings)

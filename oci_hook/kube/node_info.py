@@ -17,12 +17,20 @@ from typing import Any
 
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Gpu, Inventory
-from oci_hook.core.rules import Rules
-from oci_hook.core.terms import Terms
+from oci_hook.core.rules import BY_CLASS, ORDERS, Rules
+from oci_hook.core.terms import BOUNDARIES, CLASSES, POLICIES, Terms
 from oci_hook.core.value import Value
 
 VERSION = 1
 MAX_TEXT = 256 << 10  # the API server's bound of all annotations of an object
+MAX_GPUS = 512  # of one node, MIG devices included
+MOST = 1 << 40  # of any number
+RULE_WORDS = {
+    "default_policy": POLICIES,
+    "placement": (*ORDERS, BY_CLASS),
+    "whole_gpus": ("exclusive", "shared"),
+    "boundary": BOUNDARIES,
+}
 GPU_FIELDS = (
     *("uuid", "index", "minor", "memory_mib", "name", "numa", "parent"),
     *("instance", "gi", "ci", "arch", "brand", "no_limits", "context_mib"),
@@ -71,8 +79,7 @@ def read_inventory(text: str) -> NodeInventory:
         gpus = tuple(Gpu(**dict(zip(GPU_FIELDS, row, strict=True))) for row in data["gpus"])
         _check_gpus(gpus)
         rules: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in data["rules"].items()}
-        if unknown := rules.keys() - set(Rules.FIELDS):
-            raise ValueError(f"has the unknown rule {min(unknown)}")
+        _check_rules(rules)
         inventory = Inventory(
             boot_id="",
             driver_version=str(data["driver"]),
@@ -87,7 +94,9 @@ def read_inventory(text: str) -> NodeInventory:
             imex_major=0 if data["imex"] else -1,
             cuda_version=str(data["cuda"]),
         )
-        return NodeInventory(inventory, Rules(**rules), int(data["key"]))
+        if not (all(0 <= far <= MOST for _, _, far in inventory.links) and _is_count(data["key"])):
+            raise ValueError("has a distance or a key's number that is not valid")
+        return NodeInventory(inventory, Rules(**rules), data["key"])
     except (KeyError, TypeError, IndexError, AttributeError) as e:
         raise ValueError(f"is not a node's inventory: {type(e).__name__} {e}") from None
 
@@ -128,25 +137,60 @@ def _grant_row(grant: Grant, place: dict[str, int]) -> list[Any]:
 
 def _grant(row: Any, number: int, inventory: Inventory) -> Grant:
     name, uid, shares, priority, exclusive = row
+    if priority not in CLASSES:
+        raise ValueError("has a grant of an unknown class")
     return Grant(
         key=f"local-{number}",
         who=Identity("", str(name), "", pod_uid=str(uid)),
         life=Life(""),
-        shares=tuple(
-            Share(inventory.gpus[i].uuid, int(mib), int(compute), int(limit), bool(whole))
-            for i, mib, compute, limit, whole in shares
-        ),
+        shares=tuple(_share(inventory, *share) for share in shares),
         terms=Terms(priority_class=str(priority)),
         exclusive=bool(exclusive),
     )
 
 
+def _share(inventory: Inventory, i: int, mib: int, compute: int, limit: int, whole: bool) -> Share:
+    if not (all(map(_is_count, (i, mib, compute, limit))) and isinstance(whole, bool)):
+        raise ValueError("has a share that is not [GPU, MiB, per cent, ceiling, whole]")
+    return Share(inventory.gpus[i].uuid, mib, compute, limit, whole)
+
+
 def _check_gpus(gpus: tuple[Gpu, ...]) -> None:
+    """Nothing that a node writes may stop the controller, so each field has its type and bounds."""
+    plain = Gpu("", 0, 0, 0).fields()
+    if len(gpus) > MAX_GPUS:
+        raise ValueError(f"has {len(gpus)} GPUs, {MAX_GPUS} are allowed")
     for gpu in gpus:
-        if not (isinstance(gpu.uuid, str) and type(gpu.index) is int and type(gpu.memory_mib) is int):
-            raise ValueError("has a GPU without UUID, index or memory")
+        for name in GPU_FIELDS:
+            value = getattr(gpu, name)
+            if type(value) is not type(plain[name]) or (isinstance(value, int) and not -1 <= value <= MOST):
+                raise ValueError(f"has a GPU whose {name} is not valid")
+        if not gpu.uuid or gpu.memory_mib < 0 or gpu.context_mib < 0:
+            raise ValueError("has a GPU without UUID, or of a size below 0")
     if len({gpu.uuid for gpu in gpus}) < len(gpus):
         raise ValueError("has a GPU twice")
+
+
+def _check_rules(rules: dict[str, Any]) -> None:
+    plain = Rules().fields()
+    for name, value in rules.items():
+        if name not in plain:
+            raise ValueError(f"has the unknown rule {name[:40]}")
+        good = type(value) is type(plain[name]) and (type(value) is not int or _is_count(value))
+        if name == "memory_reserve" and isinstance(value, tuple):
+            good = len(value) == 2 and value[0] == "percent" and _is_count(value[1]) and value[1] <= 100
+        elif name in ("memory_step", "memory_min", "compute_step", "max_shares_per_gpu"):
+            good = good and value >= 1
+        elif name in RULE_WORDS:
+            good = good and value in RULE_WORDS[name]
+        elif isinstance(value, tuple):
+            good = good and all(isinstance(word, str) for word in value)
+        if not good:
+            raise ValueError(f"has the rule {name} with a value that no setting allows")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MOST
 
 
 def _json(data: dict[str, Any]) -> str:
@@ -156,7 +200,10 @@ def _json(data: dict[str, Any]) -> str:
 def _object(text: str) -> dict[str, Any]:
     if len(text) > MAX_TEXT:
         raise ValueError(f"has {len(text)} characters, {MAX_TEXT} are allowed")
-    data = json.loads(text)
+    try:
+        data = json.loads(text)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
     if not isinstance(data, dict) or data.get("v") != VERSION:
         raise ValueError(f"is not an object of version {VERSION}")
     return data

@@ -50,10 +50,13 @@ def _raise_to(phase: list[Row], rows: list[Row]) -> None:
         at = next(i for i, row in enumerate(rows) if row.uuid == uuid)
         memory = sum(r.memory_mib for r in now) - sum(r.memory_mib for r in later)
         compute = sum(r.compute for r in now) - sum(r.compute for r in later)
+        whole = any(r.whole for r in (*now, *later))
+        # Nobody else fits beside both: a container with limits refuses others without, and the other way round.
+        mixed = whole and not all(r.whole for r in (*now, *later))
         rows[at] = Row(
             uuid,
             rows[at].memory_mib + max(0, memory),
             rows[at].compute + max(0, compute),
-            rows[at].whole or any(r.whole for r in now),
-            rows[at].alone or any(r.alone for r in now),
+            whole,
+            mixed or any(r.alone for r in (*now, *later)),
         )

@@ -172,17 +172,31 @@ class Tree:
         node = self._node(path)
         if node.fd < 0:
             return []
-        self.work.spend(LOOK)
+        work = self.work
+        work.spend(LOOK)
         found = []
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=node.fd)
         try:
             with os.scandir(fd) as entries:  # one name at a time, since there may be millions
                 for entry in entries:
-                    self.work.spend(1)
+                    work.left -= 1  # spend(1), without a call for each of thousands of names
+                    if work.left < 0:
+                        work.spend(0)
                     found.append(entry.name)
         finally:
             os.close(fd)
         return found
+
+    def open(self, path: str) -> int:
+        """A descriptor, to read, of the regular file at this canonical path. Raises OSError, also where it is none."""
+        self.work.spend(LOOK)
+        parent, _, name = path.rpartition("/")
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(name, flags, dir_fd=self._node(parent).fd)
+        if not S_ISREG(os.fstat(fd).st_mode):  # the file was replaced meanwhile
+            os.close(fd)
+            raise OSError(22, "not a regular file", name[:100])
+        return fd
 
     def read(self, path: str, size: int) -> bytes:
         """The first `size` bytes of the regular file at this canonical path; b"" if it is none. Raises OSError."""

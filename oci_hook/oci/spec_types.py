@@ -10,9 +10,11 @@ Object = dict[str, Any]
 
 
 class Process(TypedDict, total=False):
-    """The program that the container runs. env: NAME=VALUE."""
+    """The program that the container runs. env: NAME=VALUE. args and cwd are not checked."""
 
     env: list[str] | None
+    args: object
+    cwd: object
 
 
 class Root(TypedDict, total=False):

@@ -55,7 +55,7 @@ class Library:
 LIBRARIES = (
     # 500 = CUDA_ERROR_NOT_FOUND, 13 = NVML_ERROR_FUNCTION_NOT_FOUND
     Library("libcuda.so.1", "*cuda-*.txt", "GH_CUDA", "GH_USES", "driver/cuda", 500, "gate memory lookup"),
-    Library("libnvidia-ml.so.1", "libnvidia-ml-*.txt", "GH_NVML", "GH_NVML_USES", "driver/ml", 13, "nvml"),
+    Library("libnvidia-ml.so.1", "*nvidia-ml-*.txt", "GH_NVML", "GH_NVML_USES", "driver/ml", 13, "nvml"),
 )
 
 

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from oci_hook.core import decision as decisions
-from oci_hook.core.decision import Decision, DecidedShare, DecidedTerms
+from oci_hook.core.decision import DecidedShare, DecidedTerms, Decision
 from oci_hook.kube import names
 from oci_hook.kube.signing import Signer
 from scripts.benches import _cluster_objects

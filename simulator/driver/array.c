@@ -153,16 +153,46 @@ API CUresult cuArrayDestroy(struct array *a) {
     return r ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
 }
 
+bool array_alive(const struct array *a) { return a && a->magic == ARRAY_MAGIC; }
+
 API CUresult cuArray3DGetDescriptor_v2(struct desc3d *out, struct array *a) {
     TRY(valid(a));
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
     *out = a->desc;
     return CUDA_SUCCESS;
 }
 
 API CUresult cuArrayGetDescriptor_v2(struct desc *out, struct array *a) {
     TRY(valid(a));
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
     *out = (struct desc){a->desc.width, a->desc.height, a->desc.format, a->desc.channels};
     return CUDA_SUCCESS;
+}
+
+API CUresult cuArray3DGetDescriptor(struct desc3d_v1 *out, struct array *a) {
+    TRY(valid(a));
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = (struct desc3d_v1){(unsigned)a->desc.width, (unsigned)a->desc.height, (unsigned)a->desc.depth,
+                              a->desc.format,          a->desc.channels,         a->desc.flags};
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuArrayGetDescriptor(struct desc_v1 *out, struct array *a) {
+    TRY(valid(a));
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = (struct desc_v1){(unsigned)a->desc.width, (unsigned)a->desc.height, a->desc.format, a->desc.channels};
+    return CUDA_SUCCESS;
+}
+
+/* No format here has several planes. */
+API CUresult cuArrayGetPlane(struct array **out, struct array *a, unsigned plane) {
+    (void)plane;
+    TRY(valid(a));
+    return (void)out, CUDA_ERROR_INVALID_VALUE;
 }
 
 bool array_is_sparse(const void *array) {
@@ -180,7 +210,7 @@ struct requirements { /* CUDA_ARRAY_MEMORY_REQUIREMENTS */
 API CUresult cuArrayGetMemoryRequirements(struct requirements *out, struct array *a, CUdevice dev) {
     TRY(sim_device(dev));
     TRY(valid(a));
-    if (!(a->desc.flags & DEFERRED))
+    if (!out || !(a->desc.flags & DEFERRED))
         return CUDA_ERROR_INVALID_VALUE;
     *out = (struct requirements){a->size, WHOLE, {0}};
     return CUDA_SUCCESS;
@@ -231,7 +261,7 @@ API CUresult cuMipmappedArrayGetLevel(struct array **out, struct mipmap *m, unsi
     TRY(sim_ready());
     if (!m || m->magic != MIPMAP_MAGIC)
         return CUDA_ERROR_INVALID_HANDLE;
-    if (level >= m->levels)
+    if (!out || level >= m->levels)
         return CUDA_ERROR_INVALID_VALUE;
     *out = &m->level[level];
     return CUDA_SUCCESS;
@@ -241,7 +271,7 @@ API CUresult cuMipmappedArrayGetMemoryRequirements(struct requirements *out, str
     TRY(sim_device(dev));
     if (!m || m->magic != MIPMAP_MAGIC)
         return CUDA_ERROR_INVALID_HANDLE;
-    if (!(m->desc.flags & DEFERRED))
+    if (!out || !(m->desc.flags & DEFERRED))
         return CUDA_ERROR_INVALID_VALUE;
     *out = (struct requirements){m->size, WHOLE, {0}};
     return CUDA_SUCCESS;
@@ -258,4 +288,41 @@ API CUresult cuMipmappedArrayDestroy(struct mipmap *m) {
     m->magic = 0;
     free(m);
     return r ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
+}
+
+/* --- sparse arrays: tiles of 64 KiB, and one tail for the levels that are smaller than a tile --- */
+
+struct sparse { /* CUDA_ARRAY_SPARSE_PROPERTIES */
+    unsigned tile[3], tail_level;
+    unsigned long long tail_bytes;
+    unsigned flags, reserved[4];
+};
+_Static_assert(sizeof(struct sparse) == 48, "CUDA_ARRAY_SPARSE_PROPERTIES");
+
+static CUresult sparse(struct sparse *out, const struct desc3d *d, unsigned levels) {
+    if (!out || !(d->flags & SPARSE))
+        return CUDA_ERROR_INVALID_VALUE;
+    unsigned bytes = element(d), rows = 256;
+    while ((uint64_t)rows * rows * bytes > WHOLE)
+        rows /= 2;
+    *out = (struct sparse){.tile = {WHOLE / rows / bytes, rows, 1}, .tail_level = levels, .tail_bytes = 0};
+    for (unsigned i = 0; i < levels; i++)
+        if (d->width >> i < out->tile[0] || d->height >> i < rows) {
+            out->tail_level = i;
+            out->tail_bytes = WHOLE;
+            break;
+        }
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuArrayGetSparseProperties(struct sparse *out, struct array *a) {
+    TRY(valid(a));
+    return sparse(out, &a->desc, 1);
+}
+
+API CUresult cuMipmappedArrayGetSparseProperties(struct sparse *out, struct mipmap *m) {
+    TRY(sim_ready());
+    if (!m || m->magic != MIPMAP_MAGIC)
+        return CUDA_ERROR_INVALID_HANDLE;
+    return sparse(out, &m->desc, m->levels);
 }

@@ -5,6 +5,7 @@ supported".
 """
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,12 +14,14 @@ MODEL = HERE.parent / "model"
 SYMBOLS = HERE.parent.parent / "data" / "driver-symbols"
 GLIBC_FLOOR = "2.17"  # CUDA's own libraries need this version on x86-64 and arm64
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined", "-pthread", "-s"]
-LIBRARY = ["-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete"]
-GPU = ["gpu.c", "piece.c", "gpu_time.c", "engine.c", "cgroup.c", "limits.c"]
-CUDA = [*GPU, "channel.c", "device.c", "heap.c", "memory.c", "pool.c", "vmm.c", "array.c", "copy.c"]
-CUDA += ["stream.c", "event.c", "module.c", "launch.c", "memop.c", "graph.c", "capture.c", "host.c", "fault.c"]
-CUDA += ["copy_batch.c", "proc_address.c", "ipc.c", "external.c", "holders.c", "checkpoint.c", "green.c"]
-CUDA += ["../model/rng.c"]
+LIBRARY = ["-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete", "-Wl,-Bsymbolic"]
+GPU = ["gpu.c", "release.c", "piece.c", "gpu_time.c", "engine.c", "cgroup.c", "limits.c"]
+CUDA = [*GPU, "channel.c", "device.c", "settings.c", "heap.c", "memory.c", "pointer.c", "managed.c", "host.c"]
+CUDA += ["pool.c", "backing.c", "vmm.c", "ipc.c", "external.c", "holders.c", "array.c", "copy.c", "copy_batch.c"]
+CUDA += ["texture.c", "texture_reference.c", "tensor_map.c", "stream.c", "event.c", "event_ipc.c", "memop.c"]
+CUDA += ["attribute.c", "module.c", "function.c", "link.c", "launch.c", "graph.c", "graph_op.c", "graph_edges.c"]
+CUDA += ["graph_node.c", "graph_exec.c", "graph_memory.c", "graph_dot.c", "user_object.c", "capture.c", "fault.c"]
+CUDA += ["proc_address.c", "checkpoint.c", "green.c", "../model/rng.c"]
 NVML = [*GPU, "nvml.c", "nvml_smi.c", "nvml-rest.c"]
 PARTS: dict[str, list[str]] = {  # output: flags and C files
     "libcuda.so.1": [*LIBRARY, *CUDA, "cuda-rest.c"],
@@ -29,6 +32,8 @@ PARTS: dict[str, list[str]] = {  # output: flags and C files
     "gpu-probe-static": ["-static", "-DLINKED", "gpu-probe.c", *CUDA, "-lm"],  # has the driver in itself
 }
 
+CUDA_OF = {"470": 11040, "525": 12000, "535": 12020, "550": 12040}  # the driver branches of the lists
+EXPORTS = "gpu-hook simulated exports"
 REST = {  # generated file: lists of names, and what these functions return
     "cuda-rest.c": ("libcuda-*.txt", 801),  # CUDA_ERROR_NOT_SUPPORTED
     "nvml-rest.c": ("libnvidia-ml-*.txt", 3),  # NVML_ERROR_NOT_SUPPORTED
@@ -66,7 +71,30 @@ def build(out: Path, arch: str, cc: list[str]) -> None:
 
 
 def rest(lists: str, code: int) -> str:
-    """C source with a weak function for every known name; the simulated ones override it."""
-    names = sorted({name for path in SYMBOLS.glob(lists) for name in path.read_text().split()})
+    """C source with a weak function for every known name, which the simulated ones override, and the list of the names.
+
+    The list says since which CUDA version a driver exports the name; gpu_hook_simulator/exports.py reads it.
+    """
+    since = first_versions(lists)
     weak = '__attribute__((weak, visibility("default"))) int'
-    return "".join(f"{weak} {name}(void);\n{weak} {name}(void) {{ return {code}; }}\n" for name in names)
+    functions = "".join(f"{weak} {name}(void);\n{weak} {name}(void) {{ return {code}; }}\n" for name in since)
+    table = "".join(f'    "{name} {version}\\n"\n' for name, version in since.items())
+    return f'{functions}__attribute__((used, retain)) static const char exports[] = "{EXPORTS}\\n"\n{table};\n'
+
+
+def first_versions(lists: str) -> dict[str, int]:
+    """Known names and the CUDA version from which a driver exports them; 0: all drivers that are known.
+
+    By the lists of real drivers; between and after those, by the version in names.def.
+    """
+    rows = re.findall(r"^[FP]\(\w+, (\d+), (\w+)\)", (HERE / "names.def").read_text(), re.MULTILINE)
+    said = {symbol: int(version) for version, symbol in rows} if lists.startswith("libcuda") else {}
+    found: dict[str, int] = {}
+    before = 0
+    for path in sorted(SYMBOLS.glob(lists)):
+        cuda = CUDA_OF[path.stem.rpartition("-")[2].partition(".")[0]]
+        for name in path.read_text().split():
+            between = before < said.get(name, 0) <= cuda
+            found.setdefault(name, 0 if not before else said[name] if between else cuda)
+        before = cuda
+    return dict(sorted({**said, **found}.items()))

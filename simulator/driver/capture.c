@@ -16,6 +16,7 @@ enum { NONE = 0, ACTIVE = 1, INVALIDATED = 2 };     /* CU_STREAM_CAPTURE_STATUS_
 
 struct capture { /* never freed: an event may point to it when it has ended */
     struct graph *graph;
+    bool borrowed;     /* the graph is the program's: cuStreamBeginCaptureToGraph */
     struct node *last; /* each node depends on the one captured before it: a context's work runs in order anyway */
     struct stream *stream[MAX_STREAMS]; /* the first is the origin */
     int streams, mode;
@@ -98,8 +99,8 @@ static bool add(struct stream *s, const struct op *op, CUresult *r) {
     return true;
 }
 
-bool capture_kernel(struct stream *s, const struct kernel *kernel, CUresult *r) {
-    return add(s, &(struct op){.type = NODE_KERNEL, .kernel = *kernel}, r);
+bool capture_kernel(struct stream *s, const struct kernel *kernel, const struct kernel_params *said, CUresult *r) {
+    return add(s, &(struct op){.type = NODE_KERNEL, .said = *said, .kernel = *kernel}, r);
 }
 
 bool capture_memops(struct stream *s, const struct memop *ops, unsigned n, CUresult *r) {
@@ -185,7 +186,13 @@ bool capture_wait(struct stream *s, CUevent event, CUresult *r) {
 
 bool capture_holds(const struct capture *c) { return c && c->status != NONE; }
 
-static CUresult begin(CUstream handle, int mode) {
+static void drop_graph(struct graph *graph, bool borrowed) {
+    if (graph && !borrowed)
+        graph_destroy(graph);
+}
+
+/* into: the program's graph, to which nodes are added after `last` (NULL: none); NULL: a new one. */
+static CUresult begin(CUstream handle, int mode, struct graph *into, struct node *last) {
     static _Atomic uint64_t ids;
     struct stream *s;
     TRY(sim_stream(handle, &s));
@@ -194,11 +201,15 @@ static CUresult begin(CUstream handle, int mode) {
     if (s == &s->ctx->null_stream) /* the legacy stream cannot be captured */
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     struct capture *c = calloc(1, sizeof *c);
-    CUresult r = c ? graph_new(&c->graph) : CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult r = !c ? CUDA_ERROR_OUT_OF_MEMORY : into ? CUDA_SUCCESS : graph_new(&c->graph);
     if (r) {
         free(c);
         return r;
     }
+    if (into)
+        c->graph = into;
+    c->borrowed = into;
+    c->last = last;
     c->stream[c->streams++] = s;
     c->mode = mode;
     c->status = ACTIVE;
@@ -215,9 +226,48 @@ static CUresult begin(CUstream handle, int mode) {
     pthread_mutex_unlock(&mutex);
     if (free_stream)
         return CUDA_SUCCESS;
-    graph_destroy(c->graph);
+    drop_graph(c->graph, c->borrowed);
     free(c);
     return CUDA_ERROR_ILLEGAL_STATE;
+}
+
+/* A node that depends on several: a context's work runs in order anyway, so the last of them stands for all. */
+static CUresult last_of(struct graph *g, nodes list, size_t n, struct node **out) {
+    if (n && !list)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < n; i++)
+        if (!list[i] || list[i]->graph != g)
+            return CUDA_ERROR_INVALID_VALUE;
+    *out = n > 1 ? NULL : n ? list[0] : NULL;
+    return n > 1 ? graph_add(g, list, n, &(struct op){.type = NODE_EMPTY}, out) : CUDA_SUCCESS;
+}
+
+static CUresult begin_in(CUstream s, struct graph *g, nodes list, size_t n, int mode) {
+    struct node *last;
+    TRY(graph_valid(g));
+    TRY(last_of(g, list, n, &last));
+    return begin(s, mode, g, last);
+}
+
+static CUresult set_dependencies(CUstream handle, nodes list, size_t n, unsigned flags) {
+    enum { ADD = 0, SET = 1 }; /* CU_STREAM_..._CAPTURE_DEPENDENCIES */
+    struct stream *s;
+    struct node *last = NULL;
+    TRY(sim_stream(handle, &s));
+    if (flags > SET)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct capture *c = enter(s);
+    if (!c)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    CUresult r = c->status == INVALIDATED ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : last_of(c->graph, list, n, &last);
+    if (!r && flags == ADD && last && c->last) {
+        struct node *both[] = {c->last, last};
+        r = c->last == last ? CUDA_SUCCESS : last_of(c->graph, both, 2, &last);
+    }
+    if (!r && (flags == SET || last))
+        c->last = last;
+    pthread_mutex_unlock(&mutex);
+    return r;
 }
 
 /* Mutex held. No stream is captured by it any more; returns its graph, which is the caller's now. */
@@ -248,13 +298,14 @@ static CUresult end(CUstream handle, struct graph **out) {
                                             : CUDA_SUCCESS;
     bool ends = r == CUDA_SUCCESS || r == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     struct graph *graph = ends ? finish(c) : NULL;
+    bool borrowed = c->borrowed;
     pthread_mutex_unlock(&mutex);
     if (!ends)
         return r;
     if (out)
         *out = r ? NULL : graph;
     if (r || !out)
-        graph_destroy(graph);
+        drop_graph(graph, borrowed);
     return r;
 }
 
@@ -272,9 +323,9 @@ void capture_leave(struct stream *s) {
                 c->stream[i--] = c->stream[--c->streams];
         s->capture = NULL;
     }
+    bool borrowed = c->borrowed;
     pthread_mutex_unlock(&mutex);
-    if (graph)
-        graph_destroy(graph);
+    drop_graph(graph, borrowed);
 }
 
 static CUresult info(CUstream handle, int *status, uint64_t *id, struct graph **graph, struct node ***last, size_t *n) {
@@ -298,20 +349,39 @@ static CUresult info(CUstream handle, int *status, uint64_t *id, struct graph **
     return CUDA_SUCCESS;
 }
 
-API CUresult cuStreamBeginCapture(CUstream s) { return begin(s, GLOBAL); }
-API CUresult cuStreamBeginCapture_ptsz(CUstream s) { return begin(PER_THREAD(s), GLOBAL); }
-API CUresult cuStreamBeginCapture_v2(CUstream s, int mode) { return begin(PER_THREAD(s), mode); }
-API CUresult cuStreamBeginCapture_v2_ptsz(CUstream s, int mode) { return begin(PER_THREAD(s), mode); }
-API CUresult cuStreamEndCapture(CUstream s, struct graph **out) { return end(PER_THREAD(s), out); }
-API CUresult cuStreamEndCapture_ptsz(CUstream s, struct graph **out) { return end(PER_THREAD(s), out); }
-API CUresult cuStreamIsCapturing(CUstream s, int *status) {
-    return info(PER_THREAD(s), status, NULL, NULL, NULL, NULL);
+API CUresult cuStreamBeginCapture(CUstream s) { return begin(s, GLOBAL, NULL, NULL); }
+API CUresult cuStreamBeginCapture_ptsz(CUstream s) { return begin(PER_THREAD(s), GLOBAL, NULL, NULL); }
+API CUresult cuStreamBeginCapture_v2(CUstream s, int mode) { return begin(s, mode, NULL, NULL); }
+API CUresult cuStreamBeginCapture_v2_ptsz(CUstream s, int mode) { return begin(PER_THREAD(s), mode, NULL, NULL); }
+API CUresult cuStreamBeginCaptureToGraph(CUstream s, struct graph *g, nodes list, const void *edges, size_t n,
+                                         int mode) {
+    return (void)edges, begin_in(s, g, list, n, mode);
 }
+API CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream s, struct graph *g, nodes list, const void *edges, size_t n,
+                                              int mode) {
+    return (void)edges, begin_in(PER_THREAD(s), g, list, n, mode);
+}
+API CUresult cuStreamEndCapture(CUstream s, struct graph **out) { return end(s, out); }
+API CUresult cuStreamEndCapture_ptsz(CUstream s, struct graph **out) { return end(PER_THREAD(s), out); }
+API CUresult cuStreamUpdateCaptureDependencies(CUstream s, nodes list, size_t n, unsigned flags) {
+    return set_dependencies(s, list, n, flags);
+}
+API CUresult cuStreamUpdateCaptureDependencies_ptsz(CUstream s, nodes list, size_t n, unsigned flags) {
+    return set_dependencies(PER_THREAD(s), list, n, flags);
+}
+API CUresult cuStreamUpdateCaptureDependencies_v2(CUstream s, nodes list, const void *edges, size_t n, unsigned flags) {
+    return (void)edges, set_dependencies(s, list, n, flags);
+}
+API CUresult cuStreamUpdateCaptureDependencies_v2_ptsz(CUstream s, nodes list, const void *edges, size_t n,
+                                                       unsigned flags) {
+    return (void)edges, set_dependencies(PER_THREAD(s), list, n, flags);
+}
+API CUresult cuStreamIsCapturing(CUstream s, int *status) { return info(s, status, NULL, NULL, NULL, NULL); }
 API CUresult cuStreamIsCapturing_ptsz(CUstream s, int *status) {
     return info(PER_THREAD(s), status, NULL, NULL, NULL, NULL);
 }
 API CUresult cuStreamGetCaptureInfo(CUstream s, int *status, uint64_t *id) {
-    return info(PER_THREAD(s), status, id, NULL, NULL, NULL);
+    return info(s, status, id, NULL, NULL, NULL);
 }
 API CUresult cuStreamGetCaptureInfo_ptsz(CUstream s, int *status, uint64_t *id) {
     return info(PER_THREAD(s), status, id, NULL, NULL, NULL);

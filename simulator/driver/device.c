@@ -105,7 +105,7 @@ CUresult sim_device(CUdevice dev) {
 API CUresult cuDriverGetVersion(int *version) {
     if (!version)
         return CUDA_ERROR_INVALID_VALUE;
-    *version = sim_gpus ? (int)sim_gpu[0].file->head.cuda_version : 12040;
+    *version = gpu_cuda_version(sim_gpu, sim_gpus);
     return CUDA_SUCCESS;
 }
 
@@ -150,6 +150,8 @@ API CUresult cuDeviceGetCount(int *count) {
 
 API CUresult cuDeviceGet(CUdevice *dev, int ordinal) {
     TRY(sim_device(ordinal));
+    if (!dev)
+        return CUDA_ERROR_INVALID_VALUE;
     *dev = ordinal;
     return CUDA_SUCCESS;
 }
@@ -631,14 +633,4 @@ API CUresult cuCtxSetLimit(int limit, size_t value) {
     }
     pthread_mutex_unlock(&mutex);
     return ok ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-API CUresult cuCtxGetCacheConfig(int *config) {
-    *config = 0;
-    return CUDA_SUCCESS;
-}
-
-API CUresult cuCtxSetCacheConfig(int config) {
-    (void)config;
-    return CUDA_SUCCESS;
 }

@@ -31,12 +31,15 @@ enum {
     CUDA_ERROR_ALREADY_MAPPED = 208,
     CUDA_ERROR_NOT_MAPPED = 211,
     CUDA_ERROR_UNSUPPORTED_LIMIT = 215,
+    CUDA_ERROR_PEER_ACCESS_UNSUPPORTED = 217,
+    CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY = 224,
     CUDA_ERROR_FILE_NOT_FOUND = 301,
     CUDA_ERROR_OPERATING_SYSTEM = 304,
     CUDA_ERROR_INVALID_HANDLE = 400,
     CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704,
+    CUDA_ERROR_PEER_ACCESS_NOT_ENABLED = 705,
     CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE = 708,
     CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
@@ -63,6 +66,7 @@ struct stream {
     uint64_t last;                   /* 1 + sequence number of its last work in the channel; 0: none yet */
     unsigned flags;
     int priority;
+    struct attributes *attributes; /* NULL: none was set */
 };
 
 #define CHANNELS 16 /* of a context. The first is the legacy default stream's; the other streams share the rest. */
@@ -71,6 +75,7 @@ struct context {
     int device;
     unsigned flags;
     bool primary;
+    unsigned attached;      /* by cuCtxAttach */
     struct context *memory; /* whose its allocations are: its own, or those of a green context's primary one */
     size_t limit[8];        /* CU_LIMIT_... */
     uint64_t bytes;         /* that it takes itself, with what its limits take */
@@ -119,6 +124,7 @@ CUresult sim_uuid(CUuuid *uuid, CUdevice dev, bool instance); /* instance: a MIG
 /* device.c: a context that shares the device's primary one, which it retains. */
 CUresult context_green(CUcontext *out, CUdevice dev);
 void context_green_destroy(CUcontext ctx);
+CUresult cuCtxDestroy_v2(CUcontext ctx);
 static inline struct gpu *sim_gpu_of(CUcontext ctx) { return &sim_gpu[ctx->device]; }
 
 /* capture.c. An error when a capture of this thread (or a global one) forbids calls that cannot be captured. */
@@ -128,7 +134,8 @@ CUresult capture_forbids(void);
 struct copy3d;
 struct fill;
 struct kernel;
-bool capture_kernel(struct stream *s, const struct kernel *kernel, CUresult *r);
+struct kernel_params;
+bool capture_kernel(struct stream *s, const struct kernel *kernel, const struct kernel_params *said, CUresult *r);
 bool capture_memops(struct stream *s, const struct memop *ops, unsigned n, CUresult *r);
 bool capture_copy(struct stream *s, uint64_t to, uint64_t from, size_t bytes, CUresult *r);
 bool capture_box(struct stream *s, const struct copy3d *copy, CUresult *r);
@@ -163,6 +170,8 @@ struct mark {                /* where an event was recorded last */
 struct event {
     uint64_t magic;
     unsigned flags;
+    int device;
+    struct shared_event *shared;      /* event_ipc.c; NULL: only this process has it. Once set, it stays */
     struct mark mark;                 /* under event.c's mutex, as the channels' cells of events are */
     struct capture *_Atomic captured; /* not NULL: its last record was captured, by this capture */
 };
@@ -172,6 +181,23 @@ void event_marked(CUevent event, struct mark mark);
 /* Context's mutex held. The work's cell is used again: keeps the time of the event that was recorded with it. */
 void event_retire(struct channel *channel, uint64_t seq);
 CUresult event_wait(struct stream *stream, CUevent event);
+CUresult event_valid(CUevent event);
+void event_publish(CUevent event); /* shared_event_marked under the mutex */
+CUresult event_new(CUevent *out, CUcontext ctx, unsigned flags);
+/* event_ipc.c: of an event with `shared` */
+void shared_event_marked(CUevent event); /* without `shared`, too: does nothing then */
+void shared_event_gone(CUevent event);
+bool shared_event_done(CUevent event);
+void shared_event_wait(CUevent event);
+CUresult shared_event_order(CUevent event, struct stream *stream); /* the stream goes on after it */
+
+struct kernel_params { /* CUDA_KERNEL_NODE_PARAMS; version 1 ends before `kernel` */
+    CUfunction function;
+    unsigned grid[3], block[3], shared;
+    void **params, **extra;
+    CUfunction kernel;
+    CUcontext ctx;
+};
 
 /* module.c: what the simulation needs to know of a launch */
 struct kernel {
@@ -184,6 +210,12 @@ struct kernel {
 CUresult kernel_of(CUfunction function, int device, uint64_t blocks, void **params, struct kernel *out);
 uint64_t kernel_ns(const struct kernel *kernel); /* duration of its next run */
 unsigned function_threads(CUfunction function);
+/* attribute.c. out, value: 64 bytes. */
+struct attributes;
+CUresult attribute_get(const struct attributes *a, int id, void *out);
+CUresult attribute_set(struct attributes **a, int id, const void *value);
+struct attributes *attributes_copy(const struct attributes *a);
+void attributes_free(struct attributes *a);
 /* launch.c */
 CUresult kernel_submit(struct stream *stream, const struct kernel *kernel);
 
@@ -204,6 +236,11 @@ CUresult copy_time(struct stream *stream, uint64_t to, uint64_t from, uint64_t b
 CUresult fill_time(struct stream *stream, uint64_t bytes);
 /* host.c: pinned host memory. */
 bool host_holding(uint64_t address, uint64_t bytes, bool write);
+struct host_range {
+    uint64_t address, bytes;
+    CUcontext ctx; /* in which it was allocated or registered; NULL: none was current */
+};
+bool host_range(uint64_t address, struct host_range *out); /* the one that holds the address */
 /* fault.c */
 CUresult fault(void);
 

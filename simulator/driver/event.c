@@ -28,6 +28,13 @@ void event_marked(CUevent e, struct mark mark) {
     leave_cell(e);
     e->mark = mark;
     mark.channel->pending[mark.seq % GPU_RING] = e;
+    shared_event_marked(e);
+    pthread_mutex_unlock(&mutex);
+}
+
+void event_publish(CUevent e) {
+    pthread_mutex_lock(&mutex);
+    shared_event_marked(e);
     pthread_mutex_unlock(&mutex);
 }
 
@@ -42,29 +49,35 @@ void event_retire(struct channel *ch, uint64_t seq) {
     pthread_mutex_unlock(&mutex);
 }
 
-static CUresult event_valid(CUevent e) {
+CUresult event_valid(CUevent e) {
     TRY(sim_ready());
     return e && e->magic == EVENT_MAGIC ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-API CUresult cuEventCreate(CUevent *out, unsigned flags) {
-    CUcontext ctx;
-    TRY(sim_context(&ctx));
-    if (!out || flags & ~7u)
-        return CUDA_ERROR_INVALID_VALUE;
+CUresult event_new(CUevent *out, CUcontext ctx, unsigned flags) {
     struct event *e = calloc(1, sizeof *e);
     if (!e)
         return CUDA_ERROR_OUT_OF_MEMORY;
     e->magic = EVENT_MAGIC;
     e->flags = flags;
+    e->device = ctx->device;
     *out = e;
     return CUDA_SUCCESS;
+}
+
+API CUresult cuEventCreate(CUevent *out, unsigned flags) {
+    CUcontext ctx;
+    TRY(sim_context(&ctx));
+    if (!out || flags & ~7u || (flags & 6u) == 4u) /* CU_EVENT_INTERPROCESS needs CU_EVENT_DISABLE_TIMING */
+        return CUDA_ERROR_INVALID_VALUE;
+    return event_new(out, ctx, flags);
 }
 
 static CUresult event_destroy(CUevent e) {
     TRY(event_valid(e));
     pthread_mutex_lock(&mutex);
     leave_cell(e);
+    shared_event_gone(e);
     pthread_mutex_unlock(&mutex);
     e->magic = 0;
     free(e);
@@ -100,6 +113,8 @@ API CUresult cuEventQuery(CUevent e) {
     TRY(event_valid(e));
     if (capture_holds(e->captured))
         return CUDA_ERROR_CAPTURED_EVENT;
+    if (e->shared)
+        return shared_event_done(e) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
     struct mark m = look(e);
     return m.retired || channel_done(m.channel, m.seq + 1) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
@@ -108,6 +123,11 @@ API CUresult cuEventSynchronize(CUevent e) {
     TRY(event_valid(e));
     if (capture_holds(e->captured))
         return CUDA_ERROR_CAPTURED_EVENT;
+    if (e->shared) {
+        shared_event_wait(e);
+        pool_release(e->device, false);
+        return CUDA_SUCCESS;
+    }
     struct mark m = look(e);
     if (!m.channel)
         return CUDA_SUCCESS;
@@ -149,6 +169,8 @@ CUresult event_wait(struct stream *s, CUevent e) {
     CUresult r;
     if (capture_wait(s, e, &r))
         return r;
+    if (e->shared)
+        return shared_event_order(e, s);
     struct mark m = look(e);
     if (!m.channel || m.retired || m.channel == channel_now(s))
         return CUDA_SUCCESS;

@@ -52,7 +52,8 @@ API CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *out, struct external *
     if (at == MAP_FAILED)
         return CUDA_ERROR_INVALID_VALUE;
     *out = (uint64_t)(uintptr_t)at;
-    return heap_note((struct piece){*out, desc->size, mapped, ctx, IMPORTED, NULL, 0});
+    return heap_note(
+        (struct piece){.address = *out, .size = desc->size, .mapped = mapped, .ctx = ctx, .kind = IMPORTED});
 }
 
 API CUresult cuDestroyExternalMemory(struct external *e) {

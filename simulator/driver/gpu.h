@@ -247,6 +247,10 @@ bool gpu_open_writable(const struct gpu *gpu, struct gpu *out);
  * whose device node may not be opened (device rules). Returns how many it mapped. */
 int gpus_open(struct gpu *gpus, int max, bool writable);
 
+/* The driver's CUDA version: that of the GPUs, or of the library while none is open. */
+int gpu_cuda_version(const struct gpu *gpus, int n);
+bool gpu_has_functions_of(int cuda_version);
+
 /* The GPU's time in nanoseconds; and how many real nanoseconds one of them takes. */
 uint64_t gpu_now(const struct gpu_file *file);
 static inline uint64_t gpu_scale(const struct gpu_file *file) {

@@ -98,7 +98,7 @@ CUresult heap_allocate(CUdeviceptr *out, CUcontext ctx, size_t bytes, enum kind 
     if (!(kind == MANAGED ? book_managed(gpu, size) : heap_book(gpu, size)))
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t at = heap_map(mapped);
-    if (!at || heap_note((struct piece){at, size, mapped, ctx, kind, NULL, 0})) {
+    if (!at || heap_note((struct piece){.address = at, .size = size, .mapped = mapped, .ctx = ctx, .kind = kind})) {
         if (at)
             munmap((void *)(uintptr_t)at, mapped);
         (kind == MANAGED ? gpu_release_managed : gpu_release)(gpu, size);
@@ -125,7 +125,7 @@ bool heap_holding(uint64_t address, struct piece *out) {
     if (known)
         *out = pieces[index];
     pthread_mutex_unlock(&mutex);
-    return known;
+    return known || vmm_holding(address, out);
 }
 
 /* Mutex held. */
@@ -149,9 +149,10 @@ static void give_back(struct piece piece) {
     bool exported = piece.kind == DEVICE && ipc_forget(sim_gpu_of(piece.ctx), piece.address);
     if (piece.mapped)
         munmap((void *)(uintptr_t)piece.address, piece.mapped);
-    if (piece.kind == MANAGED)
+    if (piece.kind == MANAGED) {
+        managed_forget(piece.address);
         gpu_release_managed(&sim_gpu[piece.device], piece.size);
-    else if ((piece.kind == DEVICE && !exported) || piece.kind == VARIABLES)
+    } else if ((piece.kind == DEVICE && !exported) || piece.kind == VARIABLES)
         gpu_release(&sim_gpu[piece.device], piece.size);
     else if (piece.kind == POOLED)
         pool_free(piece);

@@ -7,6 +7,10 @@
 #define GRAIN 512ull       /* allocations are rounded up to it */
 #define BLOCK (2ull << 20) /* the GPU's page: granularity of virtual memory management, pools, graph memory */
 
+struct location { /* CUmemLocation */
+    int type, id;
+};
+
 enum kind {
     DEVICE, /* counted and mapped for itself */
     MANAGED,
@@ -14,6 +18,7 @@ enum kind {
     GRAPH,     /* allocated by a graph launch, counted by the device's graph pool */
     IMPORTED,  /* another process's memory: mapped here, counted there */
     VARIABLES, /* of a module */
+    MAPPED,    /* virtual memory management: not in the list, and without a context */
 };
 
 struct piece {
@@ -22,7 +27,9 @@ struct piece {
     CUcontext ctx;
     enum kind kind;
     CUmemoryPool pool;
-    int device; /* that counts it; a prefetch may move managed memory away from its context's */
+    int device;      /* that counts it; a prefetch may move managed memory away from its context's */
+    bool exportable; /* MAPPED: with a handle type; and what cuMemSetAccess allowed last, CU_MEM_ACCESS_FLAGS_... */
+    int access;
 };
 
 static inline uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
@@ -37,7 +44,7 @@ uint64_t address_range(uint64_t size, uint64_t alignment);
 /* Counts the bytes, maps them and adds the piece. */
 CUresult heap_allocate(CUdeviceptr *out, CUcontext ctx, size_t bytes, enum kind kind);
 CUresult heap_note(struct piece piece);
-/* The piece that begins at this address; the piece that contains it. */
+/* The piece that begins at this address; the piece or mapping that contains it. */
 bool heap_find(uint64_t address, struct piece *out);
 bool heap_holding(uint64_t address, struct piece *out);
 /* Removes the piece from the list; the caller releases its memory. False: no piece begins there. */
@@ -62,6 +69,7 @@ struct layout {
 };
 CUresult array_layout(struct array *array, struct layout *out);
 size_t array_element(const struct array *array); /* bytes */
+bool array_alive(const struct array *array);
 /* copy.c */
 struct box { /* one side of a CUDA_MEMCPY3D */
     size_t x, y, z, level;
@@ -92,12 +100,13 @@ struct handle;
 struct handle *vmm_hold(unsigned long long handle);
 struct handle *vmm_hold_mapped(uint64_t address);
 void vmm_drop(struct handle *handle);
+bool vmm_holding(uint64_t address, struct piece *out); /* what is mapped there */
+/* managed.c: the allocation is freed */
+void managed_forget(uint64_t address);
 /* holders.c: the array or multicast object is destroyed; the second one: false, if it is none. */
 void holder_gone(const void *owner);
 bool multicast_release(unsigned long long object);
 bool array_is_sparse(const void *array);
-/* vmm.c: makes a sparse memory file, which other processes can map; -1 on failure */
-int memory_file(uint64_t bytes);
 /* An allocation is freed. True: it was exported, and counts as a piece until nobody holds it. */
 bool ipc_forget(struct gpu *gpu, uint64_t address);
 

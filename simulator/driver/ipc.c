@@ -106,7 +106,8 @@ static CUresult open_handle(CUdeviceptr *out, struct ipc_handle handle, unsigned
             *out = (uint64_t)(uintptr_t)at;
             *s = (struct shared){*out, handle.size, true, 1, handle, shared};
             shared = s;
-            r = heap_note((struct piece){*out, handle.size, mapped, ctx, IMPORTED, NULL, 0});
+            r = heap_note(
+                (struct piece){.address = *out, .size = handle.size, .mapped = mapped, .ctx = ctx, .kind = IMPORTED});
         } else
             free(s);
     }

@@ -11,9 +11,11 @@ CUresult kernel_submit(struct stream *s, const struct kernel *k) {
 }
 
 struct shape {
-    uint64_t blocks, threads;
+    unsigned grid[3], block[3], shared;
     bool cooperative; /* all blocks must run at the same time */
 };
+
+static uint64_t product(const unsigned n[3]) { return (uint64_t)n[0] * n[1] * n[2]; }
 
 static CUresult submit(CUfunction f, CUstream handle, struct shape shape, void **params) {
     struct stream *s;
@@ -21,24 +23,29 @@ static CUresult submit(CUfunction f, CUstream handle, struct shape shape, void *
     TRY(sim_stream(handle, &s));
     if (!f)
         return CUDA_ERROR_INVALID_HANDLE;
-    if (!shape.blocks || !shape.threads || shape.threads > 1024)
+    uint64_t blocks = product(shape.grid), threads = product(shape.block);
+    if (!blocks || !threads || threads > 1024)
         return CUDA_ERROR_INVALID_VALUE;
-    uint64_t most = 2048 / shape.threads;
-    if (shape.cooperative && shape.blocks > sim_gpu_of(s->ctx)->file->head.sm_count * (most < 32 ? most : 32))
+    uint64_t most = 2048 / threads;
+    if (shape.cooperative && blocks > sim_gpu_of(s->ctx)->file->head.sm_count * (most < 32 ? most : 32))
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
-    TRY(kernel_of(f, s->ctx->device, shape.blocks, params, &k));
+    TRY(kernel_of(f, s->ctx->device, blocks, params, &k));
+    struct kernel_params said = {.function = f,
+                                 .grid = {shape.grid[0], shape.grid[1], shape.grid[2]},
+                                 .block = {shape.block[0], shape.block[1], shape.block[2]},
+                                 .shared = shape.shared};
     CUresult r;
-    return capture_kernel(s, &k, &r) ? r : kernel_submit(s, &k);
+    return capture_kernel(s, &k, &said, &r) ? r : kernel_submit(s, &k);
 }
 
-#define SHAPE(gx, gy, gz, bx, by, bz, together) \
-    (struct shape) { (uint64_t)(gx) * (gy) * (gz), (uint64_t)(bx) * (by) * (bz), together }
+#define SHAPE(gx, gy, gz, bx, by, bz, shared, together) \
+    (struct shape) { {gx, gy, gz}, {bx, by, bz}, shared, together }
 
 #define LAUNCH(name, stream)                                                                                      \
     API CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
                       unsigned shared, CUstream s, void **params, void **extra) {                                 \
-        (void)shared, (void)extra;                                                                                \
-        return submit(f, stream, SHAPE(gx, gy, gz, bx, by, bz, false), params);                                   \
+        (void)extra;                                                                                              \
+        return submit(f, stream, SHAPE(gx, gy, gz, bx, by, bz, shared, false), params);                           \
     }
 LAUNCH(cuLaunchKernel, s)
 LAUNCH(cuLaunchKernel_ptsz, PER_THREAD(s))
@@ -46,8 +53,7 @@ LAUNCH(cuLaunchKernel_ptsz, PER_THREAD(s))
 #define LAUNCH_COOPERATIVE(name, stream)                                                                          \
     API CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
                       unsigned shared, CUstream s, void **params) {                                               \
-        (void)shared;                                                                                             \
-        return submit(f, stream, SHAPE(gx, gy, gz, bx, by, bz, true), params);                                    \
+        return submit(f, stream, SHAPE(gx, gy, gz, bx, by, bz, shared, true), params);                            \
     }
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, s)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, PER_THREAD(s))
@@ -71,7 +77,7 @@ static CUresult launch_ex(const struct launch_config *c, CUfunction f, CUstream 
     bool together = false;
     for (unsigned i = 0; c->attributes && i < c->n; i++)
         together |= c->attributes[i].id == 2 && c->attributes[i].cooperative; /* CU_LAUNCH_ATTRIBUTE_COOPERATIVE */
-    return submit(f, stream, SHAPE(c->gx, c->gy, c->gz, c->bx, c->by, c->bz, together), params);
+    return submit(f, stream, SHAPE(c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared, together), params);
 }
 
 API CUresult cuLaunchKernelEx(const struct launch_config *c, CUfunction f, void **params, void **extra) {
@@ -109,7 +115,8 @@ API CUresult cuLaunchCooperativeKernelMultiDevice(const struct launch_params *li
     }
     for (unsigned i = 0; i < n; i++) {
         const struct launch_params *p = &list[i];
-        TRY(submit(p->function, p->stream, SHAPE(p->gx, p->gy, p->gz, p->bx, p->by, p->bz, true), p->params));
+        TRY(submit(p->function, p->stream, SHAPE(p->gx, p->gy, p->gz, p->bx, p->by, p->bz, p->shared, true),
+                   p->params));
     }
     return CUDA_SUCCESS;
 }
@@ -120,7 +127,7 @@ static CUresult launch_grid(CUfunction f, int width, int height, CUstream stream
         return CUDA_ERROR_INVALID_HANDLE;
     if (width <= 0 || height <= 0)
         return CUDA_ERROR_INVALID_VALUE;
-    return submit(f, stream, (struct shape){(uint64_t)width * (unsigned)height, function_threads(f), false}, NULL);
+    return submit(f, stream, SHAPE((unsigned)width, (unsigned)height, 1, function_threads(f), 1, 1, 0, false), NULL);
 }
 
 API CUresult cuLaunch(CUfunction f) { return launch_grid(f, 1, 1, NULL); }

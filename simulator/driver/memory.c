@@ -1,4 +1,4 @@
-/* Simulated libcuda: linear device memory, and what the driver says of an address. */
+/* Simulated libcuda: linear device memory. */
 #define _GNU_SOURCE
 #include "heap.h"
 
@@ -67,70 +67,7 @@ API CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total) {
     return CUDA_SUCCESS;
 }
 
-API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address) {
-    struct piece p;
-    TRY(sim_ready());
-    if (!heap_holding(address, &p))
-        return CUDA_ERROR_NOT_FOUND;
-    if (base)
-        *base = p.address;
-    if (size)
-        *size = p.size;
-    return CUDA_SUCCESS;
-}
-
-API CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr address) {
-    struct piece p;
-    TRY(sim_ready());
-    if (!data || !heap_holding(address, &p))
-        return CUDA_ERROR_INVALID_VALUE;
-    switch (attribute) { /* CU_POINTER_ATTRIBUTE_... */
-    case 1: *(CUcontext *)data = p.ctx; break;
-    case 2: *(unsigned *)data = 2; break; /* MEMORY_TYPE: device */
-    case 3: *(CUdeviceptr *)data = address; break;
-    case 4: *(void **)data = (void *)(uintptr_t)address; break;
-    case 7: *(unsigned long long *)data = p.address; break; /* BUFFER_ID */
-    case 8: *(unsigned *)data = p.kind == MANAGED; break;
-    case 9: *(int *)data = p.ctx->device; break;          /* DEVICE_ORDINAL */
-    case 10: *(unsigned *)data = p.kind == DEVICE; break; /* IS_LEGACY_CUDA_IPC_CAPABLE */
-    case 11: *(CUdeviceptr *)data = p.address; break;
-    case 12: *(size_t *)data = p.size; break;
-    case 13: *(unsigned *)data = 1; break;          /* MAPPED */
-    case 17: *(CUmemoryPool *)data = p.pool; break; /* MEMPOOL_HANDLE */
-    default: return CUDA_ERROR_NOT_SUPPORTED;
-    }
-    return CUDA_SUCCESS;
-}
-
-/* --- where managed memory lies: all of an allocation at once, and on some GPU even if it prefers the host --- */
-
-static CUresult prefetch(CUdeviceptr at, CUdevice dev) {
-    if (dev == -1) /* CU_DEVICE_CPU */
-        return sim_ready();
-    TRY(sim_device(dev));
-    return sim_gpu[dev].slot < 0 ? CUDA_ERROR_INVALID_DEVICE : heap_move(at, dev);
-}
-
-struct location { /* CUmemLocation */
-    int type, id;
-};
-
-API CUresult cuMemPrefetchAsync(CUdeviceptr at, size_t bytes, CUdevice dev, CUstream s) {
-    return (void)bytes, (void)s, prefetch(at, dev);
-}
-API CUresult cuMemPrefetchAsync_ptsz(CUdeviceptr at, size_t bytes, CUdevice dev, CUstream s) {
-    return (void)bytes, (void)s, prefetch(at, dev);
-}
-API CUresult cuMemPrefetchAsync_v2(CUdeviceptr at, size_t bytes, struct location to, unsigned flags, CUstream s) {
-    return (void)bytes, (void)flags, (void)s, prefetch(at, to.type == 1 ? to.id : -1);
-}
-API CUresult cuMemPrefetchAsync_v2_ptsz(CUdeviceptr at, size_t bytes, struct location to, unsigned flags, CUstream s) {
-    return (void)bytes, (void)flags, (void)s, prefetch(at, to.type == 1 ? to.id : -1);
-}
-
-API CUresult cuMemAdvise(CUdeviceptr at, size_t bytes, int advice, CUdevice dev) {
-    struct piece p;
-    (void)bytes, (void)dev;
-    TRY(sim_ready());
-    return heap_holding(at, &p) && p.kind == MANAGED && advice > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+API CUresult cuMemAllocPitch(unsigned *out, unsigned *pitch, unsigned width, unsigned height, unsigned element) {
+    (void)out, (void)pitch, (void)width, (void)height, (void)element;
+    return CUDA_ERROR_NOT_SUPPORTED;
 }

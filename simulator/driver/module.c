@@ -1,6 +1,6 @@
 /* Simulated libcuda: modules and functions, which say how long a kernel runs. Kernels compute nothing. */
 #define _GNU_SOURCE
-#include "heap.h"
+#include "module.h"
 #include "../model/rng.h"
 
 #include <stdio.h>
@@ -17,24 +17,7 @@
  * Variables of a module (".global .align 4 .b8 NAME[BYTES];") take memory at the first use of one of its functions or
  * variables; with CUDA_MODULE_LOADING=EAGER, when the module is loaded. */
 
-struct function {
-    char name[128];
-    uint64_t duration_ns; /* 0: the GPU's default */
-    const double *spread;
-    uint64_t seed;
-    bool by_parameter, spins;
-    unsigned threads;   /* for launches older than cuLaunchKernel: block shape, */
-    uint64_t parameter; /* and the first parameter */
-    struct module *module;
-    struct function *next;
-};
-
-struct module {
-    char *text; /* NULL: not text */
-    struct function *functions;
-    CUcontext ctx;
-    CUdeviceptr variables; /* their memory, one behind the other; 0: not loaded, or there are none */
-};
+enum { LONGEST = 4095 }; /* name of a function */
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
@@ -136,7 +119,7 @@ API CUresult cuModuleUnload(CUmodule m) {
 
 /* The text after "WORD NAME=", else after "WORD="; NULL if there is none. */
 static const char *said(const struct module *m, const char *word, const char *name) {
-    char key[176];
+    char key[LONGEST + 16];
     const char *at;
     if (!m->text)
         return NULL;
@@ -213,7 +196,7 @@ uint64_t kernel_ns(const struct kernel *k) {
 
 API CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *name) {
     TRY(sim_ready());
-    if (!out || !m || !name || !*name || strlen(name) >= sizeof m->functions->name)
+    if (!out || !m || !name || !*name || strlen(name) > LONGEST)
         return CUDA_ERROR_INVALID_VALUE;
     if (m->text && !strstr(m->text, name))
         return CUDA_ERROR_NOT_FOUND;
@@ -222,8 +205,8 @@ API CUresult cuModuleGetFunction(CUfunction *out, CUmodule m, const char *name) 
     struct function *f = r ? NULL : m->functions;
     while (f && strcmp(f->name, name))
         f = f->next;
-    if (!r && !f && (f = calloc(1, sizeof *f))) {
-        strcpy(f->name, name);
+    if (!r && !f && (f = calloc(1, sizeof *f + strlen(name) + 1))) {
+        f->name = strcpy((char *)(f + 1), name);
         describe(f, m);
         f->module = m;
         f->next = m->functions;
@@ -257,6 +240,9 @@ API CUresult cuModuleGetGlobal_v2(CUdeviceptr *out, size_t *bytes, CUmodule m, c
 }
 
 API CUresult cuModuleGetLoadingMode(int *mode) {
+    TRY(sim_ready());
+    if (!mode)
+        return CUDA_ERROR_INVALID_VALUE;
     *mode = 2; /* CU_MODULE_LAZY_LOADING */
     return CUDA_SUCCESS;
 }
@@ -279,92 +265,72 @@ API CUresult cuLibraryGetGlobal(CUdeviceptr *out, size_t *bytes, CUmodule librar
 }
 
 API CUresult cuLibraryGetModule(CUmodule *out, CUmodule library) {
+    TRY(sim_ready());
+    if (!out || !library)
+        return out ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
     *out = library;
     return CUDA_SUCCESS;
 }
 
-API CUresult cuKernelGetFunction(CUfunction *out, CUfunction kernel) {
-    *out = kernel;
-    return kernel ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+API CUresult cuModuleGetGlobal(unsigned *out, unsigned *bytes, CUmodule m, const char *name) {
+    (void)out, (void)bytes, (void)m, (void)name;
+    return CUDA_ERROR_NOT_SUPPORTED; /* 32-bit addresses */
 }
 
-API CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction f) {
-    if (!value || !f)
-        return CUDA_ERROR_INVALID_VALUE;
-    switch (attribute) {          /* CU_FUNC_ATTRIBUTE_... */
-    case 0: *value = 1024; break; /* MAX_THREADS_PER_BLOCK */
-    case 4: *value = 32; break;   /* NUM_REGS */
-    case 5:
-    case 6: *value = 90; break;    /* PTX_VERSION, BINARY_VERSION */
-    case 8: *value = 49152; break; /* MAX_DYNAMIC_SHARED_SIZE_BYTES */
-    default: *value = 0;
+API CUresult cuLibraryLoadFromFile(CUmodule *out, const char *path, int *jit, void **jit_values, unsigned jit_n,
+                                   int *options, void **values, unsigned n) {
+    (void)jit, (void)jit_values, (void)jit_n, (void)options, (void)values, (void)n;
+    return cuModuleLoad(out, path);
+}
+
+/* A module here has no variables in managed memory, and no functions that host and GPU share. */
+API CUresult cuLibraryGetManaged(CUdeviceptr *out, size_t *bytes, CUmodule library, const char *name) {
+    TRY(sim_ready());
+    return (!out && !bytes) || !library || !name ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_FOUND;
+}
+
+API CUresult cuLibraryGetUnifiedFunction(void **out, CUmodule library, const char *name) {
+    TRY(sim_ready());
+    return !out || !library || !name ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_FOUND;
+}
+
+/* --- the functions of a module: those that its text declares by ".entry NAME" --- */
+
+static const char *entry(const char *text, char name[LONGEST + 1]) {
+    for (const char *at = text; at && (at = strstr(at, ".entry"));) {
+        at += 6 + strspn(at + 6, " \t\n\r");
+        size_t n = strcspn(at, "( \t\n\r;/");
+        if (n && n <= LONGEST) {
+            memcpy(name, at, n);
+            name[n] = 0;
+            return at + n;
+        }
     }
-    return CUDA_SUCCESS;
+    return NULL;
 }
 
-API CUresult cuFuncSetAttribute(CUfunction f, int attribute, int value) {
-    (void)attribute, (void)value;
-    return f ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}
-
-API CUresult cuFuncSetCacheConfig(CUfunction f, int config) {
-    (void)config;
-    return f ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}
-
-API CUresult cuFuncGetModule(CUmodule *out, CUfunction f) {
-    if (!f)
-        return CUDA_ERROR_INVALID_HANDLE;
-    *out = f->module;
-    return CUDA_SUCCESS;
-}
-
-API CUresult cuFuncGetName(const char **out, CUfunction f) {
-    if (!f)
-        return CUDA_ERROR_INVALID_HANDLE;
-    *out = f->name;
-    return CUDA_SUCCESS;
-}
-
-API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int threads, size_t shared) {
-    (void)shared;
-    if (!blocks || !f || threads <= 0)
+static CUresult count(unsigned *out, const struct module *m) {
+    char name[LONGEST + 1];
+    TRY(sim_ready());
+    if (!out || !m)
         return CUDA_ERROR_INVALID_VALUE;
-    *blocks = threads > 2048 ? 0 : 2048 / threads > 32 ? 32 : 2048 / threads;
+    *out = 0;
+    for (const char *at = m->text; (at = entry(at, name));)
+        ++*out;
     return CUDA_SUCCESS;
 }
 
-API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction f, int threads, size_t shared,
-                                                                  unsigned flags) {
-    (void)flags;
-    return cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, f, threads, shared);
-}
-
-/* --- launches older than cuLaunchKernel take these from the function --- */
-
-API CUresult cuFuncSetBlockShape(CUfunction f, int x, int y, int z) {
-    if (!f || x <= 0 || y <= 0 || z <= 0)
-        return f ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
-    f->threads = (unsigned)x * (unsigned)y * (unsigned)z;
+static CUresult enumerate(CUfunction *out, unsigned n, struct module *m) {
+    char name[LONGEST + 1];
+    TRY(sim_ready());
+    if (!out || !n || !m)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (const char *at = m->text; n && (at = entry(at, name)); n--)
+        TRY(cuModuleGetFunction(out++, m, name));
     return CUDA_SUCCESS;
 }
 
-unsigned function_threads(CUfunction f) { return f->threads; }
-
-API CUresult cuFuncSetSharedSize(CUfunction f, unsigned bytes) {
-    return (void)bytes, f ? 0 : CUDA_ERROR_INVALID_HANDLE;
-}
-API CUresult cuParamSetSize(CUfunction f, unsigned bytes) { return (void)bytes, f ? 0 : CUDA_ERROR_INVALID_HANDLE; }
-
-API CUresult cuParamSetv(CUfunction f, int offset, const void *data, unsigned bytes) {
-    if (!f || (bytes && !data) || offset < 0)
-        return f ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
-    if (offset < (int)sizeof f->parameter) {
-        unsigned room = (unsigned)sizeof f->parameter - (unsigned)offset;
-        memcpy((char *)&f->parameter + offset, data, bytes < room ? bytes : room);
-    }
-    return CUDA_SUCCESS;
-}
-
-API CUresult cuParamSeti(CUfunction f, int offset, unsigned value) { return cuParamSetv(f, offset, &value, 4); }
-API CUresult cuParamSetf(CUfunction f, int offset, float value) { return cuParamSetv(f, offset, &value, 4); }
+API CUresult cuModuleGetFunctionCount(unsigned *out, CUmodule m) { return count(out, m); }
+API CUresult cuLibraryGetKernelCount(unsigned *out, CUmodule library) { return count(out, library); }
+API CUresult cuModuleEnumerateFunctions(CUfunction *out, unsigned n, CUmodule m) { return enumerate(out, n, m); }
+API CUresult cuLibraryEnumerateKernels(CUfunction *out, unsigned n, CUmodule m) { return enumerate(out, n, m); }

@@ -113,11 +113,11 @@ API nvmlReturn_t nvmlSystemGetNVMLVersion(char *out, unsigned size) {
     return text(out, size, version);
 }
 
+/* Also without nvmlInit, as the real one. */
 static nvmlReturn_t cuda_version(int *out) {
-    READY();
     if (!out)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *out = (int)gpus[0].file->head.cuda_version;
+    *out = gpu_cuda_version(gpus, count);
     return NVML_SUCCESS;
 }
 

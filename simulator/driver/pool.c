@@ -32,7 +32,8 @@ struct pool {
     int device;
     int fd; /* the memory file of a pool that can be shared; -1: none */
     bool imported, destroyed;
-    bool host; /* in host memory, which takes nothing of the GPU */
+    bool host;    /* in host memory, which takes nothing of the GPU */
+    bool lasting; /* a default one: never destroyed */
     uint64_t file_end;
     uint64_t reserved, reserved_high, used, used_high, threshold;
     int reuse[3];
@@ -307,7 +308,7 @@ CUresult pool_allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUcont
         }
     }
     if (at) {
-        r = heap_note((struct piece){at, size, 0, ctx, POOLED, pool, 0});
+        r = heap_note((struct piece){.address = at, .size = size, .ctx = ctx, .kind = POOLED, .pool = pool});
         if (r)
             join(pool, at);
         else
@@ -338,6 +339,52 @@ API CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice dev) {
     TRY(sim_device(dev));
     *out = pool_current(dev);
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* --- since CUDA 13.0, pools by place and kind of memory: the host's and the managed ones have defaults of their own --- */
+
+enum { PINNED = 1, MANAGED_KIND = 2 }; /* CU_MEM_ALLOCATION_TYPE_... */
+
+/* Mutex held. The cell of the pool; NULL: there is no such kind of memory in that place. */
+static CUmemoryPool *place_of(const struct location *where, int kind, CUmemoryPool *by_device) {
+    static CUmemoryPool host, managed;
+    if (where && kind == PINNED && where->type == 1)
+        return where->id >= 0 && where->id < sim_gpus ? &by_device[where->id] : NULL;
+    if (where && kind == PINNED && where->type >= 2 && where->type <= 4)
+        return &host;
+    return kind == MANAGED_KIND ? &managed : NULL;
+}
+
+static CUresult pool_by_place(CUmemoryPool *out, const struct location *where, int kind, bool current) {
+    CUmemoryPool pool = NULL;
+    TRY(sim_ready());
+    pthread_mutex_lock(&mutex);
+    CUmemoryPool *cell = out ? place_of(where, kind, default_pool) : NULL;
+    bool device = cell && kind == PINNED && where->type == 1;
+    if (device)
+        pool = current && device_pool[where->id] ? device_pool[where->id] : default_of(where->id);
+    else if (cell && !*cell && (*cell = new_pool(0, -1))) {
+        (*cell)->host = kind == PINNED;
+        (*cell)->lasting = true;
+    }
+    if (cell)
+        *out = device ? pool : *cell;
+    pthread_mutex_unlock(&mutex);
+    return !cell ? CUDA_ERROR_INVALID_VALUE : *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+API CUresult cuMemGetDefaultMemPool(CUmemoryPool *out, const struct location *where, int kind) {
+    return pool_by_place(out, where, kind, false);
+}
+
+API CUresult cuMemGetMemPool(CUmemoryPool *out, const struct location *where, int kind) {
+    return pool_by_place(out, where, kind, true);
+}
+
+CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool);
+API CUresult cuMemSetMemPool(const struct location *where, int kind, CUmemoryPool pool) {
+    TRY(sim_ready());
+    return where && kind == PINNED && where->type == 1 ? cuDeviceSetMemPool(where->id, pool) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 API CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
@@ -375,7 +422,7 @@ API CUresult cuMemPoolCreate(CUmemoryPool *out, const struct pool_props *props) 
 API CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     TRY(sim_ready());
     pthread_mutex_lock(&mutex);
-    bool ok = valid(pool) && pool != default_pool[pool->device];
+    bool ok = valid(pool) && pool != default_pool[pool->device] && !pool->lasting;
     if (ok) {
         if (device_pool[pool->device] == pool)
             device_pool[pool->device] = NULL;
@@ -594,5 +641,6 @@ API CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool, const s
     if (at == MAP_FAILED)
         return CUDA_ERROR_INVALID_VALUE;
     *out = (uint64_t)(uintptr_t)at;
-    return heap_note((struct piece){*out, data->size, data->size, ctx, IMPORTED, pool, 0});
+    return heap_note((struct piece){
+        .address = *out, .size = data->size, .mapped = data->size, .ctx = ctx, .kind = IMPORTED, .pool = pool});
 }

@@ -30,7 +30,7 @@ static CUresult find(const char *symbol, void **out, int version, unsigned long 
         return CUDA_ERROR_INVALID_VALUE;
     int best = -1, state = SYMBOL_NOT_FOUND;
     for (int i = 0; i < (int)(sizeof name / sizeof *name); i++) {
-        if (strcmp(name[i].base, symbol))
+        if (strcmp(name[i].base, symbol) || !gpu_has_functions_of(name[i].version))
             continue;
         if (state != FOUND)
             state = VERSION_NOT_SUFFICIENT;

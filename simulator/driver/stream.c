@@ -24,6 +24,7 @@ static void leave_thread(void *list) {
         capture_leave(&l->s);
         channel_leave(&l->s);
         l->magic = 0;
+        attributes_free(l->s.attributes);
         free(l);
     }
 }
@@ -101,6 +102,7 @@ static CUresult stream_destroy(CUstream handle) {
     capture_leave(s);
     channel_leave(s);
     l->magic = 0;
+    attributes_free(s->attributes);
     free(l);
     return CUDA_SUCCESS;
 }

@@ -1,27 +1,12 @@
-/* Simulated libcuda: virtual memory management. Memory that can be exported is a piece (piece.c): it counts once, until
- * its last handle, mapping, exported descriptor and import are gone, in whatever process. */
+/* Simulated libcuda: virtual memory management. Memory that was exported counts once, until its last handle, mapping,
+ * exported descriptor and import are gone, in whatever process. */
 #define _GNU_SOURCE
-#include "heap.h"
+#include "backing.h"
 
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-
-int memory_file(uint64_t bytes) {
-    int fd = (int)syscall(SYS_memfd_create, "simulated-device-memory", 1u /* MFD_CLOEXEC */);
-    if (fd >= 0 && ftruncate(fd, (off_t)bytes)) {
-        close(fd);
-        fd = -1;
-    }
-    return fd;
-}
 
 struct allocation_prop { /* head of CUmemAllocationProp */
     int type, handle_types, location_type, location_id;
@@ -30,23 +15,19 @@ struct allocation_prop { /* head of CUmemAllocationProp */
 };
 
 struct handle {
-    uint64_t magic;
-    int fd, device, references;
-    int piece; /* its number; -1: it cannot be exported, and fd is a memory file */
-    uint32_t generation;
-    void *kept; /* a mapping of the piece, which keeps it when the program closes our descriptor */
-    uint64_t size;
+    int device, references;
+    struct backing memory;
     struct allocation_prop prop;
     struct handle *next;
 };
 
 struct mapping {
-    uint64_t address, size;
+    uint64_t address, size, offset;
     struct handle *handle;
+    int access; /* as cuMemSetAccess set it last, for all of the mapping: CU_MEM_ACCESS_FLAGS_PROT_... */
     struct mapping *next;
 };
 
-#define HANDLE_MAGIC 0x686e646c2d73696dull
 static struct handle *handles;
 static struct mapping *mappings;
 
@@ -58,17 +39,8 @@ static struct handle *handle_of(unsigned long long value) {
     return h;
 }
 
-/* Mutex held. The descriptor of its memory; opened again if the program has closed it. */
-static int memory_of(struct handle *h) {
-    struct gpu *gpu = &sim_gpu[h->device];
-    if (h->piece >= 0 && gpu_piece_of(gpu, h->fd) != h->piece)
-        h->fd = gpu_piece_open(gpu, h->piece, h->generation);
-    return h->fd;
-}
-
 /* Mutex held. */
 static void unref(struct handle *h) {
-    struct gpu *gpu = &sim_gpu[h->device];
     if (--h->references)
         return;
     for (struct handle **p = &handles; *p; p = &(*p)->next)
@@ -76,14 +48,7 @@ static void unref(struct handle *h) {
             *p = h->next;
             break;
         }
-    if (h->piece < 0) {
-        gpu_release(gpu, h->size);
-        close(h->fd);
-    } else {
-        munmap(h->kept, 4096);
-        if (gpu_piece_of(gpu, h->fd) == h->piece)
-            gpu_piece_close(gpu, h->fd);
-    }
+    backing_drop(&sim_gpu[h->device], &h->memory);
     free(h);
 }
 
@@ -96,26 +61,13 @@ API CUresult cuMemGetAllocationGranularity(size_t *out, const struct allocation_
     return CUDA_SUCCESS;
 }
 
-/* fd: a piece, or a memory file. */
-static CUresult new_handle(unsigned long long *out, int fd, uint64_t size, const struct allocation_prop *prop) {
-    struct gpu *gpu = &sim_gpu[prop->location_id];
-    int piece = gpu_piece_of(gpu, fd);
-    void *kept = piece >= 0 ? gpu_piece_map(gpu, fd, NULL, 4096, 0, PROT_NONE) : NULL;
-    struct handle *h = kept == MAP_FAILED ? NULL : calloc(1, sizeof *h);
+static CUresult new_handle(unsigned long long *out, struct backing memory, const struct allocation_prop *prop) {
+    struct handle *h = calloc(1, sizeof *h);
     if (!h) {
-        if (kept && kept != MAP_FAILED)
-            munmap(kept, 4096);
+        backing_drop(&sim_gpu[prop->location_id], &memory);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *h = (struct handle){.magic = HANDLE_MAGIC,
-                         .fd = fd,
-                         .device = prop->location_id,
-                         .references = 1,
-                         .piece = piece,
-                         .generation = piece >= 0 ? gpu_piece_generation(gpu, piece) : 0,
-                         .kept = kept,
-                         .size = size,
-                         .prop = *prop};
+    *h = (struct handle){.device = prop->location_id, .references = 1, .memory = memory, .prop = *prop};
     pthread_mutex_lock(&mutex);
     h->next = handles;
     handles = h;
@@ -124,35 +76,16 @@ static CUresult new_handle(unsigned long long *out, int fd, uint64_t size, const
     return CUDA_SUCCESS;
 }
 
-/* The descriptor of new memory, which is counted; -1: the GPU is full, or the host. */
-static int new_memory(struct gpu *gpu, uint64_t size, bool exportable) {
-    int fd = exportable ? gpu_piece_make(gpu) : memory_file(size);
-    bool counted = fd >= 0 && (exportable ? heap_book_piece(gpu, fd, size) : heap_book(gpu, size));
-    if (counted)
-        return fd;
-    if (exportable)
-        gpu_piece_close(gpu, fd);
-    else if (fd >= 0)
-        close(fd);
-    return -1;
-}
-
 API CUresult cuMemCreate(unsigned long long *out, size_t size, const struct allocation_prop *prop,
                          unsigned long long flags) {
+    struct backing memory;
     TRY(sim_ready());
     if (!out || !prop || flags || !size || size % BLOCK || prop->location_type != 1 || sim_device(prop->location_id))
         return CUDA_ERROR_INVALID_VALUE;
     struct gpu *gpu = &sim_gpu[prop->location_id];
-    bool exportable = prop->handle_types & 1;
-    int fd = gpu->slot >= 0 || gpu_claim(gpu) ? new_memory(gpu, size, exportable) : -1;
-    CUresult r = fd >= 0 ? new_handle(out, fd, size, prop) : CUDA_ERROR_OUT_OF_MEMORY;
-    if (r && exportable)
-        gpu_piece_close(gpu, fd);
-    else if (r && fd >= 0) {
-        close(fd);
-        gpu_release(gpu, size);
-    }
-    return r;
+    if ((gpu->slot < 0 && !gpu_claim(gpu)) || !backing_make(gpu, size, &memory))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return new_handle(out, memory, prop);
 }
 
 API CUresult cuMemRelease(unsigned long long value) {
@@ -180,28 +113,21 @@ API CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
     return munmap((void *)(uintptr_t)address, size) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-/* Mutex held. */
-static void *map_memory(struct handle *h, uint64_t address, uint64_t size, uint64_t offset) {
-    void *at = (void *)(uintptr_t)address;
-    if (h->piece >= 0)
-        return gpu_piece_map(&sim_gpu[h->device], memory_of(h), at, size, offset, PROT_NONE);
-    return mmap(at, size, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, h->fd, (off_t)offset);
-}
-
 API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, unsigned long long value,
                       unsigned long long flags) {
     TRY(sim_ready());
     pthread_mutex_lock(&mutex);
     CUresult r = CUDA_ERROR_INVALID_VALUE;
     struct handle *h = handle_of(value);
-    if (h && !flags && size && size % BLOCK == 0 && offset <= h->size && size <= h->size - offset) {
+    if (h && !flags && size && size % BLOCK == 0 && offset <= h->memory.size && size <= h->memory.size - offset) {
         struct mapping *m = calloc(1, sizeof *m);
-        void *at = m ? map_memory(h, address, size, offset) : MAP_FAILED;
+        void *there = (void *)(uintptr_t)address;
+        void *at = m ? backing_map(&sim_gpu[h->device], &h->memory, there, size, offset, PROT_NONE) : MAP_FAILED;
         if (at == MAP_FAILED) {
             free(m);
             r = CUDA_ERROR_OUT_OF_MEMORY;
         } else {
-            *m = (struct mapping){address, size, h, mappings};
+            *m = (struct mapping){address, size, offset, h, 0, mappings};
             mappings = m;
             h->references++;
             r = CUDA_SUCCESS;
@@ -236,20 +162,59 @@ struct access_desc { /* CUmemAccessDesc */
     int location_type, location_id, flags;
 };
 
+static int protection(int access) { return access == 3 ? PROT_READ | PROT_WRITE : access == 1 ? PROT_READ : PROT_NONE; }
+
 API CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const struct access_desc *desc, size_t n) {
     TRY(sim_ready());
-    if (!desc || !n)
+    if (!desc || !n || mprotect((void *)(uintptr_t)address, size, protection(desc[0].flags)))
         return CUDA_ERROR_INVALID_VALUE;
-    int access = desc[0].flags == 3 ? PROT_READ | PROT_WRITE : desc[0].flags == 1 ? PROT_READ : PROT_NONE;
-    return mprotect((void *)(uintptr_t)address, size, access) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    pthread_mutex_lock(&mutex);
+    for (struct mapping *m = mappings; m; m = m->next)
+        if (m->address < address + size && address < m->address + m->size)
+            m->access = desc[0].flags;
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}
+
+/* Mutex held. */
+static struct mapping *mapping_at(uint64_t address) {
+    struct mapping *m = mappings;
+    while (m && address - m->address >= m->size)
+        m = m->next;
+    return m;
+}
+
+API CUresult cuMemGetAccess(unsigned long long *flags, const struct access_desc *where, CUdeviceptr address) {
+    TRY(sim_ready());
+    if (!flags || !where) /* `where` is a CUmemLocation: the first two fields of a CUmemAccessDesc */
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&mutex);
+    const struct mapping *m = mapping_at(address);
+    bool here = m && where->location_type == 1 && where->location_id == m->handle->device;
+    if (m)
+        *flags = here ? (unsigned long long)m->access : 0;
+    pthread_mutex_unlock(&mutex);
+    return m ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+bool vmm_holding(uint64_t address, struct piece *out) {
+    pthread_mutex_lock(&mutex);
+    const struct mapping *m = mapping_at(address);
+    if (m)
+        *out = (struct piece){.address = m->address,
+                              .size = m->size,
+                              .kind = MAPPED,
+                              .device = m->handle->device,
+                              .exportable = m->handle->prop.handle_types & 1,
+                              .access = m->access};
+    pthread_mutex_unlock(&mutex);
+    return m;
 }
 
 API CUresult cuMemRetainAllocationHandle(unsigned long long *out, void *address) {
     TRY(sim_ready());
     pthread_mutex_lock(&mutex);
-    struct mapping *m = mappings;
-    while (m && (uint64_t)(uintptr_t)address - m->address >= m->size)
-        m = m->next;
+    struct mapping *m = mapping_at((uint64_t)(uintptr_t)address);
     if (m) {
         m->handle->references++;
         *out = (unsigned long long)(uintptr_t)m->handle;
@@ -288,15 +253,28 @@ API CUresult cuMemGetAllocationPropertiesFromHandle(struct allocation_prop *out,
     return h ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* Mutex held. The memory becomes a piece, also where it is mapped. */
+static bool share(struct handle *h) {
+    struct gpu *gpu = &sim_gpu[h->device];
+    if (h->memory.piece >= 0)
+        return true;
+    if (!backing_share(gpu, &h->memory))
+        return false;
+    for (const struct mapping *m = mappings; m; m = m->next)
+        if (m->handle == h)
+            backing_map(gpu, &h->memory, (void *)(uintptr_t)m->address, m->size, m->offset, protection(m->access));
+    return true;
+}
+
 API CUresult cuMemExportToShareableHandle(void *out, unsigned long long value, int type, unsigned long long flags) {
     TRY(sim_ready());
     if (type != 1 || flags) /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
         return CUDA_ERROR_NOT_SUPPORTED;
     pthread_mutex_lock(&mutex);
     struct handle *h = handle_of(value);
-    bool exportable = h && h->piece >= 0;
+    bool exportable = h && out && h->prop.handle_types & 1;
     /* an open file of its own, as with real drivers */
-    int fd = exportable ? gpu_piece_open(&sim_gpu[h->device], h->piece, h->generation) : -1;
+    int fd = exportable && share(h) ? backing_open(&sim_gpu[h->device], &h->memory) : -1;
     pthread_mutex_unlock(&mutex);
     if (!exportable) /* only with CUmemAllocationProp::requestedHandleTypes */
         return CUDA_ERROR_INVALID_VALUE;
@@ -311,17 +289,13 @@ API CUresult cuMemImportFromShareableHandle(unsigned long long *out, void *os_ha
     if (type != 1)
         return CUDA_ERROR_NOT_SUPPORTED;
     struct allocation_prop prop = {.type = 1, .handle_types = 1, .location_type = 1, .location_id = ctx->device};
-    struct gpu *gpu = NULL;
-    int piece = -1;
-    for (int i = 0; i < sim_gpus && piece < 0; i++) /* the memory may be another GPU's than the current context's */
-        if ((piece = gpu_piece_of(gpu = &sim_gpu[i], (int)(intptr_t)os_handle)) >= 0)
-            prop.location_id = i;
-    int fd = piece >= 0 ? fcntl((int)(intptr_t)os_handle, F_DUPFD_CLOEXEC, 0) : -1;
-    if (fd < 0)
+    struct backing memory;
+    int i = 0, fd = (int)(intptr_t)os_handle;
+    while (i < sim_gpus && gpu_piece_of(&sim_gpu[i], fd) < 0) /* it may be another GPU's than the current context's */
+        i++;
+    if (!out || i == sim_gpus || !backing_adopt(&sim_gpu[i], fd, &memory))
         return CUDA_ERROR_INVALID_VALUE;
+    prop.location_id = i;
     sim_shares = true;
-    CUresult r = new_handle(out, fd, gpu_piece_bytes(gpu, piece), &prop);
-    if (r)
-        gpu_piece_close(gpu, fd);
-    return r;
+    return new_handle(out, memory, &prop);
 }

@@ -45,7 +45,7 @@ sim.add_command(cli_model.model)
 @click.option("--mig", default="", metavar="PROFILES", help="Split GPU 0 into MIG devices: 3g.20gb,1g.5gb")
 @click.option("--numa", default="", metavar="NODES", help="NUMA node of each GPU: 0,0,1,1")
 @click.option("--nvlink", default="", metavar="PAIRS", help="GPUs that an NVLink joins: 0-1,2-3")
-@click.option("--driver", default="550", show_default=True, metavar="VERSION", help="Version: 535, 615, 615.71")
+@click.option("--driver", metavar="VERSION", help="535, 615, 615.71; default: 550, with the functions of all versions.")
 @click.option(
     "--limits",
     type=click.Choice([*releases.LIMITS]),
@@ -63,7 +63,7 @@ def up(
     mig: str,
     numa: str,
     nvlink: str,
-    driver: str,
+    driver: str | None,
     limits: str,
     force: bool,
 ) -> output.Report:
@@ -87,9 +87,9 @@ def up(
     except ValueError as e:
         raise refuse("GH-101", f"--numa, --nvlink: {e}; write them as 0,0,1,1 and 0-1,2-3") from None
     try:
-        release = releases.release(driver, limits)
+        release = releases.DEFAULT if driver is None else releases.release(driver, limits)
     except ValueError as e:
-        raise refuse("GH-101", f"--driver {driver[:20]}: {e}") from None
+        raise refuse("GH-101", f"--driver {str(driver)[:20]}: {e}") from None
     settings = load_settings(prefix)
     state_owner.claim(prefix, settings.state_dir)
     refuse_while_used(settings, "up", force)

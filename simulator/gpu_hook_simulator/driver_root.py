@@ -15,6 +15,7 @@ import uuid
 from pathlib import Path
 from struct import Struct
 
+from gpu_hook_simulator import exports
 from gpu_hook_simulator import mig as mig_devices
 from gpu_hook_simulator.release import DEFAULT, Release
 from gpu_hook_simulator.topology import Topology, lay
@@ -105,7 +106,8 @@ def make(
             folder.chmod(0o755)
         for name in LIBRARIES:
             file = libraries / f"{name}.{release.version}"
-            shutil.copyfile(compiled[name], file)
+            library = compiled[name].read_bytes()
+            file.write_bytes(exports.of_release(library, release.cuda_version) if release.exact else library)
             file.chmod(0o644)
             os.symlink(file.name, libraries / f"{name}.1")
             os.symlink(f"{name}.1", libraries / name)

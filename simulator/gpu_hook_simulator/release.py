@@ -31,11 +31,15 @@ WRITTEN = re.compile(r"([0-9]{3})(\.[0-9]{1,3}){0,2}")
 
 
 class Release(Value):
-    """version: three numbers, as NVML says it. cuda_version: 12040 is 12.4. limits: of LIMITS; 0: it has none."""
+    """version: three numbers, as NVML says it. cuda_version: 12040 is 12.4. limits: of LIMITS; 0: it has none.
+
+    exact: it has the functions of that release; else those of every release.
+    """
 
     version: str
     cuda_version: int
     limits: int
+    exact: bool = True
 
 
 def release(version: str, limits: str = "dmem") -> Release:
@@ -48,4 +52,4 @@ def release(version: str, limits: str = "dmem") -> Release:
     return Release(whole, CUDA[branch], LIMITS[limits] if branch >= FIRST_WITH_LIMITS else 0)
 
 
-DEFAULT = release("550")
+DEFAULT = Release("550.0.0", CUDA[550], 0, exact=False)  # for tests of functions that are newer than its version

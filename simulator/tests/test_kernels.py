@@ -179,3 +179,17 @@ print(nvml.nvmlDeviceGetCount(), *(asked(lambda: nvml.nvmlDeviceGetMemoryInfo(gp
     assert sim.python(ask) == "2, well, 15 GPU is lost\n"
     driver_root.set_faults(sim.gpus / "1", {})
     assert sim.python(ask) == "2, well, well\n"
+
+
+def test_names_of_any_length(sim: Sim) -> None:
+    """Compilers of templates and of Python make names of hundreds of characters."""
+    out = kernels(
+        sim,
+        """
+context(); s = stream()
+for n in (1, 127, 128, 400, 4095):
+    name = b"n" * n; f = loaded(b"sim_us=20 .entry " + name + b"()", name); c = c_char_p()
+    cuda.cuFuncGetName(byref(c), f); print(len(c.value), gated(s, [lambda: launch(f, s)]))
+""",
+    )
+    assert out == [f"{n} [0.02]" for n in (1, 127, 128, 400, 4095)]

@@ -129,7 +129,7 @@ print(code("cuLaunchKernel", NONE, 1, 1, 1, 1, 1, 1, 0, NONE, NONE, NONE))
 f = kernel(1)
 print(code("cuLaunchKernel", f, 0, 1, 1, 1, 1, 1, 0, NONE, NONE, NONE))
 print(code("cuLaunchKernel", f, 1, 1, 1, 2048, 1, 1, 0, NONE, NONE, NONE))
-print(code("cuGetExportTable", byref(c_void_p()), b"0" * 16), code("cuStreamAttachMemAsync", NONE, 0, NONE, 0))
+print(code("cuGetExportTable", byref(c_void_p()), b"0" * 16), code("cuGraphicsUnregisterResource", NONE))
 name = c_char_p(); cuda.cuGetErrorName(2, byref(name)); print(name.value.decode())
 print(code("cuGetErrorName", 12345, byref(name)))
 """

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from oci_hook.cli import agent_check, top
 from oci_hook.cli.main import cli
 from oci_hook.config.settings import load
+from oci_hook.core.layout import REAL_LIBCUDA
 from oci_hook.observe import account
 from tests.agent.box import Agent, events, grant, running, surcharge, wait_for
 from tests.e2e.stage import CONTEXT_MIB, LIMIT_MIB, SHARE, Stage
@@ -82,6 +83,8 @@ def test_a_tenant_that_goes_past_the_shim(stage: Stage, root: Path, policy: str)
         assert f"container {cheat}: " in log and f"container {honest}: " not in log
         if policy == "report":
             assert agent.kinds(cheat) == {"no-shim", "over-memory"} and stage.runc.living() == {honest, cheat}
+            (bypass,) = [e for e in events(stage) if e["event"] == "finding" and e["kind"] == "no-shim"]
+            assert bypass["evidence"].endswith(f"; libcuda: {REAL_LIBCUDA})"), bypass
             text = agent.get("/metrics").decode()
             assert 'gpu_hook_findings_total{kind="no-shim"} 1\n' in text
             assert "gpu_hook_container_findings{" in text and cheat in text

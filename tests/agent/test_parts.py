@@ -360,6 +360,50 @@ def test_a_finding_says_who_a_process_is() -> None:
     assert facts.describe(process.pid) == ""
 
 
+MAPPED = """
+import mmap, sys, time
+for path in sys.argv[1:]:
+    with open(path) as file:
+        held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        globals()[path] = held
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    "names", [(), ("libcuda.so.1",), ("libcuda.so.1", "libcuda.so.5", "libcuda.so.7", "libcuda.so.9")]
+)
+def test_a_finding_says_which_driver_library_a_process_has(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Three of them at most, however a path is written."""
+    folder = tmp_path / "odd \n ; name"
+    folder.mkdir()
+    paths = [folder / name for name in (*names, "other.so")]
+    for path in paths:
+        path.write_text("x")
+    command = [sys.executable, "-c", MAPPED, *map(str, paths)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout and process.stdout.readline() == "ready\n"
+            told = facts.describe(process.pid)
+        finally:
+            process.kill()
+    head, _, tail = told.partition("; libcuda: ")
+    assert "\n" not in told and head and tail.count("/libcuda.so.") == min(len(names), 3) and "other.so" not in tail
+
+
+def test_mappings_that_never_come_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    never = tmp_path / "never"
+    os.mkfifo(never)
+    monkeypatch.setattr(facts, "MAPS", str(never))
+    for _ in range(3):
+        told = facts.describe(os.getpid())
+        assert " s old" in told and "libcuda" not in told
+    assert sum(t.name == "command" for t in threading.enumerate()) == 1
+    fd = os.open(never, os.O_WRONLY)
+    os.close(fd)
+
+
 # Moves where the kernel finds its arguments to 64 MiB of its memory: prctl(2), PR_SET_MM_MAP, which asks for no right.
 # It shows more than a page of them only where they end with a zero.
 LONG = """

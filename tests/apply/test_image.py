@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from oci_hook.apply.image import check_destinations, look, warnings
+from oci_hook.apply.image_search import Command
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, Inventory
 from oci_hook.core.plan import Bind, DeviceNode, ImageFacts, Step, make_plan
@@ -109,10 +110,10 @@ def test_copies_in_the_search_path_are_found(rootfs: Path) -> None:
         (rootfs / folder / "libcuda.so.1").write_text("")
     link(rootfs, "opt/link", "b")
     env = {"LD_LIBRARY_PATH": "opt/relative::/opt/a;/opt/link:/../opt/b:/opt/none" + ":/x" * 99 + ":/opt/last"}
-    found = look(str(rootfs), MOUNTS, env).cover_cuda
+    found = look(str(rootfs), MOUNTS, Command(env=env)).cover_cuda
     assert found == ("/opt/a/libcuda.so.1", "/opt/b/libcuda.so.1")
     below = [*MOUNTS, {"destination": "/opt", "type": "bind", "source": "/srv", "options": ["rbind"]}]
-    assert look(str(rootfs), below, env).cover_cuda == ()
+    assert look(str(rootfs), below, Command(env=env)).cover_cuda == ()
 
 
 def test_other_libraries_of_a_compat_folder(rootfs: Path) -> None:
@@ -125,6 +126,24 @@ def test_other_libraries_of_a_compat_folder(rootfs: Path) -> None:
     assert jit == {f"/usr/local/cuda-13.0/compat/libnvidia-ptxjitcompiler.so.{v}" for v in ("1", "580")}
     assert {found[d] for d in jit} == {"/d/libnvidia-ptxjitcompiler.so.550.1"}
     assert not any("other" in d or "README" in d for d in found)
+
+
+@pytest.mark.parametrize("env", ({}, {"LD_LIBRARY_PATH": "/srv/compat/"}, {"PATH": "/srv/py/bin"}))
+def test_other_libraries_of_conda_forges_compat_folder(rootfs: Path, env: dict[str, str]) -> None:
+    names = ("libcuda.so.1", "libnvidia-ptxjitcompiler.so.1")
+    for folder in ("opt/conda/cuda-compat", "srv/compat", "srv/py/cuda-compat", "srv/none"):
+        (rootfs / folder).mkdir(parents=True)
+        for name in names:
+            (rootfs / folder / name).write_text("")
+    found = final(plan(look(str(rootfs), MOUNTS, Command(env=env))))
+    folders = {
+        "/opt/conda/cuda-compat",
+        *("/srv/compat" for v in env if v[0] == "L"),
+        *("/srv/py/cuda-compat" for v in env if v[0] == "P"),
+    }
+    assert {d for d in found if d.startswith(("/opt", "/srv"))} == {
+        f"{folder}/{name}" for folder in folders for name in names
+    }
 
 
 def test_nix_programs_look_in_a_folder_of_their_own(rootfs: Path) -> None:

@@ -53,8 +53,9 @@ def subcommands() -> list[tuple[str, ...]]:
     return found
 
 
-WITHOUT_AN_INSTALL = [("completion",), ("sim", "model"), ("translate",)]
-WITHOUT_JSON = [("agent",), ("completion",)]  # one answers nobody (its page does), the other answers a shell
+WITHOUT_AN_INSTALL = [("completion",), ("controller",), ("sim", "model"), ("translate",)]
+# Two answer nobody (a page and an address do), one answers a shell.
+WITHOUT_JSON = [("agent",), ("completion",), ("controller",)]
 
 
 @pytest.mark.parametrize("names", subcommands(), ids=" ".join)

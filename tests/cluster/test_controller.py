@@ -306,23 +306,38 @@ def token_for(plane: Plane, account: str, audience: str, pod: Any = None) -> str
     return str(made["status"]["token"])
 
 
+SETS = "/apis/apps/v1/namespaces/gpu-hook/daemonsets"
+
+
+def daemon_set(name: str, account: str) -> dict[str, Any]:
+    labels = {"set": name}
+    spec = {**plain_nodes.pod("x")["spec"], "serviceAccountName": account}
+    template = {"metadata": {"labels": labels}, "spec": spec}
+    return {"metadata": {"name": name}, "spec": {"selector": {"matchLabels": labels}, "template": template}}
+
+
 def test_a_node_learns_its_own_keys_and_nobody_else_s(plane: Plane) -> None:
     controller = plane.ready(plane.controller())
     plane.node("a", 16 * GIB)
     folder = "/api/v1/namespaces/gpu-hook"
     for name in ("gpu-hook-node", "other"):
         plane.api("POST", f"{folder}/serviceaccounts", {"metadata": {"name": name}})
-    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "gpu-hook-node", "uid": "0", "controller": True}
-
-    def pod(name: str, account: str, owners: list[Any]) -> Any:
-        body = plain_nodes.pod(name, serviceAccountName=account, nodeName="a")
-        body["metadata"]["ownerReferences"] = owners
-        return plane.api("POST", f"{folder}/pods", body)
-
+    for name, account in (("gpu-hook-node", "gpu-hook-node"), ("other", "other"), ("another", "gpu-hook-node")):
+        plane.api("POST", SETS, daemon_set(name, account))
     try:
-        real = pod("real", "gpu-hook-node", [owner])
-        loose = pod("loose", "gpu-hook-node", [])
-        other = pod("other", "other", [owner])
+        found: dict[str, Any] = {}
+
+        def all_run() -> bool:
+            for pod in plane.api.get(f"{folder}/pods")["items"]:
+                if pod["spec"].get("nodeName") == "a":
+                    found[pod["metadata"]["labels"]["set"]] = pod
+            return len(found) == 3
+
+        wait(60, "the sets' pods have a node", all_run)
+        real, other, another = found["gpu-hook-node"], found["other"], found["another"]
+        loose = plane.api(
+            "POST", f"{folder}/pods", plain_nodes.pod("loose", serviceAccountName="gpu-hook-node", nodeName="a")
+        )
         mine = token_for(plane, "gpu-hook-node", "gpu-hook-controller", real)
 
         def ask(token: str) -> tuple[int, str]:
@@ -336,15 +351,17 @@ def test_a_node_learns_its_own_keys_and_nobody_else_s(plane: Plane) -> None:
             token_for(plane, "gpu-hook-node", "gpu-hook-controller"),  # of no pod
             token_for(plane, "gpu-hook-node", "https://kubernetes.default.svc", real),
             token_for(plane, "gpu-hook-node", "gpu-hook-controller", loose),
+            token_for(plane, "gpu-hook-node", "gpu-hook-controller", another),
             token_for(plane, "other", "gpu-hook-controller", other),
             mine[:-4] + "AAAA",
             "x",
         ):
             assert ask(token)[0] == 403, token
         assert ask("")[0] == 401 and ask("x" * 9000)[0] in (400, 401)
-        plane.api("DELETE", f"{folder}/pods/real?gracePeriodSeconds=0")
+        plane.api("DELETE", f"{folder}/pods/{real['metadata']['name']}?gracePeriodSeconds=0")
         wait(30, "the token of a deleted pod is worth nothing", lambda: ask(mine)[0] == 403)
     finally:
+        plane.api("DELETE", SETS)
         for name in ("gpu-hook-node", "other"):
             plane.api("DELETE", f"{folder}/serviceaccounts/{name}")
         plane.api("DELETE", f"{folder}/pods?gracePeriodSeconds=0")
@@ -357,7 +374,7 @@ def test_slow_large_and_wrong_callers_do_not_stop_it(plane: Plane) -> None:
     for path in ("/bindings", "/pods", "/bindings/", f"/bindings/{token[:-1]}", f"/bindings/{token}x", "/filter", "/preempt",
                  f"/extender/{token}/filter", f"/filter/{token}", "/../pods", "/"):  # fmt: skip
         assert controller.ask("POST", path, {})[0] == 404, path
-    for body in (b"", b"{", b"[]", b"null", b'{"request":7}', b'{"request":{}}', b"[" * 100_000, b'"' + b"a" * 1000):
+    for body in (b"", b"{", b"[]", b"null", b'{"request":7}', b"[" * 100_000, b'"' + b"a" * 1000):
         assert controller.ask("POST", f"/pods/{token}", body)[0] == 400, body[:20]
     assert controller.ask("POST", f"/bindings/{token}", b"x" * (9 << 20))[0] in (0, 413)
 

@@ -76,11 +76,19 @@ def unpacked(suite: str, *packages: str, component: str = "main", architecture: 
 
 
 def _unpack(place: Path, suite: str, packages: tuple[str, ...], component: str, architecture: str) -> None:
+    shutil.rmtree(place / "new", ignore_errors=True)
+    (place / "new").mkdir(parents=True)
+    for deb in debs(place, suite, packages, component, architecture):
+        subprocess.run(["dpkg", "-x", str(deb), str(place / "new")], check=True)
+    (place / "new").rename(place / "root")
+
+
+def debs(place: Path, suite: str, packages: tuple[str, ...], component: str, architecture: str = "") -> list[Path]:
+    """Download these packages (`name` or `name=version`) into a folder of `place`; the files. Skips where they cannot be had."""
     if not shutil.which("apt-get") or not shutil.which("dpkg") or not KEYRING.exists():
         pytest.skip("Debian's packages need apt-get, dpkg and Debian's keyring")
-    for folder in ("new", "debs"):
-        shutil.rmtree(place / folder, ignore_errors=True)
-    for folder in ("lists/partial", "archives/partial", "debs", "new"):
+    shutil.rmtree(place / "debs", ignore_errors=True)
+    for folder in ("lists/partial", "archives/partial", "debs"):
         (place / folder).mkdir(parents=True, exist_ok=True)
     (place / "sources.list").write_text(f"deb [signed-by={KEYRING}] {mirror()} {suite} {component}\n")
     options = [
@@ -98,9 +106,7 @@ def _unpack(place: Path, suite: str, packages: tuple[str, ...], component: str, 
         r = subprocess.run(["apt-get", *options, *command], cwd=place / "debs", capture_output=True, text=True)
         if r.returncode != 0:
             pytest.skip(f"{packages[0]} of Debian {suite} cannot be fetched: {r.stderr.strip()[-100:]}")
-    for deb in (place / "debs").glob("*.deb"):
-        subprocess.run(["dpkg", "-x", str(deb), str(place / "new")], check=True)
-    (place / "new").rename(place / "root")
+    return sorted((place / "debs").glob("*.deb"))
 
 
 def nvidia() -> Path:

@@ -16,7 +16,7 @@ from oci_hook.discovery import driver_files
 from oci_hook.discovery.save import save_inventory
 from tests.conftest import Bundle, Install, Runc
 from tests.discovery.test_driver_files import debian_driver
-from tests.e2e.fetched import nvidia, wheel
+from tests.e2e.fetched import nvidia
 from tests.e2e.stage import CLIENTS, CONTEXT_MIB, LIMIT_MIB, Stage, compile_client, glibc_image, python_image
 
 __all__ = ["debian_driver"]  # a fixture
@@ -152,18 +152,6 @@ def test_find_library(python: Python) -> None:
     shutil.copy(ldconfig, python.root / "sbin/ldconfig")
     (python.root / "etc/ld.so.conf").write_text("/usr/lib/x86_64-linux-gnu\n/usr/lib/aarch64-linux-gnu\n/usr/lib64\n")
     assert python.run("find_library.py") == ["0", "None", "libcuda.so.1", "0"]
-
-
-def test_numba(python: Python) -> None:
-    """Too large (100 MB) to be installed with the rest."""
-    numba = wheel("numba-cuda", "numba")
-    python.mounts.append(
-        {"destination": "/numba", "source": str(numba), "type": "bind", "options": ["rbind", "ro", "nosuid", "nodev"]}
-    )
-    said = python.run("numba_fill.py", env={"PYTHONPATH": "/numba", "NUMBA_CACHE_DIR": "/tmp"})
-    assert "Simulated GPU" in said[0]
-    assert said[1:3] == ["sum 499500", f"memory {LIMIT_MIB - CONTEXT_MIB - 1} {LIMIT_MIB}"]
-    assert said[3] == f"held {LIMIT_MIB - CONTEXT_MIB} True"  # the first array went when memory was short
 
 
 @pytest.fixture

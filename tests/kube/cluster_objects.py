@@ -13,15 +13,16 @@ SIGNER = Signer({1: b"\x01" * 32})
 
 def inventory(name, sizes, **more):
     gpus = tuple(
-        Gpu(f"GPU-{name}-{i}", i, i, size, name="T4", no_limits=more.get("no_limits", "no")) for i, size in enumerate(sizes)
+        Gpu(f"GPU-{name}-{i}", i, i, size, name="T4", no_limits=more.get("no_limits", "no"))
+        for i, size in enumerate(sizes)
     )
     links = tuple((f"GPU-{name}-{a}", f"GPU-{name}-{b}", far) for a, b, far in more.get("links", ()))
     return Inventory("", "535.1", "", True, gpus, (), (), "", "", links=links, cuda_version="12.2")
 
 
 def node(name, *sizes, labels=None, rules=None, digest=None, **more):
-    """A Node whose reporter wrote its annotations. sizes: MiB of each GPU."""
-    found = inventory(name, sizes, **more)
+    """A Node whose reporter wrote its annotations. sizes: MiB of each GPU. gpus: a part of their UUIDs."""
+    found = inventory(more.pop("gpus", name), sizes, **more)
     annotations = {"gpu-hook.io/inventory": inventory_text(NodeInventory(found, rules or Rules(), 1))}
     if digest is not None:
         annotations["gpu-hook.io/ledger"] = digest_text(digest, found)
@@ -60,7 +61,11 @@ def pod(name, *, uid=None, containers=("main",), init=(), owner=None, priority=0
 
 def binding(of, node_name, *, uid=None, annotations=None, dry_run=False):
     """The AdmissionReview of a Binding of this pod."""
-    meta = {"name": of["metadata"]["name"], "namespace": "default", "uid": of["metadata"]["uid"] if uid is None else uid}
+    meta = {
+        "name": of["metadata"]["name"],
+        "namespace": "default",
+        "uid": of["metadata"]["uid"] if uid is None else uid,
+    }
     if annotations is not None:
         meta["annotations"] = annotations
     return {

@@ -53,3 +53,34 @@ def test_unknown_rules_and_a_gpu_twice_are_refused() -> None:
         read_inventory(json.dumps({**data, "rules": {"nonsense": 1}}))
     with pytest.raises(ValueError, match="twice"):
         read_inventory(json.dumps({**data, "gpus": [data["gpus"][0]] * 2}))
+
+
+@pytest.mark.parametrize(
+    "number, value", [(1, "0"), (1, True), (3, -1), (3, 1 << 50), (3, 1.5), (4, 7), (5, None), (13, "540"), (0, "")]
+)
+def test_a_gpu_with_a_field_of_another_kind_is_refused(number, value) -> None:
+    data = json.loads(inventory_text(NodeInventory(INVENTORY, Rules())))
+    data["gpus"][0][number] = value
+    with pytest.raises(ValueError):
+        read_inventory(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ["x", "", [[0, -5, 0, 0, False]], "default", False],
+        ["x", "", [[0, "5", 0, 0, False]], "default", False],
+        ["x", "", [[9, 5, 0, 0, False]], "default", False],
+        ["x", "", [[-1, 5, 0, 0, False]], "default", False],
+        ["x", "", [], "nobody's", False],
+    ],
+)
+def test_a_grant_that_takes_less_than_nothing_is_refused(row) -> None:
+    text = json.dumps({"v": 1, "pods": {}, "local": [row], "refused": {}})
+    with pytest.raises(ValueError):
+        read_digest(text, INVENTORY)
+
+
+def test_text_that_is_nested_deeply_is_refused() -> None:
+    with pytest.raises(ValueError):
+        read_inventory('{"v":' + "[" * 100_000)

@@ -77,6 +77,10 @@ int nvmlDeviceGetProcessUtilization(void *d, sample *s, unsigned *n, unsigned lo
 }
 int nvmlDeviceSetPersistenceMode(void *d, int mode) { return (void)d, (void)mode, 0; }
 int nvmlDeviceSetComputeMode(void *d, int mode) { return (void)d, (void)mode, 0; }
+int nvmlDeviceSetClockOffsets(void *d, void *info) { return (void)d, (void)info, 0; }
+int nvmlDeviceReadWritePRM_v1(void *d, void *buffer) { return (void)d, (void)buffer, 0; }
+int nvmlDeviceSetMemoryLimits_v1(void *d, void *limits) { return (void)d, (void)limits, 0; }
+int nvmlDeviceGetAccountingStats_v2(void *d, void *stats) { return (void)d, *(unsigned *)stats = 1, 0; }
 int nvmlDeviceGetName(void *d, char *name, unsigned n) { return (void)d, snprintf(name, n, "Fake"), 0; }
 const char *nvmlErrorString(int r) { return r ? "error" : "fine"; }
 int nvmlDeviceGetAccountingPids(void *d, unsigned *n, unsigned *pids) {

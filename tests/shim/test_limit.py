@@ -54,6 +54,22 @@ assert cu.alloc(324 * cu.MIB)[0] == 0
     assert box.peak() == 1024 * MIB
 
 
+def test_memory_of_an_exited_process_is_free_as_soon_as_it_is_asked_for(box: Box) -> None:
+    """How often somebody asked before does not matter."""
+    box.python("""
+import subprocess, sys
+cu.init()
+left = cu.info()
+for mib in range(1, 21):
+    code = f"import client as cu; cu.init(); print(cu.alloc({mib} * cu.MIB)[0], flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as child:
+        assert child.stdout.readline() == "0\\n"
+        assert cu.info()[0] == left[0] - mib * cu.MIB, (cu.info(), left)
+        child.kill() if mib % 2 else child.stdin.close()
+    assert cu.info() == left, (mib, cu.info(), left)
+""")
+
+
 HOLD = """
 import sys, client as cu
 cu.init()

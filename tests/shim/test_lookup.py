@@ -10,7 +10,9 @@ import pytest
 from box import ROOT, Box
 from conftest import HERE, compile_c
 
+from scripts.driver_symbols import listed
 from tests.e2e.fetched import wheel
+from tests.e2e.real_drivers import DRIVERS, libraries
 
 pytestmark = pytest.mark.root
 SHIM = ROOT / "oci_hook" / "shim"
@@ -44,7 +46,8 @@ def routes(box: Box, programs: Path, tmp_path: Path) -> list[tuple[str, str, str
     return [tuple(line.split(" ", 2)) for line in out.stdout.splitlines()]  # type: ignore[misc]
 
 
-def check(found: list[tuple[str, str, str]], names: int) -> None:
+def check(found: list[tuple[str, str, str]], names: int, second: bool = True) -> None:
+    """second: the driver has cuGetProcAddress_v2, since 12.0."""
     strangers = [f for f in found if "/lib/libcuda.so" not in f[2]]
     assert not strangers, strangers[:20]
     count = Counter(route for route, _, _ in found)
@@ -63,8 +66,8 @@ def check(found: list[tuple[str, str, str]], names: int) -> None:
     assert {r: count[r] for r in whole} == dict.fromkeys(whole, names)
     # glibc finds no version in a library without version definitions, the driver's or ours: nothing, not the driver
     assert not [r for r in count if r.endswith("dlvsym") and count[r] not in (0, names)]
-    assert count["cuGetProcAddress_v2-12000-0"] > 30 and count["cuGetProcAddress-12000-2"] > 30, count
-    assert count["cuGetProcAddress-twice"] > 100
+    assert count["cuGetProcAddress-12000-2"] > 30, count
+    assert (count["cuGetProcAddress_v2-12000-0"] > 30) == (count["cuGetProcAddress-twice"] > 100) == second, count
 
 
 def test_every_route_lands_in_the_shim(box: Box, programs: Path, tmp_path: Path) -> None:
@@ -72,12 +75,17 @@ def test_every_route_lands_in_the_shim(box: Box, programs: Path, tmp_path: Path)
     check(routes(box, programs, tmp_path), names)
 
 
-def test_every_route_with_the_real_driver_library(box: Box, programs: Path, tmp_path: Path, real_driver: Path) -> None:
-    (box.place / "driver" / "cuda").write_bytes((real_driver / "libcuda.so").read_bytes())
+@pytest.mark.slow
+@pytest.mark.parametrize("version", DRIVERS)
+def test_every_route_with_the_real_driver_library(box: Box, programs: Path, tmp_path: Path, version: str) -> None:
+    library = libraries(version)["libcuda"]
+    (box.place / "driver" / "cuda").write_bytes(library.read_bytes())
     found = routes(box, programs, tmp_path)
-    check(found, (SHIM / "intercepts.def").read_text().count("\nGH_CUDA("))
+    second = "cuGetProcAddress_v2" in listed(library)
+    check(found, (SHIM / "intercepts.def").read_text().count("\nGH_CUDA("), second)
     # per-thread variants and every ABI version answer with different functions, all of them ours
-    assert len({f for f in found if f[1] == "cuMemAllocAsync" and f[0].startswith("cuGetProcAddress_v2-12000")}) == 3
+    route = "cuGetProcAddress_v2-12000" if second else "cuGetProcAddress-12000"
+    assert len({f for f in found if f[1] == "cuMemAllocAsync" and f[0].startswith(route)}) == 3
 
 
 def test_a_stranger_is_left_as_the_driver_answered(box: Box) -> None:

@@ -149,6 +149,28 @@ assert nv.nvmlDeviceGetName(gpu) == "Fake"
     )
 
 
+def test_functions_of_later_drivers(box: Box) -> None:
+    """Those of 555 to 615 are known: none changes the GPU, and none shows what other containers used."""
+    box.python(
+        OPEN
+        + """
+lib, room = cu.ctypes.CDLL("libnvidia-ml.so.1"), cu.ctypes.create_string_buffer(1 << 16)
+for name in ("nvmlDeviceSetClockOffsets", "nvmlDeviceReadWritePRM_v1", "nvmlDeviceSetMemoryLimits_v1"):
+    assert lib[name](gpu, room) == nv.NVML_ERROR_NO_PERMISSION, name
+assert lib.nvmlDeviceGetAccountingStats_v2(gpu, room) == nv.NVML_ERROR_NOT_SUPPORTED and not room.raw.strip(b"\\0")
+"""
+    )
+    box.grant({0: 100 * MIB}, whole=(0,))
+    box.python(
+        OPEN
+        + """
+lib, room = cu.ctypes.CDLL("libnvidia-ml.so.1"), cu.ctypes.create_string_buffer(1 << 16)
+assert lib.nvmlDeviceSetMemoryLimits_v1(gpu, room) == nv.NVML_ERROR_NO_PERMISSION
+assert lib.nvmlDeviceGetAccountingStats_v2(gpu, room) == 0 and room.raw.strip(b"\\0")
+"""
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", ["gpustat", "nvitop"])
 def test_real_clients_run(box: Box, tool: str) -> None:

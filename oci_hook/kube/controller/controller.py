@@ -72,6 +72,7 @@ class Controller:
             leads,
             self._synced,
             time.monotonic,
+            self._measure,
             log,
         )
         self._authority = Authority(client, options, self._use, leads, self._newest_key, log)
@@ -151,14 +152,16 @@ class Controller:
             await asyncio.sleep(TICK)
             for pod in self._state.tick(time.monotonic()):
                 await self._ask(pod.namespace, pod.name, pod.uid)
-            for reflector in self._reflectors:
-                self._metrics.lists.labels(reflector.kind.name).set(reflector.lists)
-            self._metrics.cut.set(self._server.connections.cut)
-            self._metrics.events.labels("written").set(self._events.written)
-            self._metrics.events.labels("dropped").set(self._events.book.dropped)
             if not frozen and self._synced():
                 frozen = True
                 end_of_loading()
+
+    def _measure(self) -> None:
+        for reflector in self._reflectors:
+            self._metrics.lists.labels(reflector.kind.name).set(reflector.lists)
+        self._metrics.cut.set(self._server.connections.cut)
+        self._metrics.events.labels("written").set(self._events.written)
+        self._metrics.events.labels("dropped").set(self._events.book.dropped)
 
     async def _ask(self, namespace: str, name: str, uid: str) -> None:
         """What became of a pod whose Binding we answered long ago?"""

@@ -26,7 +26,8 @@ class NotNow(Exception):
 
 
 class Service:
-    """leads: whether the Lease is ours at this moment. synced: whether the copy is whole."""
+    """leads: whether the Lease is ours at this moment. synced: whether the copy is whole. measure: sets the figures that only
+    the controller knows."""
 
     def __init__(
         self,
@@ -38,8 +39,10 @@ class Service:
         leads: Callable[[], bool],
         synced: Callable[[], bool],
         now: Callable[[], float],
+        measure: Callable[[], None],
         log: Callable[[str], None],
     ) -> None:
+        self._measure = measure
         self.signer = Signer({})
         self._own = Own()
         self._client, self._options, self._copy, self._metrics = client, options, copy, metrics
@@ -146,6 +149,7 @@ class Service:
 
     async def metrics_text(self) -> bytes:
         state, metrics = self._copy.state, self._metrics
+        self._measure()
         metrics.leads.set(self._leads())
         metrics.objects.labels("nodes").set(len(state.nodes))
         metrics.objects.labels("pods").set(len(state.pods))

@@ -85,16 +85,27 @@ static void restate(struct gh_state *st, struct gh_account_page *page) {
     }
 }
 
+/* Clears the slots of exited processes. Opens nothing where no other process has a slot. */
+static void reclaim_exited(struct gh_state *st, struct gh_account_page *page) {
+    unsigned own = LOAD_ACQUIRE(&st->slot);
+    int fd = -1;
+    for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++) {
+        if (slot == own || !LOAD_ACQUIRE(&page->owner[slot]))
+            continue;
+        if (fd < 0)
+            fd = gh_slot_locks_open(st);
+        if (fd < 0)
+            return;
+        reclaim_slot(page, fd, slot);
+    }
+    gh_slot_locks_close(fd);
+}
+
 void gh_sweep(struct gh_state *st) {
     struct gh_account_page *page = gh_account_page(st);
     if (!page)
         return;
-    unsigned own = LOAD_ACQUIRE(&st->slot);
-    int fd = gh_slot_locks_open(st);
-    for (unsigned slot = 1; fd >= 0 && slot < GH_ACCOUNT_SLOTS; slot++)
-        if (slot != own && LOAD_ACQUIRE(&page->owner[slot]))
-            reclaim_slot(page, fd, slot);
-    gh_slot_locks_close(fd);
+    reclaim_exited(st, page);
     restate(st, page);
     for (unsigned gpu = 0; gpu < GH_ACCOUNT_GPUS; gpu++) {
         gh_free_cache_take_all(page, gpu);
@@ -102,12 +113,17 @@ void gh_sweep(struct gh_state *st) {
     }
 }
 
-void gh_sweep_now_and_then(struct gh_state *st) {
+void gh_sweep_before_shown(struct gh_state *st) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
     int64_t ms = now.tv_sec * 1000ll + now.tv_nsec / 1000000, last = atomic_load(&st->swept_ms);
-    if (ms - last >= SWEEP_EVERY_MS && atomic_compare_exchange_strong(&st->swept_ms, &last, ms))
+    if (ms - last >= SWEEP_EVERY_MS && atomic_compare_exchange_strong(&st->swept_ms, &last, ms)) {
         gh_sweep(st);
+        return;
+    }
+    struct gh_account_page *page = gh_account_page(st);
+    if (page)
+        reclaim_exited(st, page);
 }
 
 /* ---- our slot ---- */

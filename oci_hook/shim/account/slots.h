@@ -11,7 +11,7 @@ bool gh_account_attach(struct gh_state *st);
 void gh_account_before_driver(struct gh_state *st);
 /* Clears the slots whose lock is free, and repairs totals that differ from the sum of the slots. */
 void gh_sweep(struct gh_state *st);
-/* The same, at most ten times a second. */
-void gh_sweep_now_and_then(struct gh_state *st);
+/* Before memory in use is shown: clears the slots of exited processes, and does the rest at most ten times a second. */
+void gh_sweep_before_shown(struct gh_state *st);
 
 #endif

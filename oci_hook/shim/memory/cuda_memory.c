@@ -132,7 +132,7 @@ GH_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
         return r;
     struct gh_state *st = gh_here();
     if (st) {
-        gh_sweep_now_and_then(st);
+        gh_sweep_before_shown(st);
         pools_look(st);
         pieces_reclaim(st);
     }

@@ -21,7 +21,7 @@ bool memory_view(nvmlDevice_t device, struct gh_memory_view *out) {
         return true;
     if (limit.whole)
         return false;
-    gh_sweep_now_and_then(st);
+    gh_sweep_before_shown(st);
     uint64_t used = gh_bytes(gh_total(st, (unsigned)gpu));
     out->known = true;
     out->total = limit.bytes;

@@ -25,7 +25,7 @@ static unsigned own_processes(struct gh_state *st, int gpu, struct process *out,
     struct gh_account_page *page = gpu < 0 ? NULL : gh_account_page(st);
     unsigned n = 0;
     if (page)
-        gh_sweep_now_and_then(st);
+        gh_sweep_before_shown(st);
     int locks = page ? gh_slot_locks_open(st) : -1;
     for (unsigned slot = 1; page && slot < GH_ACCOUNT_SLOTS && n < room; slot++) {
         uint64_t owner = atomic_load(&page->owner[slot]);
@@ -220,6 +220,14 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigne
     if (r != NVML_SUCCESS || !memory_view(device, &v))
         return r;
     *stats = (nvmlAccountingStats_t){0};
+    return NVML_ERROR_NOT_SUPPORTED;
+}
+
+/* The structure of later drivers (since 615): not asked for, since its size may grow. */
+GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, void *stats) {
+    struct gh_memory_view v;
+    if (!memory_view(device, &v))
+        return REAL(nvmlDeviceGetAccountingStats_v2)(device, stats);
     return NVML_ERROR_NOT_SUPPORTED;
 }
 

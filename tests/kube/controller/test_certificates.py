@@ -42,9 +42,9 @@ def test_another_name_or_a_damaged_part_is_renewed_at_once() -> None:
         have.replace(old="x"),
         have.replace(next=c.Pair("x", "y")),
     ):
-        mended = c.renewed(damaged, NAMES, LIFE, NOW + 1)
-        assert mended.authority == have.authority and trusted(mended.serving, mended.bundle, NOW + 1)
-        assert not mended.next and not mended.old
+        repaired = c.renewed(damaged, NAMES, LIFE, NOW + 1)
+        assert repaired.authority == have.authority and trusted(repaired.serving, repaired.bundle, NOW + 1)
+        assert not repaired.next and not repaired.old
     lost = c.renewed(have.replace(authority=c.Pair("", "")), NAMES, LIFE, NOW + 1)
     assert trusted(lost.serving, lost.bundle, NOW + 1)
 

@@ -68,8 +68,13 @@ def test_a_damaged_entry_is_made_anew(key: str, value: str | None) -> None:
     made = own_secret.renewed(own_secret.Own(), ("a.svc",), DAY, DAY, 1_700_000_000, bytes(range(64)), 0)
     data = own_secret.data(made)
     data[key] = value  # type: ignore[assignment]
-    mended = own_secret.renewed(own_secret.read(data), ("a.svc",), DAY, DAY, 1_700_000_001, bytes(range(64, 128)), 0)
-    assert mended.certificates.serving and mended.secrets.generations and mended.webhook_token and mended.extender_token
+    repaired = own_secret.renewed(own_secret.read(data), ("a.svc",), DAY, DAY, 1_700_000_001, bytes(range(64, 128)), 0)
+    assert (
+        repaired.certificates.serving
+        and repaired.secrets.generations
+        and repaired.webhook_token
+        and repaired.extender_token
+    )
 
 
 @pytest.mark.parametrize("given", ["", "x", "a" * 31, "a" * 33, "é" * 16])

@@ -1,0 +1,76 @@
+"""`gpu-hook explain --pod`: why a pod of the cluster waits, or where it would go."""
+
+from typing import Any
+
+from oci_hook.cli import output
+from oci_hook.cli.cluster_objects import Objects, state_of
+from oci_hook.errors import refuse
+from oci_hook.kube.explain import Explanation, GpuView, NodeView, explain
+
+SHOWN = 20  # nodes, for people; --json has all
+
+
+def report(name: str, objects: Objects) -> output.Report:
+    """name: NAMESPACE/NAME, or NAME in the namespace default."""
+    namespace, _, short = name.rpartition("/")
+    namespace = namespace or "default"
+    nodes, pods = objects
+    for obj in pods:
+        if (obj["metadata"].get("namespace"), obj["metadata"]["name"]) == (namespace, short):
+            break
+    else:
+        raise refuse("GH-608", f"there is no pod {namespace}/{short} among {len(pods)} pods; check both names")
+    found = explain(state_of(nodes, pods), obj)
+    return output.Report(as_data(found), lines(found), exit_status=0 if found.node or not found.asks else 1)
+
+
+def as_data(found: Explanation) -> dict[str, Any]:
+    return {
+        "namespace": found.pod.namespace,
+        "pod": found.pod.name,
+        "uid": found.pod.uid,
+        "asks": found.asks,
+        "node": found.node or None,
+        "bound": found.bound,
+        "problem": output.as_data(found.problem) if found.problem else None,
+        "nodes": [
+            {
+                "name": node.name,
+                "fits": node.fits,
+                "problem": output.as_data(node.why) if node.why else None,
+                "gpus": [{**gpu.fields(), "given": list(gpu.given)} for gpu in node.gpus],
+            }
+            for node in found.nodes
+        ],
+        "suggestions": list(found.suggestions),
+    }
+
+
+def lines(found: Explanation) -> list[str]:
+    name = f"pod {found.pod.namespace}/{found.pod.name}"
+    if found.bound:
+        return [f"{name} is on node {found.node}; `gpu-hook ps --cluster` shows what it holds"]
+    if not found.asks:
+        return [f"{name} asks for no GPU"]
+    head = f"{name} would go to node {found.node}" if found.node else f"{name} waits: {found.problem}"
+    shown = [head]
+    for node in sorted(found.nodes, key=lambda node: (node.name != found.node, not node.fits, node.name))[:SHOWN]:
+        shown += node_lines(node)
+    if len(found.nodes) > SHOWN:
+        shown.append(f"and {output.count(len(found.nodes) - SHOWN, 'more node')}; --json has all")
+    if found.suggestions:
+        shown += ["what would help", *(f"  {text}" for text in found.suggestions)]
+    return list(map(output.printable, shown))
+
+
+def node_lines(node: NodeView) -> list[str]:
+    said = "has room" if node.fits else str(node.why)
+    return [f"node {node.name}: {said}", *(f"  {gpu_line(gpu)}" for gpu in node.gpus)]
+
+
+def gpu_line(gpu: GpuView) -> str:
+    free = f"{output.size(gpu.free_mib)} of {output.size(gpu.memory_mib)}, {gpu.free_compute} % compute free"
+    line = f"GPU {gpu.address}  {gpu.uuid}  {gpu.name or '-'}  {free}, {output.count(gpu.containers, 'container')}"
+    if gpu.given:
+        return f"{line}; the pod gets {', '.join(gpu.given)}"
+    return f"{line}; {gpu.note}" if gpu.note else line

@@ -1,0 +1,44 @@
+"""`gpu-hook ps --cluster`: which pods hold what of which node's GPUs."""
+
+import json
+from typing import Any
+
+from oci_hook.cli import output
+from oci_hook.cli.cluster_objects import Objects, state_of
+from oci_hook.core import decision
+from oci_hook.core.terms import CLASS_NUMBERS
+from oci_hook.kube.explain import Held, holders
+from oci_hook.kube.names import ALLOC
+
+HEADER = ("NAMESPACE", "POD", "NODE", "GPU", "UUID", "MEMORY", "COMPUTE", "CLASS", "LEDGER")
+SPARE = ("UUID", "CLASS", "NAMESPACE", "COMPUTE")
+
+
+def report(objects: Objects) -> output.Report:
+    nodes, pods = objects
+    found = holders(state_of(nodes, pods), classes(pods))
+    rows = [row(one) for one in found]
+    shown = output.table(HEADER, rows, SPARE) if rows else ["no pod holds a share"]
+    return output.Report({"pods": [one.fields() for one in found]}, shown)
+
+
+def row(one: Held) -> tuple[object, ...]:
+    size = "whole" if one.whole else output.size(one.memory_mib)
+    compute = f"{one.compute}%" if one.compute and not one.whole else ""
+    return one.namespace, one.pod, one.node, one.gpu, one.uuid, size, compute, one.priority_class, one.ledger
+
+
+def classes(pods: list[dict[str, Any]]) -> dict[str, str]:
+    """UID -> the highest class of the pod's containers, as its decision says."""
+    found = {}
+    for obj in pods:
+        text = (obj["metadata"].get("annotations") or {}).get(ALLOC)
+        if not text:
+            continue
+        try:
+            terms = decision.read(text, json.loads).terms
+        except ValueError:
+            continue
+        named = [term.priority_class for _, term in terms]
+        found[obj["metadata"]["uid"]] = max(named, key=CLASS_NUMBERS.__getitem__, default="")
+    return found

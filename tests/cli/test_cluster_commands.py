@@ -1,0 +1,86 @@
+"""`explain --pod` and `ps --cluster` on a dump of a cluster."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from oci_hook.cli.main import cli
+from oci_hook.kube import admission
+from oci_hook.kube.state import ClusterState
+from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, listing, node, pod
+
+
+@pytest.fixture
+def dump(tmp_path):
+    """Two nodes; a pod that runs, one that waits, one that asks for nothing."""
+    state = ClusterState()
+    nodes = [node("n1", 16_000, digest=listing("u-runs")), node("n2", 8_000)]
+    for one in nodes:
+        state.apply_node(one)
+    runs = pod("runs", memory="12Gi", compute=30, **{"class": "online"})
+    state.apply_pod(runs)
+    runs = bound(runs, "n1", alloc_of(admission.bind(binding(runs, "n1"), state, 0.0, SIGNER.sign)))
+    items = [*nodes, runs, pod("waits", memory="9Gi"), pod("would", memory="4Gi"), pod("plain")]
+    path = tmp_path / "a dump.json"
+    path.write_text(json.dumps({"kind": "List", "items": items}))
+    return str(path)
+
+
+def run(*words):
+    return CliRunner().invoke(cli, list(words))
+
+
+def test_explain_shows_every_node_and_gpu_with_numbers(dump):
+    said = run("explain", "--pod", "default/waits", "--dump", dump)
+    assert said.exit_code == 1
+    assert "pod default/waits waits: GH-607: 0 of 2 nodes have room" in said.output
+    assert "node n1: GH-201: no GPU has 9216 MiB free" in said.output
+    assert "3712 of 16000 MiB free, 9216 MiB asked" in said.output
+    assert "ask for at most 8000 MiB of memory (node n2)" in said.output
+    assert "wait until runs ends (node n1)" in said.output
+
+
+def test_explain_as_json(dump):
+    said = run("explain", "--pod", "waits", "--dump", dump, "--json")
+    data = json.loads(said.output)
+    assert data["problem"]["code"] == "GH-607" and data["node"] is None and data["asks"]
+    assert [(n["name"], n["fits"], n["gpus"][0]["free_mib"]) for n in data["nodes"]] == [
+        ("n1", False, 3712),
+        ("n2", False, 8000),
+    ]
+    data = json.loads(run("explain", "--pod", "default/would", "--dump", dump, "--json").output)
+    assert data["node"] == "n2" and data["nodes"][1]["gpus"][0]["given"] == ["main: 4096 MiB"]
+
+
+@pytest.mark.parametrize(
+    "name, words", [("plain", "asks for no GPU"), ("runs", "is on node n1"), ("would", "would go to node n2")]
+)
+def test_explain_of_pods_that_need_none(dump, name, words):
+    said = run("explain", "--pod", name, "--dump", dump)
+    assert said.exit_code == 0 and words in said.output
+
+
+def test_ps_lists_who_holds_what(dump):
+    said = run("ps", "--cluster", "--dump", dump)
+    assert said.exit_code == 0
+    assert said.output.splitlines()[1].split()[:4] == ["default", "runs", "n1", "0"]
+    assert "30%" in said.output and "online" in said.output and "granted" in said.output
+    (one,) = json.loads(run("ps", "--cluster", "--dump", dump, "--json").output)["pods"]
+    assert (one["pod"], one["node"], one["memory_mib"], one["ledger"]) == ("runs", "n1", 12288, "granted")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"items": [1]}', '{"items": [{"kind": "Pod", "metadata": {"name": "x"}}]}']
+)
+def test_a_dump_that_is_none_is_refused(tmp_path, text):
+    path = tmp_path / "dump"
+    path.write_text(text)
+    for words in (("ps", "--cluster"), ("explain", "--pod", "x")):
+        said = run(*words, "--dump", str(path))
+        assert said.exit_code == 1 and said.output.startswith("GH-608"), said.output
+
+
+def test_a_pod_that_is_not_there(dump):
+    assert "GH-608: there is no pod default/nobody" in run("explain", "--pod", "nobody", "--dump", dump).output
+    assert "GH-608" in run("ps", "--cluster", "--dump", dump + "x").output

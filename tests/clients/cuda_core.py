@@ -1,0 +1,20 @@
+"""cuda-core: NVIDIA's Python objects over the driver API."""
+
+from tests.clients.frame import Case, Client, Limit
+from tests.e2e.stage import GPU_MIB, LIMIT_MIB
+
+CLIENT = Client(
+    "cuda-core",
+    "1.2.2",
+    (
+        Case(
+            "objects",
+            ("python", "/programs/core_steps.py"),
+            "devices, streams, events, memory resources, a kernel, graphs",
+            170,
+            {"DeviceMemoryResource: MiB until refused": Limit(GPU_MIB - 128, LIMIT_MIB - 128)},
+        ),
+    ),
+    driver="580",  # it is built for CUDA 13
+    pins=("cuda-python",),
+)

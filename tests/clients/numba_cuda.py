@@ -1,0 +1,59 @@
+"""Numba-CUDA: the test modules that its wheel ships. Those that compare what kernels computed fail on both sides."""
+
+from tests.clients.frame import Case, Client, Limit
+from tests.e2e.stage import CONTEXT_MIB, GPU_MIB, LIMIT_MIB
+
+ROOM, SHARE_ROOM = GPU_MIB - CONTEXT_MIB, LIMIT_MIB - CONTEXT_MIB
+
+DRIVER = """
+    array_attr context_stack cuda_array_slicing cuda_auto_context cuda_devicerecord cuda_driver cuda_memory cuda_ndarray
+    deallocations emm_plugins events host_alloc is_fp16 linkable_code nvrtc nvvm_driver pinned profiler
+    reset_device runtime select_device streams
+"""
+SLOW = "detect init linker managed_alloc module_callbacks nvjitlink"  # of the same folder
+LANGUAGE = """
+    alignment array_methods boolean const_string constmem copy_propagate cuda_array_interface cuda_jit_no_types
+    debug device_array_capture enums exception fastmath forall freevar gufunc_scalar gufunc_scheduling inspect ipc ir_utils
+    iterators launch_config_sensitive lang lineinfo localmem multigpu multiprocessing multithreads nondet optimization
+    py2_div_issue random retrieve_autoconverted_arrays serialize sm_creation stream_api sync tracing transpose typeconv
+    userexc vectorize vectorize_decor vectorize_device vectorize_scalar_arg warning
+"""
+
+
+def words(modules: str, folder: str) -> tuple[str, ...]:
+    return ("python", "/programs/numba_tests.py", *(f"{folder}.test_{name}" for name in modules.split()))
+
+
+CLIENT = Client(
+    "numba-cuda",
+    "0.30.4",
+    (
+        Case(
+            "memory",
+            ("python", "/programs/numba_fill.py"),
+            "arrays until one is refused",
+            7,
+            {
+                "free and total MiB": Limit([ROOM - 1, GPU_MIB], [SHARE_ROOM - 1, LIMIT_MIB]),
+                "MiB until refused": Limit(ROOM, SHARE_ROOM),  # numba has freed the first array by then
+            },
+        ),
+        Case("driver", words(DRIVER, "cudadrv"), "its own tests of its driver layer", 100),
+        Case(
+            "driver, slow ones",
+            words(SLOW, "cudadrv"),
+            "more of these: linking, initialisation, managed memory",
+            30,
+            only_clients=True,
+        ),
+        Case(
+            "language",
+            words(LANGUAGE, "cudapy"),
+            "its own tests of kernels, streams, IPC, threads, processes",
+            100,
+            only_clients=True,
+            seconds=900,
+        ),
+    ),
+    pins=("cuda-python", "numba-cuda", "cuda-12-runtime", "cuda-12-compilers"),
+)

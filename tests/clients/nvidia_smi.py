@@ -1,0 +1,34 @@
+"""nvidia-smi of Debian's non-free component."""
+
+from tests.clients.frame import Case, Client, Limit
+from tests.e2e.stage import GPU_MIB, LIMIT_MIB
+
+HELD = 300
+GPU = "-q / GPU 00000000:51:00.0 / FB Memory Usage"
+
+
+def row(total: int) -> str:
+    """The table's row of memory."""
+    return f"| N/A   N/A  N/A              N/A /  N/A  |     {HELD}MiB /   {total}MiB |      0%      Default |"
+
+
+CLIENT = Client(
+    "nvidia-smi",
+    "550.163.01 (Debian)",
+    (
+        Case(
+            "all",
+            ("python", "/programs/nvidia_smi.py"),
+            "table, `-L`, `-q`, queries, `pmon`, `dmon`, `topo`, `nvlink`, changes of settings",
+            200,
+            {
+                "nvidia-smi: line 10": Limit(row(GPU_MIB), row(LIMIT_MIB)),
+                f"{GPU} / Total": Limit(f"{GPU_MIB} MiB", f"{LIMIT_MIB} MiB"),
+                f"{GPU} / Free": Limit(f"{GPU_MIB - HELD} MiB", f"{LIMIT_MIB - HELD} MiB"),
+                "memory.total": Limit(f"{GPU_MIB} MiB", f"{LIMIT_MIB} MiB"),
+                "memory.free": Limit(f"{GPU_MIB - HELD} MiB", f"{LIMIT_MIB - HELD} MiB"),
+            },
+        ),
+    ),
+    debs=("nvidia-smi",),
+)

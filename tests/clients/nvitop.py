@@ -1,0 +1,34 @@
+"""nvitop, from PyPI."""
+
+from tests.clients.frame import Case, Client, Limit
+from tests.e2e.stage import GPU_MIB, LIMIT_MIB
+
+USED = 300
+
+
+def row(total: int) -> str:
+    """The table's row of memory."""
+    memory = f"{USED}.0MiB / {total}MiB"
+    idle = f"| N/A   N/A  N/A      N/A / N/A |   {memory} |      0%      Default |"
+    return f"{idle} UTL: | 0%                   | PWR: ||||||||||||||||||| N/A |"
+
+
+CLIENT = Client(
+    "nvitop",
+    "1.7.2",
+    (
+        Case(
+            "all",
+            ("python", "/programs/nvitop_api.py"),
+            "table, and the classes for other programs",
+            25,
+            {
+                "nvitop --once: line 9": Limit(row(GPU_MIB), row(LIMIT_MIB)),
+                "memory_total": Limit(f"{GPU_MIB << 20}", f"{LIMIT_MIB << 20}"),
+                "memory_free": Limit(f"{(GPU_MIB - USED) << 20}", f"{(LIMIT_MIB - USED) << 20}"),
+                "memory_percent": Limit("3.7", "29.3"),
+            },
+        ),
+    ),
+    pins=("nvitop",),
+)

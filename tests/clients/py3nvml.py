@@ -1,0 +1,26 @@
+"""py3nvml, from PyPI."""
+
+from tests.clients.frame import Case, Client, Limit
+
+TOTAL = (8589934592, 1073741824)
+USED = 314572800
+
+
+def info(total: int) -> list[str]:
+    return [f"total={total}", f"free={total - USED}", f"used={USED}"]
+
+
+CLIENT = Client(
+    "py3nvml",
+    "0.2.7",
+    (
+        Case(
+            "calls",
+            ("python", "/programs/py3nvml_calls.py"),
+            "every call that asks about a GPU, four that change one, its helpers",
+            20,
+            {"nvmlDeviceGetMemoryInfo": Limit(*map(info, TOTAL))},
+        ),
+    ),
+    pins=("py3nvml", "numpy"),
+)

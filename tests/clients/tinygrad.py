@@ -1,0 +1,23 @@
+"""tinygrad, from PyPI."""
+
+from tests.clients.frame import Case, Client, Limit
+from tests.clients.pair import LIBDIR
+from tests.e2e.stage import GPU_MIB, LIMIT_MIB
+
+CLIENT = Client(
+    "tinygrad",
+    "0.14.0",
+    (
+        Case(
+            "CUDA backend",
+            ("python", "/programs/tinygrad_steps.py"),
+            "CUDA backend with PTX: copies, kernels, graphs of its JIT, memory until refused",
+            20,
+            {"MiB until refused": Limit(GPU_MIB - 128, LIMIT_MIB - 128)},
+            env={
+                "CUDA_PATH": LIBDIR
+            },  # it looks in /lib, which Debian's images have as a link to /usr/lib, and this one not
+        ),
+    ),
+    pins=("tinygrad",),
+)
