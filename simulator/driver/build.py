@@ -32,7 +32,7 @@ PARTS: dict[str, list[str]] = {  # output: flags and C files
     "gpu-probe-static": ["-static", "-DLINKED", "gpu-probe.c", *CUDA, "-lm"],  # has the driver in itself
 }
 
-CUDA_OF = {"470": 11040, "525": 12000, "535": 12020, "550": 12040}  # the driver branches of the lists
+CUDA_OF = {"470": 11040, "525": 12000, "535": 12020, "550": 12040, "555": 12050}  # the driver branches of the lists
 EXPORTS = "gpu-hook simulated exports"
 REST = {  # generated file: lists of names, and what these functions return
     "cuda-rest.c": ("libcuda-*.txt", 801),  # CUDA_ERROR_NOT_SUPPORTED
