@@ -45,4 +45,6 @@ def test_every_command(bare: lab.Cluster, archives: list[Path], tmp_path: Path) 
     assert re.search(r"^n[12] \{.*GPU-51de.*\"sig\":", said, re.M), "the node and the decision"
     assert "GH-101" in said, "the typo is refused with its code"
     for node in bare.nodes:
-        lab.wait(60, f"{node.name} is as it was", lambda node=node: node.machine.run("test", "!", "-e", "/opt/gpu-hook"))  # type: ignore[misc]
+        lab.wait(
+            60, f"{node.name} is as it was", lambda node=node: node.machine.run("test", "!", "-e", "/opt/gpu-hook")
+        )  # type: ignore[misc]
