@@ -1,6 +1,9 @@
 """The manifests in packaging/kubernetes: what they grant is what the guide's table says, and they fit each other."""
 
 import re
+import subprocess
+import tarfile
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -113,3 +116,48 @@ def test_the_controllers_image_has_a_version_of_each_package_of_the_extra() -> N
     wanted = {re.split(r"[<>=]", name)[0].lower() for name in extra}
     pinned = re.findall(r"^([\w.-]+)==", (REPO / "packaging/controller/requirements.txt").read_text(), re.M)
     assert wanted <= {name.lower() for name in pinned}
+
+
+def chart(out: Path) -> dict[str, str]:
+    """The files of the chart that scripts/package builds."""
+    done = subprocess.run(
+        [REPO / "scripts/package", "chart", "--out", str(out)], capture_output=True, text=True, check=True
+    )
+    with tarfile.open(done.stdout.strip()) as tar:
+        return {m.name.partition("/")[2]: tar.extractfile(m).read().decode() for m in tar}  # type: ignore[union-attr]
+
+
+def rendered(files: dict[str, str], **values: str) -> dict[str, list[Any]]:
+    """By manifest. Not helm: it is not in Debian. This knows the one form of template that the chart uses."""
+    values = {**yaml.safe_load(files["values.yaml"]), **values}
+    found = {}
+    for name, text in files.items():
+        if name.startswith("templates/"):
+            text = re.sub(r"\{\{ \.Values\.(\w+) \}\}", lambda match: str(values[match[1]]), text)
+            assert "{{" not in text
+            found[name.removeprefix("templates/")] = list(yaml.safe_load_all(text))
+    return found
+
+
+def test_the_chart_renders_to_the_manifests(tmp_path: Path) -> None:
+    files = chart(tmp_path)
+    assert yaml.safe_load(files["Chart.yaml"])["version"] == __version__
+    listed = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
+    assert rendered(files) == {name: list(yaml.safe_load_all((BASE / name).read_text())) for name in listed}
+
+
+def test_the_charts_values_change_what_they_name(tmp_path: Path) -> None:
+    files = chart(tmp_path)
+    values = {"installImage": "r.test/i:2", "controllerImage": "r.test/c:2", "replicas": "3", "cluster": "required"}
+    values |= {"kubeconfig": "/etc/k.conf", "engines": "crio", "keep": "yes"}
+    assert values.keys() == yaml.safe_load(files["values.yaml"]).keys()
+    made = rendered(files, **values)
+    (daemonset,) = made["daemonset.yaml"]
+    install, agent = daemonset["spec"]["template"]["spec"]["containers"]
+    settings = {e["name"]: e.get("value") for e in install["env"]}
+    assert install["image"] == agent["image"] == "r.test/i:2"
+    assert settings["ENGINES"] == "crio" and settings["KEEP"] == "yes"
+    assert "cluster=required agent.kubeconfig=/etc/k.conf " in settings["SETTINGS"]
+    deployment = made["controller.yaml"][0]["spec"]
+    assert deployment["replicas"] == 3
+    assert deployment["template"]["spec"]["containers"][0]["image"] == "r.test/c:2"
