@@ -62,6 +62,7 @@ def test_from_apply_to_delete(bare: lab.Cluster, tmp_path: Path) -> None:
     files = {node.name: files_of(node) for node in cluster.nodes}
     where = overlay(tmp_path / "cluster")
 
+    cluster.kubectl("label", "--overwrite", "nodes", "--all", "gpu-hook.io/node=true")
     cluster.kubectl("apply", "-k", str(where))
     lab.wait(240, "gpu-hook is Ready on every node, and one controller is", lambda: rolled_out(cluster))
     for node in cluster.nodes:  # Ready means that a pod can start at once

@@ -21,6 +21,7 @@ def test_every_command(bare: lab.Cluster, archives: list[Path], tmp_path: Path) 
         shutil.copy(archive, dist)
     for node in bare.nodes:  # in place of the driver that a real node has; an install keeps these settings
         node.machine.write("/opt/gpu-hook/etc/settings.yaml", f"driver_root: {SIMULATOR}/sim/root\n")
+    bare.kubectl("label", "nodes", "--all", "gpu-hook.io/node-")  # another test's
     kubectl = tmp_path / "bin/kubectl"
     kubectl.parent.mkdir()
     kubectl.write_text(f'#!/bin/sh\nexec "{REPO}/scripts/cluster" --state "{bare.state}" kubectl "$@"\n')
