@@ -19,10 +19,11 @@ GPU = ["gpu.c", "release.c", "piece.c", "gpu_time.c", "engine.c", "cgroup.c", "l
 CUDA = [*GPU, "channel.c", "device.c", "settings.c", "heap.c", "memory.c", "pointer.c", "managed.c", "host.c"]
 CUDA += ["pool.c", "backing.c", "vmm.c", "ipc.c", "external.c", "holders.c", "array.c", "copy.c", "copy_batch.c"]
 CUDA += ["texture.c", "texture_reference.c", "tensor_map.c", "stream.c", "event.c", "event_ipc.c", "memop.c"]
+CUDA += ["cubin.c"]
 CUDA += ["attribute.c", "module.c", "function.c", "link.c", "launch.c", "graph.c", "graph_op.c", "graph_edges.c"]
 CUDA += ["graph_node.c", "graph_exec.c", "graph_memory.c", "graph_dot.c", "user_object.c", "capture.c", "fault.c"]
 CUDA += ["proc_address.c", "checkpoint.c", "green.c", "../model/rng.c"]
-NVML = [*GPU, "nvml.c", "nvml_smi.c", "nvml-rest.c"]
+NVML = [*GPU, "nvml.c", "nvml_board.c", "nvml_smi.c", "nvml-rest.c"]
 PARTS: dict[str, list[str]] = {  # output: flags and C files
     "libcuda.so.1": [*LIBRARY, *CUDA, "cuda-rest.c"],
     "libnvidia-ml.so.1": [*LIBRARY, *NVML],
@@ -32,7 +33,7 @@ PARTS: dict[str, list[str]] = {  # output: flags and C files
     "gpu-probe-static": ["-static", "-DLINKED", "gpu-probe.c", *CUDA, "-lm"],  # has the driver in itself
 }
 
-CUDA_OF = {"470": 11040, "525": 12000, "535": 12020, "550": 12040, "555": 12050}  # the driver branches of the lists
+RELEASES = HERE.parent / "gpu_hook_simulator" / "release.py"  # has the CUDA version of each driver branch
 EXPORTS = "gpu-hook simulated exports"
 REST = {  # generated file: lists of names, and what these functions return
     "cuda-rest.c": ("libcuda-*.txt", 801),  # CUDA_ERROR_NOT_SUPPORTED
@@ -47,7 +48,9 @@ def build(out: Path, arch: str, cc: list[str]) -> None:
     """
     out.mkdir(parents=True, exist_ok=True)
     sources = [
-        p for p in (*HERE.iterdir(), MODEL / "rng.c", MODEL / "rng.h") if p.suffix in (".c", ".h", ".def", ".py")
+        p
+        for p in (*HERE.iterdir(), RELEASES, MODEL / "rng.c", MODEL / "rng.h")
+        if p.suffix in (".c", ".h", ".def", ".py")
     ]
     newest = max(p.stat().st_mtime_ns for p in [*sources, *SYMBOLS.iterdir()])
     for name, parts in PARTS.items():
@@ -89,10 +92,11 @@ def first_versions(lists: str) -> dict[str, int]:
     """
     rows = re.findall(r"^[FP]\(\w+, (\d+), (\w+)\)", (HERE / "names.def").read_text(), re.MULTILINE)
     said = {symbol: int(version) for version, symbol in rows} if lists.startswith("libcuda") else {}
+    branches = dict(re.findall(r"^    (\d{3}): (\d{5}),", RELEASES.read_text(), re.MULTILINE))
     found: dict[str, int] = {}
     before = 0
     for path in sorted(SYMBOLS.glob(lists)):
-        cuda = CUDA_OF[path.stem.rpartition("-")[2].partition(".")[0]]
+        cuda = int(branches[path.stem.rpartition("-")[2].partition(".")[0]])
         for name in path.read_text().split():
             between = before < said.get(name, 0) <= cuda
             found.setdefault(name, 0 if not before else said[name] if between else cuda)

@@ -282,6 +282,23 @@ FROM_ARRAY(cuMemcpyAtoH_v2_ptds, void *, PER_THREAD(NULL))
 FROM_ARRAY(cuMemcpyAtoD_v2, CUdeviceptr, NULL)
 FROM_ARRAY(cuMemcpyAtoD_v2_ptds, CUdeviceptr, PER_THREAD(NULL))
 
+#define TO_ARRAY_LATER(name, in)                                                                          \
+    API CUresult name(struct array *to, size_t offset, const void *from, size_t bytes, CUstream stream) { \
+        uint64_t at;                                                                                      \
+        TRY(array_row(to, offset, bytes, &at));                                                           \
+        return copy_linear(at, ADDRESS(from), bytes, in, false);                                          \
+    }
+#define FROM_ARRAY_LATER(name, in)                                                                  \
+    API CUresult name(void *to, struct array *from, size_t offset, size_t bytes, CUstream stream) { \
+        uint64_t at;                                                                                \
+        TRY(array_row(from, offset, bytes, &at));                                                   \
+        return copy_linear(ADDRESS(to), at, bytes, in, false);                                      \
+    }
+TO_ARRAY_LATER(cuMemcpyHtoAAsync_v2, stream)
+TO_ARRAY_LATER(cuMemcpyHtoAAsync_v2_ptsz, PER_THREAD(stream))
+FROM_ARRAY_LATER(cuMemcpyAtoHAsync_v2, stream)
+FROM_ARRAY_LATER(cuMemcpyAtoHAsync_v2_ptsz, PER_THREAD(stream))
+
 #define BETWEEN_ARRAYS(name, stream)                                                                         \
     API CUresult name(struct array *to, size_t to_offset, struct array *from, size_t offset, size_t bytes) { \
         uint64_t at, source;                                                                                 \

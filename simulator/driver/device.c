@@ -110,6 +110,8 @@ API CUresult cuDriverGetVersion(int *version) {
 }
 
 API CUresult cuGetErrorName(CUresult error, const char **text) {
+    if (!text)
+        return CUDA_ERROR_INVALID_VALUE;
     switch (error) {
 #define E(number, name, string) \
     case number: *text = #name; return CUDA_SUCCESS;
@@ -121,6 +123,8 @@ API CUresult cuGetErrorName(CUresult error, const char **text) {
 }
 
 API CUresult cuGetErrorString(CUresult error, const char **text) {
+    if (!text)
+        return CUDA_ERROR_INVALID_VALUE;
     switch (error) {
 #define E(number, name, string) \
     case number: *text = string; return CUDA_SUCCESS;
@@ -181,7 +185,7 @@ CUresult sim_uuid(CUuuid *uuid, CUdevice dev, bool instance) {
 
 static CUresult get_uuid(CUuuid *uuid, CUdevice dev, bool instance) {
     TRY(sim_device(dev));
-    return sim_uuid(uuid, dev, instance);
+    return uuid ? sim_uuid(uuid, dev, instance) : CUDA_ERROR_INVALID_VALUE;
 }
 
 API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev) { return get_uuid(uuid, dev, false); }
@@ -198,12 +202,16 @@ API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev) {
 API CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice dev) {
     size_t all;
     TRY(cuDeviceTotalMem_v2(&all, dev));
+    if (!bytes)
+        return CUDA_ERROR_INVALID_VALUE;
     *bytes = all > 0xffffffffu ? 0xffffffffu : (unsigned)all;
     return CUDA_SUCCESS;
 }
 
 API CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice dev) {
     TRY(sim_device(dev));
+    if (!major || !minor)
+        return CUDA_ERROR_INVALID_VALUE;
     *major = (int)sim_gpu[dev].file->head.capability / 10;
     *minor = (int)sim_gpu[dev].file->head.capability % 10;
     return CUDA_SUCCESS;
@@ -278,6 +286,8 @@ API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice dev) {
 
 API CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice dev) {
     TRY(sim_device(dev));
+    if (!text || length <= 0)
+        return CUDA_ERROR_INVALID_VALUE;
     unsigned domain, bus, device;
     pci_parts(dev, &domain, &bus, &device);
     return snprintf(text, (size_t)length, "%04x:%02x:%02x.0", domain, bus, device) < length ? CUDA_SUCCESS
@@ -287,8 +297,9 @@ API CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice dev) {
 API CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *text) {
     TRY(sim_ready());
     unsigned domain = 0, bus, device, want[3];
-    if (!text || (sscanf(text, "%x:%x:%x", &domain, &bus, &device) != 3 &&
-                  (domain = 0, sscanf(text, "%x:%x", &bus, &device) != 2)))
+    if (!dev || !text ||
+        (sscanf(text, "%x:%x:%x", &domain, &bus, &device) != 3 &&
+         (domain = 0, sscanf(text, "%x:%x", &bus, &device) != 2)))
         return CUDA_ERROR_INVALID_VALUE;
     for (int i = 0; i < sim_gpus; i++) {
         pci_parts(i, &want[0], &want[1], &want[2]);
@@ -303,6 +314,8 @@ API CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *text) {
 API CUresult cuDeviceCanAccessPeer(int *can, CUdevice a, CUdevice b) {
     TRY(sim_device(a));
     TRY(sim_device(b));
+    if (!can)
+        return CUDA_ERROR_INVALID_VALUE;
     *can = 0;
     return CUDA_SUCCESS;
 }
@@ -499,6 +512,8 @@ API CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned flags) { retur
 
 API CUresult cuDevicePrimaryCtxGetState(CUdevice dev, unsigned *flags, int *active) {
     TRY(sim_device(dev));
+    if (!flags || !active)
+        return CUDA_ERROR_INVALID_VALUE;
     *flags = primary[dev].flags;
     *active = primary[dev].ctx != NULL;
     return CUDA_SUCCESS;
@@ -521,6 +536,8 @@ API CUresult cuCtxSetCurrent(CUcontext ctx) {
 
 API CUresult cuCtxGetCurrent(CUcontext *ctx) {
     TRY(sim_ready());
+    if (!ctx)
+        return CUDA_ERROR_INVALID_VALUE;
     *ctx = current.depth ? current.stack[current.depth - 1] : NULL;
     return CUDA_SUCCESS;
 }
@@ -548,6 +565,8 @@ API CUresult cuCtxPopCurrent_v2(CUcontext *ctx) { return pop(ctx); }
 API CUresult cuCtxGetDevice(CUdevice *dev) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
+    if (!dev)
+        return CUDA_ERROR_INVALID_VALUE;
     *dev = ctx->device;
     return CUDA_SUCCESS;
 }
@@ -556,8 +575,8 @@ API CUresult cuCtxGetDevice_v2(CUdevice *dev, CUcontext ctx) {
     if (!ctx)
         return cuCtxGetDevice(dev);
     TRY(sim_ready());
-    if (!sim_context_valid(ctx))
-        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!dev || !sim_context_valid(ctx))
+        return dev ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_VALUE;
     *dev = ctx->device;
     return CUDA_SUCCESS;
 }
@@ -565,6 +584,8 @@ API CUresult cuCtxGetDevice_v2(CUdevice *dev, CUcontext ctx) {
 API CUresult cuCtxGetFlags(unsigned *flags) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
+    if (!flags)
+        return CUDA_ERROR_INVALID_VALUE;
     *flags = ctx->flags;
     return CUDA_SUCCESS;
 }
@@ -573,6 +594,8 @@ API CUresult cuCtxGetApiVersion(CUcontext ctx, unsigned *version) {
     TRY(sim_ready());
     if (ctx && !sim_context_valid(ctx))
         return CUDA_ERROR_INVALID_CONTEXT;
+    if (!version)
+        return CUDA_ERROR_INVALID_VALUE;
     *version = 3020;
     return CUDA_SUCCESS;
 }
@@ -582,6 +605,8 @@ API CUresult cuCtxGetId(CUcontext ctx, unsigned long long *id) {
         TRY(sim_context(&ctx));
     if (!sim_context_valid(ctx))
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (!id)
+        return CUDA_ERROR_INVALID_VALUE;
     *id = (unsigned long long)(uintptr_t)ctx;
     return CUDA_SUCCESS;
 }
@@ -612,6 +637,8 @@ API CUresult cuCtxGetLimit(size_t *value, int limit) {
     TRY(sim_context(&ctx));
     if (limit < 0 || limit >= 8)
         return CUDA_ERROR_UNSUPPORTED_LIMIT;
+    if (!value)
+        return CUDA_ERROR_INVALID_VALUE;
     *value = ctx->limit[limit];
     return CUDA_SUCCESS;
 }

@@ -170,6 +170,8 @@ API CUresult cuGraphInstantiateWithParams_ptsz(struct exec **out, struct graph *
 
 API CUresult cuGraphExecGetFlags(struct exec *e, uint64_t *flags) {
     TRY(exec_valid(e));
+    if (!flags)
+        return CUDA_ERROR_INVALID_VALUE;
     *flags = e->flags;
     return CUDA_SUCCESS;
 }
@@ -223,6 +225,8 @@ struct update_info { /* CUgraphExecUpdateResultInfo */
 API CUresult cuGraphExecUpdate_v2(struct exec *e, struct graph *g, struct update_info *info) {
     TRY(exec_valid(e));
     TRY(graph_valid(g));
+    if (!info)
+        return CUDA_ERROR_INVALID_VALUE;
     *info = (struct update_info){update(e, g), NULL, NULL};
     return info->result ? CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE : CUDA_SUCCESS;
 }

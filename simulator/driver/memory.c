@@ -41,6 +41,8 @@ API CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags) {
 API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     CUcontext ctx;
     TRY(sim_context(&ctx));
+    if (!free_bytes || !total)
+        return CUDA_ERROR_INVALID_VALUE;
     struct gpu *gpu = sim_gpu_of(ctx);
     uint64_t all = gpu->file->head.memory_total, used = gpu_used(gpu, true);
     *total = all;
@@ -62,6 +64,8 @@ API CUresult cuMemFree(unsigned address) {
 API CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total) {
     size_t f, t;
     TRY(cuMemGetInfo_v2(&f, &t));
+    if (!free_bytes || !total)
+        return CUDA_ERROR_INVALID_VALUE;
     *free_bytes = f > 0xffffffffu ? 0xffffffffu : (unsigned)f;
     *total = t > 0xffffffffu ? 0xffffffffu : (unsigned)t;
     return CUDA_SUCCESS;

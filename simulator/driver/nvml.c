@@ -274,6 +274,56 @@ static nvmlReturn_t pci_info(nvmlDevice_t d, struct pci_info *out) {
 
 API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t d, struct pci_info *out) { return pci_info(d, out); }
 
+/* Versions 1 and 2 have the short bus id only, and version 2 four reserved words behind it. */
+static nvmlReturn_t pci_info_short(nvmlDevice_t d, void *out, size_t bytes) {
+    struct pci_info whole;
+    nvmlReturn_t r = pci_info(d, &whole);
+    if (r || !out)
+        return r ? r : NVML_ERROR_INVALID_ARGUMENT;
+    memset(whole.bus_id, 0, sizeof whole.bus_id);
+    memcpy(out, &whole, bytes);
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t d, void *out) { return pci_info_short(d, out, 32); }
+API nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t d, void *out) { return pci_info_short(d, out, 52); }
+
+struct pci_info_ext { /* nvmlPciInfoExt_v1_t */
+    unsigned version, domain, bus, device, id, subsystem, base_class, sub_class;
+    char bus_id[32];
+};
+
+API nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t d, struct pci_info_ext *out) {
+    struct pci_info p;
+    nvmlReturn_t r = pci_info(d, &p);
+    if (r || !out)
+        return r ? r : NVML_ERROR_INVALID_ARGUMENT;
+    if (out->version != (sizeof *out | 1u << 24))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    *out =
+        (struct pci_info_ext){out->version, p.domain, p.bus, p.device, p.id, p.subsystem, 3, 2, ""}; /* 3D controller */
+    memcpy(out->bus_id, p.bus_id, sizeof out->bus_id);
+    return NVML_SUCCESS;
+}
+
+/* The other GPUs that are as near as that level says. */
+API nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t d, unsigned level, unsigned *n, nvmlDevice_t *list) {
+    DEVICE(d);
+    if (!n)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    unsigned room = *n;
+    *n = 0;
+    for (int i = 0; i < visible(); i++) {
+        unsigned its = gpus[i].file->head.numa == d->file->head.numa ? 40 : 50;
+        if (&gpus[i] == d || its != level)
+            continue;
+        if (list && *n < room)
+            list[*n] = &gpus[i];
+        ++*n;
+    }
+    return list && *n > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
 /* Each simulated GPU has a host bridge of its own; GPUs of one NUMA node are joined at the node. */
 API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, unsigned *out) {
     DEVICE(a);
@@ -363,10 +413,6 @@ static nvmlReturn_t load_question(nvmlDevice_t d, unsigned which) {
         nanosleep(&(struct timespec){us / 1000000 % 10, (long)(us % 1000000) * 1000}, NULL);
     return d->file->head.nvml_without >> which & 1 ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
 }
-
-struct utilisation {
-    unsigned gpu, memory;
-};
 
 API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, struct utilisation *out) {
     DEVICE(d);

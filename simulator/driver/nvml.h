@@ -21,9 +21,16 @@ enum {
     NVML_ERROR_GPU_IS_LOST = 15,
     NVML_ERROR_MEMORY = 20,
     NVML_ERROR_INSUFFICIENT_RESOURCES = 23,
+    NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
+    NVML_ERROR_UNKNOWN = 999,
 };
 
 /* NVML_SUCCESS: the library is initialised, and this is one of its devices. */
 nvmlReturn_t nvml_device(nvmlDevice_t device);
+
+struct utilisation { /* nvmlUtilization_t, per cent */
+    unsigned gpu, memory;
+};
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, struct utilisation *out);
 
 #endif

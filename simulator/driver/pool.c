@@ -329,6 +329,8 @@ void pool_free(struct piece piece) {
 
 API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice dev) {
     TRY(sim_device(dev));
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&mutex);
     *out = default_of(dev);
     pthread_mutex_unlock(&mutex);
@@ -337,6 +339,8 @@ API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice dev) {
 
 API CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice dev) {
     TRY(sim_device(dev));
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
     *out = pool_current(dev);
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }

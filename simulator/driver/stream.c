@@ -171,6 +171,8 @@ static CUresult query(CUstream handle) {
 static CUresult get_flags(CUstream handle, unsigned *flags) {
     struct stream *s;
     TRY(sim_stream(handle, &s));
+    if (!flags)
+        return CUDA_ERROR_INVALID_VALUE;
     *flags = s->flags;
     return CUDA_SUCCESS;
 }
@@ -178,6 +180,8 @@ static CUresult get_flags(CUstream handle, unsigned *flags) {
 static CUresult get_priority(CUstream handle, int *priority) {
     struct stream *s;
     TRY(sim_stream(handle, &s));
+    if (!priority)
+        return CUDA_ERROR_INVALID_VALUE;
     *priority = s->priority;
     return CUDA_SUCCESS;
 }
@@ -185,6 +189,8 @@ static CUresult get_priority(CUstream handle, int *priority) {
 static CUresult get_context(CUstream handle, CUcontext *ctx) {
     struct stream *s;
     TRY(sim_stream(handle, &s));
+    if (!ctx)
+        return CUDA_ERROR_INVALID_VALUE;
     *ctx = s->ctx;
     return CUDA_SUCCESS;
 }

@@ -82,6 +82,8 @@ API CUresult cuMemCreate(unsigned long long *out, size_t size, const struct allo
     TRY(sim_ready());
     if (!out || !prop || flags || !size || size % BLOCK || prop->location_type != 1 || sim_device(prop->location_id))
         return CUDA_ERROR_INVALID_VALUE;
+    if (prop->handle_types & ~1) /* fabric handles need NVSwitches and their service; torch then takes descriptors */
+        return CUDA_ERROR_NOT_SUPPORTED;
     struct gpu *gpu = &sim_gpu[prop->location_id];
     if ((gpu->slot < 0 && !gpu_claim(gpu)) || !backing_make(gpu, size, &memory))
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -213,6 +215,8 @@ bool vmm_holding(uint64_t address, struct piece *out) {
 
 API CUresult cuMemRetainAllocationHandle(unsigned long long *out, void *address) {
     TRY(sim_ready());
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&mutex);
     struct mapping *m = mapping_at((uint64_t)(uintptr_t)address);
     if (m) {
@@ -245,6 +249,8 @@ void vmm_drop(struct handle *h) {
 
 API CUresult cuMemGetAllocationPropertiesFromHandle(struct allocation_prop *out, unsigned long long value) {
     TRY(sim_ready());
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&mutex);
     struct handle *h = handle_of(value);
     if (h)

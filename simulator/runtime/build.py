@@ -12,7 +12,10 @@ GLIBC_FLOOR = "2.17"  # CUDA's own runtime needs this version
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined", "-pthread", "-s"]
 FLAGS += ["-fPIC", "-shared", "-fvisibility=hidden"]
 SOURCES = ["start.c", "device.c", "memory.c", "stream.c", "kernels.c", "launch.c", "error.c"]
-VERSIONS = {"libcudart.so.12": 12090, "libcudart.so.13": 13000}  # soname, which is also the name of the symbols' version
+VERSIONS = {
+    "libcudart.so.12": 12090,
+    "libcudart.so.13": 13000,
+}  # soname, which is also the name of the symbols' version
 
 
 def build(out: Path, arch: str, cc: list[str]) -> None:

@@ -24,7 +24,7 @@ print(nvml.nvmlDeviceGetMemoryInfo(h).total >> 20, v2.free >> 20)
 print(nvml.nvmlSystemGetDriverVersion(), nvml.nvmlSystemGetCudaDriverVersion(), u[:12])
 same = [nvml.nvmlDeviceGetHandleByUUID(u), nvml.nvmlDeviceGetHandleByPciBusId(p.busId)]
 print([nvml.nvmlDeviceGetIndex(x) for x in same], nvml.nvmlDeviceGetTopologyCommonAncestor(h, gpu(0)))
-for call in (lambda: nvml.nvmlDeviceGetHandleByIndex(2), lambda: nvml.nvmlDeviceGetPowerUsage(h),
+for call in (lambda: nvml.nvmlDeviceGetHandleByIndex(2), lambda: nvml.nvmlDeviceGetFanSpeed(h),
              lambda: nvml.nvmlDeviceGetHandleByUUID("GPU-x")):
     try: call()
     except nvml.NVMLError as e: print(e.value)
