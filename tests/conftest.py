@@ -42,7 +42,7 @@ _ids = itertools.count()
 
 # Folders whose files share what takes long to make; of every other one, a file stays in one worker of pytest-xdist.
 TOGETHER = ("packaging",)
-LONGEST_FIRST = ("packaging", "engines", "model", "shim", "e2e")
+LONGEST_FIRST = ("packaging", "engines", "model", "shim", "clients", "e2e")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

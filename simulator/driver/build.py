@@ -19,6 +19,7 @@ GPU = ["gpu.c", "release.c", "piece.c", "gpu_time.c", "engine.c", "cgroup.c", "l
 CUDA = [*GPU, "channel.c", "device.c", "settings.c", "heap.c", "memory.c", "pointer.c", "managed.c", "host.c"]
 CUDA += ["pool.c", "backing.c", "vmm.c", "ipc.c", "external.c", "holders.c", "array.c", "copy.c", "copy_batch.c"]
 CUDA += ["texture.c", "texture_reference.c", "tensor_map.c", "stream.c", "event.c", "event_ipc.c", "memop.c"]
+CUDA += ["cubin.c"]
 CUDA += ["attribute.c", "module.c", "function.c", "link.c", "launch.c", "graph.c", "graph_op.c", "graph_edges.c"]
 CUDA += ["graph_node.c", "graph_exec.c", "graph_memory.c", "graph_dot.c", "user_object.c", "capture.c", "fault.c"]
 CUDA += ["proc_address.c", "checkpoint.c", "green.c", "../model/rng.c"]

@@ -14,6 +14,7 @@
  *   sim_seed=N    other draws
  *   sim_param     the duration is the first parameter, 64 bits of nanoseconds
  *   sim_spin=1    the first parameter is the address of 32 bits: runs until they are not 0
+ * A cubin is read as a text that has the names of its kernels and variables (cubin.c).
  * Variables of a module (".global .align 4 .b8 NAME[BYTES];") take memory at the first use of one of its functions or
  * variables; with CUDA_MODULE_LOADING=EAGER, when the module is loaded. */
 
@@ -65,8 +66,7 @@ static CUresult load(CUmodule *out, const void *image) {
     struct module *m = calloc(1, sizeof *m);
     if (!m)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (is_text(image))
-        m->text = strdup(image);
+    m->text = is_text(image) ? strdup(image) : cubin_text(image);
     sim_context_wait(ctx); /* loading a module waits for the context, as freeing memory does */
     m->ctx = ctx;
     const char *mode = getenv("CUDA_MODULE_LOADING");
@@ -92,8 +92,10 @@ API CUresult cuModuleLoad(CUmodule *out, const char *path) {
     FILE *f = path ? fopen(path, "re") : NULL;
     if (!f)
         return CUDA_ERROR_FILE_NOT_FOUND;
-    char *image = calloc(1, (1 << 20) + 8);
-    size_t n = image ? fread(image, 1, 1 << 20, f) : 0;
+    long size = fseek(f, 0, SEEK_END) ? -1 : ftell(f);
+    rewind(f);
+    char *image = size < 0 ? NULL : calloc(1, (size_t)size + 8);
+    size_t n = image ? fread(image, 1, (size_t)size, f) : 0;
     fclose(f);
     CUresult r = n ? load(out, image) : CUDA_ERROR_INVALID_IMAGE;
     free(image);

@@ -24,4 +24,7 @@ struct module {
     CUdeviceptr variables; /* their memory, one behind the other; 0: not loaded, or there are none */
 };
 
+/* The kernels and variables of a cubin in the words of PTX, to be freed; NULL: the image is none, or has no names. */
+char *cubin_text(const void *image);
+
 #endif

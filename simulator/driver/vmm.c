@@ -82,6 +82,8 @@ API CUresult cuMemCreate(unsigned long long *out, size_t size, const struct allo
     TRY(sim_ready());
     if (!out || !prop || flags || !size || size % BLOCK || prop->location_type != 1 || sim_device(prop->location_id))
         return CUDA_ERROR_INVALID_VALUE;
+    if (prop->handle_types & ~1) /* fabric handles need NVSwitches and their service; torch then takes descriptors */
+        return CUDA_ERROR_NOT_SUPPORTED;
     struct gpu *gpu = &sim_gpu[prop->location_id];
     if ((gpu->slot < 0 && !gpu_claim(gpu)) || !backing_make(gpu, size, &memory))
         return CUDA_ERROR_OUT_OF_MEMORY;

@@ -50,6 +50,18 @@ h = created(); fd = exported(h); cuda.cuMemRelease(h); print(took()); os.close(f
     assert out == ["64", "64", "64", "64", "0", "64", "0"]
 
 
+def test_handles_for_a_fabric_are_not_supported(sim: Sim) -> None:
+    """torch asks for these first, and takes descriptors where the driver refuses."""
+    out = python(
+        sim,
+        """
+context(); h = c_uint64(); print(code("cuMemCreate", byref(h), c_size_t(SIZE), byref(Prop(1, 8, 1, 0)), c_uint64(0)))
+print(took())
+""",
+    )
+    assert out == ["801", "0"]
+
+
 def test_without_a_handle_type_nothing_is_exported(sim: Sim) -> None:
     out = python(
         sim,

@@ -1,5 +1,6 @@
-"""Runs the clients with their long lists and writes docs/guide/clients.md. `python -m tests.clients [NAME ...]`: also these
-heavy ones. `python -m tests.clients --only NAME[-CASE] ...` prints what both sides say, and writes nothing."""
+"""`python -m tests.clients` runs the light clients with their long lists and writes docs/guide/clients.md; with names, only
+these clients, and the rows of the others stay. `python -m tests.clients --only NAME[-CASE] ...` prints what both sides say,
+and writes nothing."""
 
 import subprocess
 import sys
@@ -25,37 +26,32 @@ def show(pair: Pair, names: list[str]) -> int:
     return min(faults, 1)
 
 
-def write(pair: Pair, heavy: list[str]) -> int:
-    text = page.PAGE.read_text()
-    rows, costs, faults = [], [], 0
-    old_rows, old_costs = page.part(text, "results"), page.part(text, "costs")
+def write(pair: Pair, names: list[str]) -> int:
+    wanted = [c for c in clients() if (c.name in names if names else not c.heavy)]
+    ran = {client.name: rows for client in wanted if (rows := run(pair, client))}
+    text = page.PAGE.read_text()  # not earlier: another run may have written meanwhile
+    rows, costs = [page.HEAD], [page.COSTS]
     for client in clients():
-        if client.heavy and client.name not in heavy:
-            mine = f"| {client.name} |"
-            rows += [line + "\n" for line in old_rows.splitlines() if line.startswith(mine)]
-            costs += [line + "\n" for line in old_costs.splitlines() if line.startswith(mine)]
-            continue
-        seconds = 0.0
-        for case in client.cases:
-            verdict, bare, share = pair.judge(client, case)
-            rows.append(page.row(client, case, verdict))
-            print(rows[-1], *verdict.faults, sep="\n    ", flush=True)
-            seconds += bare.seconds + share.seconds
-            faults += len(verdict.faults)
-        costs.append(page.cost(client, fetch.size_of(client.pins, client.debs), seconds))
-    shown: tuple[Client, ...] = clients()
-    new = page.replaced(
-        text,
-        {
-            "results": page.HEAD + "".join(rows),
-            "costs": page.COSTS + "".join(costs),
-            "limits": page.limits(shown),
-            "differences": page.differences(),
-        },
-    )
-    if not faults:
-        page.PAGE.write_text(new)
-    return min(faults, 1)
+        new = ran.get(client.name)
+        rows += new[:-1] if new else page.rows_of(text, "results", client)
+        costs += new[-1:] if new else page.rows_of(text, "costs", client)
+    parts = {"results": "".join(rows), "costs": "".join(costs)}
+    parts |= {"limits": page.limits(clients()), "differences": page.differences()}
+    page.PAGE.write_text(page.replaced(text, parts))
+    return 0 if len(ran) == len(wanted) >= len(names) else 1
+
+
+def run(pair: Pair, client: Client) -> list[str]:
+    """The rows of its cases, and that of its cost; nothing where something differed, which is printed."""
+    rows, seconds, faults = [], 0.0, 0
+    for case in client.cases:
+        verdict, bare, share = pair.judge(client, case)
+        rows.append(page.row(client, case, verdict))
+        print(rows[-1], *verdict.faults, sep="\n    ", flush=True)
+        seconds += bare.seconds + share.seconds
+        faults += len(verdict.faults)
+    cost = page.cost(client, fetch.size_of(client.pins, client.debs), seconds)
+    return [] if faults else [*rows, cost]
 
 
 def main(words: list[str]) -> int:

@@ -23,7 +23,7 @@ CLIENT = Client(
         Case(
             "driver",
             ("python", "/programs/bindings.py"),
-            "driver API and nvidia-ml-py in one process: memory, attributes, streams, graphs, a kernel",
+            "driver API and nvidia-ml-py in one process",
             150,
             LIMITS,
         ),

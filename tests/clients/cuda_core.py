@@ -10,7 +10,7 @@ CLIENT = Client(
         Case(
             "objects",
             ("python", "/programs/core_steps.py"),
-            "devices, streams, events, memory resources, a kernel, graphs",
+            "devices, streams, memory resources, kernels, graphs",
             170,
             {"DeviceMemoryResource: MiB until refused": Limit(GPU_MIB - 128, LIMIT_MIB - 128)},
         ),

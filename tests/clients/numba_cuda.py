@@ -12,11 +12,9 @@ DRIVER = """
 """
 SLOW = "detect init linker managed_alloc module_callbacks nvjitlink"  # of the same folder
 LANGUAGE = """
-    alignment array_methods boolean const_string constmem copy_propagate cuda_array_interface cuda_jit_no_types
-    debug device_array_capture enums exception fastmath forall freevar gufunc_scalar gufunc_scheduling inspect ipc ir_utils
-    iterators launch_config_sensitive lang lineinfo localmem multigpu multiprocessing multithreads nondet optimization
-    py2_div_issue random retrieve_autoconverted_arrays serialize sm_creation stream_api sync tracing transpose typeconv
-    userexc vectorize vectorize_decor vectorize_device vectorize_scalar_arg warning
+    alignment array_methods const_string constmem cuda_array_interface debug exception freevar inspect iterators
+    launch_config_sensitive localmem multiprocessing multithreads retrieve_autoconverted_arrays serialize stream_api
+    typeconv warning
 """
 
 
@@ -40,20 +38,27 @@ CLIENT = Client(
         ),
         Case("driver", words(DRIVER, "cudadrv"), "its own tests of its driver layer", 100),
         Case(
+            "two GPUs",
+            (*words("context_stack select_device", "cudadrv"), "cudapy.test_multigpu", "cudapy.test_ipc"),
+            "its own tests of contexts, IPC, two GPUs",
+            10,
+            gpus=2,
+        ),
+        Case(
             "driver, slow ones",
             words(SLOW, "cudadrv"),
-            "more of these: linking, initialisation, managed memory",
+            "more of these: linking, initialisation",
             30,
             only_clients=True,
         ),
         Case(
             "language",
             words(LANGUAGE, "cudapy"),
-            "its own tests of kernels, streams, IPC, threads, processes",
+            "its own tests of kernels, streams, threads",
             100,
             only_clients=True,
             seconds=900,
         ),
     ),
-    pins=("cuda-python", "numba-cuda", "cuda-12-runtime", "cuda-12-compilers"),
+    pins=("cuda-python-12", "numba-cuda", "cuda-12-runtime", "cuda-12-compilers"),
 )

@@ -19,7 +19,7 @@ CLIENT = Client(
         Case(
             "all",
             ("python", "/programs/nvidia_smi.py"),
-            "table, `-L`, `-q`, queries, `pmon`, `dmon`, `topo`, `nvlink`, changes of settings",
+            "table, `-q`, queries, `topo`, changes",
             200,
             {
                 "nvidia-smi: line 10": Limit(row(GPU_MIB), row(LIMIT_MIB)),

@@ -1,5 +1,4 @@
-"""docs/guide/clients.md: `python -m tests.clients` runs every light client and writes its tables anew; heavy ones keep
-their rows, and run where their names follow."""
+"""docs/guide/clients.md: `python -m tests.clients` writes its tables anew (see __main__.py)."""
 
 import re
 import textwrap
@@ -7,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tests.clients.compare import Verdict
-from tests.clients.frame import Case, Client
+from tests.clients.frame import Case, Client, Known
 from tests.clients.known import KNOWN
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/guide/clients.md"
@@ -34,21 +33,35 @@ def cost(client: Client, size: int, seconds: float) -> str:
 
 
 def limits(clients: Iterable[Client]) -> str:
-    """The fields that may differ, and what they are."""
-    lines = []
+    """The steps that may differ, and what they say; cases with the same limits in one paragraph."""
+    told: dict[str, list[str]] = {}
     for client in clients:
         for case in client.cases:
-            for step, limit in case.limits.items():
-                told = " → ".join(e.__doc__ or "" if callable(e) else str(e) for e in (limit.bare, limit.share))
-                lines.append(f"- {client.name}, {case.name}: {step}: {told}\n")
-    return "".join(lines)
+            steps = "; ".join(
+                f"{step}: {_value(limit.bare)} → {_value(limit.share)}" for step, limit in case.limits.items()
+            )
+            if steps:
+                told.setdefault(steps, []).append(f"{client.name} ({case.name})")
+    return "".join(_folded(f"- {', '.join(who)}: {steps}.") for steps, who in told.items())
 
 
-def differences() -> str:
-    if not KNOWN:
-        return "None.\n"
-    lines = (f"- {k.client}, {k.case}, {k.step}: `{k.bare}` bare, `{k.share}` on the share: {k.why}" for k in KNOWN)
-    return "".join(textwrap.fill(line, 138, subsequent_indent="  ", break_on_hyphens=False) + "\n" for line in lines)
+def _value(expected: object) -> str:
+    return f"`{expected}`" if not callable(expected) else (expected.__doc__ or "").strip().rstrip(".")
+
+
+def differences(known: Iterable[Known] = KNOWN) -> str:
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for k in known:
+        step = f"{k.step}: `{k.bare}` bare, `{k.share}` on the share"
+        by_reason.setdefault((k.client, k.why), []).append(step)
+    return (
+        "".join(_folded(f"- {client}: {why} {'; '.join(steps)}.") for (client, why), steps in by_reason.items())
+        or "None.\n"
+    )
+
+
+def _folded(line: str) -> str:
+    return textwrap.fill(line, 138, subsequent_indent="  ", break_on_hyphens=False) + "\n"
 
 
 def _written(name: str) -> "re.Pattern[str]":
@@ -60,6 +73,11 @@ def part(text: str, name: str) -> str:
     found = _written(name).search(text)
     assert found, name
     return found[2]
+
+
+def rows_of(text: str, name: str, client: Client) -> list[str]:
+    """The client's rows in a part."""
+    return [line for line in part(text, name).splitlines(keepends=True) if line.startswith(f"| {client.name} |")]
 
 
 def replaced(text: str, parts: Mapping[str, str]) -> str:

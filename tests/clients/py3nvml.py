@@ -17,7 +17,7 @@ CLIENT = Client(
         Case(
             "calls",
             ("python", "/programs/py3nvml_calls.py"),
-            "every call that asks about a GPU, four that change one, its helpers",
+            "all questions about a GPU, four changes",
             20,
             {"nvmlDeviceGetMemoryInfo": Limit(*map(info, TOTAL))},
         ),

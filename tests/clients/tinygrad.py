@@ -11,7 +11,7 @@ CLIENT = Client(
         Case(
             "CUDA backend",
             ("python", "/programs/tinygrad_steps.py"),
-            "CUDA backend with PTX: copies, kernels, graphs of its JIT, memory until refused",
+            "CUDA backend with PTX, graphs of its JIT",
             20,
             {"MiB until refused": Limit(GPU_MIB - 128, LIMIT_MIB - 128)},
             env={

@@ -48,7 +48,7 @@ CLIENT = Client(
         Case(
             name,
             ("/bin/driver_api",),
-            f"driver API from C{who}: memory of every kind, pools, graphs, threads, contexts, IPC, fork",
+            f"driver API from C{who}",
             150,
             LIMITS,
             uid=uid,

@@ -135,47 +135,65 @@ GRAPHS = {
     "graphs of 128 MiB until refused": Limit(62, 6),
     "tensors of 32 MiB after the graphs": Limit(249, 25),
 }
-MEMORY = ("python", "/programs/torch_memory.py")
-CONF = "PYTORCH_CUDA_ALLOC_CONF"
+TWO_GPUS = {f"rank {rank}: capacity in MiB": both(lambda all: all) for rank in (0, 1)}
+for gpu in (0, 1):
+    TWO_GPUS[f"GPU {gpu}: tensors of 32 MiB until refused"] = both(lambda all: room(all) // 32)
+    TWO_GPUS[f"GPU {gpu}: free MiB of both then"] = both(lambda all, gpu=gpu: [0, room(all)][:: -1 if gpu else 1])
+PROCESSES: dict[str, Limit] = {}
+for kind in ("tensor", "with an event"):
+    PROCESSES[f"IPC, {kind}: free in the other process"] = both(lambda all: [all - 2 * CONTEXT_MIB - 120, all])
+    PROCESSES[f"IPC, {kind}: tensors of 32 MiB in the other process"] = both(
+        lambda all: (all - 2 * CONTEXT_MIB - 120) // 32
+    )
 
+
+def case(name: str, program: str, what: str, least: int, limits: dict[str, Limit], gpus: int = 1, **env: str) -> Case:
+    return Case(name, ("python", f"/programs/{program}.py"), what, least, limits, {"USER": "root"} | env, gpus=gpus)
+
+
+MEMORY = "torch_memory"
 CLIENT = Client(
     "torch",
     "2.11.0",
     (
-        Case("caching", MEMORY, "allocator with cache: limit, texts of refusals, threads, copies, streams", 1, CACHING),
-        Case(
+        case(
+            "caching", MEMORY, "allocator with cache: limit, texts of refusals, threads, copies, streams", 44, CACHING
+        ),
+        case(
             "no-cache",
             MEMORY,
             "the same without cache (`PYTORCH_NO_CUDA_MEMORY_CACHING`)",
-            1,
+            44,
             NO_CACHE,
-            {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+            PYTORCH_NO_CUDA_MEMORY_CACHING="1",
         ),
-        Case(
+        case(
             "expandable",
             MEMORY,
             "the same with expandable segments (virtual memory management)",
-            1,
+            44,
             EXPANDABLE,
-            {CONF: "expandable_segments:True"},
+            PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
         ),
-        Case(
-            "async", MEMORY, "the same with the back end cudaMallocAsync", 1, ASYNC, {CONF: "backend:cudaMallocAsync"}
+        case(
+            "async",
+            MEMORY,
+            "the same with the back end cudaMallocAsync",
+            44,
+            ASYNC,
+            PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync",
         ),
-        Case(
-            "graphs",
-            ("python", "/programs/torch_graphs.py"),
-            "CUDA graphs: replays, pools, captures that fail",
-            1,
-            GRAPHS,
+        case("graphs", "torch_graphs", "CUDA graphs: replays, pools, captures that fail", 32, GRAPHS),
+        case(
+            "graphs-async",
+            "torch_graphs",
+            "the same with the back end cudaMallocAsync",
+            20,
+            {"free and total MiB after them": both(lambda all: [room(all) - 16, all])},
+            PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync",
         ),
-        Case(
-            "two-gpus",
-            ("python", "/programs/torch_two_gpus.py"),
-            "two GPUs: in one process; two ranks by gloo, DDP",
-            1,
-            gpus=2,
-        ),
+        case("processes", "torch_processes", "IPC of tensors and events, a killed process, data loader", 30, PROCESSES),
+        case("two-gpus", "torch_two_gpus", "two GPUs: in one process; two ranks by gloo, DDP", 20, TWO_GPUS, gpus=2),
     ),
     pins=("torch",),
     driver="580",

@@ -1,10 +1,9 @@
-"""Debian packages and Python wheels as parts of images: fetched once, unpacked, and kept in the user's cache."""
+"""Debian packages as parts of images: fetched once, unpacked, and kept in the user's cache."""
 
 import fcntl
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -46,22 +45,6 @@ def alone(place: Path) -> Iterator[None]:
     with open(place.with_name(place.name + ".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def wheel(*names: str) -> Path:
-    """A folder to put in PYTHONPATH: these packages of the Python index, with what they need. Skips without network."""
-    root = cached(f"python{sys.version_info[0]}.{sys.version_info[1]}-{names[0]}")
-    with alone(root):
-        if root.exists():
-            return root
-        new = root.with_name(root.name + ".new")
-        shutil.rmtree(new, ignore_errors=True)
-        command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--target", str(new)]
-        done = subprocess.run([*command, *names], capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"{', '.join(names)} cannot be installed: {done.stderr.strip()[-100:]}")
-        new.rename(root)
-    return root
 
 
 def unpacked(suite: str, *packages: str, component: str = "main", architecture: str = "") -> Path:

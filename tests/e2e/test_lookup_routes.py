@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.fetched import wheel
+from tests.clients.fetch import wheels
 from tests.e2e.stage import CONTEXT_MIB, LIMIT_MIB, MULTIARCH, Stage, compile_client, glibc_image, stopped_at_the_limit
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -93,7 +93,7 @@ def test_cuda_runtime_library(stage: Stage, rootfs: Path, container: str, static
     It then asks the driver for tables that only the real one has, so it ends there on simulated GPUs; how it asks for
     functions is among the routes of cuGetProcAddress.
     """
-    folder = wheel("nvidia-cuda-runtime-cu12") / "nvidia/cuda_runtime/lib"
+    folder = wheels("cuda-12-runtime") / "nvidia/cuda_runtime/lib"
     name = "libcudart_static.a" if static else "libcudart.so.12"
     shutil.copy(folder / "libcudart.so.12", rootfs / LIBDIR.lstrip("/"))
     compile_client(rootfs / "bin/runtime", "runtime.c", str(folder / name), "-ldl", "-lrt", "-lpthread")

@@ -11,7 +11,7 @@ from box import ROOT, Box
 from conftest import HERE, compile_c
 
 from scripts.driver_symbols import listed
-from tests.e2e.fetched import wheel
+from tests.clients.fetch import wheels
 from tests.e2e.real_drivers import DRIVERS, libraries
 
 pytestmark = pytest.mark.root
@@ -134,7 +134,7 @@ print(len(asked), ours)
 @pytest.mark.parametrize("static", [False, True])
 def test_what_cudart_asks_for_is_ours(box: Box, tmp_path: Path, static: bool) -> None:
     """The real runtime library over a driver that writes down its look-ups: cuGetProcAddress, for every function."""
-    folder = wheel("nvidia-cuda-runtime-cu12") / "nvidia/cuda_runtime/lib"
+    folder = wheels("cuda-12-runtime") / "nvidia/cuda_runtime/lib"
     library = folder / ("libcudart_static.a" if static else "libcudart.so.12")
     program = tmp_path / "program"
     client = ROOT / "tests" / "e2e" / "clients" / "runtime.c"

@@ -113,7 +113,7 @@ def main() -> None:
         "many pinned buffers", lambda: len([torch.empty(MIB, dtype=torch.uint8).pin_memory() for _ in range(64)])
     )
     del held
-    said("pinned memory takes none of the GPU's", free_and_total()[1] - free_and_total()[0])
+    said("MiB in use beside pinned memory", free_and_total()[1] - free_and_total()[0])
 
 
 if __name__ == "__main__":

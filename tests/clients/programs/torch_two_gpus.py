@@ -27,6 +27,9 @@ def one_process() -> None:
         graph.replay()
         torch.cuda.synchronize(1)
     said("a graph on the second GPU", "ok")
+
+
+def to_the_limits() -> None:
     for gpu in (0, 1):
         held = []
         try:
@@ -35,15 +38,9 @@ def one_process() -> None:
         except REFUSED as e:
             said(f"GPU {gpu}: the refusal names it", f"GPU {gpu} has" in str(e))
         said(f"GPU {gpu}: tensors of 32 MiB until refused", len(held))
-        free = [torch.cuda.mem_get_info(other)[0] // MIB for other in (0, 1)]
-        said(f"GPU {gpu}: free MiB of both then", free)
+        said(f"GPU {gpu}: free MiB of both then", [torch.cuda.mem_get_info(other)[0] // MIB for other in (0, 1)])
         held.clear()
-        del b, x, a, graph
-        a = b = x = graph = None
         release()
-        for other in (0, 1):
-            with torch.cuda.device(other):
-                release()
 
 
 class Scale(torch.nn.Module):
@@ -97,4 +94,6 @@ def by_gloo() -> None:
 
 if __name__ == "__main__":
     outcome("two GPUs in one process", one_process)
+    release()
+    outcome("two limits", to_the_limits)
     outcome("gloo", by_gloo)
