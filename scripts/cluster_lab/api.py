@@ -53,7 +53,11 @@ class Connection(http.client.HTTPSConnection):
 
     def connect(self) -> None:
         plain = socket_in(self._pid, (self.host, self.port))
-        self.sock = self._tls.wrap_socket(plain, server_hostname=self._name)
+        try:
+            self.sock = self._tls.wrap_socket(plain, server_hostname=self._name)
+        except OSError:
+            plain.close()
+            raise
 
 
 class Api:
