@@ -16,9 +16,10 @@ PACKAGES = {  # Python package: parts of scripts/build, their folder below build
         ("gpu-hook-runtime", "oci-gpu-hook", "gpu-hook-boundary", "libcuda.so.1", "libnvidia-ml.so.1"),
     ),
     "gpu_hook_simulator": (
-        ("sim", "sim/model"),
+        ("sim", "sim/model", "sim/runtime"),
         "sim",
-        ("libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ml.so.1-615", "gpu-probe", "share-model"),
+        ("libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ml.so.1-615", "gpu-probe", "share-model")
+        + ("runtime/libcudart.so.12", "runtime/libcudart.so.13"),
     ),
 }
 

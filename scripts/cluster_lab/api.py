@@ -87,6 +87,9 @@ class Api:
             raise Refused(answer.status, message)
         return json.loads(text) if text.startswith(b"{") else text.decode()
 
+    def close(self) -> None:
+        self._connection.close()
+
     def get(self, path: str) -> Any:
         return self("GET", path)
 

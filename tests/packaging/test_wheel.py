@@ -33,7 +33,10 @@ def test_the_simulators_wheel(packages: Path) -> None:
         names = [name for name in z.namelist() if ".dist-info/" not in name]
         parts = {name.rpartition("/")[2] for name in names if "/native/" in name}
         metadata = z.read("gpu_hook_simulator-0.1.0.dist-info/METADATA").decode()
-    assert parts == {"libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ml.so.1-615", "gpu-probe", "share-model"}
+    runtimes = {"libcudart.so.12", "libcudart.so.13"}
+    assert (
+        parts == {"libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ml.so.1-615", "gpu-probe", "share-model"} | runtimes
+    )
     assert "gpu_hook_simulator/calibration.json" in names
     assert all(name.startswith("gpu_hook_simulator/") and not name.endswith((".c", ".h", ".pyc")) for name in names)
     assert re.findall(r"(?m)^Requires-Dist: (.*)$", metadata) == ["gpu-hook==0.1.0"]
