@@ -45,6 +45,15 @@ def test_a_bound_pod_counts_and_its_reservation_is_over():
     assert free(state) == [70] and not state.reservations
 
 
+def test_an_event_that_is_older_than_what_was_asked_frees_nothing():
+    """The watch may be behind an answer of the API server."""
+    state = cluster(node("a", 100))
+    waiting = pod("p", memory=30)
+    started(state, waiting)
+    state.apply_pod(waiting)
+    assert free(state) == [70] and state.pending("default", "p") is None
+
+
 @pytest.mark.parametrize("change", ["sig", "uid", "node", "text", "none"])
 def test_a_decision_that_nobody_signed_counts_for_nothing(change):
     state = cluster(node("a", 100), node("b", 100))
