@@ -94,7 +94,9 @@ def check_size(annotations: Mapping[str, str], containers: int) -> None:
     """Nobody's pod may keep the webhook from the others' for long."""
     odd = sum(not key.startswith(names.PREFIX_KEY) and any(part in key.lower() for part in ODD) for key in annotations)
     if (len(annotations) + ODD_COSTS * odd) * containers > MOST_WORDS:
-        what = f"the pod has {len(annotations)} annotations, {odd} of them perhaps misspelt, and {containers} containers"
+        what = (
+            f"the pod has {len(annotations)} annotations, {odd} of them perhaps misspelt, and {containers} containers"
+        )
         raise refuse("GH-105", f"{what}; leave annotations out")
 
 
