@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from oci_hook.core.value import Value
 from oci_hook.kube.signing import node_key
 
-COUNT = 2  # generations that nodes have
 MOST_BELIEVED = 1 << 20  # a generation that nodes may name: far below a decision's bound
 KEPT = 64  # decisions of pods that have run for years can still be told from forged ones
 
@@ -22,8 +21,8 @@ class Secrets(Value):
         return self.generations[-1][0] if self.generations else 0
 
     def node_keys(self, node: str) -> dict[str, str]:
-        """What the node is told."""
-        return {str(number): node_key(secret, node).hex() for number, secret in self.generations[-COUNT:]}
+        """What the node is told: all, since it verifies the decisions of pods that have run for long, as we do."""
+        return {str(number): node_key(secret, node).hex() for number, secret in self.generations}
 
 
 def rotated(have: Secrets, life: float, now: float, fresh: bytes, above: int = 0) -> Secrets:

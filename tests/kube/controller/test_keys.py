@@ -25,9 +25,9 @@ def test_a_new_generation_is_made_when_the_newest_is_old_and_not_before() -> Non
     assert keys.rotated(have, DAY, DAY + 1, b"x" * 32).newest == 2
 
 
-def test_a_node_is_told_the_two_newest_and_decisions_of_all_are_known() -> None:
+def test_a_node_is_told_all_generations_and_decisions_of_all_are_known() -> None:
     have = grown(5)
-    assert have.node_keys("n1").keys() == {"4", "5"}
+    assert have.node_keys("n1").keys() == {"1", "2", "3", "4", "5"}
     assert have.node_keys("n1") != have.node_keys("n2")
     first, now = Signer(dict(grown(1).generations)), Signer(dict(have.generations))
     old = first.sign(Decision("uid", "n1", 0, (), ()), 0)
