@@ -22,10 +22,11 @@ from oci_hook.kube.reporter.objects import NodeView, PodView
 from oci_hook.kube.reporter.seen import CONFIG, NODE, PODS, Seen
 from oci_hook.kube.reporter.watcher import Change
 from tests.core.test_decided import inventory
-from tests.decisions import KEYS, NODE, OTHER_UID, UID, decided
+from tests.decisions import KEYS, OTHER_UID, UID, decided
+from tests.decisions import NODE as NAME
 
 TERMS = Terms(policy="best-effort")
-KNOWN = NodeKeys(NODE, tuple((number, bytes.fromhex(key)) for number, key in KEYS.items()))
+KNOWN = NodeKeys(NAME, tuple((number, bytes.fromhex(key)) for number, key in KEYS.items()))
 SHARES = {"a": [DecidedShare("GPU-1", 4096)]}
 
 
