@@ -266,6 +266,8 @@ class ClusterState:
             return
         said = read_inventory(text) if text else NodeInventory(EMPTY, Rules())
         rules = said.rules.replace(default_policy=default_policy) if default_policy else said.rules
+        if len(self._rules) >= INVENTORIES:  # a node may write new ones for ever
+            self._rules.clear()
         node.rules = self._rules.setdefault(rules, rules)
         node.key, node.text, node.policy = said.key, text, default_policy
         node.ledger = ""  # names GPUs by their places in the inventory, so it is read again
