@@ -136,6 +136,12 @@ def test_a_sum_is_never_below_what_is_bound(bound: list[int], has: int) -> None:
     assert publish.sums({MEMORY: has}, pods)[MEMORY] == max(has, sum(bound))
 
 
+def test_a_sum_is_a_number_that_the_api_server_keeps() -> None:
+    """Else the reporter wrote it again and again."""
+    pods = [asking({GPUS: str((1 << 63) - 1)}) for _ in range(2)]
+    assert publish.sums({GPUS: 64}, pods) == {GPUS: (1 << 63) - 1}
+
+
 def node(capacity: Any = None, allocatable: Any = None, **annotations: str) -> NodeView:
     status = {"capacity": capacity, "allocatable": allocatable}
     return objects.node({"metadata": {"annotations": annotations}, "status": status})
