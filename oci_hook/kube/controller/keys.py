@@ -7,7 +7,7 @@ from oci_hook.core.value import Value
 from oci_hook.kube.signing import node_key
 
 MOST_BELIEVED = 1 << 20  # a generation that nodes may name: far below a decision's bound
-KEPT = 64  # decisions of pods that have run for years can still be told from forged ones
+KEPT = 64  # a pod runs longer than keys do: its containers start again, and its node checks its decision then
 
 
 class Secrets(Value):
@@ -21,7 +21,7 @@ class Secrets(Value):
         return self.generations[-1][0] if self.generations else 0
 
     def node_keys(self, node: str) -> dict[str, str]:
-        """What the node is told: all, since it verifies the decisions of pods that have run for long, as we do."""
+        """What the node is told."""
         return {str(number): node_key(secret, node).hex() for number, secret in self.generations}
 
 
