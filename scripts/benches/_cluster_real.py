@@ -115,6 +115,8 @@ class Rounds:
 
         with ThreadPoolExecutor(len(apis)) as pool:
             list(pool.map(some, range(len(apis))))
+        for api in apis:
+            api.close()
 
     def _api(self) -> Api:
         return Api(self.control.machine.pid, self.control.keys.folder)

@@ -53,7 +53,11 @@ class Connection(http.client.HTTPSConnection):
 
     def connect(self) -> None:
         plain = socket_in(self._pid, (self.host, self.port))
-        self.sock = self._tls.wrap_socket(plain, server_hostname=self._name)
+        try:
+            self.sock = self._tls.wrap_socket(plain, server_hostname=self._name)
+        except OSError:
+            plain.close()
+            raise
 
 
 class Api:
@@ -86,6 +90,9 @@ class Api:
                 message = text.decode(errors="replace")
             raise Refused(answer.status, message)
         return json.loads(text) if text.startswith(b"{") else text.decode()
+
+    def close(self) -> None:
+        self._connection.close()
 
     def get(self, path: str) -> Any:
         return self("GET", path)

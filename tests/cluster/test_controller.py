@@ -30,7 +30,9 @@ def empty_plane(runnable: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
     cluster = lab.Cluster(folder / "state")
     try:
         cluster.up([], flags={"kube-controller-manager": [plain_nodes.NO_CONTROLLER_MANAGER_OF_NODES]})
-        yield make(cluster, folder)
+        plane = make(cluster, folder)
+        yield plane
+        plane.api.close()
     finally:
         cluster.down()
 
@@ -233,11 +235,11 @@ def test_what_changed_while_the_api_server_was_away_and_compacted_is_read_anew(p
     lists = controller.figures()['gpu_hook_controller_lists{kind="nodes"}']
     controller.pause()
     try:
+        again(plane)  # the watches are cut
         plane.node("b", 16 * GIB)
         plane.api("DELETE", "/api/v1/nodes/a")
         compact(plane)
-        plane.control.stop("kube-apiserver", signal.SIGKILL)
-        plane.control.start("kube-apiserver")
+        again(plane)  # the API server's own memory of changes begins after them
     finally:
         controller.resume()
     wait(60, "listed anew", lambda: controller.figures()['gpu_hook_controller_lists{kind="nodes"}'] > lists)
@@ -246,7 +248,12 @@ def test_what_changed_while_the_api_server_was_away_and_compacted_is_read_anew(p
     plane.wait_for_webhooks()
     plane.create("q", "4Gi")
     assert plane.bound("q", 120)["spec"]["nodeName"] == "b"
-    assert "forgot our version" in controller.log.read_text() or "leader now" in controller.log.read_text()
+    assert "forgot our version" in controller.log.read_text()
+
+
+def again(plane: Plane) -> None:
+    plane.control.stop("kube-apiserver", signal.SIGKILL)
+    plane.control.start("kube-apiserver")
 
 
 def compact(plane: Plane) -> None:
@@ -379,7 +386,7 @@ def test_slow_large_and_wrong_callers_do_not_stop_it(plane: Plane) -> None:
     assert controller.ask("POST", f"/bindings/{token}", b"x" * (9 << 20))[0] in (0, 413)
 
     sockets = []
-    for n in range(150):  # more than one address may have; half of them begin a request
+    for n in range(600):  # more than one address may have; half of them begin a request
         try:
             connection = controller.connection()
             connection.connect()
@@ -391,7 +398,7 @@ def test_slow_large_and_wrong_callers_do_not_stop_it(plane: Plane) -> None:
     try:
         plane.create("p", "4Gi")
         plane.bound("p")
-        wait(60, "they are cut", lambda: controller.figures()["gpu_hook_controller_connections_cut"] >= 140)
+        wait(60, "they are cut", lambda: controller.figures()["gpu_hook_controller_connections_cut"] >= 500)
     finally:
         for connection in sockets:
             connection.close()

@@ -3,13 +3,15 @@ tokens; until then it may be cut to make room, and it is cut when it dawdles."""
 
 import asyncio
 import time
+from asyncio import sslproto
 from typing import Any
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-MOST = 1024
-MOST_UNPROVEN_OF_ONE = 64  # of one address
+MOST = 2048
+MOST_UNPROVEN_OF_ONE = 512  # of one address; an API server opens some hundred at once when many pods are bound
+BUFFER = 32 << 10  # bytes of each TLS connection; asyncio's own 256 KiB would be half a gigabyte for all
 UNPROVEN_SECONDS = 10.0  # from its begin to its end, or to a request with a token
 IDLE_SECONDS = 300.0  # the API server itself closes after 90
 EVERY = 1.0
@@ -65,6 +67,7 @@ class Connections:
     """Those of one server."""
 
     def __init__(self) -> None:
+        sslproto.SSLProtocol.max_size = BUFFER  # type: ignore[attr-defined]  # from Python 3.11 on
         self.open: dict[asyncio.BaseTransport, Connection] = {}
         self.cut = 0
 

@@ -2,6 +2,7 @@
 and number; who asks for decisions must know the token in the path (own_secret.py). What is answered is service.py's."""
 
 import asyncio
+import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable
@@ -15,7 +16,8 @@ from oci_hook.kube.controller import own_secret
 from oci_hook.kube.controller.connections import Connections, GuardedServer
 from oci_hook.kube.controller.service import NotNow, Service
 
-BODY_SECONDS = 5.0
+BODY_SECONDS = HANDSHAKE_SECONDS = 5.0
+ENOUGH, PACE = 16, 0.004  # so many connections are accepted at once, the others with so many seconds between
 MAX_REVIEW = 8 << 20  # a pod has 1.5 MiB at most in etcd; an update's review has it twice
 MAX_FILTER = 64 << 20  # 5 000 whole Node objects, from a scheduler without nodeCacheCapable
 MAX_REVIEWS, MAX_FILTERS, MAX_KEYS = 64, 2, 8  # at a time
@@ -34,6 +36,8 @@ class Server:
             name: _Bound(most) for name, most in (("review", MAX_REVIEWS), ("filter", MAX_FILTERS), ("key", MAX_KEYS))
         }
         self._sockets: list[asyncio.Server] = []
+        self._accepting: asyncio.Task[None] | None = None
+        self._greetings: set[asyncio.Task[None]] = set()
         self.connections = Connections()
         self._raw = GuardedServer(self._guarded, self.connections)
         self._loopback = web.Server(self._guarded_loopback, access_log=None, keepalive_timeout=600)
@@ -41,10 +45,34 @@ class Server:
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext) -> None:
         """Raises OSError."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        own = socket.create_server((host, port), family=family, backlog=512)
+        own.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept(own, tls))
+
+    async def _accept(self, own: socket.socket, tls: ssl.SSLContext) -> None:
+        """In a burst the API server opens a connection for each call, but takes one that became free if that is sooner. So new
+        ones come slowly once there are some: each costs more than the call that it is for."""
         loop = asyncio.get_running_loop()
-        self._sockets.append(
-            await loop.create_server(self._raw, host, port, ssl=tls, ssl_handshake_timeout=5, backlog=512)
-        )
+        with own:
+            while True:
+                try:
+                    new, _ = await loop.sock_accept(own)
+                except OSError:  # as with too many open files
+                    await asyncio.sleep(0.1)
+                    continue
+                greeting = asyncio.create_task(self._greet(new, tls))
+                self._greetings.add(greeting)
+                greeting.add_done_callback(self._greetings.discard)
+                if len(self.connections.open) >= ENOUGH:
+                    await asyncio.sleep(PACE)
+
+    async def _greet(self, new: socket.socket, tls: ssl.SSLContext) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(self._raw, new, ssl=tls, ssl_handshake_timeout=HANDSHAKE_SECONDS)
+        except OSError:  # also ssl.SSLError, and a timeout: ConnectionAbortedError
+            new.close()
 
     async def listen_loopback(self, host: str, port: int) -> None:
         """Raises OSError."""
@@ -53,6 +81,8 @@ class Server:
 
     async def close(self) -> None:
         """Ends after the last request has its answer, or after some seconds."""
+        if self._accepting:
+            self._accepting.cancel()
         for listening in self._sockets:
             listening.close()
         until = time.monotonic() + 3
@@ -85,7 +115,7 @@ class Server:
         except (asyncio.TimeoutError, web.HTTPException) as e:
             status = e.status if isinstance(e, web.HTTPException) else 408
             return _closing(web.Response(status=status, text="the body is too large or too slow\n"))
-        except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError) as e:
+        except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
             self._service.failed(f"{request.path.split('/')[1]}: {type(e).__name__} {e}")
             return web.Response(status=400, text=f"not understood: {type(e).__name__}\n")
         except GhError as e:
