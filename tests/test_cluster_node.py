@@ -221,7 +221,7 @@ def test_local_places_what_nobody_decided(node: Install, bundle: Bundle, runc: R
         {"node": "n1", "keys": {"": "1" * 64}},
         {"node": 1, "keys": {"1": "1" * 64}},
         {"node": "n1", "keys": {"1": "1" * 64}, "more": 1},
-        " " * 5000,
+        " " * 20_000,
     ],
 )
 def test_damaged_keys_verify_nothing(node: Install, bundle: Bundle, runc: Runc, data: Any) -> None:

@@ -150,9 +150,7 @@ def _agent(out: Exposition, node: dict[str, Any], counters: Counters) -> None:
 
 
 def _reporter(out: Exposition, said: dict[str, Any]) -> None:
-    out.gauge(
-        "reporter_up", "1: the reporter runs and has no problem.", "", int(said["up"] and not said.get("problem"))
-    )
+    out.gauge("reporter_up", "1: the reporter runs.", "", int(said["up"]))
     out.counter("reporter_starts", "Starts of the reporter by the agent.", "", said["starts"])
     out.counter("reporter_writes", "Writes to the node's object since the reporter started.", "", said.get("writes", 0))
     out.counter("reporter_failures", "Writes that failed since the reporter started.", "", said.get("failures", 0))

@@ -14,6 +14,7 @@ RETRY_SECONDS = 2.0  # doubled with each failure
 RETRY_MAX = 60.0
 STEADY = 120.0  # seconds that it must run before the next failure counts as the first again
 MAX_LINE = 64 << 10
+ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}  # mallopt(3): its threads mostly wait, and a heap for each takes memory
 
 
 class Reporter:
@@ -59,7 +60,7 @@ class Reporter:
 
     def _start(self, now: float) -> None:
         try:
-            self._process = child.start("oci_hook.kube.reporter", self._node.prefix)
+            self._process = child.start("oci_hook.kube.reporter", self._node.prefix, environment=ONE_HEAP)
         except OSError as e:
             self.said["problem"] = f"the reporter does not start: {e.strerror}"
             self._retry_at = now + self._retry

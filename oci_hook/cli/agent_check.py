@@ -28,6 +28,7 @@ FIXES = {
     "accounts": "journalctl -u gpu-hook-agent",
     "textfile": "journalctl -u gpu-hook-agent",
     "boundary": "gpu-hook ps{option}",
+    "cluster": "journalctl -u gpu-hook-agent",
 }
 
 

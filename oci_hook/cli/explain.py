@@ -9,12 +9,13 @@ import click
 from oci_hook.apply import bundle_plan, to_spec, to_text
 from oci_hook.apply.sources import check_sources
 from oci_hook.cli import output
+from oci_hook.config import cluster, strictness
 from oci_hook.config import settings as node_settings
-from oci_hook.config import strictness
 from oci_hook.core import near_misses
 from oci_hook.core.allocate import Allocation, Refusal, allocate, placement_of
 from oci_hook.core.boundary import Boundary, expected
 from oci_hook.core.collect import container_names
+from oci_hook.core.decided import pinned
 from oci_hook.core.dialects import native
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.core.inventory import Inventory
@@ -128,9 +129,17 @@ def explain(
         request = parse(given.annotations, given.env, given.name, settings.rules, given.mounts, request_mounts.decode)
     warnings += unclear_words(given, labels, settings, request is not None)
     if request is None:
-        nothing: dict[str, Any] = {"request": None, "gpus": [], "plan": [], "boundary": None, "boundary_why": ""}
+        nothing: dict[str, Any] = {
+            "request": None,
+            "gpus": [],
+            "plan": [],
+            "chosen_by": "",
+            "boundary": None,
+            "boundary_why": "",
+        }
         return output.Report({**data, **nothing}, [*heading(given, named), "requests nothing"], warnings)
     inventory = node_inventory.load(settings)
+    request, chooser = chosen(request, given, inventory, settings)
     bounds = (
         slot_files.preempt_bounds(settings.state_dir, grants) if request.terms.preempt_tolerance_us is not None else ()
     )
@@ -146,6 +155,7 @@ def explain(
         *heading(given, named),
         "request",
         *(f"  {name:<13}{value}" for name, value in request_lines(request, settings.rules)),
+        *([f"chosen by {chooser}"] if chooser else []),
         "GPUs" + (" (simulated)" if inventory.simulated else ""),
         *(f"  {gpu_line(gpu)}" for gpu in gpus),
         *([f"memory limit held by {boundary_words(held)}"] if any(not share.whole for share in found.shares) else []),
@@ -153,8 +163,22 @@ def explain(
         *(f"  {step}" for step in plan),
     ]
     data |= {"request": as_data(request), "gpus": gpus, "plan": list(plan)}
-    data |= {"boundary": held.name, "boundary_why": held.why}
+    data |= {"chosen_by": chooser, "boundary": held.name, "boundary_why": held.why}
     return output.Report(data, lines, warnings)
+
+
+def chosen(
+    request: Request, given: ExplainedContainer, inventory: Inventory, settings: node_settings.Settings
+) -> tuple[Request, str]:
+    """The request for the GPUs that the cluster's controller decided on, and who chooses the GPUs; "" on a node of no
+    cluster. Raises ClusterError, NoRoomError."""
+    if settings.cluster == node_settings.OFF:
+        return request, ""
+    doc: Any = given.doc or {}
+    request, decided = cluster.obeyed(request, doc, given.annotations, settings)
+    if decided is None:
+        return request, "this node"
+    return pinned(request, decided, inventory, settings.rules), "the cluster's controller"
 
 
 def describe(

@@ -38,16 +38,22 @@ def check(prefix: str) -> output.Report:
 @settings.command()
 @output.answers
 def show(prefix: str) -> output.Report:
-    """Print every setting with its value, as lines of settings.yaml; a comment marks the defaults."""
+    """Print every setting with its value, as lines of settings.yaml; a comment marks the defaults.
+
+    What the cluster says about this node, in etc/cluster.yaml, counts before settings.yaml, and is marked too.
+    """
     said = node_settings.load(prefix)
     data = node_settings.read(prefix)
     values = {key: value for _, key, value, _ in flat_yaml.lines(data)}
     text = default_settings_yaml(mode=said.mode, runtime=said.runtime, python=said.python).encode()
     defaults = {key: value for _, key, value, _ in flat_yaml.lines(text)}
+    of_cluster = node_settings.of_cluster(prefix) if said.cluster != node_settings.OFF else b""
+    clusters = {key: value for _, key, value, _ in flat_yaml.lines(of_cluster) if key}
     lines = []
     for key in keys.READERS:
-        comment = "" if key in values else "  # the default"
-        lines.append(f"{key}: {flat_yaml.quoted(values.get(key, defaults[key]))}{comment}")
+        comment = "  # of the cluster" if key in clusters else "" if key in values else "  # the default"
+        value = clusters.get(key) or values.get(key) or defaults[key]
+        lines.append(f"{key}: {flat_yaml.quoted(value)}{comment}")
     return output.Report({"settings": as_data(said)}, lines)
 
 

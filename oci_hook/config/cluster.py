@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from oci_hook.oci.spec_types import Spec
 
 REQUIRED = "required"
-MAX_KEYS = 4096  # bytes of cluster.json
+MAX_KEYS = 16 << 10  # bytes of cluster.json
 KEY = 64  # hex digits
 GENERATION_MAX = 10  # digits
 

@@ -132,14 +132,20 @@ def add_cluster(prefix: str, reading: Reading) -> None:
     """What the cluster says about this node, in the reporter's file, counts before settings.yaml."""
     path = os.path.join(prefix, CLUSTER_SETTINGS)
     try:
-        said = parse(prefix, read_own(path, flat_yaml.MAX_SIZE + 1), CLUSTER_SETTINGS, keys.OF_CLUSTER)
-    except FileNotFoundError:
-        return
+        said = parse(prefix, of_cluster(prefix), CLUSTER_SETTINGS, keys.OF_CLUSTER)
     except (OSError, ValueError) as e:
         reading.complain(f"{path} cannot be used: {getattr(e, 'strerror', e)}; remove it, the agent writes it anew")
         return
     reading.values.update(said.values)
     reading.problems += said.problems
+
+
+def of_cluster(prefix: str) -> bytes:
+    """The reporter's file, b"" where there is none. Raises OSError, ValueError."""
+    try:
+        return read_own(os.path.join(prefix, CLUSTER_SETTINGS), flat_yaml.MAX_SIZE + 1)
+    except FileNotFoundError:
+        return b""
 
 
 def state_in_use(prefix: str) -> str:

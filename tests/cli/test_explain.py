@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from oci_hook.core.decision import DecidedShare
 from oci_hook.core.grant import Share
 from oci_hook.discovery.save import save_inventory
 from oci_hook.install import settings_edit
 from tests.cli.box import Install
+from tests.decisions import decided, pod, write_keys
 
 pytestmark = pytest.mark.root  # mount sources must be root's
 
@@ -143,7 +145,7 @@ def test_nothing_asked(install: Install) -> None:
     assert (
         forgotten.stderr == "warning: GH-108: 'memory' is no key of gpu-hook without the prefix gpu-hook.io/; add it\n"
     )
-    nothing = {"request": None, "gpus": [], "plan": [], "boundary": None, "boundary_why": ""}
+    nothing = {"request": None, "gpus": [], "plan": [], "chosen_by": "", "boundary": None, "boundary_why": ""}
     assert install.data("explain") == {"name": "", "annotated_containers": {}, **nothing}
 
 
@@ -196,6 +198,7 @@ def test_json(install: Install) -> None:
         "annotated_containers": {},
         "boundary": "shim",
         "boundary_why": NOT_ASKED,
+        "chosen_by": "",
         "request": {
             "gpus": [{"device": None, "memory": ["mib", 2048], "compute": None}],
             "every_gpu": False,
@@ -403,3 +406,21 @@ def test_mounts_of_a_bundle(install: Install, tmp_path: Path) -> None:
     spec = tmp_path / "bundle/config.json"
     spec.write_text(json.dumps({"mounts": [mount]}))
     assert "  memory       4Gi\n" in install.text("explain", "--spec", str(spec))
+
+
+def test_a_node_of_a_cluster(install: Install) -> None:
+    """What the controller decided, by its code where it would be refused; and who chooses the GPUs."""
+    share = {"a": [DecidedShare("GPU-1", 4096)]}
+    settings_edit.change(str(install.prefix), cluster="required")
+    write_keys(install.prefix)
+
+    def asks(alloc: str | None, memory: str = "4Gi") -> list[str]:
+        return asking(*(f"{key}={value}" for key, value in pod(alloc, {"gpu-hook.io/memory.a": memory}).items()))
+
+    answer = install.text(*asks(decided(share)))
+    assert "chosen by the cluster's controller\n" in answer and "1  GPU-1  chosen (asked for by name): 4Gi" in answer
+    for command, code in ((asks(None), "GH-601"), (asks("{"), "GH-602"), (asks(decided(share), "5Gi"), "GH-604")):
+        result = install.run(*command)
+        assert result.exit_code == 1 and code in result.output
+    settings_edit.change(str(install.prefix), cluster="local")
+    assert "chosen by this node\n" in install.text(*asks(None))

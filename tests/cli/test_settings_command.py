@@ -1,6 +1,7 @@
 """`gpu-hook settings check|show|set`: the checks themselves are tested in tests/install/test_settings_check.py."""
 
 from oci_hook.config import settings
+from oci_hook.install import settings_edit
 from tests.cli.box import Install
 
 
@@ -81,3 +82,10 @@ def test_set_writes_nothing_that_is_wrong(install: Install) -> None:
         assert why in install.text("settings", "set", f"{key}={value}", status=1)
         assert (install.prefix / "etc/settings.yaml").read_text() == before
     assert "write KEY=VALUE" in install.text("settings", "set", "compute_step", status=2)
+
+
+def test_show_marks_what_the_cluster_says(install: Install) -> None:
+    (install.prefix / "etc/cluster.yaml").write_text("memory_step: 256\n")
+    assert "memory_step: 1\n" in install.text("settings", "show")  # not in a cluster
+    settings_edit.change(str(install.prefix), cluster="local")
+    assert "memory_step: 256  # of the cluster\n" in install.text("settings", "show")

@@ -25,9 +25,11 @@ class Agent:
         kubeconfig = self.node.control.keys.kubeconfig(self.node.name, subject)  # the kubelet's own
         self.node.gpu_hook("settings", "set", f"cluster={mode}", f"agent.kubeconfig={kubeconfig}")
         self.keys()
-        self.cluster.kubectl(
-            "apply", "-f", "-", input=json.dumps({"kind": "List", "apiVersion": "v1", "items": self._objects()})
-        )
+        kubectl = self.cluster.kubectl
+        kubectl("create", "namespace", NAMESPACE)
+        account = ("-n", NAMESPACE, "get", "serviceaccount", "default")
+        lab.wait(60, "the namespace has its service account", lambda: kubectl(*account))
+        kubectl("apply", "-f", "-", input=json.dumps(self._names_the_maps()))
         self.node.machine.serve("agent", *self.node.gpu_hook_line("agent"))
         lab.wait(60, "the reporter has written", lambda: "gpu-hook.io/ledger" in self.annotations())
 
@@ -72,20 +74,15 @@ class Agent:
     def _object(self) -> Any:
         return json.loads(self.cluster.kubectl("get", "node", self.node.name, "-o", "json"))
 
-    def _objects(self) -> list[dict[str, Any]]:
-        """The namespace, and a pod that names the ConfigMaps: else the Node authorizer keeps them from the kubelet's credential."""
+    def _names_the_maps(self) -> dict[str, Any]:
+        """A pod that names the ConfigMaps: else the Node authorizer keeps them from the kubelet's credential."""
         maps = ("gpu-hook-nodes", "gpu-hook-ca")
         volumes = [{"name": name, "configMap": {"name": name, "optional": True}} for name in maps]
-        names = lab.pod("names-the-maps", {"main": "sleep 100000"})
-        names["metadata"] |= {"namespace": NAMESPACE, "annotations": {}}
-        names["spec"] |= {"nodeName": self.node.name, "volumes": volumes, "automountServiceAccountToken": False}
-        del names["spec"]["runtimeClassName"]
-        account = {
-            "kind": "ServiceAccount",
-            "apiVersion": "v1",
-            "metadata": {"name": "default", "namespace": NAMESPACE},
-        }
-        return [{"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": NAMESPACE}}, account, names]
+        pod = lab.pod("names-the-maps", {"main": "sleep 100000"})
+        pod["metadata"] |= {"namespace": NAMESPACE, "annotations": {}}
+        pod["spec"] |= {"nodeName": self.node.name, "volumes": volumes}
+        del pod["spec"]["runtimeClassName"]
+        return pod
 
 
 def waiting(cluster: lab.Cluster, namespace: str, name: str, memory: str = "2Gi", **spec: Any) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from oci_hook.config.settings import Settings, load
 from oci_hook.core.layout import DEFAULT_PREFIX, SETTINGS_YAML
+from oci_hook.engines.doctor.cluster import check_cluster
 from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, STATES, WARN, CheckResult
 from oci_hook.engines.doctor.node import check_driver, check_inventory, check_kernel, check_leases, check_ledger
 from oci_hook.engines.doctor.prefix import check_prefix, check_settings, check_shim
@@ -38,6 +39,7 @@ def examine(prefix: str, host_root: str = "/") -> list[CheckResult]:
             ("driver", check_driver(settings, option)),
             ("inventory", check_inventory(settings, option)),
             ("ledger", check_ledger(settings, option)),
+            ("cluster", check_cluster(prefix, option)),
         ]
     checks += [
         ("kernel", check_kernel(option)),

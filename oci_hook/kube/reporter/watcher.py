@@ -41,13 +41,13 @@ class Watcher(threading.Thread):
         self._path, self._selector = path, selector
         self._read, self._tell = read, tell
         self._backoff = BACKOFF
-        self._stop = threading.Event()
+        self._ending = threading.Event()
 
     def stop(self) -> None:
-        self._stop.set()
+        self._ending.set()
 
     def run(self) -> None:
-        while not self._stop.is_set():
+        while not self._ending.is_set():
             try:
                 self._once(Api(self._credential))
             except Exception as e:  # whatever the server answered: the thread goes on
@@ -57,7 +57,7 @@ class Watcher(threading.Thread):
                     self._tell(Change(self._what, "failure", words(e)))
                     wait = self._backoff
                     self._backoff = min(2 * self._backoff, BACKOFF_MAX)
-                self._stop.wait(jitter(wait))
+                self._ending.wait(jitter(wait))
 
     def _once(self, api: Api) -> None:
         """One list and the watches after it; raises at the first that fails."""
@@ -67,7 +67,7 @@ class Watcher(threading.Thread):
             api.close()
         version = str(found["metadata"]["resourceVersion"])
         self._tell(Change(self._what, "all", [self._read(item) for item in found.get("items") or ()]))
-        while not self._stop.is_set():
+        while not self._ending.is_set():
             query = {
                 **{"fieldSelector": self._selector, "watch": "1", "allowWatchBookmarks": "true"},
                 **{"resourceVersion": version, "timeoutSeconds": str(WATCH_SECONDS)},
@@ -82,7 +82,7 @@ class Watcher(threading.Thread):
                 elif kind == "DELETED":
                     self._tell(Change(self._what, "gone", self._read(item)))
             self._backoff = BACKOFF
-            self._stop.wait(jitter(0.2))  # a server that ends each watch at once is not asked all the time
+            self._ending.wait(jitter(0.2))  # a server that ends each watch at once is not asked all the time
 
 
 def jitter(seconds: float) -> float:

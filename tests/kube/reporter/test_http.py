@@ -1,0 +1,238 @@
+"""The reporter's client against a real HTTPS server of the test's own: watches that break, keys from a controller, who is believed."""
+
+import http.server
+import json
+import os
+import ssl
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_hook.config import cluster
+from oci_hook.kube.reporter import key_keeper, node_key
+from oci_hook.kube.reporter.api import FAILURES, Api, ApiError
+from oci_hook.kube.reporter.credential import Credential
+from oci_hook.kube.reporter.key_keeper import KeyKeeper
+from oci_hook.kube.reporter.options import Options
+from oci_hook.kube.reporter.watcher import Change, Watcher
+from tests.decisions import KEYS, NODE
+
+ANSWER = {"node": NODE, "keys": {str(number): key for number, key in KEYS.items()}}
+Answer = Callable[[str, str, str], tuple[int, bytes]]  # method, path, Authorization -> status, body
+
+
+class Server:
+    """answer: may be replaced. asked: (method, path, Authorization) of each request."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self.answer: Answer = lambda *_: (404, b"{}")
+        self.asked: list[tuple[str, str, str]] = []
+        server = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _any(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                what = (self.command, self.path, self.headers.get("Authorization") or "")
+                server.asked.append(what)
+                status, body = server.answer(*what)
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_GET = do_POST = do_PATCH = _any
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self._http.block_on_close = False
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
+        self.port: int = self._http.server_address[1]
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+
+def made(folder: Path, name: str, names: str) -> tuple[Path, Path]:
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}"]
+    crt, key = folder / f"{name}.crt", folder / f"{name}.key"
+    subprocess.run(
+        [*command, "-addext", f"subjectAltName={names}", "-keyout", key, "-out", crt], check=True, capture_output=True
+    )
+    return crt, key
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    folder = tmp_path_factory.mktemp("pki")
+    ours = "DNS:gpu-hook-controller.gpu-hook.svc,IP:127.0.0.1"
+    return {"ours": made(folder, "ours", ours), "other": made(folder, "other", "DNS:other.gpu-hook.svc")}
+
+
+@pytest.fixture
+def server(pki: dict[str, tuple[Path, Path]]) -> Iterator[Server]:
+    found = Server(*pki["ours"])
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def known(server: Server, pki: dict[str, tuple[Path, Path]], tmp_path: Path) -> Credential:
+    (tmp_path / "token").write_text("one")
+    return Credential(f"https://127.0.0.1:{server.port}", str(pki["ours"][0]), token_file=str(tmp_path / "token"))
+
+
+def until(done: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_token_is_read_anew_for_each_call(server: Server, known: Credential, tmp_path: Path) -> None:
+    api = Api(known)
+    server.answer = lambda *_: (200, b'{"a":1}')
+    assert api.get("/x") == {"a": 1}
+    (tmp_path / "token").write_text("two\n")
+    assert api.call("PATCH", "/x", {}) == {"a": 1}
+    assert [asked[2] for asked in server.asked] == ["Bearer one", "Bearer two"]
+    server.answer = lambda *_: (403, b'{"message":"forbidden: no"}')
+    with pytest.raises(ApiError, match="forbidden: no .HTTP 403"):
+        api.get("/x")
+    server.answer = lambda *_: (200, b"<html>")
+    with pytest.raises(FAILURES):
+        api.get("/x")
+    api.close()
+
+
+def test_a_server_of_another_authority_is_not_asked(server: Server, known: Credential, pki: Any) -> None:
+    with pytest.raises(ssl.SSLError):
+        Api(known.replace(ca=str(pki["other"][0]))).get("/x")
+    assert server.asked == []
+
+
+def item(name: str, version: int) -> dict[str, Any]:
+    return {"metadata": {"name": name, "resourceVersion": str(version)}}
+
+
+def line(kind: str, found: Any) -> bytes:
+    return json.dumps({"type": kind, "object": found}).encode() + b"\n"
+
+
+def test_a_watch_goes_on_where_it_was_and_lists_anew_when_it_is_too_old(server: Server, known: Credential) -> None:
+    """Also after garbage, after an answer that is no success, and after a line without an end."""
+    watches = iter(
+        (
+            (200, line("ADDED", item("b", 6)) + line("BOOKMARK", item("", 9))),
+            (200, line("DELETED", item("b", 10))),
+            (200, line("ERROR", {"code": 410, "message": "too old"})),
+            (200, b"garbage\n"),
+            (500, b"{}"),
+            (200, b'{"type":"ADDED"'),
+            (200, line("ADDED", {})),
+            (200, line("MODIFIED", item("c", 99))),
+        )
+    )
+
+    def answer(method: str, path: str, token: str) -> tuple[int, bytes]:
+        if "watch=1" in path:
+            return next(watches, (200, b""))
+        return 200, json.dumps({"metadata": {"resourceVersion": "5"}, "items": [item("a", 1)]}).encode()
+
+    server.answer = answer
+    seen: list[Change] = []
+    watcher = Watcher(
+        known, "pods", "/api/v1/pods", "spec.nodeName=n1", lambda found: found["metadata"]["name"], seen.append
+    )
+    watcher.start()
+    until(lambda: any(change.value == "c" for change in seen))
+    watcher.stop()
+    told = [(change.how, change.value) for change in seen if change.how != "failure"]
+    assert told[:3] == [("all", ["a"]), ("put", "b"), ("gone", "b")] and told[-1] == ("put", "c")
+    assert [how for how, _ in told].count("all") == 6  # at first, after 410, and after each of four failures
+    paths = [path for _, path, _ in server.asked]
+    assert "resourceVersion=5&" in paths[1] and "resourceVersion=9&" in paths[2] and "resourceVersion=10&" in paths[3]
+    assert all("fieldSelector=spec.nodeName%3Dn1" in path for path in paths)
+    watcher.join(20)
+
+
+# --- keys from the controller ---
+
+
+def test_the_controller_is_known_by_its_authority_and_its_services_name(server: Server, pki: Any) -> None:
+    where, ca = ("127.0.0.1", server.port), pki["ours"][0].read_text()
+    server.answer = lambda *_: (200, json.dumps(ANSWER).encode())
+    assert json.loads(node_key.fetch(where, "gpu-hook", ca, "t")) == ANSWER
+    assert server.asked == [("POST", "/v1/node-key", "Bearer t")]
+    for namespace, authority in (("elsewhere", ca), ("gpu-hook", pki["other"][0].read_text())):
+        with pytest.raises(ssl.SSLError):
+            node_key.fetch(where, namespace, authority, "t")
+    assert len(server.asked) == 1
+    server.answer = lambda *_: (403, b"no pod of ours\n")
+    with pytest.raises(ApiError, match="no pod of ours"):
+        node_key.fetch(where, "gpu-hook", ca, "t")
+
+
+def test_keys_are_asked_for_until_they_come_and_again_when_something_changed(
+    server: Server, known: Credential, pki: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "etc").mkdir()
+    file = tmp_path / "etc/cluster.json"
+    answers: dict[str, tuple[int, bytes]] = {"key": (503, b"not the leader")}
+
+    def answer(method: str, path: str, token: str) -> tuple[int, bytes]:
+        if path == node_key.PATH:
+            return answers["key"]
+        return 200, json.dumps({"spec": {"clusterIP": "127.0.0.1", "ports": [{"port": server.port}]}}).encode()
+
+    server.answer = answer
+    api, ca = Api(known), {"ca.crt": pki["ours"][0].read_text()}
+    keeper = KeyKeeper(str(tmp_path), NODE, Options(controller_token=str(tmp_path / "token")))
+    keeper.look(api, None, 0, {}, 0.0)  # nothing is known of the controller yet
+    assert server.asked == [] and keeper.problem == ""
+    keeper.look(api, ca, 1, {}, 1.0)
+    assert "not the leader" in keeper.problem and not file.exists()
+    count = len(server.asked)
+    keeper.look(api, ca, 1, {}, 1.1)  # not at once again
+    assert len(server.asked) == count
+
+    answers["key"] = (200, json.dumps({**ANSWER, "node": "n2"}).encode())
+    keeper.look(api, ca, 1, {}, 100.0)
+    assert "keys of node n2" in keeper.problem and not file.exists()
+    answers["key"] = (200, json.dumps(ANSWER).encode())
+    keeper.look(api, ca, 1, {}, 200.0)
+    found = cluster.keys(str(tmp_path))
+    assert keeper.problem == "" and found is not None and found.node == NODE
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    before = file.stat().st_ino
+
+    count = len(server.asked)
+    keeper.look(api, ca, 1, {"u": "GH-201"}, 300.0)
+    assert len(server.asked) == count  # another refusal than one for a signature
+    keeper.look(api, ca, 1, {"u": "GH-602"}, 301.0)
+    keeper.look(api, ca, 1, {"u": "GH-602"}, 302.0)
+    assert len(server.asked) == count + 2 and file.stat().st_ino == before  # once; the same keys are not written again
+    keeper.look(api, ca, 2, {}, 303.0)
+    assert len(server.asked) == count + 4
+    keeper.look(api, ca, 2, {}, 304.0 + key_keeper.EVERY)
+    assert len(server.asked) == count + 6
+    os.unlink(tmp_path / "token")
+    keeper.look(api, ca, 3, {}, 400.0)
+    assert "no keys from the controller" in keeper.problem and file.exists()
+    api.close()
