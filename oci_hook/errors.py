@@ -65,7 +65,7 @@ CODES = {
     "GH-603": "the decision was made for another pod or another node",
     "GH-604": "the decision and what the container asks for do not agree",
     "GH-605": "a pod has an annotation that only the cluster's controller may write",
-    "GH-606": "the node's part of the cluster is not set up: its name or its keys are missing",
+    "GH-606": "the node's part of the cluster is not set up: its name, keys or inventory are missing",
     "GH-607": "no node of the cluster has room for the pod",
     "GH-608": "the cluster's API server or controller cannot be reached, or refuses",
     "GH-609": "the pod needs a node of its own, or the node is another pod's own",

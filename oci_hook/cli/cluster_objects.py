@@ -1,23 +1,70 @@
-"""Reads a cluster's nodes and pods for commands, from a dump."""
+"""Reads a cluster's nodes and pods for commands, from its API server or from a dump."""
 
 import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
 from typing import Any
 
 from oci_hook.errors import GhError, refuse
+from oci_hook.kube.controller import access
 from oci_hook.kube.state import ClusterState
 
 MAX_DUMP = 2 << 30  # bytes
+MAX_PAGE = 256 << 20
+PAGE = 500  # objects
+TIMEOUT = 30  # seconds
 
 Objects = tuple[list[dict[str, Any]], list[dict[str, Any]]]  # nodes, pods
 
 
-def read(dump: str | None) -> Objects:
+def read(dump: str | None, kubeconfig: str | None) -> Objects:
     """Raises ClusterError GH-608."""
-    if not dump:
-        raise refuse(
-            "GH-608", "no dump is named; write `kubectl get nodes,pods -A -o json` to a file and add --dump FILE"
-        )
-    return from_dump(dump)
+    if dump and kubeconfig:
+        raise refuse("GH-608", "--dump and --kubeconfig are two places to read the cluster from; name one")
+    return from_dump(dump) if dump else from_server(kubeconfig or default_kubeconfig())
+
+
+def default_kubeconfig() -> str:
+    """As kubectl has it; "" in a pod that has none, where its service account counts."""
+    named = os.environ.get("KUBECONFIG", "").partition(os.pathsep)[0]
+    own = Path("~/.kube/config").expanduser()
+    return named or (str(own) if own.exists() else "")
+
+
+def from_server(kubeconfig: str) -> Objects:
+    """Lists in pages. Raises ClusterError GH-608."""
+    there = access.load(kubeconfig)
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if there.tls:
+        handlers.append(urllib.request.HTTPSHandler(context=there.tls))
+    opener = urllib.request.build_opener(*handlers)
+    return listed(opener, there, "nodes"), listed(opener, there, "pods")
+
+
+def listed(opener: urllib.request.OpenerDirector, there: access.Access, kind: str) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    more = ""
+    while True:
+        query = urllib.parse.urlencode({"limit": PAGE, **({"continue": more} if more else {})})
+        asked = urllib.request.Request(f"{there.server}/api/v1/{kind}?{query}")
+        try:
+            if token := there.token.get():
+                asked.add_header("Authorization", f"Bearer {token}")
+            with opener.open(asked, timeout=TIMEOUT) as answer:
+                page = json.loads(answer.read(MAX_PAGE))
+            items += page.get("items") or []
+            more = (page.get("metadata") or {}).get("continue") or ""
+        except urllib.error.HTTPError as e:
+            e.close()
+            raise refuse("GH-608", f"{there.server} does not list {kind}: {e.code} {e.reason}") from None
+        except (OSError, ValueError, AttributeError) as e:
+            why = getattr(e, "reason", e)
+            raise refuse("GH-608", f"{there.server} cannot be asked for {kind}: {why}") from None
+        if not more:
+            return items
 
 
 def from_dump(path: str) -> Objects:

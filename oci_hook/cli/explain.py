@@ -35,7 +35,6 @@ from oci_hook.oci import request_mounts, unclear
 from oci_hook.oci import spec as oci_spec
 from oci_hook.oci.spec_types import Mount
 
-DUMP_HELP = "With --pod: read the cluster from this output of `kubectl get nodes,pods -A -o json`."
 KEY = "KEY"  # in paths, in place of the key that a real grant would have
 
 
@@ -87,7 +86,7 @@ class ExplainedContainer:
 )
 @click.option("--label", "-l", multiple=True, metavar="K=V", help="... and with this label, which asks for nothing.")
 @click.option("--pod", default="", metavar="NAMESPACE/NAME", help="Explain a pod of the cluster instead.")
-@click.option("--dump", type=click.Path(dir_okay=False), metavar="FILE", help=DUMP_HELP)
+@output.cluster_options("--pod")
 @output.answers
 def explain(
     prefix: str,
@@ -99,6 +98,7 @@ def explain(
     label: tuple[str, ...],
     pod: str,
     dump: str | None,
+    kubeconfig: str | None,
 ) -> output.Report:
     """Show what a container would get, and why; change nothing.
 
@@ -112,7 +112,7 @@ def explain(
     if pod:
         from oci_hook.cli import cluster_objects, explain_pod  # the cluster's part: not for every use
 
-        return explain_pod.report(pod, cluster_objects.read(dump))
+        return explain_pod.report(pod, cluster_objects.read(dump, kubeconfig))
     settings = node_settings.load(prefix)
     given = describe(spec, pairs("--annotation", annotation), pairs("--env", env), volumes(volume), container)
     labels = pairs("--label", label)

@@ -73,4 +73,5 @@ def gpu_line(gpu: GpuView) -> str:
     line = f"GPU {gpu.address}  {gpu.uuid}  {gpu.name or '-'}  {free}, {output.count(gpu.containers, 'container')}"
     if gpu.given:
         return f"{line}; the pod gets {', '.join(gpu.given)}"
-    return f"{line}; {gpu.note}" if gpu.note else line
+    note = gpu.note.removeprefix(f"GPU {gpu.address} {gpu.uuid} ")
+    return f"{line}; {note}" if note else line

@@ -58,6 +58,19 @@ prefix_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
+def cluster_options(option: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a command: add --dump and --kubeconfig, which say where to read the cluster from. option: that uses them."""
+    dump = f"With {option}: read the cluster from this output of `kubectl get nodes,pods -A -o json`."
+    config = f"With {option}: how to reach the API server. [default: as kubectl, or the pod's service account]"
+    path = click.Path(dir_okay=False)
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        command = click.option("--kubeconfig", type=path, metavar="FILE", help=config)(command)
+        return click.option("--dump", type=path, metavar="FILE", help=dump)(command)
+
+    return add
+
+
 def answers(command: Callable[..., Report]) -> Callable[..., None]:
     """Decorate a command: add --prefix and --json, print its report or its problems, and exit."""
 

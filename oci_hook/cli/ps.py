@@ -29,14 +29,9 @@ Suspension = tuple[str, float]  # the id of the container that has the GPU, and 
 
 @click.command()
 @click.option("--cluster", is_flag=True, help="List the pods of the cluster that hold shares.")
-@click.option(
-    "--dump",
-    type=click.Path(dir_okay=False),
-    metavar="FILE",
-    help="With --cluster: read it from this output of `kubectl get nodes,pods -A -o json`.",
-)
+@output.cluster_options("--cluster")
 @output.answers
-def ps(prefix: str, cluster: bool, dump: str | None) -> output.Report:
+def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> output.Report:
     """List the containers that hold a share.
 
     USED is the memory that the container's account page shows as in use: "-" if nothing is accounted yet, "?" if the
@@ -52,7 +47,7 @@ def ps(prefix: str, cluster: bool, dump: str | None) -> output.Report:
     if cluster:
         from oci_hook.cli import cluster_objects, ps_cluster  # the cluster's part: not for every use
 
-        return ps_cluster.report(cluster_objects.read(dump))
+        return ps_cluster.report(cluster_objects.read(dump, kubeconfig))
     settings = node_settings.load(prefix)
     grants = sorted(named.snapshot(settings), key=lambda grant: (grant.created, grant.who.id))
     inventory, warnings = usable_inventory(settings)

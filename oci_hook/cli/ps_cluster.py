@@ -6,7 +6,7 @@ from typing import Any
 from oci_hook.cli import output
 from oci_hook.cli.cluster_objects import Objects, state_of
 from oci_hook.core import decision
-from oci_hook.core.terms import CLASS_NUMBERS
+from oci_hook.core.terms import CLASS_NUMBERS, data_name
 from oci_hook.kube.explain import Held, holders
 from oci_hook.kube.names import ALLOC
 
@@ -19,13 +19,17 @@ def report(objects: Objects) -> output.Report:
     found = holders(state_of(nodes, pods), classes(pods))
     rows = [row(one) for one in found]
     shown = output.table(HEADER, rows, SPARE) if rows else ["no pod holds a share"]
-    return output.Report({"pods": [one.fields() for one in found]}, shown)
+    return output.Report({"pods": [as_data(one) for one in found]}, shown)
+
+
+def as_data(one: Held) -> dict[str, Any]:
+    return {data_name(name): value for name, value in one.fields().items()}
 
 
 def row(one: Held) -> tuple[object, ...]:
     size = "whole" if one.whole else output.size(one.memory_mib)
     compute = f"{one.compute}%" if one.compute and not one.whole else ""
-    return one.namespace, one.pod, one.node, one.gpu, one.uuid, size, compute, one.priority_class, one.ledger
+    return one.namespace, one.pod, one.node, one.address, one.uuid, size, compute, one.priority_class, one.ledger
 
 
 def classes(pods: list[dict[str, Any]]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from oci_hook.core.decision import Decision
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem
 from oci_hook.kube import names
-from oci_hook.kube.choose import Question, Refused, asks, judge, stays
+from oci_hook.kube.choose import Question, Refused, judge, stays
 from oci_hook.kube.fit import Fit
 from oci_hook.kube.pods import PodWords
 from oci_hook.kube.review import add_annotations, allowed, denied
@@ -44,9 +44,10 @@ def bind(
             return UnknownPod(namespace, name)
         what = f"pod {namespace}/{name} with this UID and without a node is not known"
         return denied(request, [Problem("GH-603", f"{what}; the scheduler tries again")], CONFLICT)
-    if not asks(pod):
+    question = Question(pod)
+    if not question.asks:
         return _bystander(request, state, pod, target)
-    found = decide(state, pod, target)
+    found = decide(state, question, target)
     if isinstance(found, Refused):
         at = f"node {target}: {found.problem.message}"
         return denied(request, [Problem(found.problem.code, at)], CONFLICT)
@@ -61,15 +62,15 @@ def bind(
     return allowed(request, add_annotations(meta, {names.ALLOC: text}))
 
 
-def decide(state: ClusterState, pod: PodWords, node: str) -> Fit | Refused:
+def decide(state: ClusterState, question: Question, node: str) -> Fit | Refused:
     """The pod's GPUs on this node: those that are reserved, if they still can be its; else others."""
-    question = Question(pod)
-    held = state.reservations.get(pod.uid)
+    uid = question.pod.uid
+    held = state.reservations.get(uid)
     if held is None:
         return judge(state, question, node)
     if held.node == node and stays(state, question, node, held.fit):
         return held.fit
-    state.release(pod.uid)
+    state.release(uid)
     found = judge(state, question, node)
     state.restore(held)
     return found

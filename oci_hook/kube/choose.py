@@ -15,6 +15,7 @@ from oci_hook.kube.records import Node
 from oci_hook.kube.room import Need, Room, fits_each, may_fit, need_of
 from oci_hook.kube.state import ClusterState
 
+PLAIN = Rules()
 OPENING = 8  # nodes that are tried for room on GPUs in use, before a free GPU is taken
 
 
@@ -53,6 +54,12 @@ class Question:
             self._under[rules] = found
         return found
 
+    @property
+    def asks(self) -> bool:
+        """Whether the pod gets a decision. One that cannot be understood asks, and is refused on every node."""
+        found = self.under(PLAIN)
+        return isinstance(found, Problem) or bool(found[0])
+
     def need(self, rules: Rules) -> Need | None:
         found = self.under(rules)
         return None if isinstance(found, Problem) else found[1]
@@ -65,18 +72,11 @@ class Question:
         return found[0]
 
 
-def asks(pod: PodWords) -> bool:
-    """Whether the pod gets a decision. One that cannot be understood asks, and is refused on every node."""
-    try:
-        return bool(asked(pod, Rules()))
-    except RequestError:
-        return True
-
-
-def choose(state: ClusterState, pod: PodWords, among: Collection[str] | None = None) -> "Chosen | dict[str, Refused]":
+def choose(
+    state: ClusterState, question: Question, among: Collection[str] | None = None
+) -> "Chosen | dict[str, Refused]":
     """The best node among these (None: all) that has room; else why not, for each of them."""
     state.refresh()
-    question = Question(pod)
     tried: dict[str, Refused] = {}
     known: dict[
         object, Refused
@@ -160,7 +160,7 @@ def opens(found: Fit, state: ClusterState, name: str, room: Room) -> bool:
 def order_for(state: ClusterState, question: Question) -> str:
     """The order of the nodes, by the pod's wish, or the cluster's setting."""
     said = question.pod.annotations.get(NODE_PLACEMENT, state.placement)
-    found = question.under(Rules())
+    found = question.under(PLAIN)
     requests = () if isinstance(found, Problem) else found[0]
     classes = {request.terms.priority_class for _, _, request in requests}
     if order_of(said, ONLINE if ONLINE in classes else "default") == "binpack":
@@ -169,7 +169,7 @@ def order_for(state: ClusterState, question: Question) -> str:
 
 
 def whole_gpus(question: Question) -> bool:
-    found = question.under(Rules())
+    found = question.under(PLAIN)
     return not isinstance(found, Problem) and any(
         request.exclusive or wish.whole for _, _, request in found[0] for wish in request.gpus
     )
@@ -239,18 +239,18 @@ def _words(room: Room, question: Question) -> Refused:
     if need.mib > max(grantable, default=0):
         return Refused(Problem("GH-201", f"no GPU has {need.mib} MiB to grant"), final=True)
     if room.free_gpus < need.free_gpus:
-        return Refused(Problem("GH-201", f"{_some(need.free_gpus)} free"))
+        return Refused(Problem("GH-201", f"{_too_few(need.free_gpus, 'is', 'are')} free"))
     if room.most_mib < need.mib:
         return Refused(Problem("GH-201", f"no GPU has {need.mib} MiB free"))
     if room.most_percent < need.percent:
         return Refused(Problem("GH-201", f"no GPU has {need.percent} % of its memory free"))
     if room.most_compute < need.compute:
         return Refused(Problem("GH-201", f"no GPU has {need.compute} % compute free"))
-    return Refused(Problem("GH-201", f"{_some(need.gpus)} with enough memory and compute free"))
+    return Refused(Problem("GH-201", f"{_too_few(need.gpus, 'has', 'have')} enough memory and compute free"))
 
 
-def _some(count: int) -> str:
-    return "no GPU is" if count == 1 else f"fewer than {count} GPUs are"
+def _too_few(count: int, one: str, several: str) -> str:
+    return f"no GPU {one}" if count == 1 else f"fewer than {count} GPUs {several}"
 
 
 def summary(refused: Iterable[Refused]) -> Problem:

@@ -7,7 +7,7 @@ from oci_hook.core.inventory import Inventory
 from oci_hook.core.units import MAX_MEMORY_MIB
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem
-from oci_hook.kube.choose import Question, Refused, asks, choose, judge, summary
+from oci_hook.kube.choose import Question, Refused, choose, judge, summary
 from oci_hook.kube.fit import Fit, as_grants, fit
 from oci_hook.kube.pods import INIT, PodWords, words
 from oci_hook.kube.records import Node, Pod
@@ -59,17 +59,17 @@ def explain(state: ClusterState, obj: dict[str, Any]) -> Explanation:
     held = state.reservations.get(pod.uid)
     state.release(pod.uid)
     try:
-        if at or not asks(pod):
-            return Explanation(pod, asks(pod), at, bool(at), (), ())
-        state.refresh()
         question = Question(pod)
+        if at or not question.asks:
+            return Explanation(pod, question.asks, at, bool(at), (), ())
+        state.refresh()
         views, refused = [], {}
         for name in sorted(state.nodes):
             found = judge(state, question, name)
             views.append(node_view(state, question, name, found))
             if isinstance(found, Refused):
                 refused[name] = found
-        best = choose(state, pod)
+        best = choose(state, question)
         if not isinstance(best, dict):
             return Explanation(pod, True, best.node, False, tuple(views), ())
         changes = suggestions(state, question, refused)
@@ -158,7 +158,7 @@ class Held(Value):
     namespace: str
     pod: str
     node: str
-    gpu: str
+    address: str
     uuid: str
     memory_mib: int
     whole: bool

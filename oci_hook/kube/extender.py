@@ -6,7 +6,7 @@ The objects are those of k8s.io/kube-scheduler/extender/v1, whose JSON has the n
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from oci_hook.kube.choose import OWNED, Chosen, Question, Refused, asks, choose, judge
+from oci_hook.kube.choose import OWNED, Chosen, Question, Refused, choose, judge
 from oci_hook.kube.fit import Fit
 from oci_hook.kube.pods import PodWords, words
 from oci_hook.kube.preempt import victims
@@ -48,30 +48,33 @@ def filter(args: dict[str, Any], state: ClusterState, now: float, dry_run: bool 
     if args.get("NodeNames") is None:
         objects = {node["metadata"]["name"]: node for node in (args.get("Nodes") or {}).get("items") or ()}
     listed = args["NodeNames"] if objects is None else list(objects)
-    if not asks(pod):
+    question = Question(pod)
+    if not question.asks:
         found, failed = bystander(state, pod, listed)
     elif dry_run:
-        found, failed = everywhere(with_templates(state, objects or {}), pod, listed)
+        found, failed = everywhere(with_templates(state, objects or {}), question, listed)
     else:
-        found, failed = reserved(state, pod, listed, now)
+        found, failed = reserved(state, question, listed, now)
     return result(found, failed, objects)
 
 
-def reserved(state: ClusterState, pod: PodWords, listed: list[str], now: float) -> tuple[list[str], dict[str, Refused]]:
+def reserved(
+    state: ClusterState, question: Question, listed: list[str], now: float
+) -> tuple[list[str], dict[str, Refused]]:
     """The chosen node. A reservation that the pod has is dropped before, since the scheduler asks anew."""
-    state.release(pod.uid)
-    found = choose(state, pod, Names(listed))
+    state.release(question.pod.uid)
+    found = choose(state, question, Names(listed))
     if isinstance(found, Chosen):
-        state.reserve(pod, found.node, found.fit, now)
+        state.reserve(question.pod, found.node, found.fit, now)
         return [found.node], {}
     return [], found
 
 
-def everywhere(state: ClusterState, pod: PodWords, listed: Iterable[str]) -> tuple[list[str], dict[str, Refused]]:
+def everywhere(state: ClusterState, question: Question, listed: Iterable[str]) -> tuple[list[str], dict[str, Refused]]:
     """Every node with room for the pod, were it asked now; nothing is reserved."""
-    held = state.reservations.get(pod.uid)
-    state.release(pod.uid)
-    question = Question(pod)
+    uid = question.pod.uid
+    held = state.reservations.get(uid)
+    state.release(uid)
     judged = {name: judge(state, question, name) for name in listed}
     if held is not None:
         state.restore(held)
@@ -114,7 +117,6 @@ def result(found: list[str], failed: dict[str, Refused], objects: dict[str, Any]
 
 def preempt(args: dict[str, Any], state: ClusterState) -> dict[str, Any]:
     """ExtenderPreemptionArgs -> ExtenderPreemptionResult: the nodes where the end of some pods gives this one its GPUs."""
-    pod = words(args["Pod"])
     given = args.get("NodeNameToMetaVictims")
     if given is None:
         full = args.get("NodeNameToVictims") or {}
@@ -125,10 +127,10 @@ def preempt(args: dict[str, Any], state: ClusterState) -> dict[str, Any]:
             }
             for name, one in full.items()
         }
-    if not asks(pod):
+    question = Question(words(args["Pod"]))
+    if not question.asks:
         return {"NodeNameToMetaVictims": given}
     answer = {}
-    question = Question(pod)
     for name, one in given.items():
         uids = [p["UID"] for p in one.get("Pods") or ()]
         found = victims(state, question, name, uids)

@@ -44,15 +44,14 @@ def _raise_to(phase: list[Row], rows: list[Row]) -> None:
     for uuid in dict.fromkeys(row.uuid for row in phase):
         now = [row for row in phase if row.uuid == uuid]
         later = [row for row in rows if row.uuid == uuid]
-        missing = max(0, len(now) - len(later))
-        for _ in range(missing):
-            rows.append(Row(uuid, 0, 0, False, False))
+        all_whole = all(r.whole for r in (*now, *later))
+        rows += [Row(uuid, 0, 0, all_whole, False)] * max(0, len(now) - len(later))
         at = next(i for i, row in enumerate(rows) if row.uuid == uuid)
         memory = sum(r.memory_mib for r in now) - sum(r.memory_mib for r in later)
         compute = sum(r.compute for r in now) - sum(r.compute for r in later)
         whole = any(r.whole for r in (*now, *later))
         # Nobody else fits beside both: a container with limits refuses others without, and the other way round.
-        mixed = whole and not all(r.whole for r in (*now, *later))
+        mixed = whole and not all_whole
         rows[at] = Row(
             uuid,
             rows[at].memory_mib + max(0, memory),

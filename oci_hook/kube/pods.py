@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from oci_hook.core.collect import split
+from oci_hook.core.layout import NO_REQUEST
 from oci_hook.core.request import Request, parse
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import show
@@ -12,6 +14,7 @@ from oci_hook.kube.names import NODE_EXCLUSIVE, NODE_PLACEMENT, PREFIX_KEY
 
 RUN, SIDECAR, INIT = "run", "sidecar", "init"  # a sidecar: an init container that stays (restartPolicy: Always)
 PLACEMENTS = ("binpack", "spread")
+MAX_CONTAINERS = 128  # each is parsed by itself
 ENDED = ("Succeeded", "Failed")
 
 Asked = tuple[tuple[str, str, Request], ...]  # (container, RUN | SIDECAR | INIT, what it asks for), in the pod's order
@@ -65,10 +68,16 @@ def asked(pod: PodWords, rules: Rules) -> Asked:
     problem with its container's name."""
     if not pod.annotations:
         return ()
+    if len(pod.containers) > MAX_CONTAINERS:
+        what = f"the pod has {len(pod.containers)} containers, {MAX_CONTAINERS} are allowed where one asks for a GPU"
+        raise RequestError(Problem("GH-105", f"{what}; use more pods"))
     found: list[tuple[str, str, Request]] = []
     problems: list[Problem] = []
     plain = rules.replace(dialects=())  # the create webhook has translated other systems' words
-    for name, kind in pod.containers:
+    named = {split(key)[1] for key in pod.annotations if key not in NO_REQUEST}
+    for n, (name, kind) in enumerate(pod.containers):
+        if n and named.isdisjoint((None, name)):
+            continue  # not a word is for this one; what is wrong with the others' was seen with the first
         try:
             request = parse(pod.annotations, {}, name, plain, decode=json.loads)
         except RequestError as e:

@@ -91,7 +91,13 @@ class ClusterState:
         self.release(pod.uid)
         self._drop_pending(pod)
         node = self._node(pod.node)
-        pod.rows = self._rows(pod, obj)
+        if old is not None and old.node == pod.node and old.rows:
+            pod.rows, pod.whole_node = (
+                old.rows,
+                old.whole_node,
+            )  # whoever may write to the pod cannot change what it holds
+        else:
+            pod.rows = self._rows(pod, obj)
         pod.was_listed |= pod.uid in node.listed
         self.pods[pod.uid] = node.pods[pod.uid] = pod
         self._changed.add(pod.node)
@@ -166,7 +172,7 @@ class ClusterState:
         if inventory is None or text != node.text:
             if not node.text:
                 raise KeyError(node.name)
-            inventory = read_inventory(node.text).inventory
+            inventory = read_inventory(node.text, known=True).inventory
             self._keep(node.name, node.text, inventory)
         return inventory
 
@@ -192,7 +198,7 @@ class ClusterState:
     def owner(self, node: Node, uid: str) -> "Pod | PodWords | None":
         """Another pod than this one that has the node for itself."""
         for pod in node.pods.values():
-            if pod.whole_node and pod.uid != uid and (not pod.ended or self._counts(pod)):
+            if pod.whole_node and pod.uid != uid and self._counts(pod) and self._has_all(pod, node):
                 return pod
         for one in node.reserved.values():
             if one.pod.whole_node and one.pod.uid != uid:
@@ -222,6 +228,14 @@ class ClusterState:
 
     def _counts(self, pod: Pod) -> bool:
         return pod.counts(pod.uid in self._node(pod.node).listed)
+
+    def _has_all(self, pod: Pod, node: Node) -> bool:
+        """Whether it was given the whole node: the annotation alone can be written later."""
+        whole = {row.uuid for row in pod.rows if row.whole}
+        try:
+            return bool(whole) and whole.issuperset(gpu.uuid for gpu in self.inventory(node).gpus)
+        except KeyError:
+            return bool(whole)
 
     def _rows(self, pod: Pod, obj: dict[str, Any]) -> tuple[Any, ...]:
         text = (obj["metadata"].get("annotations") or {}).get(names.ALLOC)

@@ -1,6 +1,9 @@
 """`explain --pod` and `ps --cluster` on a dump of a cluster."""
 
+import http.server
 import json
+import threading
+import urllib.parse
 
 import pytest
 from click.testing import CliRunner
@@ -8,6 +11,7 @@ from click.testing import CliRunner
 from oci_hook.cli.main import cli
 from oci_hook.kube import admission
 from oci_hook.kube.state import ClusterState
+from tests.conftest import REPO
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, listing, node, pod
 
 
@@ -84,3 +88,85 @@ def test_a_dump_that_is_none_is_refused(tmp_path, text):
 def test_a_pod_that_is_not_there(dump):
     assert "GH-608: there is no pod default/nobody" in run("explain", "--pod", "nobody", "--dump", dump).output
     assert "GH-608" in run("ps", "--cluster", "--dump", dump + "x").output
+
+
+# --- an API server
+
+
+class Api(http.server.BaseHTTPRequestHandler):
+    """Lists of what the dump has, in pages of two; only for the right token."""
+
+    items: list = []
+
+    def do_GET(self):
+        url = urllib.parse.urlparse(self.path)
+        query = dict(urllib.parse.parse_qsl(url.query))
+        kind = {"nodes": "Node", "pods": "Pod"}[url.path.removeprefix("/api/v1/")]
+        listed = [{k: v for k, v in one.items() if k != "kind"} for one in self.items if one["kind"] == kind]
+        at = int(query.get("continue") or 0)
+        assert int(query["limit"]) > 0
+        more = str(at + 2) if at + 2 < len(listed) else ""
+        status = 200 if self.headers.get("Authorization") == "Bearer right" else 403
+        body = json.dumps({"items": listed[at : at + 2], "metadata": {"continue": more}}).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(dump):
+    with open(dump) as f:
+        handler = type("Handler", (Api,), {"items": json.load(f)["items"]})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as found:
+        thread = threading.Thread(target=found.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{found.server_port}"
+        found.shutdown()
+        thread.join()
+
+
+def kubeconfig(tmp_path, url, token):
+    path = tmp_path / "kube config"
+    path.write_text(
+        json.dumps(
+            {
+                "current-context": "c",
+                "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+                "clusters": [{"name": "k", "cluster": {"server": url}}],
+                "users": [{"name": "u", "user": {"token": token}}],
+            }
+        )
+    )
+    return str(path)
+
+
+def test_the_api_server_says_the_same_as_a_dump(tmp_path, server, dump):
+    for words in (("ps", "--cluster", "--json"), ("explain", "--pod", "default/would", "--json")):
+        asked = run(*words, "--kubeconfig", kubeconfig(tmp_path, server, "right"))
+        assert asked.exit_code == 0 and asked.output == run(*words, "--dump", dump).output
+
+
+def test_the_kubeconfig_of_kubectl_is_found(tmp_path, server, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, server, "right"))
+    assert "runs" in run("ps", "--cluster").output
+
+
+def test_an_api_server_that_refuses_or_is_not_there(tmp_path, server, dump):
+    said = run("ps", "--cluster", "--kubeconfig", kubeconfig(tmp_path, server, "wrong"))
+    assert said.exit_code == 1 and "GH-608" in said.output and "403" in said.output
+    said = run("ps", "--cluster", "--kubeconfig", kubeconfig(tmp_path, "http://127.0.0.1:1", "right"))
+    assert said.exit_code == 1 and "GH-608" in said.output and "refused" in said.output
+    both = ("--kubeconfig", kubeconfig(tmp_path, server, "right"), "--dump", dump)
+    assert "name one" in run("ps", "--cluster", *both).output
+
+
+def test_the_page_has_every_key(dump):
+    page = (REPO / "docs/reference/json.md").read_text()
+    explained = json.loads(run("explain", "--pod", "waits", "--dump", dump, "--json").output)
+    (held,) = json.loads(run("ps", "--cluster", "--dump", dump, "--json").output)["pods"]
+    keys = {*explained, *explained["nodes"][0], *explained["nodes"][0]["gpus"][0], *explained["problem"], *held}
+    assert [key for key in sorted(keys) if f"`{key}`" not in page] == []

@@ -186,6 +186,9 @@ def test_a_decision_that_no_node_would_read_is_not_made():
     obj = pod("p", containers=names, memory="1")
     state = cluster(node("n1", 100, 100), obj)
     assert denial(bind(state, obj, "n1")).startswith("GH-602")
+    obj = pod("p", containers=tuple(f"c{i}" for i in range(129)), memory__c1="1")
+    state.apply_pod(obj)
+    assert denial(bind(state, obj, "n1")).startswith("GH-105")
 
 
 # --- signatures

@@ -120,8 +120,8 @@ def test_a_node_is_chosen_exactly_where_allocate_has_room(objects, asking):
             if name in possible:
                 requests = asked(said, room.rules)
                 assert may_fit(room, need_of(requests, room.rules)) and fits_each(room, requests, room.rules)
-        found = choose(state, said, frozenset(state.nodes))
-        assert found == choose(state, said)
+        found = choose(state, question, frozenset(state.nodes))
+        assert found == choose(state, question)
         if not possible:
             assert isinstance(found, dict) and found.keys() == state.nodes.keys()
             assert all(len(str(why.problem)) < 300 for why in found.values())
@@ -140,7 +140,7 @@ def test_the_rooms_that_are_kept_are_those_of_a_state_made_anew(objects, asking)
         state.apply_node(one)
     for n, obj in enumerate(asking):
         said = words({**obj, "metadata": {**obj["metadata"], "name": f"p{n}", "uid": f"u{n}"}})
-        found = choose(state, said)
+        found = choose(state, Question(said))
         if isinstance(found, Chosen):
             state.reserve(said, found.node, found.fit, 0.0)
         if n % 3 == 2:
@@ -164,7 +164,7 @@ def cluster(*objects, placement="by-class"):
 def put(state, obj):
     """The node on which the pod is now reserved; None where none has room."""
     said = words(obj)
-    found = choose(state, said)
+    found = choose(state, Question(said))
     if not isinstance(found, Chosen):
         return None
     state.reserve(said, found.node, found.fit, 0.0)
@@ -234,7 +234,7 @@ def test_labels_of_a_node_say_what_it_takes():
     assert put(state, pod("share", memory=5)) == "shared"
     assert put(state, pod("gpu", gpus=1)) == "whole"
     assert put(state, pod("more", gpus=1)) is None
-    refused = choose(state, words(pod("gpu2", gpus=1)))
+    refused = choose(state, Question(words(pod("gpu2", gpus=1))))
     assert refused["shared"].problem.code == "GH-607" and refused["shared"].final
 
 
@@ -253,7 +253,7 @@ def test_a_node_for_one_pod():
     assert put(state, pod("s", memory=5, devices="GPU-a-0")) == "a"
     assert put(state, pod("mine", node="exclusive")) == "b"
     assert put(state, pod("other", memory=5)) == "a"
-    refused = choose(state, words(pod("again", node="exclusive")))
+    refused = choose(state, Question(words(pod("again", node="exclusive"))))
     assert {name: why.problem.code for name, why in refused.items()} == {"a": "GH-609", "b": "GH-609"}
     state.apply_pod(pod("agent", owner="DaemonSet", node_name="b"))
     state.release("u-mine")

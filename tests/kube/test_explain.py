@@ -94,6 +94,6 @@ def test_what_the_ledger_says_of_each_pod():
     state.apply_pod({**second, "status": {"phase": "Failed"}})
     held = holders(state, {"u-x": "online"})
     assert [(one.pod, one.memory_mib, one.ledger) for one in held] == [("x", 20, "between starts"), ("y", 30, "ending")]
-    assert held[0].priority_class == "online" and held[0].gpu == "0"
+    assert held[0].priority_class == "online" and held[0].address == "0"
     state.apply_pod(bound(first, "a", None, deleting=True))
     assert [one.ledger for one in holders(state, {})] == ["free", "ending"]

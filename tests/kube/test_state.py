@@ -7,7 +7,7 @@ import pytest
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.terms import Terms
 from oci_hook.kube import admission
-from oci_hook.kube.choose import Chosen, choose
+from oci_hook.kube.choose import Chosen, Question, choose
 from oci_hook.kube.node_info import Digest
 from oci_hook.kube.pods import words
 from oci_hook.kube.state import CONFIRMED, GRACE, RESERVED, ClusterState
@@ -57,8 +57,34 @@ def test_a_decision_that_nobody_signed_counts_for_nothing(change):
         "text": "{",
         "none": None,
     }[change]
-    state.apply_pod(bound(pod("p", memory=30), "a", other))
-    assert free(state) == [100]
+    anew = cluster(node("a", 100), node("b", 100))
+    anew.apply_pod(bound(pod("p", memory=30), "a", other))
+    assert free(anew) == [100]
+
+
+@pytest.mark.parametrize("alloc", [None, "{", "another's"])
+def test_a_decision_that_is_changed_later_changes_nothing(alloc):
+    """Whoever may annotate a pod could otherwise have the controller give its GPU away."""
+    state = cluster(node("a", 100), node("b", 100))
+    started(state, pod("p", memory=30))
+    if alloc == "another's":
+        other = started(state, pod("q", memory=10))
+        alloc = other["metadata"]["annotations"]["gpu-hook.io/alloc"]
+        state.remove_pod("u-q", 0.0)
+        state.tick(GRACE)
+    state.apply_pod(bound(pod("p", memory=30), "a", alloc))
+    assert free(state) == [70]
+
+
+def test_an_annotation_that_is_added_later_does_not_take_a_node():
+    state = cluster(node("a", 100, 100))
+    done = started(state, pod("p", gpus=1))
+    done["metadata"]["annotations"]["gpu-hook.io/node"] = "exclusive"
+    anew = cluster(node("a", 100, 100))
+    for one in (state, anew):  # also where the controller did not see the pod before
+        one.apply_pod(done)
+        assert one.owner(one.nodes["a"], "") is None
+        assert isinstance(choose(one, Question(words(pod("q", memory=5)))), Chosen)
 
 
 def test_the_order_of_events_at_a_start_does_not_matter():
@@ -175,14 +201,14 @@ def test_the_ledger_is_read_again_when_the_inventory_changes():
 def test_a_node_whose_annotations_cannot_be_read_is_not_chosen(key, text):
     state = cluster(node("a", 100))
     said = words(pod("p", memory=5))
-    assert isinstance(choose(state, said), Chosen)
+    assert isinstance(choose(state, Question(said)), Chosen)
     broken = node("a", 100)
     broken["metadata"]["annotations"][f"gpu-hook.io/{key}"] = text
     state.apply_node(broken)
-    refused = choose(state, said)
+    refused = choose(state, Question(said))
     assert refused["a"].problem.code == "GH-606" and len(str(refused["a"].problem)) < 300
     state.apply_node(node("a", 100))
-    assert isinstance(choose(state, said), Chosen)
+    assert isinstance(choose(state, Question(said)), Chosen)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +223,7 @@ def test_rules_that_no_setting_allows_are_refused(rules):
     broken["metadata"]["annotations"]["gpu-hook.io/inventory"] = json.dumps({**json.loads(text), "rules": rules})
     state.apply_node(broken)
     assert state.nodes["a"].problem
-    found = choose(state, words(pod("p", memory="10%", compute=5)))
+    found = choose(state, Question(words(pod("p", memory="10%", compute=5))))
     assert isinstance(found, Chosen) and found.node == "b"
 
 
@@ -207,7 +233,7 @@ def test_rules_that_no_setting_allows_are_refused(rules):
 def reserve(state, obj, now=0.0):
     said = words(obj)
     state.release(said.uid)
-    found = choose(state, said)
+    found = choose(state, Question(said))
     assert isinstance(found, Chosen)
     state.reserve(said, found.node, found.fit, now)
     return found
