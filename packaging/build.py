@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import chart
 import controller_image
 import deb
 import image
@@ -34,6 +35,7 @@ KINDS = {
     "rpm": rpm.build,
     "image": image.build,
     "controller-image": controller_image.build,
+    "chart": chart.build,
     "wheel": wheel,
     "simulator-deb": simulator_packages.deb_package,
     "simulator-rpm": simulator_packages.rpm_package,

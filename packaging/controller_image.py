@@ -19,22 +19,26 @@ PINS = ROOT / "packaging/controller"
 PYTHON = "3.11"  # bookworm's
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x86_64")
 # Of Debian's packages; licences stay.
-LEFT_OUT = ("usr/share/man", "usr/share/lintian", "usr/share/bug", "usr/share/binfmts", "usr/lib/x86_64-linux-gnu/gconv")
+LEFT_OUT = (
+    "usr/share/man",
+    "usr/share/lintian",
+    "usr/share/bug",
+    "usr/share/binfmts",
+    "usr/lib/x86_64-linux-gnu/gconv",
+)
 LEFT_OUT += ("usr/lib/x86_64-linux-gnu/audit", "usr/lib/valgrind", "etc", "DEBIAN")
-LEFT_OUT += tuple(f"usr/lib/python{PYTHON}/{name}" for name in ("pydoc_data", "unittest", "lib2to3", "ensurepip", "idlelib"))
+LEFT_OUT += tuple(
+    f"usr/lib/python{PYTHON}/{name}" for name in ("pydoc_data", "unittest", "lib2to3", "ensurepip", "idlelib")
+)
 
 
 def build(out: Path, arch: str) -> Path:
     """OUT/gpu-hook-controller_VERSION_amd64.tar"""
     if arch != "x86_64":
         raise SystemExit("scripts/package: the packages pinned for the controller's image are for amd64")
-    with tempfile.TemporaryDirectory() as scratch:
-        root = Path(scratch) / "root"
-        debian(Path(scratch), root)
-        files, links = tree(root)
-        site = Path(scratch) / "site"
-        python_packages(site)
-        files |= below("gpu-hook", tree(site)[0] | own(arch))
+    base = fetched(arch)
+    files, links = tree(base / "root")
+    files |= below("gpu-hook", tree(base / "site")[0] | own(arch))
     links["usr/bin/python3"] = f"python{PYTHON}"
     run: dict[str, object] = {
         "Entrypoint": ["/usr/bin/python3", "-I", "/gpu-hook/gpu-hook", "controller"],
@@ -43,6 +47,20 @@ def build(out: Path, arch: str) -> Path:
         "StopSignal": "SIGTERM",
     }
     return image.write(out, NAME, "amd64", image.archive(files, links), run, "scripts/package controller-image")
+
+
+def fetched(arch: str) -> Path:
+    """What the pins name, unpacked in root/ and site/; kept in build/ until they change."""
+    pins = b"".join((PINS / name).read_bytes() for name in ("debian.txt", "requirements.txt"))
+    kept = ROOT / "build" / arch / f"controller-{sha256(pins).hexdigest()[:12]}"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
+            half = Path(scratch) / "half"
+            debian(Path(scratch), half / "root")
+            python_packages(half / "site")
+            half.rename(kept)
+    return kept
 
 
 def own(arch: str) -> Files:
@@ -62,11 +80,15 @@ def debian(scratch: Path, root: Path) -> None:
     for command in (["update"], ["download", *(f"{name}={version}" for name, version, _ in pins)]):
         done = subprocess.run(["apt-get", "-q", *options, *command], cwd=debs, capture_output=True, text=True)
         if done.returncode:
-            raise SystemExit(f"scripts/package: apt cannot bring Debian bookworm's Python: {done.stderr.strip()[-400:]}")
+            raise SystemExit(
+                f"scripts/package: apt cannot bring Debian bookworm's Python: {done.stderr.strip()[-400:]}"
+            )
     for name, _, digest in pins:
         (file,) = debs.glob(f"{name}_*.deb")
         if sha256(file.read_bytes()).hexdigest() != digest:
-            raise SystemExit(f"scripts/package: {file.name} has another sha256 than packaging/controller/debian.txt says")
+            raise SystemExit(
+                f"scripts/package: {file.name} has another sha256 than packaging/controller/debian.txt says"
+            )
         subprocess.run(["dpkg-deb", "-x", str(file), str(root)], check=True)
     for name in LEFT_OUT:
         shutil.rmtree(root / name, ignore_errors=True)

@@ -16,7 +16,7 @@ from payload import COMMAND, ROOT, VERSION, Files, below, epoch, package, read, 
 
 NAME = f"gpu-hook/install:{VERSION}"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-APPLETS = ("sh", "chroot", "cp", "kill", "mkdir", "mv", "printf", "rm", "sed", "sleep", "test")
+APPLETS = ("sh", "chroot", "cp", "grep", "kill", "mkdir", "mv", "printf", "rm", "sed", "sleep", "test")
 # The machine's Python may lack these. PyYAML works without its compiled part.
 VENDORED = ("click", "PyYAML", "tomlkit", "nvidia-ml-py")
 

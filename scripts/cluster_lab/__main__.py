@@ -26,7 +26,12 @@ SIGNALS = {"stop": signal.SIGTERM, "kill": signal.SIGKILL}
 
 
 def main() -> int:
-    options = parser().parse_args()
+    given, rest = sys.argv[1:], []
+    if "kubectl" in given:  # all that follows is kubectl's, options too
+        rest = given[given.index("kubectl") + 1 :]
+        given = given[: len(given) - len(rest)]
+    options = parser().parse_args(given)
+    options.kubectl = rest
     try:
         return int(options.does(options) or 0)
     except (CannotRun, RuntimeError, ValueError) as e:
@@ -56,8 +61,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--flag", action="append", default=[], metavar="PROGRAM=FLAG", help="one more: kube-apiserver=--v=4")
     command("down", do_down, "end the cluster and remove all of it")
     command("status", do_status, "what there is, and what runs")
-    p = command("kubectl", do_kubectl, "kubectl as the cluster's administrator")
-    p.add_argument("arguments", nargs=argparse.REMAINDER)
+    command("kubectl", do_kubectl, "kubectl as the cluster's administrator: kubectl ARGUMENTS...")
     command("smoke", do_smoke, "shares, a refusal and a killed kubelet on a cluster that is up")
     p = command(
         "node", do_node, "node I on | off | run COMMAND... | gpu-hook ... | (containerd|kubelet) (stop|kill|start)"
@@ -118,7 +122,7 @@ def do_status(options: argparse.Namespace) -> None:
 
 
 def do_kubectl(options: argparse.Namespace) -> int:
-    return subprocess.run(existing(options).control.kubectl_line(*options.arguments)).returncode
+    return subprocess.run(existing(options).control.kubectl_line(*options.kubectl)).returncode
 
 
 def do_smoke(options: argparse.Namespace) -> None:

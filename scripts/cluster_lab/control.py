@@ -11,7 +11,7 @@ import yaml
 
 from scripts.cluster_lab import programs
 from scripts.cluster_lab.machine import PYTHON, Machine, wait
-from scripts.cluster_lab.pki import API, SERVICE, Keys
+from scripts.cluster_lab.pki import API, Keys
 
 HERE = Path(__file__).resolve().parent
 SERVICES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "registry", "services")
@@ -29,7 +29,6 @@ class Control:
             for line in (
                 f"link add {BRIDGE} type bridge",
                 f"address add {API}/16 dev {BRIDGE}",
-                f"address add {SERVICE}/32 dev {BRIDGE}",
                 f"link set {BRIDGE} up",
             ):
                 self.machine.run("ip", *line.split())
@@ -93,7 +92,8 @@ class Control:
             "kube-apiserver",
             "--etcd-servers=http://127.0.0.1:2379",
             f"--advertise-address={API}",
-            "--secure-port=443",  # the Service `kubernetes` then needs no translation of ports
+            f"--bind-address={API}",  # port 443 of other addresses is for Services
+            "--secure-port=443",
             "--service-cluster-ip-range=10.96.0.0/16",
             "--authorization-mode=Node,RBAC",
             f"--enable-admission-plugins={PLUGINS}",

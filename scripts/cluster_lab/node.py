@@ -10,7 +10,7 @@ from scripts.cluster_lab import programs
 from scripts.cluster_lab.control import BRIDGE, Control
 from scripts.cluster_lab.machine import Machine, wait
 from scripts.cluster_lab.pki import API
-from scripts.cluster_lab.programs import REPO
+from scripts.cluster_lab.programs import HERE, REPO
 
 PAUSE = "docker.io/gpu-hook/pause:1"
 SOCKET = "unix:///run/containerd/containerd.sock"
@@ -71,8 +71,14 @@ class Node:
         self._files()
         self._gpu_hook()
         self.start("containerd")
-        self.machine.run("ctr", "--namespace=k8s.io", "image", "import", str(images))
+        self.load(images)
         self.start("kubelet")
+
+    def load(self, archive: Path) -> None:
+        """The images of an archive, for pods of this node."""
+        with open(archive, "rb") as f:
+            line = self.machine.line("ctr", "--namespace=k8s.io", "images", "import", "-")
+            subprocess.run(line, stdin=f, check=True, stdout=subprocess.DEVNULL)
 
     def off(self) -> None:
         self.machine.power_off()
@@ -151,7 +157,9 @@ class Node:
             "volumePluginDir": "/var/lib/kubelet/volume-plugins",
         }
         self.machine.write("/etc/kubelet.json", json.dumps(kubelet))
-        self.machine.run("mkdir", "-p", "/etc/manifests")
+        self.machine.run("mkdir", "-p", "/etc/manifests", "/run/systemd/system")
+        self.machine.run("mount", "--bind", str(HERE / "systemctl"), "/usr/bin/systemctl")
+        self.machine.write("/etc/kubernetes/kubelet.conf", self._kubeconfig().read_text())
 
     def _gpu_hook(self) -> None:
         """This checkout's gpu-hook, registered with containerd, and the GPUs; a node that was off gets its GPUs back."""
@@ -177,10 +185,13 @@ class Node:
             self.gpu_hook("settings", "set", f"--prefix={prefix}", f"driver_root={SIMULATOR}/sim/root")
             self.gpu_hook("gpus", "--refresh", f"--prefix={prefix}")
 
+    def _kubeconfig(self) -> Path:
+        return self.control.keys.kubeconfig(self.name, f"/O=system:nodes/CN=system:node:{self.name}")
+
     def _kubelet(self) -> list[str]:
         return [
             "kubelet",
-            f"--kubeconfig={self.control.keys.kubeconfig(self.name, f'/O=system:nodes/CN=system:node:{self.name}')}",
+            "--kubeconfig=/etc/kubernetes/kubelet.conf",
             "--config=/etc/kubelet.json",
             f"--hostname-override={self.name}",
             f"--node-ip={self.address}",

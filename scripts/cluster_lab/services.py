@@ -34,7 +34,7 @@ def wanted() -> dict[Key, list[Key]]:
     for service in asked("services"):
         name = service["metadata"]["namespace"], service["metadata"]["name"]
         address = service["spec"].get("clusterIP", "None")
-        if address == "None" or name == ("default", "kubernetes"):
+        if address == "None":
             continue
         for port in service["spec"].get("ports") or []:
             found[address, port["port"]] = [
@@ -83,7 +83,10 @@ async def main() -> None:
             servers.pop(key).close()
         for key in now.keys() - servers.keys():
             subprocess.run(["ip", "address", "replace", f"{key[0]}/32", "dev", device], check=True)
-            servers[key] = await asyncio.start_server(lambda r, w, key=key: connect(key, r, w), *key)
+            try:
+                servers[key] = await asyncio.start_server(lambda r, w, key=key: connect(key, r, w), *key)
+            except OSError as e:
+                print(f"{key[0]} port {key[1]}: {e}", file=sys.stderr, flush=True)
         await asyncio.sleep(1)
 
 

@@ -5,6 +5,7 @@ use that one and leave it up.
 """
 
 import os
+import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import lab
+from tests.conftest import REPO
 
 HERE = Path(__file__).parent
 
@@ -42,6 +44,32 @@ def cluster(runnable: None, native: Path, tmp_path_factory: pytest.TempPathFacto
     finally:
         if not given:
             made.down()
+
+
+@pytest.fixture(scope="session")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The images, as scripts/package builds them."""
+    out = tmp_path_factory.mktemp("images")
+    for kind in ("image", "controller-image"):
+        subprocess.run([str(REPO / "scripts/package"), kind, "--out", str(out)], check=True, capture_output=True)
+    return sorted(out.iterdir())
+
+
+@pytest.fixture(scope="session")
+def bare(
+    runnable: None, native: Path, tmp_path_factory: pytest.TempPathFactory, archives: list[Path]
+) -> Iterator[lab.Cluster]:
+    """Two nodes with GPUs and without gpu-hook, that have the images."""
+    made = lab.Cluster(tmp_path_factory.mktemp("bare"))
+    try:
+        made.up([lab.Gpus(2, "16Gi"), lab.Gpus(2, "16Gi")], installed=False)
+        made.kubectl("delete", "runtimeclass", "gpu-hook", "--ignore-not-found")
+        for node in made.nodes:
+            for archive in archives:
+                node.load(archive)
+        yield made
+    finally:
+        made.down()
 
 
 @pytest.fixture

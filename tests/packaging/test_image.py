@@ -152,13 +152,16 @@ def test_podman_loads_it_under_the_name_in_the_daemonset(archive: Path) -> None:
 def test_the_daemonset_says_what_the_image_understands() -> None:
     daemonset = yaml.safe_load((REPO / "packaging/kubernetes/daemonset.yaml").read_text())
     spec = daemonset["spec"]["template"]["spec"]
-    (container,) = spec["containers"]
     text = (REPO / "packaging/image/install").read_text()
-    for variable in container["env"]:
-        assert f"${{{variable['name']}" in text
+    for container in spec["containers"]:
+        for variable in container["env"]:
+            # POD_UID is for the manifest's own lines
+            assert f"${{{variable['name']}" in text or variable["name"] == "POD_UID"
+    for verb in (*spec["containers"][1]["args"], spec["containers"][0]["readinessProbe"]["exec"]["command"][1]):
+        assert f"  {verb})" in text
     labels = daemonset["spec"]["template"]["metadata"]["labels"]
     assert daemonset["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert [m["name"] for m in container["volumeMounts"]] == [v["name"] for v in spec["volumes"]]
+    assert [m["name"] for m in spec["containers"][1]["volumeMounts"]] == [v["name"] for v in spec["volumes"]]
 
 
 def test_installs_onto_its_machine_and_cleans_up_when_stopped(machine: Machine, pods: Any) -> None:

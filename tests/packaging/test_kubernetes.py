@@ -1,0 +1,163 @@
+"""The manifests in packaging/kubernetes: what they grant is what the guide's table says, and they fit each other."""
+
+import re
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from oci_hook import __version__
+from oci_hook.kube import names
+from tests.conftest import REPO
+
+BASE = REPO / "packaging/kubernetes"
+PAGE = REPO / "docs/guide/kubernetes.md"
+
+
+def documents() -> list[dict[str, Any]]:
+    listed = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
+    return [document for name in listed for document in yaml.safe_load_all((BASE / name).read_text())]
+
+
+def of_kind(kind: str) -> dict[str, dict[str, Any]]:
+    return {d["metadata"]["name"]: d for d in documents() if d["kind"] == kind}
+
+
+def grants() -> set[tuple[str, str, str]]:
+    """(who and where, verb, resource or one by its name)."""
+    found = set()
+    for kind, who in (("ClusterRole", "controller"), ("Role", "")):
+        for name, role in of_kind(kind).items():
+            whose = who or ("controller, own namespace" if name == "gpu-hook-controller" else "nodes, our namespace")
+            for rule in role["rules"]:
+                for resource in rule["resources"]:
+                    for one in rule.get("resourceNames") or [""]:
+                        found |= {(whose, verb, f"{resource} {one}".strip()) for verb in rule["verbs"]}
+    return found
+
+
+def in_table() -> set[tuple[str, str, str]]:
+    found = set()
+    rows = re.findall(r"^\| ((?:controller|nodes)[^|]*) \| ([^|]*) \| ([^|]*) \|", PAGE.read_text(), re.M)
+    for who, verbs, things in rows:
+        named = re.findall(r"`([^`]*)`", things)
+        resources = [word for word in re.sub(r"`[^`]*`", "", things).replace(" ", "").split(",") if word]
+        for verb in verbs.split(", "):
+            found |= {(who, verb, f"{resource} {one}".strip()) for resource in resources for one in named or [""]}
+    return found
+
+
+def test_the_guides_table_of_rights_is_what_is_granted() -> None:
+    assert len(grants()) > 20
+    assert grants() == in_table()
+
+
+def test_nobody_has_wild_cards_secrets_of_others_or_a_way_to_more_rights() -> None:
+    for role in (*of_kind("ClusterRole").values(), *of_kind("Role").values()):
+        for rule in role["rules"]:
+            granted = {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
+            assert not granted & {"*", "escalate", "bind", "impersonate", "pods/exec", "serviceaccounts/token"}
+            assert "rbac.authorization.k8s.io" not in granted
+            if "secrets" in rule["resources"]:
+                assert role["kind"] == "Role" and (
+                    rule["verbs"] == ["create"] or rule["resourceNames"] == ["gpu-hook-controller"]
+                )
+    bound = {d["roleRef"]["name"] for d in documents() if d["kind"].endswith("Binding")}
+    assert bound == {"gpu-hook-controller", "gpu-hook-nodes"}
+
+
+def test_only_namespaces_that_opted_in_wait_for_the_webhooks() -> None:
+    (configuration,) = of_kind("MutatingWebhookConfiguration").values()
+    for hook in configuration["webhooks"]:
+        assert hook["namespaceSelector"] == {"matchLabels": {names.NAMESPACE_LABEL: "enabled"}}
+        assert hook["failurePolicy"] == "Fail" and hook["timeoutSeconds"] == 2
+        service = hook["clientConfig"]["service"]
+        assert service["name"] in of_kind("Service") and service["namespace"] in of_kind("Namespace")
+    (own,) = of_kind("Namespace").values()
+    assert names.NAMESPACE_LABEL not in own["metadata"]["labels"]
+
+
+def test_the_daemonset_runs_where_any_systems_label_says_so() -> None:
+    spec = of_kind("DaemonSet")["gpu-hook-node"]["spec"]["template"]["spec"]
+    node = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    terms = [expression for term in node["nodeSelectorTerms"] for expression in term["matchExpressions"]]
+    assert {e["key"]: e["values"] for e in terms} == {key: [value] for key, value in names.ENABLING.items()}
+    assert len(terms) == len(node["nodeSelectorTerms"]), "any of them is enough"
+
+
+def test_selectors_labels_and_versions_fit() -> None:
+    for kind in ("DaemonSet", "Deployment"):
+        for thing in of_kind(kind).values():
+            template = thing["spec"]["template"]
+            assert thing["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+            assert template["spec"]["serviceAccountName"] in of_kind("ServiceAccount")
+            for container in template["spec"]["containers"]:
+                assert container["image"].endswith(f":{__version__}")
+    service = of_kind("Service")["gpu-hook-controller"]["spec"]
+    deployment = of_kind("Deployment")["gpu-hook-controller"]["spec"]["template"]
+    assert service["selector"].items() <= deployment["metadata"]["labels"].items()
+    port = deployment["spec"]["containers"][0]["ports"][0]
+    assert service["ports"][0]["targetPort"] == port["name"]
+    assert deployment["spec"]["containers"][0]["args"] == [f"--address=0.0.0.0:{port['containerPort']}"]
+
+
+def test_the_runtime_class_is_the_one_for_a_node_without_the_rest() -> None:
+    assert (BASE / "runtimeclass.yaml").read_text() == (
+        REPO / "runtime-config/containerd/runtimeclass.yaml"
+    ).read_text()
+
+
+def test_the_controllers_image_has_a_version_of_each_package_of_the_extra() -> None:
+    import tomllib
+
+    extra = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]["cluster"]
+    wanted = {re.split(r"[<>=]", name)[0].lower() for name in extra}
+    pinned = re.findall(r"^([\w.-]+)==", (REPO / "packaging/controller/requirements.txt").read_text(), re.M)
+    assert wanted <= {name.lower() for name in pinned}
+
+
+def chart(out: Path) -> dict[str, str]:
+    """The files of the chart that scripts/package builds."""
+    done = subprocess.run(
+        [REPO / "scripts/package", "chart", "--out", str(out)], capture_output=True, text=True, check=True
+    )
+    with tarfile.open(done.stdout.strip()) as tar:
+        return {m.name.partition("/")[2]: tar.extractfile(m).read().decode() for m in tar}  # type: ignore[union-attr]
+
+
+def rendered(files: dict[str, str], **values: str) -> dict[str, list[Any]]:
+    """By manifest. Not helm: it is not in Debian. This knows the one form of template that the chart uses."""
+    values = {**yaml.safe_load(files["values.yaml"]), **values}
+    found = {}
+    for name, text in files.items():
+        if name.startswith("templates/"):
+            text = re.sub(r"\{\{ \.Values\.(\w+) \}\}", lambda match: str(values[match[1]]), text)
+            assert "{{" not in text
+            found[name.removeprefix("templates/")] = list(yaml.safe_load_all(text))
+    return found
+
+
+def test_the_chart_renders_to_the_manifests(tmp_path: Path) -> None:
+    files = chart(tmp_path)
+    assert yaml.safe_load(files["Chart.yaml"])["version"] == __version__
+    listed = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
+    assert rendered(files) == {name: list(yaml.safe_load_all((BASE / name).read_text())) for name in listed}
+
+
+def test_the_charts_values_change_what_they_name(tmp_path: Path) -> None:
+    files = chart(tmp_path)
+    values = {"installImage": "r.test/i:2", "controllerImage": "r.test/c:2", "replicas": "3", "cluster": "required"}
+    values |= {"kubeconfig": "/etc/k.conf", "engines": "crio", "keep": "yes"}
+    assert values.keys() == yaml.safe_load(files["values.yaml"]).keys()
+    made = rendered(files, **values)
+    (daemonset,) = made["daemonset.yaml"]
+    install, agent = daemonset["spec"]["template"]["spec"]["containers"]
+    settings = {e["name"]: e.get("value") for e in install["env"]}
+    assert install["image"] == agent["image"] == "r.test/i:2"
+    assert settings["ENGINES"] == "crio" and settings["KEEP"] == "yes"
+    assert "cluster=required agent.kubeconfig=/etc/k.conf " in settings["SETTINGS"]
+    deployment = made["controller.yaml"][0]["spec"]
+    assert deployment["replicas"] == 3
+    assert deployment["template"]["spec"]["containers"][0]["image"] == "r.test/c:2"
