@@ -250,3 +250,13 @@ def test_the_seeds_of_t9k_as_printed() -> None:
         assert mutate(
             pod({key: str(value) for key, value in limits.items()}, schedulerName="t9k-scheduler"), OPTIONS
         ).asks
+
+
+@pytest.mark.parametrize("every", [{"gpu-hook.io/memory": "2Gi"}, {"gpu-hook.io/gpus": "all"}])
+def test_the_decision_has_room_beside_the_other_annotations(every: dict[str, str]) -> None:
+    """Else nobody can change or delete the pod any more, once it is bound."""
+    for spare in (0, 300):
+        note = "ä" * ((256 << 10) // 2 - 50 - spare)
+        assert refused(pod({}, annotations={**every, "note": note})).startswith("GH-105: the pod's annotations have 26")
+    mutated(pod({}, annotations={**every, "note": "x" * ((256 << 10) - 10_000)}))
+    assert mutate(pod({}, annotations={"note": "x" * ((256 << 10) - 10)}), OPTIONS) == Mutation(), "it asks for nothing"
