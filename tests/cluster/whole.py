@@ -20,7 +20,7 @@ from tests.cluster.test_install import overlay, rolled_out
 OURS = "gpu-hook"
 CLI = ("/usr/bin/python3", "-I", "/opt/gpu-hook-cli/gpu-hook")  # that the DaemonSet brought
 KEYS = "/opt/gpu-hook/etc/cluster.json"
-SETTINGS = "qgpu_memory_unit: GiB\n"
+SETTINGS = "dialects: [t9k, qgpu, gpu-manager, hami, nvidia]\nqgpu_memory_unit: GiB\n"
 PROFILES = ("default-scheduler", "t9k-scheduler")
 
 
@@ -94,14 +94,14 @@ class Namespace:
     def kubectl(self, *arguments: str, input: str | None = None, timeout: float = 60) -> str:
         return self.whole.kubectl("-n", self.name, *arguments, input=input, timeout=timeout)
 
-    def apply(self, *objects: Any) -> None:
+    def apply(self, *objects: Any, by: str = "apply") -> None:
         listed = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
-        self.kubectl("apply", "-f", "-", input=json.dumps(listed), timeout=120)
+        self.kubectl(by, "-f", "-", input=json.dumps(listed), timeout=120)
 
-    def refused(self, *objects: Any) -> str:
+    def refused(self, *objects: Any, by: str = "apply") -> str:
         """What kubectl says about objects that the API server refuses."""
         try:
-            self.apply(*objects)
+            self.apply(*objects, by=by)
         except RuntimeError as e:
             return str(e)
         raise AssertionError("it was not refused")
@@ -149,7 +149,10 @@ class Namespace:
     def decided(self) -> dict[str, tuple[str, dict[str, int]]]:
         """The same by the annotations of pods that have a node."""
         return {
-            f"{pod['metadata']['name']}/{container}": (pod["spec"]["nodeName"], {share[0]: share[1] for share in shares})
+            f"{pod['metadata']['name']}/{container}": (
+                pod["spec"]["nodeName"],
+                {share[0]: share[1] for share in shares},
+            )
             for pod in self.pods()
             if pod["spec"].get("nodeName") and ALLOC in (pod["metadata"].get("annotations") or {})
             for container, shares in json.loads(pod["metadata"]["annotations"][ALLOC])["c"].items()
