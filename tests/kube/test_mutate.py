@@ -252,7 +252,7 @@ def test_the_seeds_of_t9k_as_printed() -> None:
         ).asks
 
 
-@pytest.mark.parametrize("every", [{"gpu-hook.io/memory": "2Gi"}, {"gpu-hook.io/gpus": "all"}])
+@pytest.mark.parametrize("every", [{"gpu-hook.io/memory": "2Gi"}, {"gpu-hook.io/devices": "all"}])
 def test_the_decision_has_room_beside_the_other_annotations(every: dict[str, str]) -> None:
     """Else nobody can change or delete the pod any more, once it is bound."""
     for spare in (0, 300):
