@@ -61,6 +61,18 @@ def test_why_no_node_has_room():
     assert not state.reservations
 
 
+def test_reasons_hold_no_per_cent_sign():
+    """Kubernetes 1.20's scheduler takes them for a format: "75 %!o(MISSING)f" in the pod's event."""
+    state = cluster(node("a", 100))
+    running(state, pod("x", memory=70, compute=60), "a")
+    for asked, said in (
+        ({"memory": "75%"}, "75 per cent of"),
+        ({"memory": "5", "compute": "70"}, "70 per cent compute"),
+    ):
+        reason = ask(state, pod("p", **asked), "a")["FailedNodes"]["a"]
+        assert said in reason and "%" not in reason
+
+
 @pytest.mark.parametrize("said", [{"memory": "4G"}, {"gpus": "9"}, {"memory": "5", "devices": "GPU-x"}])
 def test_what_no_node_can_ever_have_is_final(said):
     answer = ask(cluster(node("a", 100)), pod("p", **said), "a")

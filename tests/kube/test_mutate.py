@@ -263,3 +263,13 @@ def test_a_pod_of_many_annotations_and_containers_keeps_nobody_waiting(begin: st
     began = time.process_time()
     mutated(pod(*[{}] * 128, annotations={"gpu-hook.io/memory": "1Mi", **{f"a{i}/b": "1" for i in range(700)}}))
     assert ours < 2 * (time.process_time() - began)
+
+
+@pytest.mark.parametrize("every", [{"gpu-hook.io/memory": "2Gi"}, {"gpu-hook.io/devices": "all"}])
+def test_the_decision_has_room_beside_the_other_annotations(every: dict[str, str]) -> None:
+    """Else nobody can change or delete the pod any more, once it is bound."""
+    for spare in (0, 300):
+        note = "ä" * ((256 << 10) // 2 - 50 - spare)
+        assert refused(pod({}, annotations={**every, "note": note})).startswith("GH-105: the pod's annotations have 26")
+    mutated(pod({}, annotations={**every, "note": "x" * ((256 << 10) - 10_000)}))
+    assert mutate(pod({}, annotations={"note": "x" * ((256 << 10) - 10)}), OPTIONS) == Mutation(), "it asks for nothing"
