@@ -6,6 +6,7 @@ The objects are those of k8s.io/kube-scheduler/extender/v1, whose JSON has the n
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
+from oci_hook.errors import Problem
 from oci_hook.kube.choose import OWNED, Chosen, Question, Refused, choose, judge
 from oci_hook.kube.fit import Fit
 from oci_hook.kube.pods import PodWords, words
@@ -38,16 +39,19 @@ class Names(Collection[str]):
         return len(self._names)
 
 
-def filter(args: dict[str, Any], state: ClusterState, now: float, dry_run: bool = False) -> dict[str, Any]:
+NO_VICTIMS: dict[str, Any] = {"NodeNameToMetaVictims": {}}
+
+
+def filter(
+    args: dict[str, Any], state: ClusterState, now: float, dry_run: bool = False, pod: PodWords | None = None
+) -> dict[str, Any]:
     """ExtenderArgs -> ExtenderFilterResult: one node, and the room on it is reserved.
 
     dry_run: for an autoscaler. Every node that has room, no reservation; full Node objects need not be known to the state.
+    pod: counts instead of the one in args.
     """
-    pod = words(args["Pod"])
-    objects: dict[str, Any] | None = None
-    if args.get("NodeNames") is None:
-        objects = {node["metadata"]["name"]: node for node in (args.get("Nodes") or {}).get("items") or ()}
-    listed = args["NodeNames"] if objects is None else list(objects)
+    pod = pod or words(args["Pod"])
+    objects, listed = nodes_of(args)
     question = Question(pod)
     if not question.asks:
         found, failed = bystander(state, pod, listed)
@@ -56,6 +60,20 @@ def filter(args: dict[str, Any], state: ClusterState, now: float, dry_run: bool 
     else:
         found, failed = reserved(state, question, listed, now)
     return result(found, failed, objects)
+
+
+def nowhere(args: dict[str, Any], why: Problem) -> dict[str, Any]:
+    """ExtenderFilterResult: no node, for this reason."""
+    objects, listed = nodes_of(args)
+    return result([], dict.fromkeys(listed, Refused(why, final=True)), objects)
+
+
+def nodes_of(args: dict[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
+    """(the nodes' objects, if the scheduler sends these; their names)"""
+    if args.get("NodeNames") is not None:
+        return None, args["NodeNames"]
+    objects = {node["metadata"]["name"]: node for node in (args.get("Nodes") or {}).get("items") or ()}
+    return objects, list(objects)
 
 
 def reserved(
@@ -116,8 +134,9 @@ def result(found: list[str], failed: dict[str, Refused], objects: dict[str, Any]
     }
 
 
-def preempt(args: dict[str, Any], state: ClusterState) -> dict[str, Any]:
-    """ExtenderPreemptionArgs -> ExtenderPreemptionResult: the nodes where the end of some pods gives this one its GPUs."""
+def preempt(args: dict[str, Any], state: ClusterState, pod: PodWords | None = None) -> dict[str, Any]:
+    """ExtenderPreemptionArgs -> ExtenderPreemptionResult: the nodes where the end of some pods gives this one its GPUs.
+    pod: counts instead of the one in args."""
     given = args.get("NodeNameToMetaVictims")
     if given is None:
         full = args.get("NodeNameToVictims") or {}
@@ -128,7 +147,7 @@ def preempt(args: dict[str, Any], state: ClusterState) -> dict[str, Any]:
             }
             for name, one in full.items()
         }
-    question = Question(words(args["Pod"]))
+    question = Question(pod or words(args["Pod"]))
     if not question.asks:
         return {"NodeNameToMetaVictims": given}
     answer = {}

@@ -18,7 +18,8 @@ POLICY_LABEL = PREFIX_KEY + "policy"  # label: default policy of the node's cont
 MODE_LABEL = PREFIX_KEY + "mode"  # label: "whole" or "shared"
 
 # On namespaces.
-NAMESPACE_LABEL = PREFIX_KEY + "namespace"  # "enabled": the webhooks see its pods
+NAMESPACE_LABEL = PREFIX_KEY + "namespace"
+ENABLED = "enabled"  # its value where the webhooks see the pods, and these get GPUs
 
 # Extended resources: sums per node (capacity) and per pod (requests of its first container that asks).
 GPUS = PREFIX_KEY + "gpus"

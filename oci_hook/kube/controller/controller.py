@@ -26,7 +26,7 @@ from oci_hook.kube.controller.events import Events
 from oci_hook.kube.controller.evictor import Evictor
 from oci_hook.kube.controller.leader import Leader
 from oci_hook.kube.controller.metrics import Metrics
-from oci_hook.kube.controller.objects import NODES, PODS, slim
+from oci_hook.kube.controller.objects import NAMESPACES, NODES, PODS, slim
 from oci_hook.kube.controller.options import Options
 from oci_hook.kube.controller.own_secret import Own
 from oci_hook.kube.controller.reflector import Reflector
@@ -60,6 +60,7 @@ class Controller:
             time.monotonic,
         )
         self._reflectors = [
+            Reflector(client, NAMESPACES, self._copy.namespaces, log),
             Reflector(client, NODES, self._copy.nodes, log),
             Reflector(client, PODS, self._copy.pods, log),
         ]

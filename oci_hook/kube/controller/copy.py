@@ -10,16 +10,19 @@ from oci_hook.kube.state import ClusterState
 
 
 class Copy:
-    """waiting: UID of a pod that asked and got no place -> the code. modes: T9k's mode of each node that has one."""
+    """waiting: UID of a pod that asked and got no place -> the code. modes: T9k's mode of each node that has one. enabled: the
+    namespaces whose pods get GPUs, by their label."""
 
     def __init__(self, state: ClusterState, evictor: Evictor | None, tainter: Tainter | None, now: Callable[[], float]):
         self.state = state
         self.waiting: dict[str, str] = {}
         self.modes: dict[str, str] = {}
+        self.enabled: set[str] = set()
         self.not_read = 0
         self._evictor, self._tainter, self._now = evictor, tainter, now
         self.nodes = NodeSink(self)
         self.pods = PodSink(self)
+        self.namespaces = NamespaceSink(self.enabled)
 
     def node(self, thing: Any) -> None:
         name = thing["metadata"]["name"]
@@ -73,3 +76,18 @@ class PodSink:
 
     def remove(self, key: str) -> None:
         self._copy.no_pod(key)
+
+
+class NamespaceSink:
+    def __init__(self, enabled: set[str]) -> None:
+        self._enabled = enabled
+
+    def apply(self, thing: Any) -> None:
+        meta = thing["metadata"]
+        if (meta.get("labels") or {}).get(names.NAMESPACE_LABEL) == names.ENABLED:
+            self._enabled.add(meta["name"])
+        else:
+            self._enabled.discard(meta["name"])
+
+    def remove(self, key: str) -> None:
+        self._enabled.discard(key)

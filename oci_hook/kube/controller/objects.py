@@ -121,6 +121,15 @@ class NodeList(TypedDict, total=False):
     items: list[Node]
 
 
+class Namespace(TypedDict, total=False):
+    metadata: Meta
+
+
+class NamespaceList(TypedDict, total=False):
+    metadata: ListMeta
+    items: list[Namespace]
+
+
 class WatchEvent(msgspec.Struct):
     type: str
     object: msgspec.Raw
@@ -154,6 +163,7 @@ class Kind:
 
 
 PODS = Kind("pods", "/api/v1/pods", PodList, Pod, "uid")
+NAMESPACES = Kind("namespaces", "/api/v1/namespaces", NamespaceList, Namespace, "name")
 NODES = Kind("nodes", "/api/v1/nodes", NodeList, Node, "name")
 EVENTS: msgspec.json.Decoder[WatchEvent] = msgspec.json.Decoder(WatchEvent)
 BOOKMARKS: msgspec.json.Decoder[Bookmark] = msgspec.json.Decoder(Bookmark)

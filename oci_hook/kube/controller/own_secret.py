@@ -21,8 +21,8 @@ WEBHOOK_TOKEN, EXTENDER_TOKEN = "webhook-token", "extender-token"
 
 
 class Own(Value):
-    """webhook_token, extender_token: part of the paths at which the API server and the scheduler find us. Nobody else may ask
-    for decisions: each reserves GPUs, and is signed."""
+    """webhook_token, extender_token: part of the paths at which the API server and the scheduler find us. They keep strangers
+    away, but their errors show them to people: what they open must be safe without them (service.py)."""
 
     certificates: Certificates = Certificates()
     secrets: Secrets = Secrets()

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from oci_hook.errors import ClusterError, GhError, Problem
 from oci_hook.kube import admission, extender, mutate, names, review
+from oci_hook.kube.choose import Question
 from oci_hook.kube.controller import figures, own_secret
 from oci_hook.kube.controller.client import ApiError, Client
 from oci_hook.kube.controller.copy import Copy
@@ -16,6 +17,7 @@ from oci_hook.kube.controller.node_key import node_of
 from oci_hook.kube.controller.objects import PODS, slim
 from oci_hook.kube.controller.options import Options
 from oci_hook.kube.controller.own_secret import Own
+from oci_hook.kube.pods import PodWords, words
 from oci_hook.kube.signing import Signer
 
 BIND, CREATE, FILTER, PREEMPT = "bind", "create", "filter", "preempt"
@@ -84,15 +86,25 @@ class Service:
 
     async def review_binding(self, asked: Any) -> Any:
         began = time.perf_counter()
-        state = self._copy.state
+        state, request = self._copy.state, asked["request"]
+        if (why := self._not_enabled(request.get("namespace") or "")) is not None:
+            return self._answered(BIND, review.denied(request, [why], admission.CONFLICT), began)
         answer = admission.bind(asked, state, self._now(), self.signer.sign)
         if isinstance(answer, admission.UnknownPod):
             await self._fetch(answer.namespace, answer.name)
             self.check()
             answer = admission.bind(asked, state, self._now(), self.signer.sign, last=True)
             assert not isinstance(answer, admission.UnknownPod)
-        self._note(asked["request"], answer)
+        self._note(request, answer)
         return self._answered(BIND, answer, began)
+
+    def _not_enabled(self, namespace: str) -> Problem | None:
+        """Why pods of this namespace get no GPU. The webhook's configuration has the same selector, but who calls us may be
+        somebody else than the API server: its errors name our URL, with the token."""
+        if namespace in self._copy.enabled:
+            return None
+        label = f"{names.NAMESPACE_LABEL}={names.ENABLED}"
+        return Problem("GH-601", f"the namespace {namespace[:63]} does not have the label {label}")
 
     async def _fetch(self, namespace: str, name: str) -> None:
         """A pod that the watch has not brought yet."""
@@ -114,7 +126,11 @@ class Service:
 
     async def filter(self, asked: Any) -> Any:
         began = time.perf_counter()
-        answer = extender.filter(asked, self._copy.state, self._now())
+        pod = await self._real(asked)
+        if isinstance(pod, Problem):
+            answer = extender.nowhere(asked, pod)
+        else:
+            answer = extender.filter(asked, self._copy.state, self._now(), pod=pod)
         self.check()
         failed = answer.get("FailedNodes") or {}
         refused = not (answer.get("NodeNames") or (answer.get("Nodes") or {}).get("items"))
@@ -125,10 +141,33 @@ class Service:
 
     async def preempt(self, asked: Any) -> Any:
         began = time.perf_counter()
-        answer = extender.preempt(asked, self._copy.state)
+        pod = await self._real(asked)
+        refused = isinstance(pod, Problem)
+        answer = extender.NO_VICTIMS if isinstance(pod, Problem) else extender.preempt(asked, self._copy.state, pod)
         self.check()
-        self._count(PREEMPT, "ok", began)
+        self._count(PREEMPT, "refused" if refused else "ok", began)
         return answer
+
+    async def _real(self, asked: Mapping[str, Any]) -> PodWords | Problem:
+        """The pod that is asked about, as the API server has it: a caller may say anything, and a reservation for a pod that
+        is not there would take room from others."""
+        said = words(asked["Pod"])
+        if (why := self._not_enabled(said.namespace)) is not None:
+            return why if Question(said).asks else said
+        pod = self._waits(said)
+        if pod is None:  # the scheduler's watch may be ahead of ours
+            await self._fetch(said.namespace, said.name)
+            self.check()
+            pod = self._waits(said)
+        if pod is None:
+            return Problem(
+                "GH-603", f"pod {said.namespace[:63]}/{said.name[:253]} with this UID and without a node is not known"
+            )
+        return pod
+
+    def _waits(self, said: PodWords) -> PodWords | None:
+        pod = self._copy.state.pending(said.namespace, said.name)
+        return pod if pod is not None and pod.uid == said.uid else None
 
     # --- nodes' keys
 
