@@ -42,11 +42,12 @@ class Node:
 
 class Pod:
     """words: only while it has no node. rows: what it was given. was_listed: its node's ledger had it once. gone: when the
-    object went away while its containers may still run; None while the object exists."""
+    object went away while its containers may still run; None while the object exists. claim: its decision, where we cannot verify
+    that, and the pod's words: counts as far as its node's ledger has it."""
 
     __slots__ = (
         *("uid", "namespace", "name", "node", "words", "rows", "ended", "deleting", "daemon", "whole_node", "priority"),
-        *("was_listed", "gone"),
+        *("was_listed", "gone", "claim"),
     )
 
     def __init__(self, obj: dict[str, Any]) -> None:
@@ -65,6 +66,7 @@ class Pod:
         self.priority = said.priority
         self.was_listed = False
         self.gone: float | None = None
+        self.claim: tuple[Decision, PodWords] | None = None
 
     def counts(self, listed: bool) -> bool:
         """Whether its share is taken. listed: its node's ledger has it now. A container that waits for its next start holds

@@ -1,7 +1,7 @@
 """The cluster as the controller knows it: what nodes have, what is taken of it, what is reserved. A restart rebuilds it.
 
-Taken are, on each node: the shares of pods with a valid decision, the grants that the node made without one, and
-reservations. A share is free when the node's ledger says so, not when its pod's object goes.
+Taken are, on each node: the shares of pods with a valid decision, those that the node granted by a decision that cannot be verified here,
+the grants that the node made without one, and reservations. A share is free when the node's ledger says so, not when its pod's object goes.
 """
 
 import json
@@ -32,7 +32,8 @@ T9K_MODES = {"xgn": "whole", "sgn": "shared"}
 
 class ClusterState:
     """placement: over nodes, for pods that do not say: a name in core.rules.ORDERS, or by-class. verify: whether the
-    controller signed this decision; others count for nothing, since nodes refuse them."""
+    controller signed this decision. Others count where the pod's node says that it granted them, since it has keys of its
+    own: ours may be lost, or taken out."""
 
     def __init__(self, placement: str = BY_CLASS, verify: Callable[[Decision], bool] = lambda decision: True) -> None:
         self.placement = placement
@@ -91,13 +92,7 @@ class ClusterState:
         self.release(pod.uid)
         self._drop_pending(pod)
         node = self._node(pod.node)
-        if old is not None and old.node == pod.node and old.rows:
-            pod.rows, pod.whole_node = (
-                old.rows,
-                old.whole_node,
-            )  # whoever may write to the pod cannot change what it holds
-        else:
-            pod.rows = self._rows(pod, obj)
+        self._decide_rows(pod, obj, old if old is not None and old.node == pod.node else None)
         pod.was_listed |= pod.uid in node.listed
         self.pods[pod.uid] = node.pods[pod.uid] = pod
         self._changed.add(pod.node)
@@ -237,17 +232,20 @@ class ClusterState:
         except KeyError:
             return bool(whole)
 
-    def _rows(self, pod: Pod, obj: dict[str, Any]) -> tuple[Any, ...]:
-        text = (obj["metadata"].get("annotations") or {}).get(names.ALLOC)
-        if text is None:
-            return ()
-        try:
-            decision = decisions.read(text, json.loads)
-        except ValueError:
-            return ()
-        if decision.uid != pod.uid or decision.node != pod.node or not self._verify(decision):
-            return ()
-        return rows_of(decision, words(obj))
+    def _decide_rows(self, pod: Pod, obj: dict[str, Any], old: Pod | None) -> None:
+        """What the pod holds, once it is known, stays: whoever may write to the pod cannot change it."""
+        if old is not None and old.rows and old.claim is None:
+            pod.rows, pod.whole_node = old.rows, old.whole_node
+            return
+        decision = _decision(pod, obj)
+        if decision is not None and self._verify(decision):
+            pod.rows = rows_of(decision, words(obj))
+            return
+        if old is not None and old.claim is not None:
+            pod.claim, pod.whole_node = old.claim, old.whole_node
+        elif decision is not None:
+            pod.claim = decision, words(obj)
+        _count_claim(pod, self._node(pod.node))
 
     def _forget(self, pod: Pod) -> None:
         self.pods.pop(pod.uid, None)
@@ -283,6 +281,8 @@ class ClusterState:
         for uid in node.listed:
             if uid in node.pods:
                 node.pods[uid].was_listed = True
+        for pod in node.pods.values():
+            _count_claim(pod, node)
         for pod in [self._ghosts[uid] for uid in self._ghosts if uid in node.pods]:
             if pod.was_listed and pod.uid not in node.listed:
                 self._forget(pod)
@@ -292,6 +292,26 @@ class ClusterState:
         self._inventories[name] = text, inventory
         if len(self._inventories) > INVENTORIES:
             del self._inventories[next(iter(self._inventories))]
+
+
+def _decision(pod: Pod, obj: dict[str, Any]) -> Decision | None:
+    """The one in the pod's annotation, if it is for this pod on this node. Nothing says yet who made it."""
+    text = (obj["metadata"].get("annotations") or {}).get(names.ALLOC)
+    if text is None:
+        return None
+    try:
+        decision = decisions.read(text, json.loads)
+    except ValueError:
+        return None
+    return decision if (decision.uid, decision.node) == (pod.uid, pod.node) else None
+
+
+def _count_claim(pod: Pod, node: Node) -> None:
+    """A decision that we cannot verify counts for the containers to which the node granted it."""
+    if pod.claim is not None:
+        decision, said = pod.claim
+        granted = node.listed.get(pod.uid, ())
+        pod.rows = rows_of(decision.replace(containers=tuple(c for c in decision.containers if c[0] in granted)), said)
 
 
 EMPTY = Inventory("", "", "", False, (), (), (), "", "")

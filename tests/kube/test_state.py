@@ -72,6 +72,92 @@ def test_a_decision_that_nobody_signed_counts_for_nothing(change):
     assert free(anew) == [100]
 
 
+# --- decisions that we cannot verify any more: our Secret was lost, or the generation was taken out
+
+
+def lost(digest, *, sizes=(100,), **words):
+    """A controller that starts anew without the key: two containers of a pod were granted 30 and 20 MiB with it."""
+    first = cluster(node("a", *sizes))
+    done = started(first, pod("p", containers=("main", "b"), **(words or {"memory__main": 30, "memory__b": 20})))
+    state = ClusterState(verify=lambda decision: False)
+    return state, done, node("a", *sizes, digest=digest)
+
+
+def taken(state):
+    return sum(100 - mib for mib in free(state))
+
+
+@pytest.mark.parametrize("node_first", [True, False])
+@pytest.mark.parametrize(
+    ("containers", "expected"), [(("main",), 30), (("b",), 20), (("main", "b"), 50), (("x",), 0), ((), 0)]
+)
+def test_what_the_node_granted_counts_though_the_key_is_lost(node_first, containers, expected):
+    state, done, at = lost(Digest((("u-p", containers),)))
+    for act in [lambda: state.apply_node(at), lambda: state.apply_pod(done)][:: 1 if node_first else -1]:
+        act()
+    assert taken(state) == expected
+    state.apply_pod(done)
+    assert taken(state) == expected
+
+
+def test_a_lost_decision_counts_as_the_nodes_list_changes():
+    state, done, at = lost(Digest((("u-p", ("main",)),)))
+    state.apply_node(at)
+    state.apply_pod(done)
+    for containers, expected in ((("main", "b"), 50), (("b",), 20), (("main",), 30)):
+        state.apply_node(node("a", 100, digest=Digest((("u-p", containers),))))
+        assert taken(state) == expected
+    state.apply_node(node("a", 100, digest=listing("u-other")))
+    assert taken(state) == 0
+    state.apply_node(node("a", 100, digest=listing("u-p")))
+    state.remove_pod("u-p", 0.0)  # by force: the container runs on
+    state.tick(GRACE + 1)
+    assert taken(state) == 30
+    state.apply_node(node("a", 100, digest=listing()))
+    assert taken(state) == 0 and not state.pods
+
+
+def test_a_lost_decision_is_not_changed_by_whoever_may_write_to_the_pod():
+    state, done, at = lost(listing("u-p"))
+    state.apply_node(at)
+    state.apply_pod(done)
+    alloc = done["metadata"]["annotations"]["gpu-hook.io/alloc"]
+    for text in (None, "{", alloc.replace(",30,", ",1,"), alloc.replace("u-p", "u-q")):
+        state.apply_pod(bound(done, "a", text))
+        assert taken(state) == 30
+
+
+@pytest.mark.parametrize(("old", "new"), [('"uid":"u-p"', '"uid":"u-q"'), ('"node":"a"', '"node":"b"')])
+def test_a_decision_for_another_pod_or_node_counts_for_nothing_listed_or_not(old, new):
+    state, done, at = lost(listing("u-p"))
+    alloc = done["metadata"]["annotations"]["gpu-hook.io/alloc"]
+    assert old in alloc
+    state.apply_node(at)
+    state.apply_pod(bound(done, "a", alloc.replace(old, new)))
+    assert taken(state) == 0
+
+
+def test_a_decision_counts_whole_as_soon_as_the_key_is_there():
+    state, done, at = lost(listing("u-p"))
+    state.apply_node(at)
+    state.apply_pod(done)
+    assert taken(state) == 30
+    state._verify = SIGNER.holds
+    state.apply_pod(done)
+    assert taken(state) == 50
+    state.apply_node(node("a", 100, digest=listing()))
+    assert taken(state) == 50, "it waits for its next start"
+
+
+def test_a_claim_to_more_than_the_node_has_stops_nothing():
+    state, done, at = lost(listing("u-p"), sizes=(100, 100))
+    alloc = done["metadata"]["annotations"]["gpu-hook.io/alloc"]
+    state.apply_node(at)
+    state.apply_pod(bound(done, "a", alloc.replace(",30,", ",99999,").replace("GPU-a-1", "GPU-gone")))
+    assert len(free(state)) == 2
+    assert isinstance(choose(state, Question(words(pod("q", memory=60)))), Chosen)
+
+
 @pytest.mark.parametrize("alloc", [None, "{", "another's"])
 def test_a_decision_that_is_changed_later_changes_nothing(alloc):
     """Whoever may annotate a pod could otherwise have the controller give its GPU away."""
