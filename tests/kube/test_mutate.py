@@ -215,6 +215,14 @@ def test_bad_words_are_refused_at_creation(limits: dict[str, str], annotations: 
     assert refused(pod(limits, annotations=annotations)).startswith(code + ": ")
 
 
+def test_everything_wrong_is_said_at_once() -> None:
+    """gpu-hook.io/compute is an annotation and the name of a sum, and is read apart from the others."""
+    said = refused(pod({}, annotations={"gpu-hook.io/memory": "lots", "gpu-hook.io/compute": "101"}))
+    assert said.count("gpu-hook.io/memory='lots'") == said.count("gpu-hook.io/compute='101'") == 1
+    said = refused(pod({"nvidia.com/gpumem": "x"}, annotations={"gpu-hook.io/memroy": "4Gi"}))
+    assert "nvidia.com/gpumem='x'" in said and "gpu-hook.io/memroy" in said
+
+
 def test_limits_and_requests_differ() -> None:
     given = pod({"nvidia.com/gpu": "2"})
     given["spec"]["containers"][0]["resources"]["requests"] = {"nvidia.com/gpu": "1"}
