@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from oci_hook.core.value import Value
 from oci_hook.kube.signing import node_key
 
-COUNT = 2  # generations that nodes have
-KEPT = 64  # decisions of pods that have run for years can still be told from forged ones
+KEPT = 64  # a pod runs longer than keys do: its containers start again, and its node checks its decision then
 
 
 class Secrets(Value):
@@ -22,7 +21,7 @@ class Secrets(Value):
 
     def node_keys(self, node: str) -> dict[str, str]:
         """What the node is told."""
-        return {str(number): node_key(secret, node).hex() for number, secret in self.generations[-COUNT:]}
+        return {str(number): node_key(secret, node).hex() for number, secret in self.generations}
 
 
 def rotated(have: Secrets, life: float, now: float, fresh: bytes, above: int = 0) -> Secrets:

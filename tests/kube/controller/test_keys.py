@@ -1,9 +1,11 @@
 """Generations of the nodes' keys, and what the controller's Secret keeps."""
 
 import base64
+import json
 
 import pytest
 
+from oci_hook.config import cluster
 from oci_hook.core.decision import Decision
 from oci_hook.kube.controller import keys, own_secret
 from oci_hook.kube.signing import Signer
@@ -25,9 +27,9 @@ def test_a_new_generation_is_made_when_the_newest_is_old_and_not_before() -> Non
     assert keys.rotated(have, DAY, DAY + 1, b"x" * 32).newest == 2
 
 
-def test_a_node_is_told_the_two_newest_and_decisions_of_all_are_known() -> None:
+def test_a_node_is_told_all_generations_since_pods_run_longer_than_keys() -> None:
     have = grown(5)
-    assert have.node_keys("n1").keys() == {"4", "5"}
+    assert have.node_keys("n1").keys() == {"1", "2", "3", "4", "5"}
     assert have.node_keys("n1") != have.node_keys("n2")
     first, now = Signer(dict(grown(1).generations)), Signer(dict(have.generations))
     old = first.sign(Decision("uid", "n1", 0, (), ()), 0)
@@ -42,6 +44,9 @@ def test_a_secret_that_was_lost_takes_no_number_that_nodes_have() -> None:
 
 def test_not_more_than_sixty_four_generations_are_kept() -> None:
     assert len(grown(80).generations) == keys.KEPT and grown(80).newest == 80
+    # and a node's file of them can be read
+    told = {"node": "n" * 253, "keys": grown(80).node_keys("n" * 253)}
+    assert len(cluster.parsed(json.dumps(told).encode()).keys) == keys.KEPT
 
 
 @pytest.mark.parametrize(
