@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oci_hook.core import collect, dialects, near_misses, units, value_parsers
+from oci_hook.core.decision import MAX_GPUS
 from oci_hook.core.request import Request, parse
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import show
@@ -25,7 +26,12 @@ REPLACED_CLASSES = ("", "nvidia", names.RUNTIME_CLASS)
 SCHEDULERS = ("t9k-scheduler", "qgpu-scheduler", "hami-scheduler", "vgpu-scheduler", "gpu-admission")
 T9K_PREFIX = "tensorstack.dev/"
 QGPU_CORE, QGPU_STEP = "tke.cloud.tencent.com/qgpu-core", 5
+MAX_ANNOTATIONS = 256 << 10  # the API server's bound of all keys and values of an object
+ROOM_FOR_DECISION = 512  # of annotation ALLOC without its shares: key, uid, the longest node name, signature
+ROOM_FOR_SHARE = 128  # a UUID and three numbers; one more for the terms
 WHOLE_MODE, SHARED_MODE = "xgn", "sgn"
+MOST_WORDS = 100_000  # annotations times containers, which are read each with each: 0.3 s
+ODD, ODD_COSTS = ("gpu", "cuda", "nvidia", "hook.io"), 100  # words that are compared with all that we know
 
 
 class Options(Value):
@@ -57,6 +63,7 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
         if key.startswith(names.DECIDED):
             raise refuse("GH-605", f"{key[:80]} is in the pod; only gpu-hook itself writes it: leave it out")
     listed = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+    check_size(annotations, len(listed))
     rows = rows_of(options.rules)
     if names.ASKED not in annotations:
         rows |= our_resources()
@@ -76,6 +83,7 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
     check_runtime_class(spec)
     check_node_exclusive(made, requests)
     made[names.ASKED] = ASKED_VERSION
+    check_room(made, requests)
     first = spec.get("initContainers") or ()
     init = [(requests[c["name"]], c.get("restartPolicy") == "Always") for c in first]  # Kubernetes 1.28: sidecars
     total = sums.of_pod([requests[c["name"]] for c in spec.get("containers") or ()], init)
@@ -88,6 +96,16 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
         *mode_patch(spec, listed, annotations, requests, options),
     ]
     return Mutation(tuple(patch), True, warnings)
+
+
+def check_size(annotations: Mapping[str, str], containers: int) -> None:
+    """Nobody's pod may keep the webhook from the others' for long."""
+    odd = sum(not key.startswith(names.PREFIX_KEY) and any(part in key.lower() for part in ODD) for key in annotations)
+    if (len(annotations) + ODD_COSTS * odd) * containers > MOST_WORDS:
+        what = (
+            f"the pod has {len(annotations)} annotations, {odd} of them perhaps misspelt, and {containers} containers"
+        )
+        raise refuse("GH-105", f"{what}; leave annotations out")
 
 
 def container_of(container: Mapping[str, Any]) -> Container:
@@ -179,6 +197,19 @@ def own_problems(
     except RequestError as e:
         return e.problems
     return ()
+
+
+def check_room(annotations: Mapping[str, str], requests: Mapping[str, Request | None]) -> None:
+    """The decision must fit beside them: a pod with more annotations than the API server allows cannot even be deleted, since
+    every write of its status fails then."""
+    used = sum(len(key.encode()) + len(text.encode()) for key, text in annotations.items())
+    room = ROOM_FOR_DECISION
+    for name, request in requests.items():
+        if request is not None:
+            room += 2 * len(name) + ROOM_FOR_SHARE * (MAX_GPUS if request.every_gpu else len(request.gpus) + 1)
+    if used + room > MAX_ANNOTATIONS:
+        most = f"{MAX_ANNOTATIONS - room} are allowed beside the {room} that gpu-hook needs"
+        raise refuse("GH-105", f"the pod's annotations have {used} bytes, {most}; shorten the longest")
 
 
 def check_runtime_class(spec: Mapping[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """One cluster of three nodes for all tests of this folder. scripts/test --cluster runs them, and nothing else does.
 
 GPU_HOOK_CLUSTER=DIR, the --state of a cluster that `scripts/cluster up 3 --gpus 2x16Gi,2x16Gi,4x24Gi` started: the tests
-use that one and leave it up.
+use that one and leave it up. GPU_HOOK_WHOLE_CLUSTER=DIR: the same for the cluster on which gpu-hook is installed by kubectl;
+one that is up there is used as it is.
 """
 
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import lab
+from tests.cluster.whole import Namespace, Whole
 from tests.conftest import REPO
 
 HERE = Path(__file__).parent
@@ -70,6 +72,38 @@ def bare(
         yield made
     finally:
         made.down()
+
+
+@pytest.fixture(scope="session")
+def whole(
+    runnable: None, native: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Whole]:
+    """Three nodes, on which `kubectl apply -k` has installed gpu-hook."""
+    given = os.environ.get("GPU_HOOK_WHOLE_CLUSTER")
+    made = Whole(lab.Cluster(Path(given) if given else tmp_path_factory.mktemp("whole")))
+    try:
+        if not made.cluster.exists:
+            made.up(request.getfixturevalue("archives"), tmp_path_factory.mktemp("overlay"))
+        yield made
+    finally:
+        if not given:
+            made.cluster.down()
+
+
+@pytest.fixture
+def team(whole: Whole) -> Iterator[Namespace]:
+    """A namespace that has opted in."""
+    made = whole.new_namespace()
+    yield made
+    made.clean()
+
+
+@pytest.fixture
+def stranger(whole: Whole) -> Iterator[Namespace]:
+    """A namespace that has not opted in."""
+    made = whole.new_namespace(opted_in=False)
+    yield made
+    made.clean()
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from oci_hook.kube import admission, extender
+from oci_hook.kube import admission, choose, extender
+from oci_hook.kube import preempt as preempt_module
 from oci_hook.kube.state import ClusterState
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, node, pod
 
@@ -58,6 +59,18 @@ def test_why_no_node_has_room():
     assert answer["FailedNodes"]["unknown"].startswith("GH-606")
     assert set(answer["FailedAndUnresolvableNodes"]) == {"small", "unknown"}  # ending pods there would not help
     assert not state.reservations
+
+
+def test_reasons_hold_no_per_cent_sign():
+    """Kubernetes 1.20's scheduler takes them for a format: "75 %!o(MISSING)f" in the pod's event."""
+    state = cluster(node("a", 100))
+    running(state, pod("x", memory=70, compute=60), "a")
+    for asked, said in (
+        ({"memory": "75%"}, "75 per cent of"),
+        ({"memory": "5", "compute": "70"}, "70 per cent compute"),
+    ):
+        reason = ask(state, pod("p", **asked), "a")["FailedNodes"]["a"]
+        assert said in reason and "%" not in reason
 
 
 @pytest.mark.parametrize("said", [{"memory": "4G"}, {"gpus": "9"}, {"memory": "5", "devices": "GPU-x"}])
@@ -148,3 +161,24 @@ def test_the_owner_of_a_node_can_be_a_victim():
     assert preempt(state, pod("p", memory=50, priority=9), a=["u-mine"]) == {"a": {"u-mine"}}
     assert preempt(state, pod("p", memory=50, priority=9), a=[]) == {}
     assert preempt(state, pod("own", node="exclusive", priority=9), a=["u-mine"]) == {"a": {"u-mine"}}
+
+
+def test_a_pod_of_many_containers_keeps_nobody_waiting(monkeypatch):
+    """One with 64 containers took 48 ms for each node, and the controller's Lease lasts 10 s."""
+    asked = []
+    for module in (choose, preempt_module):
+        monkeypatch.setattr(module, "MOST_WORK", 100)
+        monkeypatch.setattr(module, "fit", lambda *given, real=module.fit: asked.append(given) or real(*given))
+    names = [f"n{i}" for i in range(30)]
+    state = cluster(*(node(name, *[1000 + i] * 8) for i, name in enumerate(names)))
+    hard = pod("hard", containers=[f"c{i}" for i in range(25)], priority=9, memory="30%")
+    answer = ask(state, hard, *names)
+    assert not answer["NodeNames"] and set(answer["FailedNodes"]) == set(names)
+    assert any("not looked at" in why for why in answer["FailedNodes"].values())
+    assert 1 < len(asked) <= 5
+    for name in names:
+        running(state, pod(f"on-{name}", memory=500), name)
+    asked.clear()
+    preempt(state, hard, **{name: [f"u-on-{name}"] for name in names})
+    assert 1 < len(asked) <= 5
+    assert ask(state, pod("next", memory=100), *names)["NodeNames"]

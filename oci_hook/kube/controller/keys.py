@@ -1,11 +1,12 @@
 """The secret that decisions are signed with, in generations, and each node's key of it. Pure; see docs/internals/cluster.md."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from oci_hook.core.value import Value
 from oci_hook.kube.signing import node_key
 
+MOST_BELIEVED = 1 << 20  # a generation that nodes may name: far below a decision's bound
 KEPT = 64  # a pod runs longer than keys do: its containers start again, and its node checks its decision then
 
 
@@ -31,6 +32,13 @@ def rotated(have: Secrets, life: float, now: float, fresh: bytes, above: int = 0
         return have
     number = max(have.newest, above) + 1
     return Secrets((*have.generations, (number, fresh))[-KEPT:], now)
+
+
+def believed(said: Iterable[int]) -> int:
+    """The generation that half of the nodes have, of what each says. One node alone must not have new ones made: 64 of them, or
+    one large number, would make the decisions of all pods worthless."""
+    found = sorted(number for number in said if 0 < number <= MOST_BELIEVED)
+    return found[len(found) // 2] if found else 0
 
 
 def to_text(secrets: Secrets) -> str:

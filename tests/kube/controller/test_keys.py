@@ -37,6 +37,25 @@ def test_a_node_is_told_all_generations_since_pods_run_longer_than_keys() -> Non
     assert now.sign(Decision("uid", "n1", 0, (), ()), 1).generation == 5  # a node that has only keys that do not count
 
 
+@pytest.mark.parametrize(
+    ("said", "believed"),
+    [
+        ([], 0),
+        ([0, 0], 0),
+        ([7], 7),
+        ([6, 7], 7),
+        ([7] * 9 + [8], 7),  # one node that says more than it was told
+        ([7] * 9 + [1 << 40], 7),
+        ([1 << 40], 0),
+    ],
+)
+def test_one_node_does_not_say_which_generation_is_the_newest(said: list[int], believed: int) -> None:
+    """A node's own word made a new generation at each look, or one with a number that no decision may have."""
+    assert keys.believed(said) == believed
+    have = keys.rotated(grown(3), DAY, 2 * DAY + 2, b"x" * 32, keys.believed(said))
+    assert keys.from_text(keys.to_text(have), have.since) == have
+
+
 def test_a_secret_that_was_lost_takes_no_number_that_nodes_have() -> None:
     assert keys.rotated(keys.Secrets(), DAY, 0, b"x" * 32, above=7).newest == 8
     assert keys.rotated(grown(3), DAY, 2 * DAY + 2, b"x" * 32, above=3).newest == 3
