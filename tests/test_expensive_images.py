@@ -334,6 +334,7 @@ texts = st.tuples(words, st.integers(1, 900)).map(lambda w: ("/".join(w[0]) + "/
 targets = st.one_of(texts, st.sampled_from(["/", ".", "..", "usr", "lib64", "tls", "cuda-1", "/c0"]))
 places = st.sampled_from(
     ["usr/lib64/tls", "usr/lib64/haswell", "usr/lib64/glibc-hwcaps", "usr/local", "usr/local/cuda-1", "usr/lib", "lib"]
+    + ["opt/conda", "opt/conda/lib", "opt/conda/envs", "opt/conda/envs/a", "opt/conda/bin/python"]
     + ["usr/local/lib", "usr/local/nvidia", "a", "none", "c0", "run", "usr/bin", "usr/lib64/libcuda.so.1", "etc"]
 )
 
@@ -366,7 +367,11 @@ def test_any_image_of_links(
     grant = Grant("k" * 32, Identity("/r", "id", "/b"), Life("b"), (Share(inventory.gpus[0].uuid, 100),))
     began = time.process_time()
     try:
-        facts = look(str(root), [], Command(env={"LD_LIBRARY_PATH": path, "PATH": path}))
+        facts = look(
+            str(root),
+            [],
+            Command(("python", path[:99]), env={"LD_LIBRARY_PATH": path, "PATH": f"/opt/conda/bin:{path}"}),
+        )
         plan = make_plan(grant, inventory, facts, "/opt/g", "/run/g")
         check_destinations(str(root), [], plan)
     except ApplyError as e:

@@ -16,6 +16,7 @@ from oci_hook.kube.room import Need, Room, fits_each, may_fit, need_of
 from oci_hook.kube.state import ClusterState
 
 PLAIN = Rules()
+MOST_WORK = 5_000  # containers times their GPUs that are placed for one answer: 0.7 s at most
 OPENING = 8  # nodes that are tried for room on GPUs in use, before a free GPU is taken
 
 
@@ -33,6 +34,7 @@ class Refused(Value):
     final: bool = False
 
 
+TOO_MUCH = Refused(Problem("GH-607", "not looked at this time: the pod takes long to place; have fewer containers ask"))
 OWNED = Refused(Problem("GH-609", "the node is another pod's own"))
 
 
@@ -41,6 +43,7 @@ class Question:
 
     def __init__(self, pod: PodWords) -> None:
         self.pod = pod
+        self.work = 0  # how much was placed so far; see MOST_WORK
         self._under: dict[Rules, tuple[Asked, Need] | Problem] = {}
 
     def under(self, rules: Rules) -> "tuple[Asked, Need] | Problem":
@@ -190,11 +193,16 @@ def _try(
     why = forbidden(state, question, node)
     if why is None:
         requests = question.asked(node.rules)
+        if question.work > MOST_WORK:
+            tried[name] = TOO_MUCH
+            return TOO_MUCH
+        question.work += work_of(requests) // 8
         if not fits_each(room, requests, node.rules):
             why = _words(room, question)
         elif (alike := (node.rules, room.spots)) in known:
             why = known[alike]
     if why is None:
+        question.work += work_of(requests)
         beside = state.grants(node, without=question.pod.uid)
         found = fit(requests, state.inventory(node), beside, node.rules)
         if isinstance(found, Fit):
@@ -204,6 +212,11 @@ def _try(
             known[alike] = why
     tried[name] = why
     return why
+
+
+def work_of(requests: Asked) -> int:
+    """0 for one container, which the first look answers nearly always."""
+    return sum(len(request.gpus) for _, _, request in requests) if len(requests) > 1 else 0
 
 
 def _refused(found: NoFit) -> Refused:

@@ -30,6 +30,8 @@ MAX_ANNOTATIONS = 256 << 10  # the API server's bound of all keys and values of 
 ROOM_FOR_DECISION = 512  # of annotation ALLOC without its shares: key, uid, the longest node name, signature
 ROOM_FOR_SHARE = 128  # a UUID and three numbers; one more for the terms
 WHOLE_MODE, SHARED_MODE = "xgn", "sgn"
+MOST_WORDS = 100_000  # annotations times containers, which are read each with each: 0.3 s
+ODD, ODD_COSTS = ("gpu", "cuda", "nvidia", "hook.io"), 100  # words that are compared with all that we know
 
 
 class Options(Value):
@@ -61,6 +63,7 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
         if key.startswith(names.DECIDED):
             raise refuse("GH-605", f"{key[:80]} is in the pod; only gpu-hook itself writes it: leave it out")
     listed = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+    check_size(annotations, len(listed))
     rows = rows_of(options.rules)
     if names.ASKED not in annotations:
         rows |= our_resources()
@@ -90,6 +93,16 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
         *mode_patch(spec, listed, annotations, requests, options),
     ]
     return Mutation(tuple(patch), True, warnings)
+
+
+def check_size(annotations: Mapping[str, str], containers: int) -> None:
+    """Nobody's pod may keep the webhook from the others' for long."""
+    odd = sum(not key.startswith(names.PREFIX_KEY) and any(part in key.lower() for part in ODD) for key in annotations)
+    if (len(annotations) + ODD_COSTS * odd) * containers > MOST_WORDS:
+        what = (
+            f"the pod has {len(annotations)} annotations, {odd} of them perhaps misspelt, and {containers} containers"
+        )
+        raise refuse("GH-105", f"{what}; leave annotations out")
 
 
 def container_of(container: Mapping[str, Any]) -> Container:

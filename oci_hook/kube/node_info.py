@@ -15,6 +15,7 @@ exclusive].
 import json
 from typing import Any
 
+from oci_hook.core.decision import NAME
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.rules import BY_CLASS, ORDERS, Rules
@@ -98,7 +99,7 @@ def read_inventory(text: str, known: bool = False) -> NodeInventory:
         if not (all(0 <= far <= MOST for _, _, far in inventory.links) and _is_count(data["key"])):
             raise ValueError("has a distance or a key's number that is not valid")
         return NodeInventory(inventory, Rules(**rules), data["key"])
-    except (KeyError, TypeError, IndexError, AttributeError) as e:
+    except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as e:
         raise ValueError(f"is not a node's inventory: {type(e).__name__} {e}") from None
 
 
@@ -166,8 +167,8 @@ def _check_gpus(gpus: tuple[Gpu, ...]) -> None:
             value = getattr(gpu, name)
             if type(value) is not type(plain[name]) or (isinstance(value, int) and not -1 <= value <= MOST):
                 raise ValueError(f"has a GPU whose {name} is not valid")
-        if not gpu.uuid or gpu.memory_mib < 0 or gpu.context_mib < 0:
-            raise ValueError("has a GPU without UUID, or of a size below 0")
+        if not gpu.uuid or not NAME.issuperset(gpu.uuid) or gpu.memory_mib < 0 or gpu.context_mib < 0:
+            raise ValueError("has a GPU without a valid UUID, or of a size below 0")
     if len({gpu.uuid for gpu in gpus}) < len(gpus):
         raise ValueError("has a GPU twice")
 

@@ -6,7 +6,7 @@ victims may not help, and others of the same size may.
 
 from collections.abc import Collection, Iterable
 
-from oci_hook.kube.choose import Question, unsuited
+from oci_hook.kube.choose import MOST_WORK, Question, unsuited, work_of
 from oci_hook.kube.fit import Fit, as_grants, fit
 from oci_hook.kube.records import Node, Pod
 from oci_hook.kube.state import ClusterState
@@ -59,7 +59,11 @@ def _fits(state: ClusterState, question: Question, node: Node, gone: dict[str, P
     for uid, one in node.reserved.items():
         if uid != question.pod.uid:
             beside += as_grants(uid, one.fit.rows)
-    found = fit(question.asked(node.rules), state.inventory(node), tuple(beside), node.rules)
+    requests = question.asked(node.rules)
+    if question.work > MOST_WORK:
+        return False
+    question.work += work_of(requests) or 1
+    found = fit(requests, state.inventory(node), tuple(beside), node.rules)
     return isinstance(found, Fit)
 
 

@@ -15,8 +15,8 @@ def node_key(secret: bytes, node: str) -> bytes:
 
 
 class Signer:
-    """secrets: the controller's, by generation. The two newest, which nodes have keys of, sign; decisions of older ones are
-    known still, since pods may run for years."""
+    """secrets: the controller's, by generation. The two newest sign; decisions of older ones are known still, since pods may
+    run for years."""
 
     def __init__(self, secrets: Mapping[int, bytes]) -> None:
         self.secrets = dict(secrets)

@@ -80,14 +80,14 @@ class ClusterState:
         """A pod's object. With a node name it confirms the pod's reservation, whatever that says."""
         pod = Pod(obj)
         old = self.pods.get(pod.uid)
-        if old is not None and old.node:
-            self._forget(old)
-            pod.was_listed = old.was_listed
         if not pod.node:
-            if old is None or not old.node:
+            if old is None or not old.node:  # else it is older than what is known: a node name stays
                 self.pods[pod.uid] = pod
                 self._pending[pod.namespace, pod.name] = pod.uid
             return
+        if old is not None and old.node:
+            self._forget(old)
+            pod.was_listed = old.was_listed
         self.release(pod.uid)
         self._drop_pending(pod)
         node = self._node(pod.node)
@@ -266,6 +266,8 @@ class ClusterState:
             return
         said = read_inventory(text) if text else NodeInventory(EMPTY, Rules())
         rules = said.rules.replace(default_policy=default_policy) if default_policy else said.rules
+        if len(self._rules) >= INVENTORIES:  # a node may write new ones for ever
+            self._rules.clear()
         node.rules = self._rules.setdefault(rules, rules)
         node.key, node.text, node.policy = said.key, text, default_policy
         node.ledger = ""  # names GPUs by their places in the inventory, so it is read again

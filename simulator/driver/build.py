@@ -76,29 +76,32 @@ def build(out: Path, arch: str, cc: list[str]) -> None:
 def rest(lists: str, code: int) -> str:
     """C source with a weak function for every known name, which the simulated ones override, and the list of the names.
 
-    The list says since which CUDA version a driver exports the name; gpu_hook_simulator/exports.py reads it.
+    The list says from and until which CUDA version drivers export the name; gpu_hook_simulator/exports.py reads it.
     """
-    since = first_versions(lists)
+    since = versions(lists)
     weak = '__attribute__((weak, visibility("default"))) int'
     functions = "".join(f"{weak} {name}(void);\n{weak} {name}(void) {{ return {code}; }}\n" for name in since)
-    table = "".join(f'    "{name} {version}\\n"\n' for name, version in since.items())
+    table = "".join(f'    "{name} {first} {end}\\n"\n' for name, (first, end) in since.items())
     return f'{functions}__attribute__((used, retain)) static const char exports[] = "{EXPORTS}\\n"\n{table};\n'
 
 
-def first_versions(lists: str) -> dict[str, int]:
-    """Known names and the CUDA version from which a driver exports them; 0: all drivers that are known.
+def versions(lists: str) -> dict[str, tuple[int, int]]:
+    """Known names: the CUDA version from which drivers export it, 0 for all that are known; and from which no more, 0: none.
 
     By the lists of real drivers; between and after those, by the version in names.def.
     """
     rows = re.findall(r"^[FP]\(\w+, (\d+), (\w+)\)", (HERE / "names.def").read_text(), re.MULTILINE)
     said = {symbol: int(version) for version, symbol in rows} if lists.startswith("libcuda") else {}
     branches = dict(re.findall(r"^    (\d{3}): (\d{5}),", RELEASES.read_text(), re.MULTILINE))
-    found: dict[str, int] = {}
-    before = 0
+    first: dict[str, int] = {}
+    end: dict[str, int] = {}
+    before, old = 0, set[str]()
     for path in sorted(SYMBOLS.glob(lists)):
         cuda = int(branches[path.stem.rpartition("-")[2].partition(".")[0]])
-        for name in path.read_text().split():
+        names = set(path.read_text().split())
+        for name in names:
             between = before < said.get(name, 0) <= cuda
-            found.setdefault(name, 0 if not before else said[name] if between else cuda)
-        before = cuda
-    return dict(sorted({**said, **found}.items()))
+            first.setdefault(name, 0 if not before else said[name] if between else cuda)
+        end |= dict.fromkeys(old - names, cuda)
+        before, old = cuda, names
+    return {name: (version, end.get(name, 0)) for name, version in sorted({**said, **first}.items())}

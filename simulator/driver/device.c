@@ -273,12 +273,16 @@ API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice dev) {
     case 81: *value = 101376; break; /* MAX_SHARED_MEMORY_PER_MULTIPROCESSOR */
     case 82: *value = 65536; break;  /* MAX_REGISTERS_PER_MULTIPROCESSOR */
     case 83: *value = 1; break;      /* MANAGED_MEMORY */
+    case 89: *value = 1; break;      /* CONCURRENT_MANAGED_ACCESS */
     case 90: *value = 1; break;      /* COMPUTE_PREEMPTION_SUPPORTED */
     case 97: *value = 101376; break; /* MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
     case 102: *value = 1; break;     /* VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
     case 103: *value = 1; break;     /* HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED */
     case 106: *value = 32; break;    /* MAX_BLOCKS_PER_MULTIPROCESSOR */
     case 115: *value = 1; break;     /* MEMORY_POOLS_SUPPORTED */
+    case 119: *value = 1; break;     /* MEMPOOL_SUPPORTED_HANDLE_TYPES: file descriptors */
+    case 142:
+    case 144: *value = gpu_has_functions_of(13000); break; /* HOST_NUMA_MEMORY_POOLS_..., HOST_MEMORY_POOLS_SUPPORTED */
     default: *value = 0;
     }
     return CUDA_SUCCESS;

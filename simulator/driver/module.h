@@ -5,7 +5,7 @@
 #include "heap.h"
 
 struct function {
-    char *name; /* in one piece of memory with the function; compilers make names of hundreds of characters */
+    char *name;           /* in one piece of memory with the function; compilers make names of hundreds of characters */
     uint64_t duration_ns; /* 0: the GPU's default */
     const double *spread;
     uint64_t seed;

@@ -174,7 +174,7 @@ API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out) 
     if (!uuid || !out)
         return NVML_ERROR_INVALID_ARGUMENT;
     for (int i = 0; i < count; i++)
-        if (!strcmp(gpus[i].file->head.uuid, uuid)) {
+        if (!strcmp(gpus[i].file->head.uuid, uuid) || !strcmp(gpus[i].file->head.uuid + 4, uuid)) { /* without GPU- */
             *out = &gpus[i];
             return gpus[i].file->head.lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
         }

@@ -1,7 +1,8 @@
 """Makes a copy of a simulated library that of one release: it exports what that release does, and knows its version.
 
-The library lists its names and since when a driver exports them, behind a mark in its data (simulator/driver/build.py).
-A later name becomes an undefined symbol, which no loader and no linker takes for a definition (ELF gABI, symbol table).
+The library lists its names, since when and until when drivers export them, behind a mark in its data
+(simulator/driver/build.py). Any other name becomes an undefined symbol, which no loader and no linker takes for a
+definition (ELF gABI, symbol table).
 """
 
 from struct import Struct
@@ -15,16 +16,20 @@ DYNSYM = 11
 WEAK = 2 << 4
 
 
-def since(library: bytes) -> dict[str, int]:
-    """The names that the library exports, each with the CUDA version of its first driver; 0: all of them."""
+def versions(library: bytes) -> dict[str, tuple[int, int]]:
+    """The names: the CUDA version of the first driver that exports it (0: all), and of the first that does not (0: none)."""
     start = library.index(EXPORTS) + len(EXPORTS)
     lines = library[start : library.index(b"\0", start)].decode().split("\n")
-    return {name: int(version) for name, version in (line.split() for line in lines if line)}
+    return {name: (int(first), int(end)) for name, first, end in (line.split() for line in lines if line)}
+
+
+def has(first: int, end: int, cuda_version: int) -> bool:
+    return first <= cuda_version and not 0 < end <= cuda_version
 
 
 def of_release(library: bytes, cuda_version: int) -> bytes:
     """The library as a driver with this CUDA version has it: 12040 is 12.4."""
-    later = {name for name, version in since(library).items() if version > cuda_version}
+    hidden = {name for name, (first, end) in versions(library).items() if not has(first, end, cuda_version)}
     out = bytearray(library)
     if RELEASE in library:
         at = library.index(RELEASE) + len(RELEASE)
@@ -35,6 +40,6 @@ def of_release(library: bytes, cuda_version: int) -> bytes:
     texts = headers[link][2]
     for at in range(symbols, symbols + length, SYMBOL.size):
         name, _, other, _, _, _ = SYMBOL.unpack_from(library, at)
-        if library[texts + name : library.index(b"\0", texts + name)].decode() in later:
+        if library[texts + name : library.index(b"\0", texts + name)].decode() in hidden:
             SYMBOL.pack_into(out, at, name, WEAK, other, 0, 0, 0)
     return bytes(out)

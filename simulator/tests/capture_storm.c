@@ -16,6 +16,7 @@ extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(handle *, int), cuCtxSetCu
 extern int cuStreamCreate(handle *, unsigned), cuStreamDestroy_v2(handle), cuStreamSynchronize(handle);
 extern int cuStreamQuery(handle), cuStreamIsCapturing(handle, int *), cuStreamBeginCapture_v2(handle, int);
 extern int cuStreamEndCapture(handle, handle *), cuStreamWaitEvent(handle, handle, unsigned);
+extern int cuStreamUpdateCaptureDependencies(handle, handle *, size_t, unsigned);
 extern int cuStreamGetCaptureInfo_v2(handle, int *, uint64_t *, handle *, handle **, size_t *);
 extern int cuMemAllocAsync(address *, size_t, handle), cuMemFreeAsync(address, handle),
     cuMemAlloc_v2(address *, size_t);
@@ -112,6 +113,7 @@ static void one_call(handle s, handle event, unsigned kind) {
         if (!cuEventElapsedTime(&ms, event, shared_event))
             succeeded++;
         return;
+    case 18: /* the nodes to come depend on nothing */ count(cuStreamUpdateCaptureDependencies(s, NULL, 0, 1)); return;
     default: /* a call that a capture may forbid */
         if (cuMemAlloc_v2(&p, 4096) == 0)
             while (cuMemFree_v2(p)) {}
@@ -127,7 +129,7 @@ static void *caller(void *seed) {
     if (state % 2)
         check(cuThreadExchangeStreamCaptureMode(&relaxed));
     while (!ended)
-        one_call(stream[rand_r(&state) % STREAMS], event, (unsigned)rand_r(&state) % 19);
+        one_call(stream[rand_r(&state) % STREAMS], event, (unsigned)rand_r(&state) % 20);
     cuEventDestroy_v2(event);
     return NULL;
 }

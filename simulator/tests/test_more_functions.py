@@ -224,9 +224,11 @@ context(); m = c_uint64(); cuda.cuMemAllocManaged(byref(m), c_size_t(MIB), 1); s
 def said(number, n=1):
     v = (c_int * n)(); cuda.cuMemRangeGetAttribute(v, c_size_t(4 * n), number, m, size); return list(v)
 print(said(1), said(2), said(3, 2), said(4))
-cuda.cuMemAdvise(m, size, 1, 0); cuda.cuMemAdvise(m, size, 3, -1); cuda.cuMemAdvise(m, size, 5, 0); cuda.cuMemPrefetchAsync(m, size, 0, NONE)
+cuda.cuMemAdvise(m, size, 1, 0); cuda.cuMemAdvise(m, size, 3, -1); cuda.cuMemAdvise(m, size, 5, 0)
+cuda.cuMemPrefetchAsync(m, size, 0, NONE)
 print(said(1), said(2), said(3, 2), said(4))
-print(code("cuMemAdvise", m, c_size_t(2 * MIB), 1, 0), code("cuMemAdvise", alloc(4096), c_size_t(1), 1, 0), code("cuMemAdvise", m, size, 7, 0))
+print(code("cuMemAdvise", m, c_size_t(2 * MIB), 1, 0), code("cuMemAdvise", alloc(4096), c_size_t(1), 1, 0),
+      code("cuMemAdvise", m, size, 7, 0))
 """,
     )
     assert out == ["[0] [-2] [-2, -2] [-2]", "[1] [-1] [0, -2] [0]", "1 1 1"]

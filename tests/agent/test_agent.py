@@ -97,7 +97,6 @@ def test_a_tenant_that_goes_past_the_shim(stage: Stage, root: Path, policy: str)
             wait_for(lambda: stage.runc.living() == {honest})
             wait_for(lambda: agent.container(cheat) is None)
     assert honest in stage.runc.living()
-    (stage.state / "events").unlink()
 
 
 def test_a_tenant_that_claims_the_gpu_and_does_not_use_it(stage: Stage, root: Path) -> None:
@@ -117,7 +116,6 @@ def test_a_tenant_that_claims_the_gpu_and_does_not_use_it(stage: Stage, root: Pa
         assert (told["id"], told["action"]) == (liar, "reported")
         assert told["evidence"].startswith(honest[:12]) and "its share is 50 %" in told["evidence"]
         assert {honest, liar} <= stage.runc.living() and not agent.kinds(honest)
-    (stage.state / "events").unlink()
 
 
 @pytest.mark.parametrize("policy", ["report", "freeze", "kill"])
@@ -144,7 +142,6 @@ def test_a_tenant_that_computes_past_the_gate(stage: Stage, root: Path, policy: 
         else:
             wait_for(lambda: stage.runc.living() == {honest})
         assert honest in stage.runc.living() and {e["id"] for e in findings()} == {cheat}
-    (stage.state / "events").unlink()
 
 
 def test_the_last_minutes_are_remembered(stage: Stage, root: Path) -> None:
@@ -352,7 +349,6 @@ def test_the_driver_goes_and_comes_back(stage: Stage, root: Path) -> None:
         wait_for(lambda: agent.node()["agent"]["state"] == "ok" and len(agent.node()["gpus"]) == 2)
         wait_for(lambda: agent.container(held)["gpus"][0]["used_mib"])
         assert "inventory: well again" in agent.log.read_text()
-    (stage.state / "events").unlink()
 
 
 def test_metrics_without_a_port(stage: Stage, root: Path, tmp_path: Path) -> None:

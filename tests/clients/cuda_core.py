@@ -12,7 +12,10 @@ CLIENT = Client(
             ("python", "/programs/core_steps.py"),
             "devices, streams, memory resources, kernels, graphs",
             170,
-            {"DeviceMemoryResource: MiB until refused": Limit(GPU_MIB - 128, LIMIT_MIB - 128)},
+            {
+                "DeviceMemoryResource: MiB until refused": Limit(GPU_MIB - 128, LIMIT_MIB - 128),
+                "system memory": Limit([GPU_MIB], [LIMIT_MIB]),
+            },
         ),
     ),
     driver="580",  # it is built for CUDA 13

@@ -3,8 +3,8 @@
 from tests.clients.frame import Case, Client, Limit
 from tests.e2e.stage import GPU_MIB, LIMIT_MIB
 
-GPU = "[0] Simulated GPU 8 GiB | ??°C,"
-ALL = f"{GPU}  ?? %,   0 % (E:  ?? %  D:  ?? %),   ?? /  ?? W |"
+GPU = "[0] Simulated GPU 8 GiB | 35°C,"
+ALL = f"{GPU}  ?? %,   0 % (E:   0 %  D:   0 %),   70 / 350 W |"
 SHORT = f"{GPU}   0 % |"
 
 

@@ -55,7 +55,7 @@ CLIENT = Client(
             "language",
             words(LANGUAGE, "cudapy"),
             "its own tests of kernels, streams, threads",
-            100,
+            60,
             only_clients=True,
             seconds=900,
         ),

@@ -9,8 +9,8 @@ USED = 300
 def row(total: int) -> str:
     """The table's row of memory."""
     memory = f"{USED}.0MiB / {total}MiB"
-    idle = f"| N/A   N/A  N/A      N/A / N/A |   {memory} |      0%      Default |"
-    return f"{idle} UTL: | 0%                   | PWR: ||||||||||||||||||| N/A |"
+    idle = f"| N/A   35C   P0     70W / 350W |   {memory} |      0%      Default |"
+    return f"{idle} UTL: | 0%         @ 1000MHz | PWR: |||| 70W          20.0% |"
 
 
 CLIENT = Client(
@@ -26,6 +26,7 @@ CLIENT = Client(
                 "nvitop --once: line 9": Limit(row(GPU_MIB), row(LIMIT_MIB)),
                 "memory_total": Limit(f"{GPU_MIB << 20}", f"{LIMIT_MIB << 20}"),
                 "memory_free": Limit(f"{(GPU_MIB - USED) << 20}", f"{(LIMIT_MIB - USED) << 20}"),
+                "bar1_memory_total": Limit(f"{GPU_MIB << 20}", f"{LIMIT_MIB << 20}"),  # shown as the limit at most
                 "memory_percent": Limit("3.7", "29.3"),
             },
         ),

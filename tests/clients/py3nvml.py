@@ -19,7 +19,14 @@ CLIENT = Client(
             ("python", "/programs/py3nvml_calls.py"),
             "all questions about a GPU, four changes",
             20,
-            {"nvmlDeviceGetMemoryInfo": Limit(*map(info, TOTAL))},
+            {
+                "nvmlDeviceGetMemoryInfo": Limit(*map(info, TOTAL)),
+                # the window to device memory: shown as large as the limit at most
+                "nvmlDeviceGetBAR1MemoryInfo": Limit(
+                    ["bar1Total=8589934592", "bar1Free=8587837440", "bar1Used=2097152"],
+                    ["bar1Total=1073741824", "bar1Free=759169024", "bar1Used=314572800"],
+                ),
+            },
         ),
     ),
     pins=("py3nvml", "numpy"),

@@ -187,7 +187,7 @@ CLIENT = Client(
         case(
             "graphs-async",
             "torch_graphs",
-            "the same with the back end cudaMallocAsync",
+            "graphs with the back end cudaMallocAsync",
             20,
             {"free and total MiB after them": both(lambda all: [room(all) - 16, all])},
             PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync",

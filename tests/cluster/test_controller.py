@@ -403,3 +403,16 @@ def test_slow_large_and_wrong_callers_do_not_stop_it(plane: Plane) -> None:
         for connection in sockets:
             connection.close()
     assert controller.ready()
+
+
+@pytest.mark.xfail(strict=True, reason="the API server tells whoever makes a pod the URL that it could not reach")
+def test_nobody_learns_the_webhooks_token_while_the_controller_does_not_answer(plane: Plane) -> None:
+    controller = plane.ready(plane.controller())
+    token = plane.secret()["webhook-token"]
+    controller.pause()
+    try:
+        with pytest.raises(Refused) as caught:
+            plane.create("p", "1Gi")
+    finally:
+        controller.resume()
+    assert token not in caught.value.message

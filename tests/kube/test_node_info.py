@@ -84,3 +84,19 @@ def test_a_grant_that_takes_less_than_nothing_is_refused(row) -> None:
 def test_text_that_is_nested_deeply_is_refused() -> None:
     with pytest.raises(ValueError):
         read_inventory('{"v":' + "[" * 100_000)
+
+
+@pytest.mark.parametrize("distance", ["Infinity", "-Infinity", "NaN", "1e999", '"x"'])
+def test_a_distance_that_is_no_number_is_refused(distance: str) -> None:
+    """Such a text ended the controller."""
+    text = inventory_text(NodeInventory(INVENTORY, Rules())).replace("[0,1,3]", f"[0,1,{distance}]")
+    with pytest.raises(ValueError):
+        read_inventory(text)
+
+
+@pytest.mark.parametrize("uuid", ['GPU-"', "GPU-\n", "GPU-\ud800", "GPU-{}"])
+def test_a_uuid_that_no_decision_can_name_is_refused(uuid: str) -> None:
+    data = json.loads(inventory_text(NodeInventory(INVENTORY, Rules())))
+    data["gpus"][0][0] = uuid
+    with pytest.raises(ValueError, match="UUID"):
+        read_inventory(json.dumps(data))

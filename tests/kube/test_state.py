@@ -5,12 +5,13 @@ import json
 import pytest
 
 from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.rules import Rules
 from oci_hook.core.terms import Terms
 from oci_hook.kube import admission
 from oci_hook.kube.choose import Chosen, Question, choose
 from oci_hook.kube.node_info import Digest
 from oci_hook.kube.pods import words
-from oci_hook.kube.state import CONFIRMED, GRACE, RESERVED, ClusterState
+from oci_hook.kube.state import CONFIRMED, GRACE, INVENTORIES, RESERVED, ClusterState
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, listing, node, pod
 
 
@@ -43,6 +44,15 @@ def test_a_bound_pod_counts_and_its_reservation_is_over():
     state = cluster(node("a", 100))
     started(state, pod("p", memory=30))
     assert free(state) == [70] and not state.reservations
+
+
+def test_an_event_that_is_older_than_what_was_asked_frees_nothing():
+    """The watch may be behind an answer of the API server."""
+    state = cluster(node("a", 100))
+    waiting = pod("p", memory=30)
+    started(state, waiting)
+    state.apply_pod(waiting)
+    assert free(state) == [70] and state.pending("default", "p") is None
 
 
 @pytest.mark.parametrize("change", ["sig", "uid", "node", "text", "none"])
@@ -321,3 +331,10 @@ def test_nothing_is_kept_of_what_is_gone():
         state.cut.rooms,
     )
     assert not any(held)
+
+
+def test_a_node_that_changes_its_rules_all_the_time_takes_no_memory():
+    state = cluster()
+    for n in range(3 * INVENTORIES):
+        state.apply_node(node("a", 100, rules=Rules(dialects=(f"x{n}",))))
+    assert len(state._rules) <= INVENTORIES

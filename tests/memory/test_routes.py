@@ -362,6 +362,28 @@ def test_pools_of_host_and_managed_memory(node: Node, kind: int, where: int, cha
         assert box.charged() == node.held() == 0
 
 
+@pytest.mark.parametrize("name", ["cuMemGetDefaultMemPool", "cuMemGetMemPool"])
+@pytest.mark.parametrize(
+    ("kind", "where", "charged"), [(1, 1, True), (2, 1, True), (2, 2, True), (2, 0, True), (1, 2, False)]
+)
+def test_pools_that_nobody_made(node: Node, name: str, kind: int, where: int, charged: bool) -> None:
+    """The default pools by place and kind of memory (CUDA 13.0): the same as for those that a program makes."""
+    box = node.container()
+    attack(
+        box,
+        f"""
+cu.init(); p = c_void_p(); place = (c_int * 2)({where}, 0); say(lib.{name}(byref(p), place, {kind}))
+say(cu.pool_alloc(p.value, 600 * MIB)[0], cu.pool_alloc(p.value, 600 * MIB)[0])
+""",
+        "0",
+        "0 2" if charged else "0 0",
+    )
+    if charged:
+        held_to(node, box, 600 * MIB)
+    else:
+        assert box.charged() == node.held() == 0
+
+
 def test_pools_and_thresholds(node: Node) -> None:
     """Ten pools keep what was freed; each asks in turn for nearly all."""
     box = node.container()

@@ -38,6 +38,11 @@ int nvmlDeviceGetBAR1MemoryInfo(void *d, unsigned long long *m) {
     m[0] = 16ull << 30, m[1] = 1ull << 30, m[2] = 15ull << 30;
     return 0;
 }
+/* and no nvmlDeviceGetTemperatureV, which driver 560 brought */
+int nvmlDeviceGetTemperature(void *d, unsigned sensor, unsigned *celsius) {
+    (void)d;
+    return sensor ? 2 : (*celsius = 41, 0);
+}
 int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *n, process *list) {
     (void)d;
     if (*n < 2)

@@ -35,6 +35,26 @@ assert (m.total, m.free, m.used) == (8192 * M, 0, 8192 * M), "a GPU that is not 
     )
 
 
+def test_a_function_newer_than_the_driver_says_what_the_older_one_says(box: Box) -> None:
+    """A program that looks for the name finds it, and calls it."""
+    box.python(
+        OPEN
+        + """
+assert nv.nvmlDeviceGetTemperatureV(gpu, nv.NVML_TEMPERATURE_GPU) == nv.nvmlDeviceGetTemperature(gpu, 0) == 41
+def refused(call):
+    try:
+        return call()
+    except nv.NVMLError as e:
+        return type(e).__name__
+assert refused(lambda: nv.nvmlDeviceGetTemperatureV(gpu, 1)) == refused(lambda: nv.nvmlDeviceGetTemperature(gpu, 1))
+call = nv._nvmlGetFunctionPointer("nvmlDeviceGetTemperatureV")
+assert call(gpu, None) == 13
+unknown = nv.c_nvmlTemperature_v1_t(version=0x200000C)
+assert call(gpu, nv.byref(unknown)) == 13 and unknown.temperature == 0
+"""
+    )
+
+
 def test_a_whole_gpu_shows_the_drivers_figures(box: Box) -> None:
     box.grant({0: 100 * MIB}, whole=(0,))
     box.python(

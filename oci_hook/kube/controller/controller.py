@@ -18,7 +18,7 @@ from oci_hook.config import settings as node_settings
 from oci_hook.core.rules import Rules
 from oci_hook.errors import ClusterError, Problem, SettingsError
 from oci_hook.kube import mutate
-from oci_hook.kube.controller import access, certificates
+from oci_hook.kube.controller import access, certificates, keys
 from oci_hook.kube.controller.authority import Authority
 from oci_hook.kube.controller.client import ApiError, Client
 from oci_hook.kube.controller.copy import Copy
@@ -144,7 +144,7 @@ class Controller:
         return self._service.signer.holds(decision)
 
     def _newest_key(self) -> int:
-        return max((node.key for node in self._state.nodes.values()), default=0) if self._synced() else 0
+        return keys.believed(node.key for node in self._state.nodes.values()) if self._synced() else 0
 
     async def _tick(self) -> None:
         frozen = False

@@ -1,13 +1,13 @@
 """The secret that decisions are signed with, in generations, and each node's key of it. Pure; see docs/internals/cluster.md."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from oci_hook.core.value import Value
 from oci_hook.kube.signing import node_key
 
-COUNT = 2  # generations that nodes have
-KEPT = 64  # decisions of pods that have run for years can still be told from forged ones
+MOST_BELIEVED = 1 << 20  # a generation that nodes may name: far below a decision's bound
+KEPT = 64  # a pod runs longer than keys do: its containers start again, and its node checks its decision then
 
 
 class Secrets(Value):
@@ -22,7 +22,7 @@ class Secrets(Value):
 
     def node_keys(self, node: str) -> dict[str, str]:
         """What the node is told."""
-        return {str(number): node_key(secret, node).hex() for number, secret in self.generations[-COUNT:]}
+        return {str(number): node_key(secret, node).hex() for number, secret in self.generations}
 
 
 def rotated(have: Secrets, life: float, now: float, fresh: bytes, above: int = 0) -> Secrets:
@@ -32,6 +32,13 @@ def rotated(have: Secrets, life: float, now: float, fresh: bytes, above: int = 0
         return have
     number = max(have.newest, above) + 1
     return Secrets((*have.generations, (number, fresh))[-KEPT:], now)
+
+
+def believed(said: Iterable[int]) -> int:
+    """The generation that half of the nodes have, of what each says. One node alone must not have new ones made: 64 of them, or
+    one large number, would make the decisions of all pods worthless."""
+    found = sorted(number for number in said if 0 < number <= MOST_BELIEVED)
+    return found[len(found) // 2] if found else 0
 
 
 def to_text(secrets: Secrets) -> str:

@@ -21,7 +21,7 @@ MAX_WORDS = 280
 
 
 class Refusal(Value):
-    """owner: uid of the controller that makes the pod anew; "" for none. words: begin with the code."""
+    """owner: namespace and uid of the controller that makes the pod anew; "" for none. words: begin with the code."""
 
     uid: str
     namespace: str
@@ -44,6 +44,8 @@ def refusal(pod: Mapping[str, Any], reported: str = "") -> Refusal | None:
         return None
     owners = metadata.get("ownerReferences") or ()
     owner = next((one.get("uid") or one.get("name") or "" for one in owners if one.get("controller")), "")
+    if owner:  # whoever makes a pod names its owner: another namespace's is not meant
+        owner = f"{metadata['namespace']}/{owner}"
     return Refusal(metadata["uid"], metadata["namespace"], metadata["name"], words[:6], words, owner)
 
 

@@ -175,18 +175,19 @@ class Service:
 
 
 def check_update(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Only a Binding writes what the controller decided. Raises ClusterError GH-605."""
-    before, after = _decided(old), _decided(new)
+    """Only a Binding writes what the controller decided. What is asked for stays as it was created: the pod's sums, which quotas
+    count, were made of it. Raises ClusterError GH-605."""
+    before, after = _ours(old), _ours(new)
     if before != after:
         key = min(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
         raise ClusterError(
-            Problem("GH-605", f"{key[:80]} is changed; only gpu-hook itself writes it: leave it as it is")
+            Problem("GH-605", f"{key[:80]} is changed; it stays as the pod was created with: make the pod anew")
         )
 
 
-def _decided(pod: Mapping[str, Any]) -> dict[str, str]:
+def _ours(pod: Mapping[str, Any]) -> dict[str, str]:
     notes = (pod.get("metadata") or {}).get("annotations") or {}
-    return {key: value for key, value in notes.items() if key.startswith(names.DECIDED)}
+    return {key: value for key, value in notes.items() if key.startswith(names.PREFIX_KEY)}
 
 
 def _uid(asked: Mapping[str, Any]) -> str:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 
-from oci_hook.core.decided import decided_share
+from oci_hook.core.decided import NodeKeys, decided_share, verify
 from oci_hook.core.grant import Grant, Identity
+from oci_hook.errors import ClusterError
 from oci_hook.kube.node_info import Digest
 from oci_hook.kube.reporter.objects import PodView
 
@@ -12,13 +13,15 @@ REFUSED_MAX = 64
 REFUSED_SECONDS = 600.0  # the kubelet tries again after 5 minutes at the latest
 
 
-def digest(grants: Iterable[Grant], pods: Mapping[str, PodView], refused: Mapping[str, str]) -> Digest:
-    """pods: this node's, by uid. refused: pod's uid -> code."""
+def digest(
+    grants: Iterable[Grant], pods: Mapping[str, PodView], refused: Mapping[str, str], known: NodeKeys | None
+) -> Digest:
+    """pods: this node's, by uid. refused: pod's uid -> code. known: what decisions are verified with."""
     held: dict[str, set[str]] = {}
     local = []
     for grant in sorted(grants, key=lambda g: g.key):
         names = held.get(grant.who.pod_uid, set())
-        if explained(grant, pods.get(grant.who.pod_uid)) and grant.who.container not in names:
+        if explained(grant, pods.get(grant.who.pod_uid), known) and grant.who.container not in names:
             held.setdefault(grant.who.pod_uid, set()).add(grant.who.container)
         elif grant.shares:
             local.append(grant.replace(who=_cut(grant.who)))
@@ -29,10 +32,14 @@ def digest(grants: Iterable[Grant], pods: Mapping[str, PodView], refused: Mappin
     )
 
 
-def explained(grant: Grant, pod: PodView | None) -> bool:
-    """Whether the pod's decision is what the container has. It is not after `gpu-hook set`, and for a pod whose annotation
-    was changed."""
-    if pod is None or pod.decision is None:
+def explained(grant: Grant, pod: PodView | None, known: NodeKeys | None) -> bool:
+    """Whether the pod's decision is what the container has. It is not after `gpu-hook set`, for a pod whose annotation was
+    changed, and for one whose owner wrote it: the controller counts no such decision, so it must count the grant."""
+    if pod is None or pod.decision is None or known is None:
+        return False
+    try:
+        verify(pod.decision, grant.who.pod_uid, known)
+    except ClusterError:
         return False
     shares = pod.decision.shares(grant.who.container)
     if shares is None or shares != tuple(map(decided_share, grant.shares)):

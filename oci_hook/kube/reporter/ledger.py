@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from oci_hook.config import cluster
 from oci_hook.config import settings as node_settings
+from oci_hook.core.decided import NodeKeys
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import INVENTORY, LEDGER_DIR
@@ -53,6 +54,9 @@ class Ledger:
         settings = self.settings()
         known = cluster.keys(self._prefix)
         return NodeInventory(self._inventory(settings), settings.rules, newest(known))
+
+    def keys(self) -> NodeKeys | None:
+        return cluster.keys(self._prefix)
 
     def grants(self) -> tuple[Grant, ...]:
         try:

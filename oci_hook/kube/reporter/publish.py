@@ -7,6 +7,7 @@ from oci_hook.kube.names import SUMS
 from oci_hook.kube.quantity import whole
 from oci_hook.kube.reporter.objects import NodeView, PodView
 
+MOST = (1 << 63) - 1  # of a quantity; a pod that names its node itself may ask for any number
 MAPS = ("capacity", "allocatable")
 
 
@@ -29,7 +30,7 @@ def sums(capacity: Mapping[str, int], pods: Iterable[PodView]) -> dict[str, int]
     """What to publish. Never less than what is bound: a kubelet that starts anew kills pods, the oldest last, until the rest
     fits (Kubernetes 1.20, admission of a node's own pods)."""
     held = bound(pods)
-    return {name: max(amount, held[name]) for name, amount in capacity.items()}
+    return {name: min(max(amount, held[name]), MOST) for name, amount in capacity.items()}
 
 
 def lowers(node: NodeView, wanted: Mapping[str, int]) -> bool:

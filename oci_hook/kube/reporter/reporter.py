@@ -115,7 +115,7 @@ class Reporter:
         grants = self._ledger.grants()
         if any(grant.who.pod_uid and grant.who.pod_uid not in seen.pods for grant in grants):
             self._look_at_pods()  # the watch may be behind the kubelet; a decided grant must not be told as a local one
-        said = digest(grants, seen.pods, refused)
+        said = digest(grants, seen.pods, refused, self._ledger.keys())
         wanted = {INVENTORY: inventory_text(self._inventory), LEDGER: digest_text(said, self._inventory.inventory)}
         changed = publish.annotations(seen.node, wanted)
         if changed:

@@ -27,6 +27,11 @@ typedef struct {
 typedef struct {
     unsigned long long total, free, used;
 } nvmlBAR1Memory_t;
+#define NVML_TEMPERATURE_V1 0x100000cu
+typedef struct {
+    unsigned version, sensor;
+    int celsius;
+} nvmlTemperature_v1_t;
 typedef struct {
     unsigned pid;
     unsigned long long bytes;
@@ -75,6 +80,8 @@ nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned length)
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory);
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory);
 nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory);
+nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned sensor, unsigned *celsius);
+nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_v1_t *temperature);
 
 #define LIST_OF(name, type) nvmlReturn_t name(nvmlDevice_t device, unsigned *count, type *array);
 LIST_OF(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t)

@@ -252,6 +252,38 @@ GH_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *g
     return r;
 }
 
+/* CUDA 13.0: the default pool of a place, which nobody made. Where its memory lies is known only here. Any other pool
+ * that is not known is learned at its first allocation, as if it were the GPU's. */
+static void note_default(CUmemoryPool pool, CUmemLocation where, int type) {
+    struct gh_state *st = gh_here();
+    CUmemPoolProps props = {.type = type, .location = where};
+    CUmemoryPool own = NULL;
+    if (st && !pool_find(st, pool, POOL_ALIVE) && !REAL(cuMemGetDefaultMemPool)(&own, &where, type) && own == pool)
+        pool_note(st, pool, POOL_ALIVE, props.location.id, gpu_of_pool(st, &props));
+}
+
+static CUresult pool_of_place(CUresult (*ask)(CUmemoryPool *, CUmemLocation *, int), CUmemoryPool *pool,
+                              CUmemLocation *given, int type) {
+    CUmemLocation where;
+    CUmemoryPool found = NULL;
+    if (!pool || !given)
+        return ask(pool, given, type);
+    copy_once(&where, given, sizeof where);
+    CUresult r = ask(&found, &where, type);
+    if (r == CUDA_SUCCESS) {
+        note_default(found, where, type);
+        *pool = found;
+    }
+    return r;
+}
+
+GH_EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *where, int type) {
+    return pool_of_place(REAL(cuMemGetDefaultMemPool), pool, where, type);
+}
+GH_EXPORT CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *where, int type) {
+    return pool_of_place(REAL(cuMemGetMemPool), pool, where, type);
+}
+
 /* Before a call that may release idle memory of a pool, or change how much it keeps: waits while another call relies
  * on that memory. */
 static struct gh_pool *entered(struct gh_state *st, void *handle, enum pool_kind kind) {

@@ -91,7 +91,8 @@ static void memory(void) {
     STEP(cuMemHostUnregister(host));
     free(host);
     CUarray array;
-    CUDA_ARRAY3D_DESCRIPTOR shape = {.Width = 1024, .Height = 1024, .Depth = 16, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+    CUDA_ARRAY3D_DESCRIPTOR shape = {
+        .Width = 1024, .Height = 1024, .Depth = 16, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
     STEP(cuArray3DCreate(&array, &shape));
     room("with an array");
     STEP(cuArray3DGetDescriptor(&shape, array));
@@ -106,7 +107,8 @@ static void memory(void) {
 }
 
 static void virtual_memory(CUdevice device) {
-    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
     CUmemAccessDesc access = {.location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUmemGenericAllocationHandle handle[2];
     CUdeviceptr at = 0;
@@ -135,7 +137,8 @@ static void virtual_memory(CUdevice device) {
 }
 
 static void pools(CUdevice device) {
-    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
     CUmemoryPool pool, standard;
     CUdeviceptr at = 0;
     CUstream stream;
@@ -296,7 +299,8 @@ static void forked(void) {
 }
 
 static void by_name(void) {
-    static const char *const names[] = {"cuMemAlloc", "cuMemGetInfo", "cuMemAllocAsync", "cuCtxCreate", "cuLaunchKernel", "cuNoSuchCall"};
+    static const char *const names[] = {"cuMemAlloc",  "cuMemGetInfo",   "cuMemAllocAsync",
+                                        "cuCtxCreate", "cuLaunchKernel", "cuNoSuchCall"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         CUdriverProcAddressQueryResult how = 99;
         void *found = NULL;

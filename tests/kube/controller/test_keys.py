@@ -1,9 +1,11 @@
 """Generations of the nodes' keys, and what the controller's Secret keeps."""
 
 import base64
+import json
 
 import pytest
 
+from oci_hook.config import cluster
 from oci_hook.core.decision import Decision
 from oci_hook.kube.controller import keys, own_secret
 from oci_hook.kube.signing import Signer
@@ -25,14 +27,33 @@ def test_a_new_generation_is_made_when_the_newest_is_old_and_not_before() -> Non
     assert keys.rotated(have, DAY, DAY + 1, b"x" * 32).newest == 2
 
 
-def test_a_node_is_told_the_two_newest_and_decisions_of_all_are_known() -> None:
+def test_a_node_is_told_all_generations_since_pods_run_longer_than_keys() -> None:
     have = grown(5)
-    assert have.node_keys("n1").keys() == {"4", "5"}
+    assert have.node_keys("n1").keys() == {"1", "2", "3", "4", "5"}
     assert have.node_keys("n1") != have.node_keys("n2")
     first, now = Signer(dict(grown(1).generations)), Signer(dict(have.generations))
     old = first.sign(Decision("uid", "n1", 0, (), ()), 0)
     assert old.generation == 1 and now.holds(old)  # a pod that runs for months
     assert now.sign(Decision("uid", "n1", 0, (), ()), 1).generation == 5  # a node that has only keys that do not count
+
+
+@pytest.mark.parametrize(
+    ("said", "believed"),
+    [
+        ([], 0),
+        ([0, 0], 0),
+        ([7], 7),
+        ([6, 7], 7),
+        ([7] * 9 + [8], 7),  # one node that says more than it was told
+        ([7] * 9 + [1 << 40], 7),
+        ([1 << 40], 0),
+    ],
+)
+def test_one_node_does_not_say_which_generation_is_the_newest(said: list[int], believed: int) -> None:
+    """A node's own word made a new generation at each look, or one with a number that no decision may have."""
+    assert keys.believed(said) == believed
+    have = keys.rotated(grown(3), DAY, 2 * DAY + 2, b"x" * 32, keys.believed(said))
+    assert keys.from_text(keys.to_text(have), have.since) == have
 
 
 def test_a_secret_that_was_lost_takes_no_number_that_nodes_have() -> None:
@@ -42,6 +63,9 @@ def test_a_secret_that_was_lost_takes_no_number_that_nodes_have() -> None:
 
 def test_not_more_than_sixty_four_generations_are_kept() -> None:
     assert len(grown(80).generations) == keys.KEPT and grown(80).newest == 80
+    # and a node's file of them can be read
+    told = {"node": "n" * 253, "keys": grown(80).node_keys("n" * 253)}
+    assert len(cluster.parsed(json.dumps(told).encode()).keys) == keys.KEPT
 
 
 @pytest.mark.parametrize(

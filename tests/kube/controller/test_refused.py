@@ -37,7 +37,7 @@ def test_the_words_of_the_code_are_found_wherever_the_kubelet_puts_them() -> Non
         {"containerStatuses": looping},
     ):
         found = refusal(pod(**status))
-        assert found and found.code == "GH-201" and found.owner == "rs"
+        assert found and found.code == "GH-201" and found.owner == "ns/rs"
         assert found.words == "GH-201: no GPU has room for 9000 MiB: unknown"
 
 
@@ -110,7 +110,18 @@ def test_of_many_pods_of_one_owner_one_goes_at_a_time_and_others_do_not_wait() -
     for n in range(50):
         seen(refusals, f"u{n}", 0)
     seen(refusals, "else", 0, "other")
-    assert {one.owner for one in refusals.due(GRACE)} == {"rs", "other"} and len(refusals.due(GRACE)) == 2
+    assert {one.owner for one in refusals.due(GRACE)} == {"ns/rs", "ns/other"} and len(refusals.due(GRACE)) == 2
+
+
+def test_a_pod_that_names_the_owner_of_another_namespace_does_not_delay_its_pods() -> None:
+    refusals = Refusals()
+    for uid, namespace in (("u", "ns"), ("v", "hostile")):
+        one = pod(uid, containerStatuses=state())
+        one["metadata"]["namespace"] = namespace
+        found = refusal(one)
+        assert found
+        refusals.seen(found, 0)
+    assert {one.uid for one in refusals.due(GRACE)} == {"u", "v"}
 
 
 def test_a_pod_without_an_owner_is_told_once() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oci_hook.core.decided import NodeKeys
 from oci_hook.core.decision import DecidedShare
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.terms import Terms
@@ -22,8 +23,10 @@ from oci_hook.kube.reporter.seen import CONFIG, NODE, PODS, Seen
 from oci_hook.kube.reporter.watcher import Change
 from tests.core.test_decided import inventory
 from tests.decisions import KEYS, OTHER_UID, UID, decided
+from tests.decisions import NODE as NAME
 
 TERMS = Terms(policy="best-effort")
+KNOWN = NodeKeys(NAME, tuple((number, bytes.fromhex(key)) for number, key in KEYS.items()))
 SHARES = {"a": [DecidedShare("GPU-1", 4096)]}
 
 
@@ -41,7 +44,7 @@ def grant(container: str = "a", uid: str = UID, mib: int = 4096, key: str = "k",
 
 
 def test_a_grant_is_the_pods_where_its_decision_says_so() -> None:
-    said = digest([grant()], {UID: pod(decided(SHARES))}, {})
+    said = digest([grant()], {UID: pod(decided(SHARES))}, {}, KNOWN)
     assert (said.pods, said.local) == (((UID, ("a",)),), ())
 
 
@@ -51,6 +54,9 @@ def test_a_grant_is_the_pods_where_its_decision_says_so() -> None:
         (grant(), None),  # placed by the node
         (grant(), "{"),
         (grant(uid=OTHER_UID), decided(SHARES)),
+        (grant(), decided(SHARES, key="33" * 32)),  # of the setting `local`: its owner wrote one after it had started
+        (grant(), decided(SHARES, uid=OTHER_UID)),
+        (grant(), decided(SHARES, node="n2")),
         (grant(uid=""), decided(SHARES)),  # plain docker
         (grant("b"), decided(SHARES)),
         (grant(mib=8192), decided(SHARES)),  # `gpu-hook set`, or an annotation that was changed
@@ -58,17 +64,21 @@ def test_a_grant_is_the_pods_where_its_decision_says_so() -> None:
     ],
 )
 def test_every_other_grant_is_local(held: Grant, alloc: str | None) -> None:
-    said = digest([held], {UID: pod(alloc)}, {})
+    said = digest([held], {UID: pod(alloc)}, {}, KNOWN)
     assert said.pods == () and len(said.local) == 1
 
 
+def test_without_keys_every_grant_is_local() -> None:
+    assert len(digest([grant()], {UID: pod(decided(SHARES))}, {}, None).local) == 1
+
+
 def test_a_container_counts_once_for_its_decision() -> None:
-    said = digest([grant(key="1"), grant(key="2")], {UID: pod(decided(SHARES))}, {})
+    said = digest([grant(key="1"), grant(key="2")], {UID: pod(decided(SHARES))}, {}, KNOWN)
     assert said.pods == ((UID, ("a",)),) and len(said.local) == 1
 
 
 def test_a_container_without_a_gpu_is_not_told() -> None:
-    assert digest([grant().replace(shares=())], {}, {}).local == ()
+    assert digest([grant().replace(shares=())], {}, {}, KNOWN).local == ()
 
 
 def test_the_digest_of_a_full_node_fits() -> None:
@@ -76,7 +86,7 @@ def test_the_digest_of_a_full_node_fits() -> None:
     name = "x" * 10_000
     who = Identity("", name, "", pod_uid=name, namespace=name, pod=name, container=name)
     held = [Grant(str(n), who, Life(""), (Share("GPU-1", 1),)) for n in range(512)]
-    assert len(digest_text(digest(held, {}, {}), inventory())) < MAX_TEXT
+    assert len(digest_text(digest(held, {}, {}, KNOWN), inventory())) < MAX_TEXT
 
 
 def test_refusals_are_of_pods_that_are_here_and_of_late() -> None:
@@ -92,7 +102,7 @@ def test_refusals_are_of_pods_that_are_here_and_of_late() -> None:
         lately.note(event, 0.0)
     here = {UID: pod()}
     assert lately.now(here, 1.0) == {UID: "GH-201"}
-    assert digest([grant()], {UID: pod(decided(SHARES))}, {UID: "GH-201"}).refused == ()  # it has started since
+    assert digest([grant()], {UID: pod(decided(SHARES))}, {UID: "GH-201"}, KNOWN).refused == ()  # it has started since
     assert lately.now({}, 2.0) == {} and lately.now(here, 3.0) == {}
     lately.note({"event": "refused", "uid": UID, "codes": ["GH-201"]}, 4.0)
     assert lately.now(here, 5.0 + REFUSED_SECONDS) == {}
@@ -124,6 +134,12 @@ def test_what_is_bound_counts_as_the_kubelet_counts_it() -> None:
 def test_a_sum_is_never_below_what_is_bound(bound: list[int], has: int) -> None:
     pods = [asking({MEMORY: str(amount)}) for amount in bound]
     assert publish.sums({MEMORY: has}, pods)[MEMORY] == max(has, sum(bound))
+
+
+def test_a_sum_is_a_number_that_the_api_server_keeps() -> None:
+    """Else the reporter wrote it again and again."""
+    pods = [asking({GPUS: str((1 << 63) - 1)}) for _ in range(2)]
+    assert publish.sums({GPUS: 64}, pods) == {GPUS: (1 << 63) - 1}
 
 
 def node(capacity: Any = None, allocatable: Any = None, **annotations: str) -> NodeView:
