@@ -65,7 +65,10 @@ def test_reasons_hold_no_per_cent_sign():
     """Kubernetes 1.20's scheduler takes them for a format: "75 %!o(MISSING)f" in the pod's event."""
     state = cluster(node("a", 100))
     running(state, pod("x", memory=70, compute=60), "a")
-    for asked, said in (({"memory": "75%"}, "75 per cent of"), ({"memory": "5", "compute": "70"}, "70 per cent compute")):
+    for asked, said in (
+        ({"memory": "75%"}, "75 per cent of"),
+        ({"memory": "5", "compute": "70"}, "70 per cent compute"),
+    ):
         reason = ask(state, pod("p", **asked), "a")["FailedNodes"]["a"]
         assert said in reason and "%" not in reason
 
