@@ -79,7 +79,7 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
     requests = requests_of(made, listed, options.rules)
     warnings = misses(made, listed, requests, options.rules)
     if not any(requests.values()):
-        return Mutation(warnings=warnings)
+        return Mutation(warnings=(*warnings, *of_systems_that_are_off(listed, options.rules)))
     check_runtime_class(spec)
     check_node_exclusive(made, requests)
     made[names.ASKED] = ASKED_VERSION
@@ -210,6 +210,20 @@ def check_room(annotations: Mapping[str, str], requests: Mapping[str, Request | 
     if used + room > MAX_ANNOTATIONS:
         most = f"{MAX_ANNOTATIONS - room} are allowed beside the {room} that gpu-hook needs"
         raise refuse("GH-105", f"the pod's annotations have {used} bytes, {most}; shorten the longest")
+
+
+def of_systems_that_are_off(containers: Sequence[Mapping[str, Any]], rules: Rules) -> list[Problem]:
+    """Resources of a system whose words this cluster does not read. That is no mistake where the system itself runs beside us."""
+    off = tuple(name for name in dialects.NAMES if name not in rules.dialects)
+    rows = rows_of(rules.replace(dialects=off))
+    found: dict[str, Problem] = {}
+    for container in containers:
+        given = container_of(container)
+        for key in (*given.limits, *given.requests):
+            if key in rows:
+                why = f"the controller's setting dialects is without {rows[key][0]}"
+                found[key] = Problem("GH-108", f"{key} is not read here: {why}, so it asks gpu-hook for nothing")
+    return list(found.values())
 
 
 def check_runtime_class(spec: Mapping[str, Any]) -> None:

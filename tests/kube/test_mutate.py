@@ -153,6 +153,17 @@ def test_our_annotations_alone_get_sums_and_class() -> None:
     }
 
 
+def test_words_of_a_system_that_is_off_are_a_warning() -> None:
+    """A device plugin of that system may run beside us, so the pod is not refused."""
+    off = Options(Rules(dialects=("t9k",)))
+    done = mutate(pod({"tke.cloud.tencent.com/qgpu-core": "30", "nvidia.com/gpu": "1", "cpu": "1"}), off)
+    assert not done.patch and [str(problem).partition(" is not read")[0] for problem in done.warnings] == [
+        "GH-108: tke.cloud.tencent.com/qgpu-core",
+        "GH-108: nvidia.com/gpu",
+    ]
+    assert not mutate(pod({"cpu": "1", "amd.com/gpu": "1"}), off).warnings
+
+
 def test_t9k_places() -> None:
     whole, part = pod({"tensorstack.dev/nvidia-gpu": "1"}), pod({"tensorstack.dev/nvidia-gpu-percent": "30"})
     assert mutated(whole)["spec"]["tolerations"] == [TOLERATION] and "nodeSelector" not in mutated(whole)["spec"]
