@@ -68,7 +68,10 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
     if names.ASKED not in annotations:
         rows |= our_resources()
     found = Pod("Pod", str(metadata.get("name") or metadata.get("generateName") or ""))
-    read_pod(found, [container_of(c) for c in listed], annotations, rows, options.rules)
+    try:
+        read_pod(found, [container_of(c) for c in listed], annotations, rows, options.rules)
+    except RequestError as e:
+        raise RequestError(*dict.fromkeys([*e.problems, *own_problems(annotations, listed, options.rules)])) from None
     check_steps(listed, annotations, options.rules)
     kept = {key: text for key, text in annotations.items() if key not in rows}
     made = {**kept, **found.annotations}
@@ -183,6 +186,17 @@ def misses(
     if sure and rules.near_misses != "warn":
         raise RequestError(*sure)
     return tuple(found)
+
+
+def own_problems(
+    annotations: dict[str, str], containers: Sequence[Mapping[str, Any]], rules: Rules
+) -> tuple[Problem, ...]:
+    """What is wrong with our own annotations, so that a pod with other faults is told everything at once."""
+    try:
+        requests_of(annotations, containers, rules)
+    except RequestError as e:
+        return e.problems
+    return ()
 
 
 def check_room(annotations: Mapping[str, str], requests: Mapping[str, Request | None]) -> None:

@@ -216,6 +216,14 @@ def test_bad_words_are_refused_at_creation(limits: dict[str, str], annotations: 
     assert refused(pod(limits, annotations=annotations)).startswith(code + ": ")
 
 
+def test_everything_wrong_is_said_at_once() -> None:
+    """gpu-hook.io/compute is an annotation and the name of a sum, and is read apart from the others."""
+    said = refused(pod({}, annotations={"gpu-hook.io/memory": "lots", "gpu-hook.io/compute": "101"}))
+    assert said.count("gpu-hook.io/memory='lots'") == said.count("gpu-hook.io/compute='101'") == 1
+    said = refused(pod({"nvidia.com/gpumem": "x"}, annotations={"gpu-hook.io/memroy": "4Gi"}))
+    assert "nvidia.com/gpumem='x'" in said and "gpu-hook.io/memroy" in said
+
+
 def test_limits_and_requests_differ() -> None:
     given = pod({"nvidia.com/gpu": "2"})
     given["spec"]["containers"][0]["resources"]["requests"] = {"nvidia.com/gpu": "1"}
@@ -253,16 +261,6 @@ def test_the_seeds_of_t9k_as_printed() -> None:
         ).asks
 
 
-@pytest.mark.parametrize("every", [{"gpu-hook.io/memory": "2Gi"}, {"gpu-hook.io/devices": "all"}])
-def test_the_decision_has_room_beside_the_other_annotations(every: dict[str, str]) -> None:
-    """Else nobody can change or delete the pod any more, once it is bound."""
-    for spare in (0, 300):
-        note = "ä" * ((256 << 10) // 2 - 50 - spare)
-        assert refused(pod({}, annotations={**every, "note": note})).startswith("GH-105: the pod's annotations have 26")
-    mutated(pod({}, annotations={**every, "note": "x" * ((256 << 10) - 10_000)}))
-    assert mutate(pod({}, annotations={"note": "x" * ((256 << 10) - 10)}), OPTIONS) == Mutation(), "it asks for nothing"
-
-
 @pytest.mark.parametrize("begin", ["x{}/y", "gpu-hok.io/memory{}", "{}hook.io/x", "{}nvidia.com/x"])
 def test_a_pod_of_many_annotations_and_containers_keeps_nobody_waiting(begin: str) -> None:
     """Reading such a pod took 7 to 60 s, and the API server waits 2 s for the webhook, whoever asks."""
@@ -273,3 +271,13 @@ def test_a_pod_of_many_annotations_and_containers_keeps_nobody_waiting(begin: st
     began = time.process_time()
     mutated(pod(*[{}] * 128, annotations={"gpu-hook.io/memory": "1Mi", **{f"a{i}/b": "1" for i in range(700)}}))
     assert ours < 2 * (time.process_time() - began)
+
+
+@pytest.mark.parametrize("every", [{"gpu-hook.io/memory": "2Gi"}, {"gpu-hook.io/devices": "all"}])
+def test_the_decision_has_room_beside_the_other_annotations(every: dict[str, str]) -> None:
+    """Else nobody can change or delete the pod any more, once it is bound."""
+    for spare in (0, 300):
+        note = "ä" * ((256 << 10) // 2 - 50 - spare)
+        assert refused(pod({}, annotations={**every, "note": note})).startswith("GH-105: the pod's annotations have 26")
+    mutated(pod({}, annotations={**every, "note": "x" * ((256 << 10) - 10_000)}))
+    assert mutate(pod({}, annotations={"note": "x" * ((256 << 10) - 10)}), OPTIONS) == Mutation(), "it asks for nothing"

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,25 +68,31 @@ def bundle(archive: Path, packages: Path) -> Path:
 class Pod:
     """The image, running as the DaemonSet would run it."""
 
-    def __init__(self, machine: Machine, bundle: Path, **environment: str) -> None:
-        self.id = f"gh-image-{machine.keeper.pid}"
+    def __init__(self, machine: Machine, bundle: Path, verb: str = "", **environment: str) -> None:
+        self.id = f"gh-image{verb}-{machine.keeper.pid}"
         self.machine = machine
-        self.log = bundle.parent / "log"
+        self.log = bundle.parent / f"log{verb}"
         spec = json.loads((bundle / "config.json").read_text())
         spec["process"]["env"] = ["PATH=/bin", *(f"{key}={value}" for key, value in environment.items())]
+        spec["process"]["args"] += [verb] if verb else []
         spec["linux"]["cgroupsPath"] = f"/{self.id}"
-        own = bundle.parent / "own"
+        own = bundle.parent / f"own{verb}"
         shutil.rmtree(own, ignore_errors=True)
         own.mkdir()
         spec["root"]["path"] = "/packages/bundle/rootfs"
         (own / "config.json").write_text(json.dumps(spec))
         with open(self.log, "w") as log:
-            command = machine.command("runc", "run", "--bundle", "/packages/own", self.id)
+            command = machine.command("runc", "run", "--bundle", f"/packages/own{verb}", self.id)
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def ready(self) -> None:
         assert until(lambda: "SIGTERM removes it" in self.log.read_text() or self.process.poll() is not None)
         assert self.process.poll() is None, self.log.read_text()
+
+    def read(self) -> str:
+        """What it said, once it has ended."""
+        self.process.wait(60)
+        return self.log.read_text()
 
     def stop(self) -> int:
         """SIGTERM, as a kubelet or `docker stop` sends it; the exit status."""
@@ -103,8 +110,8 @@ class Pod:
 def pods(machine: Machine, bundle: Path) -> Iterator[Any]:
     made: list[Pod] = []
 
-    def start(**environment: str) -> Pod:
-        made.append(Pod(machine, bundle, **environment))
+    def start(verb: str = "", **environment: str) -> Pod:
+        made.append(Pod(machine, bundle, verb, **environment))
         return made[-1]
 
     yield start
@@ -194,6 +201,21 @@ def test_kept_where_asked_and_renewed_by_the_next_start(machine: Machine, pods: 
     assert "placement: spread" in machine.sh(f"cat {PREFIX}/etc/settings.yaml")
     assert pod.stop() == 0
     assert not machine.exists(PREFIX)
+
+
+def test_the_agent_waits_until_its_own_pod_has_installed(machine: Machine, pods: Any) -> None:
+    """An earlier Pod's install is replaced below an agent that starts from it, and has the earlier Pod's settings."""
+    first = pods(ENGINES="none", KEEP="yes", POD_UID="first")
+    first.ready()
+    assert first.stop() == 0
+    agent = pods("agent", POD_UID="second")
+    time.sleep(5)
+    assert "started for" not in agent.log.read_text()
+    assert "not installed yet" in pods("ready", ENGINES="none", POD_UID="second").read()
+    pods(ENGINES="none", POD_UID="second").ready()
+    assert until(lambda: "started for" in agent.log.read_text()), agent.log.read_text()
+    assert agent.stop() == 0
+    assert "Traceback" not in agent.log.read_text()
 
 
 def test_says_what_the_machine_lacks(machine: Machine, pods: Any) -> None:
