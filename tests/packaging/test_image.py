@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -239,6 +240,23 @@ def test_stays_while_containers_hold_shares(machine: Machine, pods: Any, package
     pod = pods(ENGINES="none")
     pod.ready()
     assert pod.stop() == 0, pod.log.read_text()
+    assert not machine.exists(PREFIX) and not machine.exists(f"{PREFIX}-cli")
+
+
+def test_a_stop_waits_for_containers_that_end_just_now(machine: Machine, pods: Any, packages: Path) -> None:
+    """As where everything is deleted at once, and a pod with no grace period goes before its container does."""
+    pod = pods(ENGINES="none", STOP_SECONDS="60")
+    pod.ready()
+    machine.simulator_beside(f"{PREFIX}-cli")
+    machine.sh(f"{PREFIX}-cli/gpu-hook sim up")
+    status: list[int] = []
+    with machine.container_with_a_share(packages, PREFIX):
+        stopping = threading.Thread(target=lambda: status.append(pod.stop()))
+        stopping.start()
+        time.sleep(3)
+        assert stopping.is_alive()
+    stopping.join()
+    assert status == [0], pod.log.read_text()
     assert not machine.exists(PREFIX) and not machine.exists(f"{PREFIX}-cli")
 
 
