@@ -16,6 +16,7 @@ from oci_hook.kube.room import Need, Room, fits_each, may_fit, need_of
 from oci_hook.kube.state import ClusterState
 
 PLAIN = Rules()
+BELOW_CONTEXT = "less memory than a program's context takes"
 MOST_WORK = 5_000  # containers times their GPUs that are placed for one answer: 0.7 s at most
 OPENING = 8  # nodes that are tried for room on GPUs in use, before a free GPU is taken
 
@@ -227,7 +228,7 @@ def _refused(found: NoFit) -> Refused:
         "GH-204": "no GPU with room can have the driver's limit",
     }.get(first.code, "no GPU has room for all that the containers ask for")
     if TOO_SMALL in first.message:
-        words = "less memory than a program's context takes"
+        words = BELOW_CONTEXT
     return Refused(Problem(first.code, words), found.notes)
 
 
@@ -251,6 +252,8 @@ def _words(room: Room, question: Question) -> Refused:
         return Refused(Problem("GH-203", "the node has fewer GPUs than asked for"), final=True)
     if need.mib > max(grantable, default=0):
         return Refused(Problem("GH-201", f"no GPU has {need.mib} MiB to grant"), final=True)
+    if 0 < need.mib < min((spot.context_mib for spot in spots), default=0):
+        return Refused(Problem("GH-201", BELOW_CONTEXT), final=True)
     if room.free_gpus < need.free_gpus:
         return Refused(Problem("GH-201", f"{_too_few(need.free_gpus, 'is', 'are')} free"))
     if room.most_mib < need.mib:

@@ -122,8 +122,7 @@ def with_templates(state: ClusterState, objects: dict[str, Any]) -> ClusterState
 
 def result(found: list[str], failed: dict[str, Refused], objects: dict[str, Any] | None) -> dict[str, Any]:
     """ExtenderFilterResult. Where a node is in both maps, schedulers from 1.22 on do not try preemption there."""
-    # Kubernetes 1.20's scheduler takes its message for a format: "75 % of" would come out as "75 %!o(MISSING)f".
-    said = {name: str(why.problem).replace("%", "per cent") for name, why in failed.items()}
+    said = {name: in_words(why.problem) for name, why in failed.items()}
     final = {name: said[name] for name, why in failed.items() if why.final}
     return {
         "Nodes": None if objects is None else {"items": [objects[name] for name in found]},
@@ -132,6 +131,12 @@ def result(found: list[str], failed: dict[str, Refused], objects: dict[str, Any]
         "FailedAndUnresolvableNodes": final,
         "Error": "",
     }
+
+
+def in_words(problem: Problem) -> str:
+    """A reason as the scheduler may have it: Kubernetes 1.20's takes its message for a format, so that "75 % of" would come
+    out as "75 %!o(MISSING)f"."""
+    return str(problem).replace("%", "per cent")
 
 
 def preempt(args: dict[str, Any], state: ClusterState, pod: PodWords | None = None) -> dict[str, Any]:

@@ -68,7 +68,10 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
     if names.ASKED not in annotations:
         rows |= our_resources()
     found = Pod("Pod", str(metadata.get("name") or metadata.get("generateName") or ""))
-    read_pod(found, [container_of(c) for c in listed], annotations, rows, options.rules)
+    try:
+        read_pod(found, [container_of(c) for c in listed], annotations, rows, options.rules)
+    except RequestError as e:
+        raise RequestError(*dict.fromkeys([*e.problems, *own_problems(annotations, listed, options.rules)])) from None
     check_steps(listed, annotations, options.rules)
     kept = {key: text for key, text in annotations.items() if key not in rows}
     made = {**kept, **found.annotations}
@@ -76,7 +79,7 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
     requests = requests_of(made, listed, options.rules)
     warnings = misses(made, listed, requests, options.rules)
     if not any(requests.values()):
-        return Mutation(warnings=warnings)
+        return Mutation(warnings=(*warnings, *of_systems_that_are_off(listed, options.rules)))
     check_runtime_class(spec)
     check_node_exclusive(made, requests)
     made[names.ASKED] = ASKED_VERSION
@@ -185,6 +188,17 @@ def misses(
     return tuple(found)
 
 
+def own_problems(
+    annotations: dict[str, str], containers: Sequence[Mapping[str, Any]], rules: Rules
+) -> tuple[Problem, ...]:
+    """What is wrong with our own annotations, so that a pod with other faults is told everything at once."""
+    try:
+        requests_of(annotations, containers, rules)
+    except RequestError as e:
+        return e.problems
+    return ()
+
+
 def check_room(annotations: Mapping[str, str], requests: Mapping[str, Request | None]) -> None:
     """The decision must fit beside them: a pod with more annotations than the API server allows cannot even be deleted, since
     every write of its status fails then."""
@@ -196,6 +210,20 @@ def check_room(annotations: Mapping[str, str], requests: Mapping[str, Request | 
     if used + room > MAX_ANNOTATIONS:
         most = f"{MAX_ANNOTATIONS - room} are allowed beside the {room} that gpu-hook needs"
         raise refuse("GH-105", f"the pod's annotations have {used} bytes, {most}; shorten the longest")
+
+
+def of_systems_that_are_off(containers: Sequence[Mapping[str, Any]], rules: Rules) -> list[Problem]:
+    """Resources of a system whose words this cluster does not read. That is no mistake where the system itself runs beside us."""
+    off = tuple(name for name in dialects.NAMES if name not in rules.dialects)
+    rows = rows_of(rules.replace(dialects=off))
+    found: dict[str, Problem] = {}
+    for container in containers:
+        given = container_of(container)
+        for key in (*given.limits, *given.requests):
+            if key in rows:
+                why = f"the controller's setting dialects is without {rows[key][0]}"
+                found[key] = Problem("GH-108", f"{key} is not read here: {why}, so it asks gpu-hook for nothing")
+    return list(found.values())
 
 
 def check_runtime_class(spec: Mapping[str, Any]) -> None:

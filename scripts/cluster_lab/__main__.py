@@ -7,6 +7,7 @@ simulated GPUs. Nothing of this machine is changed; `down` leaves nothing. Needs
 import argparse
 import hashlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -91,6 +92,8 @@ def do_build(options: argparse.Namespace) -> None:
 
 
 def do_up(options: argparse.Namespace) -> None:
+    if options.nodes < 1:
+        raise ValueError(f"{options.nodes} nodes: one or more")
     each = [Gpus.parse(text) for text in options.gpus.split(",")]
     gpus = (each + each[-1:] * options.nodes)[: options.nodes]
     flags: dict[str, list[str]] = {}
@@ -102,7 +105,8 @@ def do_up(options: argparse.Namespace) -> None:
         cluster.state.mkdir(parents=True, exist_ok=True)
         cluster.control.scheduler_config.write_text(options.scheduler_config.read_text())
     cluster.up(gpus, not options.no_gpu_hook, flags, say)
-    say("try: scripts/cluster kubectl get nodes")
+    state = "" if options.state == default_state() else f"--state {shlex.quote(str(options.state))} "
+    say(f"try: scripts/cluster {state}kubectl get nodes")
 
 
 def existing(options: argparse.Namespace) -> Cluster:

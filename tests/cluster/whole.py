@@ -21,7 +21,6 @@ OURS = "gpu-hook"
 CLI = ("/usr/bin/python3", "-I", "/opt/gpu-hook-cli/gpu-hook")  # that the DaemonSet brought
 KEYS = "/opt/gpu-hook/etc/cluster.json"
 SETTINGS = "dialects: [t9k, qgpu, gpu-manager, hami, nvidia]\nqgpu_memory_unit: GiB\n"
-PROFILES = ("default-scheduler", "t9k-scheduler")
 
 
 class Whole:

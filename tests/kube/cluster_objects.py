@@ -13,7 +13,13 @@ SIGNER = Signer({1: b"\x01" * 32})
 
 def inventory(name, sizes, **more):
     gpus = tuple(
-        Gpu(f"GPU-{name}-{i}", i, i, size, name="T4", no_limits=more.get("no_limits", "no"))
+        Gpu(
+            f"GPU-{name}-{i}",
+            *(i, i, size),
+            name="T4",
+            no_limits=more.get("no_limits", "no"),
+            context_mib=more.get("context_mib", 0),
+        )
         for i, size in enumerate(sizes)
     )
     links = tuple((f"GPU-{name}-{a}", f"GPU-{name}-{b}", far) for a, b, far in more.get("links", ()))

@@ -228,6 +228,13 @@ def test_init_containers_count_by_their_peak():
     assert put(other, pod("p", init=("prepare", sidecar), memory__prepare=100, memory__side=60, memory__main=40)) == "a"
 
 
+def test_less_than_a_context_is_said_in_these_words():
+    state = cluster(node("a", 1000, 1000, context_mib=64))
+    small = judge(state, Question(words(pod("p", memory=63))), "a")
+    assert str(small.problem) == "GH-201: less memory than a program's context takes" and small.final
+    assert put(state, pod("p", memory=64)) == "a"
+
+
 def test_labels_of_a_node_say_what_it_takes():
     t9k = "sched.tensorstack.dev/node-alloc-mode"
     state = cluster(node("whole", 100, labels={t9k: "xgn"}), node("shared", 100, labels={"gpu-hook.io/mode": "shared"}))

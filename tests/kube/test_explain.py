@@ -36,7 +36,7 @@ def test_it_agrees_with_the_filter_on_every_node(objects, asking):
             args = {"Pod": obj, "NodeNames": [view.name]}
             answer = extender.filter(args, state, 0.0)
             assert view.fits == bool(answer["NodeNames"]), view
-            assert view.fits or answer["FailedNodes"][view.name] == str(view.why)
+            assert view.fits or answer["FailedNodes"][view.name] == extender.in_words(view.why)
             assert all(gpu.given or gpu.note or not view.gpus or view.fits or view.why for gpu in view.gpus)
             state.release(obj["metadata"]["uid"])
         answer = extender.filter({"Pod": obj, "NodeNames": names}, state, 0.0)

@@ -153,6 +153,17 @@ def test_our_annotations_alone_get_sums_and_class() -> None:
     }
 
 
+def test_words_of_a_system_that_is_off_are_a_warning() -> None:
+    """A device plugin of that system may run beside us, so the pod is not refused."""
+    off = Options(Rules(dialects=("t9k",)))
+    done = mutate(pod({"tke.cloud.tencent.com/qgpu-core": "30", "nvidia.com/gpu": "1", "cpu": "1"}), off)
+    assert not done.patch and [str(problem).partition(" is not read")[0] for problem in done.warnings] == [
+        "GH-108: tke.cloud.tencent.com/qgpu-core",
+        "GH-108: nvidia.com/gpu",
+    ]
+    assert not mutate(pod({"cpu": "1", "amd.com/gpu": "1"}), off).warnings
+
+
 def test_t9k_places() -> None:
     whole, part = pod({"tensorstack.dev/nvidia-gpu": "1"}), pod({"tensorstack.dev/nvidia-gpu-percent": "30"})
     assert mutated(whole)["spec"]["tolerations"] == [TOLERATION] and "nodeSelector" not in mutated(whole)["spec"]
@@ -214,6 +225,14 @@ BAD: list[tuple[dict[str, str], dict[str, str], str]] = [
 @pytest.mark.parametrize(("limits", "annotations", "code"), BAD)
 def test_bad_words_are_refused_at_creation(limits: dict[str, str], annotations: dict[str, str], code: str) -> None:
     assert refused(pod(limits, annotations=annotations)).startswith(code + ": ")
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    """gpu-hook.io/compute is an annotation and the name of a sum, and is read apart from the others."""
+    said = refused(pod({}, annotations={"gpu-hook.io/memory": "lots", "gpu-hook.io/compute": "101"}))
+    assert said.count("gpu-hook.io/memory='lots'") == said.count("gpu-hook.io/compute='101'") == 1
+    said = refused(pod({"nvidia.com/gpumem": "x"}, annotations={"gpu-hook.io/memroy": "4Gi"}))
+    assert "nvidia.com/gpumem='x'" in said and "gpu-hook.io/memroy" in said
 
 
 def test_limits_and_requests_differ() -> None:

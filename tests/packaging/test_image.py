@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,25 +69,31 @@ def bundle(archive: Path, packages: Path) -> Path:
 class Pod:
     """The image, running as the DaemonSet would run it."""
 
-    def __init__(self, machine: Machine, bundle: Path, **environment: str) -> None:
-        self.id = f"gh-image-{machine.keeper.pid}"
+    def __init__(self, machine: Machine, bundle: Path, verb: str = "", **environment: str) -> None:
+        self.id = f"gh-image{verb}-{machine.keeper.pid}"
         self.machine = machine
-        self.log = bundle.parent / "log"
+        self.log = bundle.parent / f"log{verb}"
         spec = json.loads((bundle / "config.json").read_text())
         spec["process"]["env"] = ["PATH=/bin", *(f"{key}={value}" for key, value in environment.items())]
+        spec["process"]["args"] += [verb] if verb else []
         spec["linux"]["cgroupsPath"] = f"/{self.id}"
-        own = bundle.parent / "own"
+        own = bundle.parent / f"own{verb}"
         shutil.rmtree(own, ignore_errors=True)
         own.mkdir()
         spec["root"]["path"] = "/packages/bundle/rootfs"
         (own / "config.json").write_text(json.dumps(spec))
         with open(self.log, "w") as log:
-            command = machine.command("runc", "run", "--bundle", "/packages/own", self.id)
+            command = machine.command("runc", "run", "--bundle", f"/packages/own{verb}", self.id)
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def ready(self) -> None:
         assert until(lambda: "SIGTERM removes it" in self.log.read_text() or self.process.poll() is not None)
         assert self.process.poll() is None, self.log.read_text()
+
+    def read(self) -> str:
+        """What it said, once it has ended."""
+        self.process.wait(60)
+        return self.log.read_text()
 
     def stop(self) -> int:
         """SIGTERM, as a kubelet or `docker stop` sends it; the exit status."""
@@ -103,8 +111,8 @@ class Pod:
 def pods(machine: Machine, bundle: Path) -> Iterator[Any]:
     made: list[Pod] = []
 
-    def start(**environment: str) -> Pod:
-        made.append(Pod(machine, bundle, **environment))
+    def start(verb: str = "", **environment: str) -> Pod:
+        made.append(Pod(machine, bundle, verb, **environment))
         return made[-1]
 
     yield start
@@ -196,6 +204,21 @@ def test_kept_where_asked_and_renewed_by_the_next_start(machine: Machine, pods: 
     assert not machine.exists(PREFIX)
 
 
+def test_the_agent_waits_until_its_own_pod_has_installed(machine: Machine, pods: Any) -> None:
+    """An earlier Pod's install is replaced below an agent that starts from it, and has the earlier Pod's settings."""
+    first = pods(ENGINES="none", KEEP="yes", POD_UID="first")
+    first.ready()
+    assert first.stop() == 0
+    agent = pods("agent", POD_UID="second")
+    time.sleep(5)
+    assert "started for" not in agent.log.read_text()
+    assert "not installed yet" in pods("ready", ENGINES="none", POD_UID="second").read()
+    pods(ENGINES="none", POD_UID="second").ready()
+    assert until(lambda: "started for" in agent.log.read_text()), agent.log.read_text()
+    assert agent.stop() == 0
+    assert "Traceback" not in agent.log.read_text()
+
+
 def test_says_what_the_machine_lacks(machine: Machine, pods: Any) -> None:
     machine.sh("rm /usr/bin/python3")
     pod = pods(ENGINES="none")
@@ -217,6 +240,23 @@ def test_stays_while_containers_hold_shares(machine: Machine, pods: Any, package
     pod = pods(ENGINES="none")
     pod.ready()
     assert pod.stop() == 0, pod.log.read_text()
+    assert not machine.exists(PREFIX) and not machine.exists(f"{PREFIX}-cli")
+
+
+def test_a_stop_waits_for_containers_that_end_just_now(machine: Machine, pods: Any, packages: Path) -> None:
+    """As where everything is deleted at once, and a pod with no grace period goes before its container does."""
+    pod = pods(ENGINES="none", STOP_SECONDS="60")
+    pod.ready()
+    machine.simulator_beside(f"{PREFIX}-cli")
+    machine.sh(f"{PREFIX}-cli/gpu-hook sim up")
+    status: list[int] = []
+    with machine.container_with_a_share(packages, PREFIX):
+        stopping = threading.Thread(target=lambda: status.append(pod.stop()))
+        stopping.start()
+        time.sleep(3)
+        assert stopping.is_alive()
+    stopping.join()
+    assert status == [0], pod.log.read_text()
     assert not machine.exists(PREFIX) and not machine.exists(f"{PREFIX}-cli")
 
 

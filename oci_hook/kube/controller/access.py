@@ -78,6 +78,10 @@ def from_kubeconfig(path: Path) -> Access:
     if path.stat().st_size > MAX_FILE:
         raise ValueError("it is larger than 1 MiB")
     data = yaml.safe_load(path.read_bytes())
+    if not isinstance(data, dict):
+        raise ValueError("it is no kubeconfig")
+    if not data.get("current-context"):
+        raise ValueError("it has no current-context")
     context = _named(data, "contexts", "context", data["current-context"])
     cluster = _named(data, "clusters", "cluster", context["cluster"])
     user = _named(data, "users", "user", context["user"])

@@ -194,8 +194,8 @@ def rules_of(path: str) -> Rules:
         data = Path(path).read_bytes() if path else b""
     except OSError as e:
         raise SettingsError(Problem("GH-501", f"{path}: {e.strerror}")) from None
-    reading = node_settings.parse(path, data)
-    settings = node_settings.interpret(path, reading)
+    reading = node_settings.parse("", data, path)
+    settings = node_settings.interpret("", reading)
     if reading.problems:
         raise SettingsError(*reading.problems)
     return settings.rules

@@ -46,10 +46,12 @@ def address(text: str) -> tuple[str, int]:
 
 
 def server_names(namespace: str, url: str, host: str) -> tuple[str, ...]:
-    """What callers may call us: the Service's names, the host of the URL or of the address."""
+    """What callers may call us: the Service's names, the host of the URL or of the address. Raises ClusterError GH-608."""
     service = f"gpu-hook-controller.{namespace}"
     found = ["gpu-hook-controller", service, f"{service}.svc", f"{service}.svc.cluster.local"]
     if url:
+        if not url.startswith("https://"):
+            raise ClusterError(Problem("GH-608", f"{url!r} is no URL to reach us at: write https://HOST:PORT"))
         found.append(url.partition("://")[2].partition("/")[0].rpartition(":")[0].strip("[]"))
     if host not in ("0.0.0.0", "::"):
         found.append(host)

@@ -1,13 +1,15 @@
 """Back-off, events, taints, the webhook configurations' patch, addresses, tokens of nodes: the controller's small pure parts."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from oci_hook.errors import ClusterError
+from oci_hook.errors import ClusterError, SettingsError
 from oci_hook.kube import names
-from oci_hook.kube.controller import authority, options, taints
+from oci_hook.kube.controller import access, authority, options, taints
 from oci_hook.kube.controller.backoff import Backoff
+from oci_hook.kube.controller.controller import rules_of
 from oci_hook.kube.controller.events import BURST, MOST_KNOWN, REPEAT, About, EventBook
 from oci_hook.kube.controller.node_key import AUDIENCE, POD, UID, node_of_pod, pod_of
 from oci_hook.kube.controller.service import check_update
@@ -107,6 +109,29 @@ def status(**changed: Any) -> dict[str, Any]:
     extra = {POD: ["p"], UID: ["u"]}
     user = {"username": "system:serviceaccount:gpu-hook:gpu-hook-node", "extra": extra}
     return {"authenticated": True, "audiences": [AUDIENCE], "user": user, **changed}
+
+
+def test_a_url_that_callers_cannot_use() -> None:
+    for url in ("ftp://a:1", "a:1", "http://a:1"):
+        with pytest.raises(ClusterError, match="GH-608: .* is no URL"):
+            options.server_names("ns", url, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("", "is no kubeconfig"), ("root:x:0:0", "is no kubeconfig"), ("kind: Config", "has no current-context")],
+)
+def test_a_file_that_is_no_kubeconfig(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(ClusterError, match=f"GH-608: .*/file gives no way to the API server: it {why};"):
+        access.load(str(tmp_path / "file"))
+
+
+def test_a_wrong_line_is_named_with_its_own_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("dialects: [qgpu]\n")
+    with pytest.raises(SettingsError) as e:
+        rules_of(str(tmp_path / "file"))
+    assert str(e.value).startswith(f"GH-501: {tmp_path}/file:1: dialects: qgpu needs qgpu_memory_unit")
 
 
 def test_a_reviewed_token_names_a_pod_of_the_nodes_account() -> None:
