@@ -20,7 +20,7 @@ BODY_SECONDS = HANDSHAKE_SECONDS = 5.0
 ENOUGH, PACE = 16, 0.004  # so many connections are accepted at once, the others with so many seconds between
 MAX_REVIEW = 8 << 20  # a pod has 1.5 MiB at most in etcd; an update's review has it twice
 MAX_FILTER = 64 << 20  # 5 000 whole Node objects, from a scheduler without nodeCacheCapable
-MAX_REVIEWS, MAX_FILTERS, MAX_KEYS = 64, 2, 8  # at a time
+MAX_AT_A_TIME = {"review": 64, "filter": 2, "key": 8, "metrics": 4}
 
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -32,9 +32,7 @@ class Busy(Exception):
 class Server:
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._bounds = {
-            name: _Bound(most) for name, most in (("review", MAX_REVIEWS), ("filter", MAX_FILTERS), ("key", MAX_KEYS))
-        }
+        self._bounds = {name: _Bound(most) for name, most in MAX_AT_A_TIME.items()}
         self._sockets: list[asyncio.Server] = []
         self._accepting: asyncio.Task[None] | None = None
         self._greetings: set[asyncio.Task[None]] = set()
@@ -185,7 +183,8 @@ class Server:
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
         if not self._service.may_read_metrics(request.headers.get("Authorization", "")):
             return _closing(web.Response(status=401, text="a token is needed\n"))
-        text = await self._service.metrics_text()
+        with self._bounds["metrics"]:  # each makes megabytes of text on a large cluster
+            text = await self._service.metrics_text()
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
 

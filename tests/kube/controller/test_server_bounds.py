@@ -1,0 +1,128 @@
+"""How many requests are answered at a time, over TLS: more are told to come again."""
+
+import asyncio
+import socket
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+import pytest
+
+from oci_hook.core.rules import Rules
+from oci_hook.kube import mutate
+from oci_hook.kube.controller.access import Access, Token
+from oci_hook.kube.controller.certificates import Certificates, renewed
+from oci_hook.kube.controller.client import Client
+from oci_hook.kube.controller.controller import _present
+from oci_hook.kube.controller.copy import Copy
+from oci_hook.kube.controller.metrics import Metrics
+from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.server import MAX_AT_A_TIME, Server
+from oci_hook.kube.controller.service import Service
+from oci_hook.kube.state import ClusterState
+from tests.kube.cluster_objects import node
+
+MOST = MAX_AT_A_TIME["metrics"]
+
+
+class Held(Service):
+    """Its figures wait for `go`, so that requests stand in each other's way for certain."""
+
+    go: asyncio.Event
+    inside = 0
+
+    async def metrics_text(self) -> bytes:
+        self.inside += 1
+        await self.go.wait()
+        self.inside -= 1
+        return await super().metrics_text()
+
+
+def serve(act: Callable[[Held, Callable[[], Awaitable[tuple[int, str]]]], Awaitable[None]], token: str = "") -> None:
+    """act: gets the service, and what asks for its metrics."""
+
+    async def main() -> None:
+        copy = Copy(ClusterState(), None, None, lambda: 0.0)
+        copy.node(node("a", 100))
+        options = Options("127.0.0.1", 0, "gpu-hook", ("localhost",), metrics_token=token)
+        client = Client(Access("http://127.0.0.1:1", None, Token("x")))
+        service = Held(
+            client,
+            options,
+            copy,
+            Metrics(),
+            mutate.Options(Rules()),
+            lambda: True,
+            lambda: True,
+            lambda: 0.0,
+            lambda: None,
+            lambda line: None,
+        )
+        service.go = asyncio.Event()
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        _present(tls, renewed(Certificates(), ("localhost",), 86_400, time.time()))
+        server, port = Server(service), free_port()
+        await server.listen("127.0.0.1", port, tls)
+        try:
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=False)) as session:
+
+                async def ask() -> tuple[int, str]:
+                    async with session.get(f"https://127.0.0.1:{port}/metrics") as answer:
+                        return answer.status, await answer.text()
+
+                await act(service, ask)
+        finally:
+            service.go.set()
+            await server.close()
+
+    asyncio.run(main())
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+@pytest.mark.parametrize("more", [0, 1, 20])
+def test_so_many_metrics_at_a_time_and_then_again(more: int) -> None:
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        first = [asyncio.ensure_future(ask()) for _ in range(MOST)]
+        async with asyncio.timeout(60):
+            while service.inside < MOST:
+                await asyncio.sleep(0.01)
+            waits = [asyncio.ensure_future(ask()) for _ in range(more)]
+            for answer in waits:
+                assert (await answer)[0] == 429
+            assert service.inside == MOST
+            service.go.set()
+            for answer in first:
+                status, text = await answer
+                assert status == 200 and 'node_grants{node="a"} 0' in text
+            assert (await ask())[0] == 200, "the places are free again"
+
+    serve(act)
+
+
+def test_who_may_not_read_them_takes_no_place() -> None:
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        answers = [await ask() for _ in range(MOST + 1)]
+        assert {status for status, _ in answers} == {401} and service.inside == 0
+
+    serve(act, token="secret")
+
+
+def test_who_goes_away_leaves_the_place() -> None:
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        async with asyncio.timeout(60):
+            first = [asyncio.ensure_future(ask()) for _ in range(MOST)]
+            while service.inside < MOST:
+                await asyncio.sleep(0.01)
+            for one in first:
+                one.cancel()
+            await asyncio.gather(*first, return_exceptions=True)
+            service.go.set()
+            while (await ask())[0] != 200:
+                await asyncio.sleep(0.05)
+
+    serve(act)
