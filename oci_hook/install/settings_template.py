@@ -76,7 +76,7 @@ near_misses: auto
 
 # A node of a Kubernetes cluster with gpu-hook's controller: off; local (what the controller decided is verified, other
 # containers are placed by this node); required (no valid decision, no start; static pods excepted).
-cluster: off
+cluster: "off"
 
 # The node agent (`gpu-hook agent`, not needed by containers; restart it after a change); docs/guide/agent.md.
 agent.address: 127.0.0.1:9409   # web page and metrics; or none. Another address than loopback needs agent.token_file

@@ -282,6 +282,19 @@ static void pools(void) {
     check("after an allocation from the pool");
 }
 
+static void pool_of_place(void) {
+    static const int device[] = {1, 0}, host[] = {2, 0};
+    int where[2];
+    u64 pool = 0, p = 0, other = 0;
+    must(DO(cuDeviceGetDefaultMemPool, &other, 0), "cuDeviceGetDefaultMemPool");
+    changing(where, host, device, host, sizeof where);
+    returning(&pool, &other, 8);
+    CALL(&pool, where, 1);
+    if (pool)
+        DO(cuMemAllocFromPoolAsync, &p, (size_t)MUCH, pool, NULL);
+    check("after an allocation from the pool");
+}
+
 static void create(void) {
     struct prop prop;
     u64 made = 0, victim = 0;
@@ -558,6 +571,8 @@ static const struct {
     {"cuDeviceTotalMem", figures},
     {"cuDeviceTotalMem_v2", figures},
     {"cuMemPoolCreate", pools},
+    {"cuMemGetDefaultMemPool", pool_of_place},
+    {"cuMemGetMemPool", pool_of_place},
     {"cuMemPoolSetAttribute", pools},
     {"cuMemPoolImportFromShareableHandle", pools},
     {"cuMemCreate", create},
