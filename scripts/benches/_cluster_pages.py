@@ -88,6 +88,10 @@ def pod(number: int, nodes: int) -> dict:
     return made
 
 
+def namespace(_number: int) -> dict:
+    return {"metadata": {"name": "default", "resourceVersion": "1", "labels": {"gpu-hook.io/namespace": "enabled"}}}
+
+
 _UUIDS: dict[int, list[str]] = {}
 
 
@@ -110,7 +114,11 @@ def pages(count: int, make) -> list[bytes]:
 
 def main() -> None:
     nodes, pods = int(sys.argv[1]), int(sys.argv[2])
-    lists = {"/api/v1/nodes": pages(nodes, node), "/api/v1/pods": pages(pods, lambda number: pod(number, nodes))}
+    lists = {
+        "/api/v1/nodes": pages(nodes, node),
+        "/api/v1/pods": pages(pods, lambda number: pod(number, nodes)),
+        "/api/v1/namespaces": pages(1, namespace),
+    }
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
