@@ -29,6 +29,7 @@ from oci_hook.kube.controller.metrics import Metrics
 from oci_hook.kube.controller.objects import NAMESPACES, NODES, PODS, slim
 from oci_hook.kube.controller.options import Options
 from oci_hook.kube.controller.own_secret import Own
+from oci_hook.kube.controller.page import Page
 from oci_hook.kube.controller.reflector import Reflector
 from oci_hook.kube.controller.server import Server
 from oci_hook.kube.controller.service import Service
@@ -42,7 +43,7 @@ SETTLE = 1.0  # seconds between our last answer and the end of our Lease: the AP
 class Controller:
     def __init__(self, options: Options, client: Client, rules: Rules, log: Callable[[str], None]) -> None:
         self._client, self._log = client, log
-        identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        identity = self._identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._metrics = Metrics()
         self.leader = Leader(client, options.namespace, identity, self._begin, log)
         leads = self.leader.leads
@@ -80,7 +81,7 @@ class Controller:
         self._options = options
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._server = Server(self._service)
+        self._server = Server(self._service, Page(self._copy, options.page_token, self._who))
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -120,6 +121,8 @@ class Controller:
             await self._server.listen(options.host, options.port, self._tls)
             if options.extender_port:
                 await self._server.listen_loopback(options.extender_host, options.extender_port)
+            if options.page_port:
+                await self._server.listen_page(options.page_host, options.page_port)
         except OSError as e:
             raise ClusterError(Problem("GH-608", f"cannot listen: {e}; choose another --address")) from None
         self._log(f"listening on {options.host} port {options.port}")
@@ -129,6 +132,15 @@ class Controller:
         for reflector in self._reflectors:
             reflector.relist()
         self._authority.hurry()
+
+    def _who(self) -> dict[str, Any]:
+        """As the page shows it."""
+        return {
+            "leads": self.leader.leads(),
+            "holder": self.leader.holder,
+            "own": self._identity,
+            "synced": self._synced(),
+        }
 
     def _synced(self) -> bool:
         return all(reflector.synced.is_set() for reflector in self._reflectors)

@@ -30,6 +30,10 @@ class Election:
         self._changed_at = 0.0
         self._leads_until = float("-inf")
 
+    @property
+    def holder(self) -> str:
+        return self._seen.holder if self._seen else ""
+
     def observe(self, seen: Seen, now: float) -> None:
         if self._seen is None or seen.version != self._seen.version:
             self._changed_at = now

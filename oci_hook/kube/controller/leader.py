@@ -34,6 +34,11 @@ class Leader:
         """To be asked before every decision and every write: a process that was paused learns here that its time is over."""
         return self._election.leads(now())
 
+    @property
+    def holder(self) -> str:
+        """Who held the Lease when we last looked; "" for nobody."""
+        return self._election.holder
+
     async def run(self) -> None:
         """Until cancelled."""
         while True:
