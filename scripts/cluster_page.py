@@ -1,5 +1,6 @@
-"""python -m scripts.cluster_page [--nodes N] [FILE.png]: draws docs/guide/cluster-page.png, the page of a cluster with simulated nodes and pods in
-a real browser. `Scene` is that cluster, for tests too: the controller's own copy, overview and server, without an API server."""
+"""python -m scripts.cluster_page [--nodes N] [FILE.png]: draws docs/guide/cluster-page.png, the page of a cluster with simulated
+nodes and pods in a real browser. `Scene` is that cluster, for tests too: the controller's own copy, overview and server, without an
+API server."""
 
 import argparse
 import asyncio

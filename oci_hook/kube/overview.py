@@ -176,7 +176,7 @@ def _held(node: Node) -> bool:
 def key(node: Node, room: Room | None) -> Any:
     """Another one where the node's row may be another. A node that changed has a new room, or none."""
     if room is not None:
-        return id(room), room
+        return room
     return node.problem, node.present, node.text, node.mode, len(node.pods), len(node.reserved)
 
 
