@@ -83,7 +83,9 @@ def test_only_what_changed_is_told(cluster: Cluster) -> None:
     assert second["version"] == 2 and [n["name"] for n in second["nodes"]] == [at] and "leader" not in second
     cluster.state.remove_node("b" if at == "a" else "a")
     third = cluster.look(2)
-    assert third["gone"] == ["b" if at == "a" else "a"] and third["nodes"] == [] and third["figures"]["nodes"]["ok"] == 1
+    assert (
+        third["gone"] == ["b" if at == "a" else "a"] and third["nodes"] == [] and third["figures"]["nodes"]["ok"] == 1
+    )
     assert cluster.parts(1)["nodes"] == second["nodes"], "who missed one look gets both"
     cluster.leader = {"leads": False}
     assert cluster.look(3).keys() == {"version", "since", "leader", "gone", "nodes"}
@@ -167,7 +169,9 @@ def test_nodes_that_cannot_be_used_are_shown_with_why(cluster: Cluster) -> None:
 
 
 def test_grants_without_a_decision_and_names_that_are_no_names(cluster: Cluster) -> None:
-    local = Grant("k", Identity("", NASTY, ""), Life(""), (Share("GPU-a-1", 40, 30),), terms=Terms(priority_class="offline"))
+    local = Grant(
+        "k", Identity("", NASTY, ""), Life(""), (Share("GPU-a-1", 40, 30),), terms=Terms(priority_class="offline")
+    )
     cluster.state.apply_node(node("a", 100, 100, digest=Digest(local=(local,))))
     cluster.state.apply_pod(pod(NASTY, memory=30))
     cluster.waiting[f"u-{NASTY}"] = Waiting("GH-607", NASTY * 1000)
