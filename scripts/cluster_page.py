@@ -117,10 +117,10 @@ class Scene:
 
 
 @asynccontextmanager
-async def served(page: Page) -> AsyncIterator[str]:
-    """The URL of the page on the loopback."""
+async def served(page: Page, port: int = 0) -> AsyncIterator[str]:
+    """The URL of the page on the loopback. port: 0 for any."""
     server = Server(_no_service(), page)
-    with socket.create_server(("127.0.0.1", 0)) as found:
+    with socket.create_server(("127.0.0.1", port)) as found:
         port = int(found.getsockname()[1])
     await server.listen_page("127.0.0.1", port)
     try:
