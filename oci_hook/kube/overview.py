@@ -199,7 +199,7 @@ def row_of(state: ClusterState, node: Node, made_of: Any) -> NodeRow:
         figures, more = gpu_of(gpu, taken.get(gpu.uuid, []), node.rules)
         listed.append(figures)
         sums = sums.plus(more)
-    if node.problem:
+    if node.problem or not node.present:
         kind = "problem"
     elif node.text:
         kind = "ok"
