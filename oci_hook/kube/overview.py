@@ -25,6 +25,7 @@ MOST_GONE = 1_000  # names that are remembered for those who ask what changed
 MOST_TEXT = 300  # characters of any text that a node or a pod wrote
 FEW = 64  # nodes or pods that take some 0.1 ms together
 FREE, SHARED, WHOLE = 0, 1, 2
+STATES = ("ok", "problem", "no report")  # of a node
 FULL = ("GH-201", "GH-203", "GH-607")
 
 
@@ -54,6 +55,18 @@ class Sums(NamedTuple):
 
     def plus(self, other: "Sums") -> "Sums":
         return Sums(*map(add, self, other))
+
+
+class GpuRow(NamedTuple):
+    """MiB, and per cent of the GPU. state: FREE, SHARED or WHOLE."""
+
+    memory_mib: int
+    granted_mib: int
+    compute: int
+    offline_mib: int
+    offline_compute: int
+    containers: int
+    state: int
 
 
 class NodeRow:
@@ -88,7 +101,7 @@ class Overview:
         changed = False
         while not state.refresh(1):
             yield
-        states = {"ok": 0, "problem": 0, "no report": 0}
+        states = dict.fromkeys(STATES, 0)
         sums = Sums()
         most = Need(0, 0, 0, 0, 0)
         for count, name in enumerate(list(state.nodes), 1):
@@ -180,16 +193,31 @@ def key(node: Node, room: Room | None) -> Any:
     return node.problem, node.present, node.text, node.mode, len(node.pods), len(node.reserved)
 
 
-def row_of(state: ClusterState, node: Node, made_of: Any) -> NodeRow:
-    gpus = state.inventory(node).gpus if node.text else ()
+def kind_of(node: Node) -> str:
+    """One of STATES."""
+    if node.problem or not node.present:
+        return "problem"
+    return "ok" if node.text else "no report"
+
+
+def taken_on(state: ClusterState, node: Node) -> tuple[dict[str, list[Row]], int]:
+    """What is on each GPU, by its UUID, and how many pods that is."""
     taken: dict[str, list[Row]] = {}
-    by_namespace: dict[str, list[int]] = {}
     holders = 0
-    for uid, namespace, rows in state.holdings(node):
+    for uid, _, rows in state.holdings(node):
         holders += bool(uid)
-        mine = by_namespace.setdefault(namespace, [0, 0, 0])
         for row in rows:
             taken.setdefault(row.uuid, []).append(row)
+    return taken, holders
+
+
+def row_of(state: ClusterState, node: Node, made_of: Any) -> NodeRow:
+    gpus = state.inventory(node).gpus if node.text else ()
+    taken, holders = taken_on(state, node)
+    by_namespace: dict[str, list[int]] = {}
+    for _, namespace, rows in state.holdings(node):
+        mine = by_namespace.setdefault(namespace, [0, 0, 0])
+        for row in rows:
             mine[0] += row.memory_mib
             mine[1] += row.compute
             mine[2] += row.whole
@@ -199,12 +227,7 @@ def row_of(state: ClusterState, node: Node, made_of: Any) -> NodeRow:
         figures, more = gpu_of(gpu, taken.get(gpu.uuid, []), node.rules)
         listed.append(figures)
         sums = sums.plus(more)
-    if node.problem or not node.present:
-        kind = "problem"
-    elif node.text:
-        kind = "ok"
-    else:
-        kind = "no report"
+    kind = kind_of(node)
     models = ", ".join(sorted({gpu.name for gpu in gpus}))
     shown = {
         "name": node.name,
@@ -219,8 +242,8 @@ def row_of(state: ClusterState, node: Node, made_of: Any) -> NodeRow:
     return NodeRow(made_of, json.dumps(shown, separators=(",", ":")), sums, kind)
 
 
-def gpu_of(gpu: Gpu, rows: list[Row], rules: Rules) -> tuple[list[int], Sums]:
-    """([MiB, granted MiB, granted compute, offline MiB, offline compute, containers, FREE | SHARED | WHOLE], the same as sums)"""
+def gpu_of(gpu: Gpu, rows: list[Row], rules: Rules) -> tuple[GpuRow, Sums]:
+    """What is on one GPU, also as sums."""
     whole = any(row.whole or row.alone for row in rows)
     offline = [row for row in rows if row.offline]
     granted = gpu.memory_mib if whole else sum(row.memory_mib for row in rows)
@@ -229,7 +252,7 @@ def gpu_of(gpu: Gpu, rows: list[Row], rules: Rules) -> tuple[list[int], Sums]:
     off_compute = 100 if whole and len(offline) == len(rows) else sum(row.compute for row in offline)
     free = 0 if whole else max(0, gpu.memory_mib - rules.reserve(gpu.memory_mib) - granted)
     state = WHOLE if whole else SHARED if rows else FREE
-    figures = [gpu.memory_mib, granted, compute, off_mib, off_compute, len(rows), state]
+    figures = GpuRow(gpu.memory_mib, granted, compute, off_mib, off_compute, len(rows), state)
     sums = Sums(
         1,
         not rows,

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from oci_hook.errors import ClusterError, GhError, Problem
 from oci_hook.kube import admission, extender, mutate, names, review
 from oci_hook.kube.choose import Question
-from oci_hook.kube.controller import figures, own_secret
+from oci_hook.kube.controller import certificates, figures, own_secret
 from oci_hook.kube.controller.client import ApiError, Client
 from oci_hook.kube.controller.copy import Copy
 from oci_hook.kube.controller.metrics import Metrics, node_lines
@@ -194,6 +194,7 @@ class Service:
         metrics.objects.labels("nodes").set(len(state.nodes))
         metrics.objects.labels("pods").set(len(state.pods))
         metrics.objects.labels("reservations").set(len(state.reservations))
+        metrics.certificate_end.set(certificates.ends(self._own.certificates))
         metrics.set_pending(why.code for why in self._copy.waiting.values())
         return await metrics.text(node_lines(list(state.nodes), lambda name: figures.of_node(state, name)))
 
