@@ -53,6 +53,14 @@ class Controller:
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
+    def use_options(self, *options: str) -> None:
+        """From the next start on."""
+        self._options = options
+
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid  # nsenter without -p becomes the program
+
     def connection(self, context: ssl.SSLContext | None = None) -> Connection:
         """context: None trusts any certificate."""
         if context is None:
@@ -86,9 +94,7 @@ class Controller:
 
     def memory_mb(self) -> float:
         """Resident, of the process itself."""
-        assert self.process is not None
-        pid = self.process.pid  # nsenter without -p becomes the program
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        pages = int(Path(f"/proc/{self.pid()}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGESIZE") / 1e6
 
 

@@ -49,6 +49,11 @@ class Leader:
         """To be asked before every decision and every write: a process that was paused learns here that its time is over."""
         return self._election.leads(now())
 
+    @property
+    def holder(self) -> str:
+        """Who held the Lease when we last looked; "" for nobody."""
+        return self._election.seen.holder if self._election.seen else ""
+
     def other(self) -> Seen | None:
         """The lease, where another holds it."""
         seen = self._election.seen
