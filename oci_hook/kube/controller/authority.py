@@ -103,10 +103,12 @@ class Authority:
             raise
 
     async def _write(self, secret: Any, own: Own) -> Own:
-        """Where another wrote meanwhile, the API server refuses (409), and the next look sees what it wrote."""
+        """What a newer version keeps in the Secret stays. Where another wrote meanwhile, the API server refuses (409), and the
+        next look sees what it wrote."""
         if secret:
             await self._client.put(
-                f"{self._folder}/secrets/{own_secret.NAME}", {**secret, "data": own_secret.data(own)}
+                f"{self._folder}/secrets/{own_secret.NAME}",
+                {**secret, "data": {**(secret.get("data") or {}), **own_secret.data(own)}},
             )
         else:
             made = {
@@ -143,8 +145,9 @@ class Authority:
             made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CONFIG_MAP}, "data": told}
             await self._client.post(f"{self._folder}/configmaps", made)
             return
-        if have.get("data") != told:
-            await self._client.put(path, {**have, "data": told})
+        data = {**(have.get("data") or {}), **told}  # what a newer version wrote stays
+        if have.get("data") != data:
+            await self._client.put(path, {**have, "data": data})
 
     async def _configuration(self, path: str, bundle: str) -> bool:
         """Does it exist? Afterwards it has our bundle, and our token in its paths."""
