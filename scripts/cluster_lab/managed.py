@@ -101,6 +101,7 @@ class Managed:
         self.clocks: dict[str, Clock] = {}
         self.grants: dict[str, Grants] = {}
         self.held: set[int] = set()  # ports of controllers that stay down
+        self._trap: subprocess.Popen[bytes] | None = None
         self._end = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -131,7 +132,7 @@ class Managed:
             thread = threading.Thread(target=job, daemon=True)
             thread.start()
             self._threads.append(thread)
-        self.start_trap()
+        self._trap = self._start_trap()
         wait(90, "a controller leads", self.leader)
         with ThreadPoolExecutor(len(self.nodes)) as pool:
             list(pool.map(self._join, self.nodes))
@@ -147,6 +148,9 @@ class Managed:
             controller.stop(signal.SIGKILL)
         for grants in self.grants.values():
             grants.close()
+        if self._trap is not None:
+            self._trap.kill()
+            self._trap.wait()
         self.cluster.down()
 
     # ---- controllers ------------------------------------------------------------------------------------------------
@@ -190,9 +194,12 @@ class Managed:
                     told = None
         api.close()
 
-    def start_trap(self) -> None:
-        program = [PYTHON, "-I", str(HERE / "trap.py"), str(self.shared), str(EXTENDER), API]
-        self.control.machine.serve("trap", *program, str(self.control.keys.folder))
+    def _start_trap(self) -> "subprocess.Popen[bytes]":
+        """In the control machine's network, and with this computer's process numbers."""
+        enter = ["nsenter", "-t", str(self.control.machine.pid), "-n", "--", PYTHON, "-I", str(HERE / "trap.py")]
+        with open(self.folder / "trap.log", "ab") as log:
+            arguments = [str(self.shared), str(EXTENDER), API, str(self.control.keys.folder)]
+            return subprocess.Popen([*enter, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def arm(self, **what: Any) -> None:
         """trap.py's words."""

@@ -106,8 +106,8 @@ class Server:
             if answer is None:
                 return _closing(web.Response(status=404, text="not found\n"))
             return await answer(request)
-        except NotNow as e:
-            return web.Response(status=503, text=f"{e}\n")
+        except NotNow as e:  # the API server would ask here again for ever, while another leads: its connection outlives that
+            return _closing(web.Response(status=503, text=f"{e}\n"))
         except Busy:
             return web.Response(status=429, text="too many requests at a time\n", headers={"Retry-After": "1"})
         except (asyncio.TimeoutError, web.HTTPException) as e:
