@@ -17,13 +17,14 @@ from scripts.cluster_lab.controllers import OWN
 from scripts.cluster_lab.faults import FAULTS, Fault, Strike
 from scripts.cluster_lab.managed import Managed
 from scripts.cluster_lab.node import Gpus
+from scripts.cluster_lab.programs import CannotRun
 
 SETTLED = 90.0  # seconds
 POLL = 0.3
 CHANGES = 1.5  # seconds over which the pods change
 GPUS = [Gpus(2, "16Gi"), Gpus(2, "16Gi")]
 CONTROLLER = "gpu_hook_controller_"
-AWAY = (Refused, RuntimeError, OSError)  # who was asked is away
+AWAY = (Refused, CannotRun, RuntimeError, OSError)  # who was asked is away
 LOG_LINES = 400
 
 
@@ -84,6 +85,7 @@ class Rounds:
             **{"fault_s": round(over - began, 2), "settle_s": round(time.monotonic() - over, 2)},
             **{"operations": [str(one) for one in operations], "not_done": dict(failed)},
             **{"refused": list(self.refused.values())[known:], "said": strike.said, "problems": found},
+            **{"revived": self.revived},
             **{"pods": len(self.last.pods), "waiting": sum(not p.node for p in self.last.pods)},
         }
         if found:
@@ -112,8 +114,10 @@ class Rounds:
 
     def _settle(self, end: float) -> list[str]:
         """What is not as it should be at the end; at once where something is wrong that may never be."""
+        self.revived: list[str] = []
         while True:
             try:
+                self.revived += self.site.revive()
                 seen = self._look()
                 if bad := check.wrong(seen):
                     seen = self._look()  # a ledger's files are read one after the other, while it changes

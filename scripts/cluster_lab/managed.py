@@ -18,9 +18,11 @@ import yaml
 
 from scripts.cluster_lab.api import Api, Refused
 from scripts.cluster_lab.cluster import Cluster
+from scripts.cluster_lab.control import SERVICES
 from scripts.cluster_lab.controllers import CONFIGURATIONS, OPTED_IN, OWN, Controller
 from scripts.cluster_lab.images import PROBE
-from scripts.cluster_lab.machine import PYTHON, wait
+from scripts.cluster_lab.machine import PYTHON, Machine, wait
+from scripts.cluster_lab.node import SERVICES as NODE_SERVICES
 from scripts.cluster_lab.node import Gpus, Node
 from scripts.cluster_lab.pki import API
 from scripts.cluster_lab.programs import HERE, REPO
@@ -213,6 +215,24 @@ class Managed:
         for name in ("trap", "caught"):
             (self.shared / name).unlink(missing_ok=True)
 
+    # ---- what an init system would start again ----------------------------------------------------------------------
+
+    def revive(self) -> list[str]:
+        """Starts what ended by itself: a kubelet does while its containerd is away. The names of what was started."""
+        ended: list[tuple[Any, Machine, str]] = [
+            (self.control, self.control.machine, service) for service in SERVICES if service != "registry"
+        ]
+        ended += [(node, node.machine, service) for node in self.nodes for service in (*NODE_SERVICES, "agent")]
+        found = []
+        for it, machine, service in ended:
+            if machine.pid and not alive(machine, service):
+                found.append(f"{machine.name}/{service}")
+                if service == "agent":
+                    self.start_agent(it)
+                else:
+                    it.start(service)
+        return found
+
     # ---- objects ----------------------------------------------------------------------------------------------------
 
     def _objects(self) -> None:
@@ -278,6 +298,15 @@ class Managed:
         found: dict[str, str] = api.get(f"/api/v1/nodes/{node.name}")["metadata"].get("annotations") or {}
         api.close()
         return found
+
+
+def alive(machine: Machine, service: str) -> bool:
+    """As Machine.serving, without a process of its own."""
+    top = Path(f"/proc/{machine.pid}/root")
+    try:
+        return (top / "proc" / (top / f"run/{service}.pid").read_text().strip() / "exe").is_symlink()
+    except OSError:
+        return False
 
 
 def write(file: Path, text: str) -> None:
