@@ -36,7 +36,7 @@ class Server:
         self._sockets: list[asyncio.Server] = []
         self._accepting: asyncio.Task[None] | None = None
         self._greetings: set[asyncio.Task[None]] = set()
-        self.connections = Connections()
+        self.connections = Connections(service.leads)
         self._raw = GuardedServer(self._guarded, self.connections)
         self._loopback = web.Server(self._guarded_loopback, access_log=None, keepalive_timeout=600)
         self.asked = 0  # requests under way

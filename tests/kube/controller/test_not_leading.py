@@ -4,6 +4,7 @@ import asyncio
 import socket
 import ssl
 import time
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 
@@ -23,9 +24,8 @@ from oci_hook.kube.controller.service import Service
 from oci_hook.kube.state import ClusterState
 
 
-def test_who_leads_no_longer_closes_each_connection_with_its_answer() -> None:
-    """The API server keeps its connection for as long as calls are answered on it, and the one to a controller that lost the
-    Lease would be answered 503 for ever: the Service is asked for an address only when a connection is made."""
+def serve(act: Callable[[Server, list[bool], Callable[[], Awaitable[int]]], Awaitable[None]]) -> None:
+    """act: gets the server, whether it leads, and what asks it on one connection for as long as that stays."""
     leads = [True]
 
     async def main() -> None:
@@ -41,28 +41,60 @@ def test_who_leads_no_longer_closes_each_connection_with_its_answer() -> None:
             port = int(found.getsockname()[1])
         server = Server(service)
         await server.listen("127.0.0.1", port, tls)
+        cutting = asyncio.create_task(server.connections.run())
         review = {
             "request": {"uid": "u", "operation": "CREATE", "object": {"metadata": {}, "spec": {"containers": []}}}
         }
-
-        async def ask(session: aiohttp.ClientSession) -> tuple[int, set[object]]:
-            """(status, connections that there are afterwards)"""
-            async with session.post(f"https://127.0.0.1:{port}/pods/t", json=review) as answer:
-                await answer.read()
-            for _ in range(100):
-                if answer.status == 200 or not server.connections.open:
-                    break
-                await asyncio.sleep(0.05)
-            return answer.status, set(server.connections.open)
-
         try:
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=False)) as session:
-                status, first = await ask(session)
-                assert status == 200 and len(first) == 1
-                assert await ask(session) == (200, first), "while it leads, one connection serves all calls"
-                leads[0] = False
-                assert await ask(session) == (503, set())
+
+                async def ask() -> int:
+                    async with session.post(f"https://127.0.0.1:{port}/pods/t", json=review) as answer:
+                        await answer.read()
+                    return answer.status
+
+                await act(server, leads, ask)
         finally:
+            cutting.cancel()
             await server.close()
 
     asyncio.run(main())
+
+
+async def none_open(server: Server) -> bool:
+    for _ in range(200):
+        if not server.connections.open:
+            return True
+        await asyncio.sleep(0.05)
+    return False
+
+
+def test_who_leads_no_longer_closes_each_connection_with_its_answer() -> None:
+    """The API server keeps its connection for as long as calls are answered on it, and the one to a controller that lost the
+    Lease would be answered 503 for ever: the Service is asked for an address only when a connection is made."""
+
+    async def act(server: Server, leads: list[bool], ask: Callable[[], Awaitable[int]]) -> None:
+        assert await ask() == 200
+        first = set(server.connections.open)
+        assert await ask() == 200 and set(server.connections.open) == first, "one connection serves all calls"
+        leads[0] = False
+        assert await ask() == 503
+        assert await none_open(server)
+
+    serve(act)
+
+
+def test_who_leads_no_longer_does_not_wait_for_the_next_call() -> None:
+    """So that not even one call is lost to it. A connection that never had a token is not touched before its time."""
+
+    async def act(server: Server, leads: list[bool], ask: Callable[[], Awaitable[int]]) -> None:
+        assert await ask() == 200
+        await asyncio.sleep(2.5)
+        assert len(server.connections.open) == 1, "it stays while we lead"
+        leads[0] = False
+        assert await none_open(server)
+        assert server.connections.cut == 0
+        leads[0] = True
+        assert await ask() == 200, "the caller comes again"
+
+    serve(act)
