@@ -4,7 +4,6 @@ tokens; until then it may be cut to make room, and it is cut when it dawdles."""
 import asyncio
 import time
 from asyncio import sslproto
-from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -65,10 +64,9 @@ class GuardedServer(web.Server):
 
 
 class Connections:
-    """Those of one server. leads: who does not lead keeps no caller: each is to look again for who leads."""
+    """Those of one server."""
 
-    def __init__(self, leads: Callable[[], bool] = lambda: True) -> None:
-        self._leads = leads
+    def __init__(self) -> None:
         sslproto.SSLProtocol.max_size = BUFFER  # type: ignore[attr-defined]  # from Python 3.11 on
         self.open: dict[asyncio.BaseTransport, Connection] = {}
         self.cut = 0
@@ -101,15 +99,13 @@ class Connections:
             connection.last = time.monotonic()
 
     async def run(self) -> None:
-        """Cuts what dawdles, and closes what we lead no longer for, until cancelled."""
+        """Cuts what dawdles, until cancelled."""
         while True:
             await asyncio.sleep(EVERY)
-            now, leads = time.monotonic(), self._leads()
+            now = time.monotonic()
             for connection in list(self.open.values()):
                 if overdue(connection, now):
                     self._cut(connection)
-                elif connection.proven and not connection.busy and not leads:
-                    connection.transport.close()
 
     def _cut(self, connection: Connection) -> None:
         self.cut += 1

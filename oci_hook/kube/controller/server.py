@@ -36,7 +36,7 @@ class Server:
         self._sockets: list[asyncio.Server] = []
         self._accepting: asyncio.Task[None] | None = None
         self._greetings: set[asyncio.Task[None]] = set()
-        self.connections = Connections(service.leads)
+        self.connections = Connections()
         self._raw = GuardedServer(self._guarded, self.connections)
         self._loopback = web.Server(self._guarded_loopback, access_log=None, keepalive_timeout=600)
         self.asked = 0  # requests under way
@@ -106,8 +106,8 @@ class Server:
             if answer is None:
                 return _closing(web.Response(status=404, text="not found\n"))
             return await answer(request)
-        except NotNow as e:  # the API server would ask here again for ever, while another leads: its connection outlives that
-            return _closing(web.Response(status=503, text=f"{e}\n"))
+        except NotNow as e:
+            return web.Response(status=503, text=f"{e}\n")
         except Busy:
             return web.Response(status=429, text="too many requests at a time\n", headers={"Retry-After": "1"})
         except (asyncio.TimeoutError, web.HTTPException) as e:

@@ -57,9 +57,6 @@ class Service:
         self._own = own
         self.signer = Signer(dict(own.secrets.generations))
 
-    def leads(self) -> bool:
-        return self._leads()
-
     def check(self) -> None:
         """Raises NotNow. Asked before each decision, and again before its answer leaves: a pause may lie between."""
         if not self._leads():
