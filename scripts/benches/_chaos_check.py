@@ -54,7 +54,7 @@ class Grant:
 @dataclass(frozen=True)
 class Snapshot:
     """told: (node, pod's UID, container) in the nodes' digests. free: GPU -> MiB, as the leader sees it; None where nobody leads.
-    routed: the webhooks' Service leads to the leader. wanted: OWNER -> pods that it should have. usable: nodes on which the
+    routed: the webhooks' Service leads to whoever is Ready. wanted: OWNER -> pods that it should have. usable: nodes on which the
     scheduler may place."""
 
     gpus: Mapping[str, Gpu]
@@ -181,7 +181,7 @@ def same(gpus: Mapping[str, Gpu], granted: tuple[Share, ...], decided: tuple[Sha
 def leader_differs(seen: Snapshot) -> list[str]:
     if seen.free is None:
         return ["no controller leads"]
-    found = [] if seen.routed else ["the Service does not lead to the leader yet"]
+    found = [] if seen.routed else ["the Service does not lead to those who are Ready"]
     if seen.reservations:
         found.append(f"{seen.reservations} reservations are left")
     taken = sums(seen.gpus, (g.shares for g in seen.grants))

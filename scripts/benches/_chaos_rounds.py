@@ -137,7 +137,7 @@ class Rounds:
         nodes = api.get("/api/v1/nodes")["items"]
         wanted = dict(self._wanted(api))
         told, local = check.told_of(nodes)
-        leader, figures = self._leader()
+        figures = self._leader()
         free = {
             name.partition('gpu="')[2].rstrip('"}'): int(value)
             for name, value in figures.items()
@@ -152,7 +152,7 @@ class Rounds:
             told=told,
             local=local,
             free=free if figures else None,
-            routed=self._routed(leader),
+            routed=self._routed(),
             reservations=int(figures.get(f'{CONTROLLER}objects{{kind="reservations"}}', 0)),
             wanted=wanted,
             usable=frozenset(node["metadata"]["name"] for node in nodes if check.usable(node)),
@@ -165,20 +165,22 @@ class Rounds:
             for item in api.get(f"{churn.APPS}/{path}")["items"]:
                 yield f"{kind}/{item['metadata']['name']}", item["spec"]["replicas"]
 
-    def _leader(self) -> tuple[int, dict[str, float]]:
-        """Port and figures of the one that leads; 0 where there is not exactly one."""
-        leaders = [c for c in self.site.controllers if c.process is not None and c.ready(2.0)]
-        if len(leaders) != 1:
-            return 0, {}
-        try:
-            return leaders[0].port, leaders[0].figures()
-        except (AssertionError, OSError):
-            return 0, {}
+    def _leader(self) -> dict[str, float]:
+        """The figures of the one that leads; none where there is not exactly one."""
+        found = []
+        for controller in self.site.controllers:
+            try:
+                figures = controller.figures(2.0) if controller.process is not None else {}
+            except AssertionError:
+                continue
+            found += [figures] if figures.get(f"{CONTROLLER}leads") == 1 else []
+        return found[0] if len(found) == 1 else {}
 
-    def _routed(self, leader: int) -> bool:
-        """Do the API server's calls and the scheduler's reach the leader?"""
+    def _routed(self) -> bool:
+        """Does the Service lead to those that are Ready, and only there?"""
+        ready = [c.port for c in self.site.controllers if c.process is not None and c.ready(2.0)]
         found = self._api.get(f"/api/v1/namespaces/{OWN}/endpoints/gpu-hook-controller").get("subsets") or ()
-        return [port["port"] for subset in found for port in subset["ports"]] == [leader]
+        return bool(ready) and sorted(port["port"] for subset in found for port in subset["ports"]) == ready
 
     def _grants(self, node: str) -> list[check.Grant]:
         rows = self.site.grants[node].read()

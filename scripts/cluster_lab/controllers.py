@@ -64,6 +64,14 @@ class Controller:
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
+    def use_options(self, *options: str) -> None:
+        """From the next start on."""
+        self._options = options
+
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid  # nsenter without -p becomes the program
+
     def connection(self, context: ssl.SSLContext | None = None, timeout: float = 10) -> Connection:
         """context: None trusts any certificate."""
         if context is None:
@@ -90,18 +98,23 @@ class Controller:
     def ready(self, timeout: float = 10) -> bool:
         return self.ask("GET", "/readyz", timeout=timeout)[0] == 200
 
-    def figures(self) -> dict[str, float]:
+    def leads(self, timeout: float = 2) -> bool:
+        """Of several that are Ready, one does."""
+        try:
+            return self.figures(timeout).get("gpu_hook_controller_leads") == 1
+        except AssertionError:
+            return False
+
+    def figures(self, timeout: float = 10) -> dict[str, float]:
         """Its metrics: NAME{LABELS} -> value."""
-        status, text = self.ask("GET", "/metrics")
+        status, text = self.ask("GET", "/metrics", timeout=timeout)
         assert status == 200, text
         rows = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
         return {name: float(value) for name, _, value in rows}
 
     def memory_mb(self) -> float:
         """Resident, of the process itself."""
-        assert self.process is not None
-        pid = self.process.pid  # nsenter without -p becomes the program
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        pages = int(Path(f"/proc/{self.pid()}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGESIZE") / 1e6
 
 

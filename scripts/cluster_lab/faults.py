@@ -40,7 +40,7 @@ class Strike:
     def leader(self) -> Controller:
         """Who leads; where nobody does at this moment, any that runs."""
         running = [c for c in self.site.controllers if c.process is not None]
-        found = next((c for c in running if c.ready(2.0)), None)
+        found = next((c for c in running if c.leads()), None)
         if found is None:
             wait(LEASE, "a controller runs", lambda: any(c.process for c in self.site.controllers))
             found = next(c for c in self.site.controllers if c.process is not None)
@@ -128,7 +128,7 @@ def two_leaders(s: Strike) -> None:
     others = [c for c in s.site.controllers if c is not leader]
     leader.pause()
     try:
-        wait(LEASE, "another controller leads", lambda: any(c.process is not None and c.ready(2.0) for c in others))
+        wait(LEASE, "another controller leads", lambda: any(c.process is not None and c.leads() for c in others))
         time.sleep(s.chance.uniform(0, 2))
     finally:
         leader.resume()

@@ -158,8 +158,8 @@ class Managed:
     # ---- controllers ------------------------------------------------------------------------------------------------
 
     def leader(self) -> Controller | None:
-        """Who is Ready at this moment."""
-        return next((c for c in self.controllers if c.process is not None and c.ready()), None)
+        """Who leads at this moment."""
+        return next((c for c in self.controllers if c.process is not None and c.leads()), None)
 
     def hold(self, *controllers: Controller) -> None:
         """They stay down until `release`."""
@@ -181,13 +181,12 @@ class Managed:
                     controller.start()
 
     def _probe(self) -> None:
-        """As the kubelet and the Service do: the Ready ones are behind the Service, and the scheduler's way leads there."""
+        """As kubelets and the Service do: the Ready ones are behind the Service, and so is the scheduler's way."""
         period = probe_period()
         api, told = self.connect(), None
         while not self._end.wait(period):
             ready = [c.port for c in self.controllers if c.process is not None and c.ready(1.0)]
-            if ready:
-                write(self.shared / "extender", str(ready[0] + 1))
+            write(self.shared / "extender", json.dumps([port + 1 for port in ready]))
             if ready != told:
                 try:
                     api.merge(f"/api/v1/namespaces/{OWN}/endpoints/gpu-hook-controller", endpoints(ready))

@@ -1,7 +1,7 @@
 """A scheduler's way to the extender, on which a fault can wait for the moment between the answer and the Binding.
 
-trap.py FOLDER PORT API-ADDRESS PKI-FOLDER: HTTP on the loopback, passed on to the port in FOLDER/extender. While FOLDER/trap
-exists, the next answer to /filter that names a node takes it and does what it says, one JSON object: {"kill": PID,
+trap.py FOLDER PORT API-ADDRESS PKI-FOLDER: HTTP on the loopback, passed on to one of the ports in FOLDER/extender. While
+FOLDER/trap exists, the next answer to /filter that names a node takes it and does what it says, one JSON object: {"kill": PID,
 "after_us": N, "deaf": bool} or {"grace": seconds, "after_us": N} for the pod's deletion. FOLDER/caught tells the pod.
 deaf: the scheduler does not get the answer.
 """
@@ -9,6 +9,7 @@ deaf: the scheduler does not get the answer.
 import http.client
 import json
 import os
+import random
 import signal
 import ssl
 import sys
@@ -86,11 +87,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def passed_on(self, body: bytes) -> tuple[int, bytes]:
         try:
-            there = http.client.HTTPConnection("127.0.0.1", int((folder / "extender").read_text()), timeout=5)
+            ports = json.loads((folder / "extender").read_text())
+            there = http.client.HTTPConnection("127.0.0.1", random.choice(ports), timeout=5)
             there.request("POST", self.path, body, {"Content-Type": "application/json"})
             answer = there.getresponse()
             return answer.status, answer.read()
-        except (OSError, ValueError, http.client.HTTPException) as e:
+        except (OSError, ValueError, IndexError, http.client.HTTPException) as e:
             return 503, str(e).encode()
 
     def log_message(self, format: str, *args: Any) -> None:
