@@ -19,6 +19,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.kube import names
 from oci_hook.kube.controller.copy import Copy
 from oci_hook.kube.controller.page import Page
+from oci_hook.kube.controller.router import Router
 from oci_hook.kube.controller.server import Server
 from oci_hook.kube.controller.service import Service
 from oci_hook.kube.node_info import Digest, NodeInventory, digest_text, inventory_text
@@ -119,7 +120,7 @@ class Scene:
 @asynccontextmanager
 async def served(page: Page, port: int = 0) -> AsyncIterator[str]:
     """The URL of the page on the loopback. port: 0 for any."""
-    server = Server(_no_service(), page)
+    server = Server(*_unasked(), page)
     with socket.create_server(("127.0.0.1", port)) as found:
         port = int(found.getsockname()[1])
     await server.listen_page("127.0.0.1", port)
@@ -129,9 +130,9 @@ async def served(page: Page, port: int = 0) -> AsyncIterator[str]:
         await server.close()
 
 
-def _no_service() -> Service:
-    """The page asks nothing of it."""
-    return Service.__new__(Service)
+def _unasked() -> tuple[Service, Router]:
+    """The page asks nothing of these."""
+    return Service.__new__(Service), Router.__new__(Router)
 
 
 def scene(nodes: int) -> Scene:

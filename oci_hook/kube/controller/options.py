@@ -13,7 +13,8 @@ class Options(Value):
     only; port 0: nowhere. names: for the serving certificate. certificate_life, key_life: in seconds. node_account: the
     service account of the DaemonSet's pods. metrics_token: "" for none. page_host, page_port: where to serve the page without a
     token, on the loopback only; port 0: nowhere. page_token: who has it gets the page at host and port, too; "": nobody. place:
-    over nodes. scheduler: for pods that name one of another system."""
+    over nodes. scheduler: for pods that name one of another system. pod: the one that we run in, "" for none. reached_at:
+    HOST:PORT for other controllers."""
 
     host: str
     port: int
@@ -37,6 +38,8 @@ class Options(Value):
     scheduler: str = "default-scheduler"
     queue_label: str = ""
     evict: bool = True
+    pod: str = ""
+    reached_at: str = ""
     taint: bool = True
 
 
@@ -74,3 +77,9 @@ def loopback(text: str) -> tuple[str, int]:
             Problem("GH-608", f"{host} is no loopback address; who asks from elsewhere uses --address and a token")
         )
     return host, port
+
+
+def reached_at(told: str, host: str, port: int) -> str:
+    """HOST:PORT for other controllers; "" where we listen everywhere and nobody told our address."""
+    name = told or ("" if host in ("0.0.0.0", "::") else host)
+    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}" if name else ""

@@ -16,6 +16,7 @@ import pytest
 from oci_hook.kube.controller import page as pages
 from oci_hook.kube.controller.certificates import Certificates, renewed
 from oci_hook.kube.controller.controller import _present
+from oci_hook.kube.controller.router import Router
 from oci_hook.kube.controller.server import MAX_AT_A_TIME, Server
 from oci_hook.kube.controller.service import Service
 from scripts.cluster_page import Scene, node, served
@@ -52,7 +53,7 @@ async def by_address(scene: Scene, token: str) -> AsyncIterator[Visitor]:
     _present(tls, renewed(Certificates(), ("localhost",), 86_400, time.time()))
     service = Service.__new__(Service)
     service._own = pages.own_secret.Own()
-    server, port = Server(service, scene.page(token)), free_port()
+    server, port = Server(service, Router.__new__(Router), scene.page(token)), free_port()
     await server.listen("127.0.0.1", port, tls)
     try:
         connector = aiohttp.TCPConnector(ssl=False)
