@@ -1,12 +1,14 @@
 """python -m scripts.cluster_page [--nodes N] [FILE.png]: draws docs/guide/cluster-page.png, the page of a cluster with simulated
-nodes and pods in a real browser. `Scene` is that cluster, for tests too: the controller's own copy, overview and server, without an
-API server."""
+nodes and pods in a real browser. --measure: what the page costs the controller and the browser. `Scene` is that cluster, for tests
+too: the controller's own copy, overview and server, without an API server."""
 
 import argparse
 import asyncio
+import gc
 import random
 import socket
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -165,12 +167,58 @@ async def draw(file: Path, nodes: int) -> None:
                 raise RuntimeError(str(browser.errors))
 
 
+def end_of_loading() -> None:
+    """As the controller does once it has read everything."""
+    gc.collect()
+    gc.freeze()
+
+
+async def measure(nodes: int) -> None:
+    """Processor time of this thread, in ms; bytes as they travel."""
+    made = Scene(nodes)
+    end_of_loading()
+    page = made.page()
+    for name in ("the first look", "nothing changed", "a tenth of the nodes changed"):
+        if name.startswith("a tenth"):
+            for i in range(0, nodes, 10):
+                made.copy.node(node(f"gpu-{i:04}"))
+        waits: list[float] = []
+        decisions = asyncio.create_task(_decide(waits))
+        await asyncio.sleep(0)
+        began = time.thread_time()
+        await page._look()
+        took = time.thread_time() - began
+        decisions.cancel()
+        waits.sort()
+        longest, most = 1e3 * waits[-1], 1e3 * waits[int(0.99 * len(waits))]
+        print(f"{nodes} nodes, {name}: {1e3 * took:.0f} ms; one piece p99 {most:.1f} ms, longest {longest:.1f} ms")
+    print(f"all: {len(await page._text(0, True))} bytes compressed, {len(await page._text(0, False))} plain")
+    with tempfile.TemporaryDirectory() as folder:
+        async with served(page) as url, Browser(Path(folder)) as browser:
+            await browser.size(390, 844)
+            await browser.open(url)
+            paint = await browser.run("performance.getEntriesByType('paint').map(e => Math.round(e.startTime))")
+            data = await browser.run("performance.getEntriesByType('resource').map(e => Math.round(e.responseEnd))")
+            print(f"in the browser: painted at {paint[-1]} ms, data there at {data[-1]} ms, bytes {browser.received}")
+
+
+async def _decide(waits: list[float]) -> None:
+    """Notes for how long the loop did something else."""
+    last = time.thread_time()
+    while True:
+        await asyncio.sleep(0)
+        now = time.thread_time()
+        waits.append(now - last)
+        last = now
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts.cluster_page")
     parser.add_argument("file", nargs="?", type=Path, default=REPO / "docs/guide/cluster-page.png")
     parser.add_argument("--nodes", type=int, default=40)
+    parser.add_argument("--measure", action="store_true")
     args = parser.parse_args()
-    asyncio.run(draw(args.file, args.nodes))
+    asyncio.run(measure(args.nodes) if args.measure else draw(args.file, args.nodes))
 
 
 if __name__ == "__main__":
