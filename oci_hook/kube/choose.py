@@ -55,10 +55,8 @@ class Question:
     def under(self, rules: Rules) -> "tuple[Asked, Need] | Problem":
         found = self._under.get(rules)
         if found is None:
-            if self._words is None:
-                found = _under(self.pod, rules)
-            else:
-                found = _understood(self._words, self.pod.containers, rules)
+            words, containers = self._words, self.pod.containers
+            found = _under(self.pod, rules) if words is None else _understood(words, containers, rules)
             self._under[rules] = found
         return found
 
@@ -71,6 +69,12 @@ class Question:
     def need(self, rules: Rules) -> Need | None:
         found = self.under(rules)
         return None if isinstance(found, Problem) else found[1]
+
+    @property
+    def least_mib(self) -> int:
+        """No node's rules make it less than this memory of one GPU; 0 for none that is known."""
+        found = self.under(PLAIN)
+        return 0 if isinstance(found, Problem) else found[1].mib
 
     def asked(self, rules: Rules) -> Asked:
         """Raises RequestError."""
@@ -108,7 +112,7 @@ def choose(
     order = order_for(state, question)
     if order == BINPACK and not whole_gpus(question):
         opening = 0
-        for name, room in state.cut.walk(order, among, question.need, used_mib=True):
+        for name, room in state.cut.in_use(among, question.need, question.least_mib):
             found = _try(state, question, name, room, tried, known)
             if isinstance(found, Fit):
                 if not opens(found, state, name, room):

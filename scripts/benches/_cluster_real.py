@@ -26,7 +26,10 @@ NOWHERE = 300  # pods that no GPU is large enough for
 CLIENT = {"qps": 5000, "burst": 5000}  # the default, 50 a second, would be all that is measured
 EXTENDER = 8460
 MEMORY = (7_000, 13_000, 23_000, 37_000, 50_000)
-BUDGETS = {1000: (0.90, 0.75), 5000: (0.85, 0.75)}  # of the plain scheduler's pods per second: bind admission, with filter
+BUDGETS = {
+    1000: (0.90, 0.75),
+    5000: (0.85, 0.75),
+}  # of the plain scheduler's pods per second: bind admission, with filter
 PLAIN, BIND, FILTER = "plain scheduler", "bind admission", "with filter"
 SAME = "plain scheduler, the same pods"  # with the sums that the create webhook adds, and no webhook
 SCHEDULED = 'scheduler_schedule_attempts_total{profile="default-scheduler",result="scheduled"} '

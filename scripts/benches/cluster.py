@@ -21,5 +21,6 @@ def run(short: bool, options) -> dict:
         figures |= _cluster_copy.run(short)
         found, rows = _cluster_real.run(short, tuple(options.nodes or (1000,)))
         figures |= found
-        for row in rows: print(row)
+        for row in rows:
+            print(row)
     return figures
