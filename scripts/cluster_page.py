@@ -145,14 +145,8 @@ def scene(nodes: int) -> Scene:
     broken = node("lab-2", 2, 24576, "NVIDIA A10")
     broken["metadata"]["annotations"][names.INVENTORY] = "{}"
     made.copy.node(broken)
-    full = "GH-201: no GPU has room for the request: "
-    made.wait(
-        "train-large-0",
-        "ml",
-        Waiting("GH-201", full + "memory 78Gi, the most that is free is 44559 MiB"),
-        memory="80Gi",
-    )
-    made.wait("eval-7", "vision", Waiting("GH-201", full + "12 whole GPUs, 8 are there"), gpus="12")
+    made.wait("train-large-0", "ml", Waiting("GH-201", "GH-201: no GPU has room for 81920 MiB"), memory="80Gi")
+    made.wait("eval-7", "vision", Waiting("GH-203", "GH-203: 12 GPUs are asked for, the node has 8"), gpus="12")
     made.wait("chat-7f", "search", None, memory="4Gi")
     return made
 

@@ -99,7 +99,7 @@ class Overview:
         """Brings all up to date. leader: is shown as it is."""
         version = self.version + 1
         changed = False
-        while not state.refresh(1):
+        while not state.refresh(4):
             yield
         states = dict.fromkeys(STATES, 0)
         sums = Sums()

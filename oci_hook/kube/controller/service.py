@@ -23,6 +23,8 @@ from oci_hook.kube.signing import Signer
 
 BIND, CREATE, FILTER, PREEMPT = "bind", "create", "filter", "preempt"
 
+OF_PODS = ("GH-601", "GH-602", "GH-603")  # why a Binding is denied, whatever its node
+
 
 class NotNow(Exception):
     """We do not lead, or do not know the whole cluster yet."""
@@ -46,6 +48,7 @@ class Service:
         log: Callable[[str], None],
     ) -> None:
         self._measure = measure
+        self.denied: Callable[[PodWords, str], None] = lambda pod, node: None  # a Binding, because of its node
         self.signer = Signer({})
         self.bound_at = float("-inf")  # when we allowed a Binding last, by `now`
         self._own = Own()
@@ -123,7 +126,10 @@ class Service:
     def _note(self, request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         pod = self._copy.state.pending(request.get("namespace") or "", request.get("name") or "")
         if pod is not None and not answer["response"]["allowed"]:
-            self._copy.waiting[pod.uid] = _why(answer["response"]["status"]["message"])
+            self._copy.waiting[pod.uid] = why = _why(answer["response"]["status"]["message"])
+            if why.code not in OF_PODS:
+                target = (request.get("object") or {}).get("target") or {}
+                self.denied(pod, str(target.get("name") or ""))
 
     # --- extender
 
