@@ -36,19 +36,8 @@ class Room:
     without containers. roomy_gpus: with room for some container."""
 
     __slots__ = (
-        *(
-            "rules",
-            "spots",
-            "most_mib",
-            "most_percent",
-            "most_grantable",
-            "least_grantable",
-            "least_context",
-            "most_compute",
-            "free_gpus",
-            "roomy_gpus",
-        ),
-        *("sum_mib", "containers"),
+        *("rules", "spots", "most_mib", "most_percent", "most_grantable", "least_grantable", "least_context"),
+        *("most_compute", "free_gpus", "roomy_gpus", "sum_mib", "containers"),
     )
 
     def __init__(self, rules: Rules, spots: tuple[Spot, ...]) -> None:
