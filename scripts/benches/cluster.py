@@ -75,10 +75,10 @@ def details() -> str:
 def tables(data: dict) -> list[list[list[str]]]:
     found = []
     if data.get("rounds"):
-        programs = list(data["rounds"][0]["cpu_ms"])
+        programs = [name for name in data["rounds"][0]["cpu_ms"] if name != "load generator"]
         found.append(
             [
-                ["nodes", "round", "pods/s", *(f"{name}, ms" for name in programs)],
+                ["nodes", "round", "pods/s", *programs],
                 *(
                     [
                         str(row["nodes"]),

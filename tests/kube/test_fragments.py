@@ -156,3 +156,18 @@ def test_a_new_leader_takes_off_what_it_does_not_need() -> None:
     made = Marker(api, state, lambda: True, lambda: 5.0, print)  # type: ignore[arg-type]
     asyncio.run(made._look())
     assert api.marked() == set()
+
+
+def test_a_controller_that_ends_leaves_no_taint() -> None:
+    state = cluster(6000, 10_000)
+    api = Api(state, 2)
+    made = Marker(api, state, lambda: True, lambda: 5.0, print)  # type: ignore[arg-type]
+
+    async def story() -> None:
+        made.denied(waiting(state, "p", memory=9000), "n0")
+        await made._look()
+        assert api.marked() == {"n0"}
+        await made.clear()
+        assert api.marked() == set()
+
+    asyncio.run(story())
