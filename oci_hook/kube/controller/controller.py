@@ -119,8 +119,11 @@ class Controller:
         tasks = [asyncio.create_task(job) for job in jobs]
         stop = asyncio.create_task(self._stop.wait())
         done, _ = await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        led = self.leader.leads()
         await self._hand_over()
         await self._server.close()
+        if led and self._options.taint:
+            await self._marker.clear()
         for task in (stop, *tasks):
             task.cancel()
         await asyncio.gather(stop, *tasks, return_exceptions=True)
