@@ -85,7 +85,7 @@ class Rounds:
             **{"fault_s": round(over - began, 2), "settle_s": round(time.monotonic() - over, 2)},
             **{"operations": [str(one) for one in operations], "not_done": dict(failed)},
             **{"refused": list(self.refused.values())[known:], "said": strike.said, "problems": found},
-            **{"revived": self.revived},
+            **{"revived": self.revived, "lastly": self.lastly},
             **{"pods": len(self.last.pods), "waiting": sum(not p.node for p in self.last.pods)},
         }
         if found:
@@ -115,6 +115,7 @@ class Rounds:
     def _settle(self, end: float) -> list[str]:
         """What is not as it should be at the end; at once where something is wrong that may never be."""
         self.revived: list[str] = []
+        self.lastly: list[str] = []  # what was not yet as it should be when all else was
         while True:
             try:
                 self.revived += self.site.revive()
@@ -128,6 +129,7 @@ class Rounds:
                 left = [f"somebody does not answer: {type(e).__name__} {e}"]
             if not left or time.monotonic() > end:
                 return left
+            self.lastly = left
             time.sleep(POLL)
 
     def _look(self) -> check.Snapshot:
