@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from oci_hook.config import settings as node_settings
 from oci_hook.core.rules import Rules
@@ -25,9 +26,10 @@ from oci_hook.kube.controller.copy import Copy
 from oci_hook.kube.controller.events import Events
 from oci_hook.kube.controller.evictor import Evictor
 from oci_hook.kube.controller.leader import Leader
+from oci_hook.kube.controller.marker import Marker
 from oci_hook.kube.controller.metrics import Metrics
 from oci_hook.kube.controller.objects import NAMESPACES, NODES, PODS, slim
-from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.options import Options, reached_at
 from oci_hook.kube.controller.own_secret import Own
 from oci_hook.kube.controller.peer import Peer
 from oci_hook.kube.controller.reflector import Reflector
@@ -80,9 +82,11 @@ class Controller:
             self._measure,
             log,
         )
+        self._marker = Marker(client, self._state, lambda: leads() and self._synced(), time.monotonic, log)
+        self._service.denied = self._marker.denied
         self._authority = Authority(client, options, self._use, leads, self._newest_key, log)
         self._takeover = Takeover(client, options, self._reflectors[-1], self._authority, log)
-        self._peer = Peer(self.leader, self._away, log)
+        self._peer = Peer(self.leader, self._away, self._find, log)
         self._options = options
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -106,6 +110,7 @@ class Controller:
             self._events.run(),
             self._evictor.run(),
             self._tainter.run(),
+            *([self._marker.run()] if self._options.taint else []),
             self._server.connections.run(),
             self._tick(),
         ]
@@ -148,6 +153,18 @@ class Controller:
                 self._log("lease not given back: the API server does not answer")
         if self._options.pod:
             await asyncio.sleep(DRAIN)
+
+    async def _find(self, identity: str) -> str:
+        """Where a leader of a version that did not write its address into the Lease (before 0.1.0's release) listens: in the pod
+        after which its identity is named. "" where there is no such pod."""
+        name = identity.rsplit("-", 2)[0]
+        try:
+            pod = await self._client.get(f"/api/v1/namespaces/{self._options.namespace}/pods/{quote(name, safe='')}")
+        except ApiError as e:
+            if e.status == 404:
+                return ""
+            raise
+        return reached_at((pod.get("status") or {}).get("podIP") or "", self._options.host, self._options.port)
 
     async def _away(self, pod: str) -> None:
         """The leader's machine is away: evicting its pod takes it out of the Service at once, not after a minute."""

@@ -3,8 +3,7 @@
 import asyncio
 import ssl
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 
@@ -26,10 +25,18 @@ class Unreachable(Exception):
 
 
 class Peer:
-    """away: called once with the pod of a leader that neither renews its Lease nor answers."""
+    """away: called once with the pod of a leader that neither renews its Lease nor answers. find: the address of a leader whose
+    Lease does not say it, by its identity."""
 
-    def __init__(self, leader: Leader, away: Callable[[str], Any], log: Callable[[str], None]) -> None:
-        self._leader, self._away, self._log = leader, away, log
+    def __init__(
+        self,
+        leader: Leader,
+        away: Callable[[str], Awaitable[None]],
+        find: Callable[[str], Awaitable[str]],
+        log: Callable[[str], None],
+    ) -> None:
+        self._leader, self._away, self._find, self._log = leader, away, find, log
+        self._found = "", ""  # identity, address
         self._tls: ssl.SSLContext | None = None
         self._session: aiohttp.ClientSession | None = None
         self._heard_at = float("-inf")
@@ -67,11 +74,14 @@ class Peer:
         self, method: str, path: str, body: bytes | None, headers: dict[str, str], seconds: float
     ) -> tuple[int, str, bytes]:
         leads = self._leader.other()
-        if leads is None or not leads.address or self._tls is None or self._session is None:
+        address = ""
+        if leads is not None:
+            address = leads.address or (self._found[1] if self._found[0] == leads.holder else "")
+        if not address or self._tls is None or self._session is None:
             raise Unreachable
         async with self._session.request(
             method,
-            f"https://{leads.address}{path}",
+            f"https://{address}{path}",
             data=body,
             headers=headers,
             ssl=self._tls,
@@ -87,6 +97,8 @@ class Peer:
             self._lost = ""
             return
         try:
+            if not leads.address and self._found[0] != leads.holder:
+                self._found = leads.holder, await self._find(leads.holder)
             await self._ask("GET", "/healthz", None, {}, LOOK)
         except Unreachable:
             return

@@ -22,6 +22,8 @@ from oci_hook.kube.signing import Signer
 
 BIND, CREATE, FILTER, PREEMPT = "bind", "create", "filter", "preempt"
 
+OF_PODS = ("GH-601", "GH-602", "GH-603")  # why a Binding is denied, whatever its node
+
 
 class NotNow(Exception):
     """We do not lead, or do not know the whole cluster yet."""
@@ -45,6 +47,7 @@ class Service:
         log: Callable[[str], None],
     ) -> None:
         self._measure = measure
+        self.denied: Callable[[PodWords, str], None] = lambda pod, node: None  # a Binding, because of its node
         self.signer = Signer({})
         self.bound_at = float("-inf")  # when we allowed a Binding last, by `now`
         self._own = Own()
@@ -122,7 +125,10 @@ class Service:
     def _note(self, request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         pod = self._copy.state.pending(request.get("namespace") or "", request.get("name") or "")
         if pod is not None and not answer["response"]["allowed"]:
-            self._copy.waiting[pod.uid] = _code(answer["response"]["status"]["message"])
+            self._copy.waiting[pod.uid] = code = _code(answer["response"]["status"]["message"])
+            if code not in OF_PODS:
+                target = (request.get("object") or {}).get("target") or {}
+                self.denied(pod, str(target.get("name") or ""))
 
     # --- extender
 

@@ -5,6 +5,7 @@ import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import aiohttp
 import pytest
@@ -42,6 +43,11 @@ class Held(Service):
         return await super().metrics_text()
 
 
+async def nothing(of: str) -> Any:
+    """There is no other controller."""
+    return ""
+
+
 def serve(act: Callable[[Held, Callable[[], Awaitable[tuple[int, str]]]], Awaitable[None]], token: str = "") -> None:
     """act: gets the service, and what asks for its metrics."""
 
@@ -66,7 +72,7 @@ def serve(act: Callable[[Held, Callable[[], Awaitable[tuple[int, str]]]], Awaita
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         _present(tls, renewed(Certificates(), ("localhost",), 86_400, time.time()))
         leader = Leader(client, "gpu-hook", "a", "", "", lambda term: None, lambda line: None)
-        router = Router(service, Peer(leader, lambda pod: None, lambda line: None))
+        router = Router(service, Peer(leader, nothing, nothing, lambda line: None))
         server, port = Server(service, router), free_port()
         await server.listen("127.0.0.1", port, tls)
         try:
