@@ -59,9 +59,14 @@ class Grants:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.RLock()
 
     def read(self, timeout: float = 10) -> list[Any]:
-        """Raises RuntimeError while the node is off."""
+        """Raises RuntimeError or CannotRun while the node is off."""
+        with self._lock:
+            return self._read(timeout)
+
+    def _read(self, timeout: float) -> list[Any]:
         if self._process is None or self._process.poll() is not None:
             line = [str(REPO / ".venv/bin/python3"), "-B", str(HERE / "grants.py"), "/run/gpu-hook"]
             self._process = subprocess.Popen(
@@ -85,10 +90,11 @@ class Grants:
         return found
 
     def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+                self._process.communicate()
+                self._process = None
 
 
 class Managed:
