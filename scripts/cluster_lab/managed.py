@@ -110,6 +110,7 @@ class Managed:
         self.grants: dict[str, Grants] = {}
         self.held: set[int] = set()  # ports of controllers that stay down
         self._trap: subprocess.Popen[bytes] | None = None
+        self._apis: list[Api] = []
         self._end = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -131,6 +132,7 @@ class Managed:
         self.clocks = {name: Clock(library, self.shared / f"clock-{name}") for name in names}
         self.grants = {node.name: Grants(node) for node in self.nodes}
         self.api = self.connect()
+        self._apis.append(self.api)
         self._objects()
         for port in PORTS:
             options = ("--extender-address", f"127.0.0.1:{port + 1}")
@@ -159,6 +161,8 @@ class Managed:
         if self._trap is not None:
             self._trap.kill()
             self._trap.wait()
+        for api in self._apis:
+            api.close()
         self.cluster.down()
 
     # ---- controllers ------------------------------------------------------------------------------------------------
