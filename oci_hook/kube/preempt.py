@@ -50,9 +50,7 @@ class Victims(Value):
 
 def online(question: Question) -> bool:
     found = question.under(PLAIN)
-    return not isinstance(found, Problem) and any(
-        request.terms.priority_class == ONLINE for _, _, request in found[0]
-    )
+    return not isinstance(found, Problem) and any(request.terms.priority_class == ONLINE for _, _, request in found[0])
 
 
 def yields(pod: Pod, question: Question, terms: Terms = USUAL) -> bool:

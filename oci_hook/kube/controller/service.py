@@ -3,6 +3,7 @@ stretch of code without `await`, so none sees half of another."""
 
 import time
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -17,9 +18,12 @@ from oci_hook.kube.controller.node_key import node_of
 from oci_hook.kube.controller.objects import PODS, slim
 from oci_hook.kube.controller.options import Options
 from oci_hook.kube.controller.own_secret import Own
+from oci_hook.kube.controller.preemptor import Preemptor
+from oci_hook.kube.controller.wanting import MOST_NODES
 from oci_hook.kube.pods import PodWords, words
 from oci_hook.kube.signing import Signer
 
+PREEMPTABLE = ("GH-201", "GH-204", "GH-609")  # refusals for what others hold
 BIND, CREATE, FILTER, PREEMPT = "bind", "create", "filter", "preempt"
 
 
@@ -36,6 +40,7 @@ class Service:
         client: Client,
         options: Options,
         copy: Copy,
+        preemptor: Preemptor,
         metrics: Metrics,
         mutation: mutate.Options,
         leads: Callable[[], bool],
@@ -44,7 +49,7 @@ class Service:
         measure: Callable[[], None],
         log: Callable[[str], None],
     ) -> None:
-        self._measure = measure
+        self._measure, self._preemptor = measure, preemptor
         self.signer = Signer({})
         self._own = Own()
         self._client, self._options, self._copy, self._metrics = client, options, copy, metrics
@@ -120,7 +125,10 @@ class Service:
     def _note(self, request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         pod = self._copy.state.pending(request.get("namespace") or "", request.get("name") or "")
         if pod is not None and not answer["response"]["allowed"]:
-            self._copy.waiting[pod.uid] = _code(answer["response"]["status"]["message"])
+            code = self._copy.waiting[pod.uid] = _code(answer["response"]["status"]["message"])
+            if code in PREEMPTABLE:  # the scheduler took this node without asking our extender
+                target = ((request.get("object") or {}).get("target") or {}).get("name") or ""
+                self._preemptor.note(pod, [target], more=True)
 
     # --- extender
 
@@ -136,6 +144,9 @@ class Service:
         refused = not (answer.get("NodeNames") or (answer.get("Nodes") or {}).get("items"))
         if refused and (uid := _uid(asked)) in self._copy.state.pods:
             self._copy.waiting[uid] = next((_code(text) for text in failed.values()), "GH-607")
+            if not isinstance(pod, Problem):
+                final = answer["FailedAndUnresolvableNodes"]
+                self._preemptor.note(pod, [name for name in islice(failed, MOST_NODES) if name not in final])
         self._count(FILTER, "refused" if refused else "ok", began)
         return answer
 
@@ -143,10 +154,13 @@ class Service:
         began = time.perf_counter()
         pod = await self._real(asked)
         refused = isinstance(pod, Problem)
-        answer = extender.NO_VICTIMS if isinstance(pod, Problem) else extender.preempt(asked, self._copy.state, pod)
+        answer = extender.NO_VICTIMS if isinstance(pod, Problem) else self._victims(asked, pod)
         self.check()
         self._count(PREEMPT, "refused" if refused else "ok", began)
         return answer
+
+    def _victims(self, asked: Any, pod: PodWords) -> Any:
+        return extender.preempt(asked, self._copy.state, pod, self._preemptor.budgets, self._preemptor.terms)
 
     async def _real(self, asked: Mapping[str, Any]) -> PodWords | Problem:
         """The pod that is asked about, as the API server has it: a caller may say anything, and a reservation for a pod that
@@ -193,6 +207,7 @@ class Service:
         metrics.objects.labels("nodes").set(len(state.nodes))
         metrics.objects.labels("pods").set(len(state.pods))
         metrics.objects.labels("reservations").set(len(state.reservations))
+        metrics.holds.set(sum(bool(one.victims) for one in state.reservations.values()))
         metrics.set_pending(self._copy.waiting.values())
         return await metrics.text(node_lines(list(state.nodes), lambda name: figures.of_node(state, name)))
 
