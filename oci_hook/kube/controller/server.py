@@ -20,7 +20,15 @@ BODY_SECONDS = HANDSHAKE_SECONDS = 5.0
 ENOUGH, PACE = 16, 0.004  # so many connections are accepted at once, the others with so many seconds between
 MAX_REVIEW = 8 << 20  # a pod has 1.5 MiB at most in etcd; an update's review has it twice
 MAX_FILTER = 64 << 20  # 5 000 whole Node objects, from a scheduler without nodeCacheCapable
-MAX_AT_A_TIME = {"review": 64, "filter": 2, "key": 8, "metrics": 4}
+MAX_AT_A_TIME = {"review": 64, "filter": 2, "dry-run": 1, "key": 8, "metrics": 4}
+
+# Path, as who asks has it -> what answers in dry_runs.py. The middle ones are Volcano's own names.
+DRY_RUNS = {
+    "dry-run": "pods",
+    "predicate": "predicate",
+    "jobEnqueueable": "job_enqueueable",
+    "filter-dry-run": "filter",
+}
 
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -135,10 +143,8 @@ class Server:
                 "bindings",
             ) else None, True
         if len(parts) == 3 and parts[0] == "extender" and own_secret.same(own.extender_token, parts[1]):
-            return self._verbs().get((request.method, f"/{parts[2]}")) if parts[2] in (
-                "filter",
-                "preempt",
-            ) else None, True
+            verb = parts[2] if parts[2] in ("filter", "preempt", *DRY_RUNS) else ""
+            return self._verbs().get((request.method, f"/{verb}")), True
         return None, False
 
     def _open(self) -> dict[str, Answer]:
@@ -150,6 +156,10 @@ class Server:
             ("POST", "/bindings"): self._json("review", MAX_REVIEW, self._service.review_binding),
             ("POST", "/filter"): self._json("filter", MAX_FILTER, self._service.filter),
             ("POST", "/preempt"): self._json("filter", MAX_FILTER, self._service.preempt),
+            **{
+                ("POST", f"/{path}"): self._json("review" if verb == "predicate" else "dry-run", MAX_FILTER, self._service.dry_run(verb))
+                for path, verb in DRY_RUNS.items()
+            },
         }
 
     def _json(self, bound: str, most: int, act: Callable[[Any], Awaitable[Any]]) -> Answer:

@@ -2,7 +2,7 @@
 stretch of code without `await`, so none sees half of another."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import islice
 from typing import Any
 from urllib.parse import quote
@@ -13,6 +13,7 @@ from oci_hook.kube.choose import Question
 from oci_hook.kube.controller import figures, own_secret
 from oci_hook.kube.controller.client import ApiError, Client
 from oci_hook.kube.controller.copy import Copy
+from oci_hook.kube.controller.dry_runs import DryRuns
 from oci_hook.kube.controller.metrics import Metrics, node_lines
 from oci_hook.kube.controller.node_key import node_of
 from oci_hook.kube.controller.objects import PODS, slim
@@ -53,6 +54,7 @@ class Service:
         self.signer = Signer({})
         self._own = Own()
         self._client, self._options, self._copy, self._metrics = client, options, copy, metrics
+        self._dry_runs = DryRuns(copy.state, self._mutating)
         self._mutation, self._leads, self._synced, self._now, self._log = mutation, leads, synced, now, log
 
     def own(self) -> Own:
@@ -84,10 +86,13 @@ class Service:
             if request.get("operation") == "UPDATE":
                 check_update(request.get("oldObject") or {}, pod)
                 return review.allowed(request)
-            done = mutate.mutate(pod, self._mutation.replace(modes=frozenset(self._copy.modes.values())))
+            done = mutate.mutate(pod, self._mutating())
         except GhError as e:
             return review.denied(request, e.problems)
         return review.allowed(request, done.patch, [str(problem) for problem in done.warnings])
+
+    def _mutating(self) -> mutate.Options:
+        return self._mutation.replace(modes=frozenset(self._copy.modes.values()))
 
     async def review_binding(self, asked: Any) -> Any:
         began = time.perf_counter()
@@ -157,6 +162,18 @@ class Service:
         answer = extender.NO_VICTIMS if isinstance(pod, Problem) else self._victims(asked, pod)
         self.check()
         self._count(PREEMPT, "refused" if refused else "ok", began)
+        return answer
+
+    def dry_run(self, verb: str) -> Callable[[Any], Awaitable[Any]]:
+        """verb: the name of one of dry_runs.py's answers."""
+
+        async def answer(asked: Any) -> Any:
+            began = time.perf_counter()
+            found = getattr(self._dry_runs, verb)(asked)
+            self.check()
+            self._count("dry-run", "ok", began)
+            return found
+
         return answer
 
     def _victims(self, asked: Any, pod: PodWords) -> Any:

@@ -13,18 +13,15 @@ from oci_hook.kube import mutate
 from oci_hook.kube.controller.access import Access, Token
 from oci_hook.kube.controller.client import Client
 from oci_hook.kube.controller.copy import Copy
-from oci_hook.kube.controller.events import Events
 from oci_hook.kube.controller.keys import Secrets
 from oci_hook.kube.controller.metrics import Metrics
 from oci_hook.kube.controller.objects import NAMESPACES, slim
 from oci_hook.kube.controller.options import Options
 from oci_hook.kube.controller.own_secret import Own
-from oci_hook.kube.controller.preemptor import Preemptor
 from oci_hook.kube.controller.service import NotNow, Service
-from oci_hook.kube.disruption import Budgets
-from oci_hook.kube.preempt import Terms
 from oci_hook.kube.state import ClusterState
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, node, pod
+from tests.kube.controller.parts import preemptor
 
 OPTIONS = Options("127.0.0.1", 0, "gpu-hook", ("a",))
 ENABLED = {"gpu-hook.io/namespace": "enabled"}
@@ -86,15 +83,6 @@ class Place:
     def preempt(self, obj: Any, name: str, uid: str) -> Any:
         asked = {"Pod": obj, "NodeNameToMetaVictims": {name: {"Pods": [{"UID": uid}], "NumPDBViolations": 0}}}
         return self.run(lambda service: service.preempt(asked))["NodeNameToMetaVictims"]
-
-
-def preemptor(client: Client, copy: Copy) -> Preemptor:
-    """One that only takes notes: it does not run."""
-    events = Events(client, lambda: 0.0)
-    return Preemptor(
-        *(client, copy.state, Budgets(), events, lambda: True, lambda: 0.0, "on", Terms()),
-        *(lambda outcome: None, lambda line: None),
-    )
 
 
 def of(obj: Any) -> str:
