@@ -43,17 +43,16 @@ def plain(spec: Mapping[str, Any]) -> bool:
 
 
 def accepts(node: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
-    """Whether the node's labels, taints and state let the pod in. Both: whole API objects."""
+    """Whether the node's labels and taints let the pod in; a node that is not ready has a taint. Both: whole API objects."""
     spec, wanted = node.get("spec") or {}, pod.get("spec") or {}
     labels = node["metadata"].get("labels") or {}
     if spec.get("unschedulable") or node["metadata"].get("deletionTimestamp"):
         return False
     if any(labels.get(key) != value for key, value in (wanted.get("nodeSelector") or {}).items()):
         return False
-    ready = [one.get("status") for one in (node.get("status") or {}).get("conditions") or () if one["type"] == "Ready"]
     tolerations = wanted.get("tolerations") or ()
     taints = [taint for taint in spec.get("taints") or () if taint.get("effect") in KEEPS_OFF]
-    return ready == ["True"] and all(_tolerated(taint, tolerations) for taint in taints)
+    return all(_tolerated(taint, tolerations) for taint in taints)
 
 
 def _tolerated(taint: Mapping[str, Any], tolerations: Iterable[Mapping[str, Any]]) -> bool:

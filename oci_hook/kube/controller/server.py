@@ -157,7 +157,9 @@ class Server:
             ("POST", "/filter"): self._json("filter", MAX_FILTER, self._service.filter),
             ("POST", "/preempt"): self._json("filter", MAX_FILTER, self._service.preempt),
             **{
-                ("POST", f"/{path}"): self._json("review" if verb == "predicate" else "dry-run", MAX_FILTER, self._service.dry_run(verb))
+                ("POST", f"/{path}"): self._json(
+                    "review" if verb == "predicate" else "dry-run", MAX_FILTER, self._service.dry_run(verb)
+                )
                 for path, verb in DRY_RUNS.items()
             },
         }
