@@ -30,6 +30,7 @@ MOST_HELD = 600.0  # seconds for which room is held while victims end
 AFTER = 90.0  # seconds for which it is held then: the scheduler of 1.20 looks again after 60 at most
 BARRED = 60.0  # seconds for which a pod is left alone that a budget protects
 TRIES = 3  # sets of victims for one attempt, and of one eviction
+RESTS = 4  # as after so many attempts in vain: 160 s at least between two sets of victims for one pod
 WAITING = 5.0  # seconds until we look again at a pod that waits for others to end
 PREEMPTS, WOULD, PREEMPTED = "GpuSharePreempts", "GpuShareWouldPreempt", "GpuSharePreempted"
 OFF, REPORT, ON = MODES = ("off", "report", "on")
@@ -100,6 +101,10 @@ class Preemptor:
         if pod.uid in state.reservations or await self._comes_free(want):
             want.at = self._now() + WAITING
             return
+        if want.acted:  # its room was made, and it is not there: something else keeps it off
+            want.acted = False
+            self.wanting.in_vain(want, self._now())
+            return
         for _ in range(TRIES):
             best = await self._best(want)
             if best is None:
@@ -108,7 +113,8 @@ class Preemptor:
             if fresh is None:
                 want.at = self._now() + WAITING
                 return
-            if want.unasked and not await self._accepts(best.node, fresh):
+            # Who names the nodes may be somebody else than the scheduler (service.py).
+            if not await self._accepts(best.node, fresh):
                 want.nodes = tuple(name for name in want.nodes if name != best.node)
             elif await self._all_may_end(best):
                 await self._act(want, best)
@@ -203,10 +209,11 @@ class Preemptor:
             self.wanting.in_vain(want, self._now())
             return
         self._state.hold(pod, found.node, again.fit, found.victims, self._now() + MOST_HELD)
-        want.at = self._now() + WAITING
+        want.at, want.acted, want.tries = self._now() + WAITING, True, max(RESTS, want.tries)
         for count, victim in enumerate(victims):
             if not await self._evict(victim, pod, found.node):
                 self._state.release(pod.uid)
+                want.acted = False
                 self._counted("stopped")
                 self.wanting.in_vain(want, self._now())
                 self._log(f"{count} of {len(victims)} victims were evicted for {pod.namespace}/{pod.name}")

@@ -59,4 +59,4 @@ class Unasked:
                 )
             ]
             if nodes:
-                self._wanting.note(pod, nodes, now, unasked=True)
+                self._wanting.note(pod, nodes, now)

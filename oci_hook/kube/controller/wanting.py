@@ -11,24 +11,22 @@ MOST_PODS, MOST_NODES = 1024, 500
 
 
 class Want:
-    """nodes: where the pod may go by everything but GPUs. at: when it is looked at next. unasked: the scheduler did not ask
-    us about these nodes, since our sums were taken there."""
+    """nodes: where the pod may go by everything but GPUs. at: when it is looked at next. acted: victims were ended for it."""
 
-    __slots__ = ("pod", "nodes", "at", "tries", "unasked", "told")
+    __slots__ = ("pod", "nodes", "at", "tries", "acted")
 
     def __init__(self, pod: PodWords, at: float) -> None:
         self.pod, self.at = pod, at
         self.nodes: tuple[str, ...] = ()
         self.tries = 0
-        self.unasked = False
-        self.told = ""
+        self.acted = False
 
 
 class Wanting:
     def __init__(self) -> None:
         self.pods: dict[str, Want] = {}
 
-    def note(self, pod: PodWords, nodes: Iterable[str], now: float, more: bool = False, unasked: bool = False) -> None:
+    def note(self, pod: PodWords, nodes: Iterable[str], now: float, more: bool = False) -> None:
         """more: these nodes besides those that are known: where nobody but the Binding asks, it asks for one."""
         want = self.pods.get(pod.uid)
         if want is None:
@@ -37,7 +35,6 @@ class Wanting:
             want = self.pods[pod.uid] = Want(pod, now + FIRST)
         known = want.nodes if more else ()
         want.nodes = tuple(islice(dict.fromkeys((*nodes, *known)), MOST_NODES))
-        want.unasked = unasked
 
     def _room_for(self, pod: PodWords) -> bool:
         least = min(self.pods.values(), key=lambda want: want.pod.priority)

@@ -31,10 +31,12 @@ class Place:
         self.state.apply_node(node("a", *([100] * (max(1, len(sizes))))))
         self.time, self.leads, self.mode = 100.0, True, mode
         self.objects: dict[str, Any] = {}
+        self.nodes: dict[str, Any] = {}
         self.texts: dict[str, str] = {}
         self.calls: list[tuple[str, str]] = []  # ("dry" | "evict" | "nominate" ..., name)
         self.refuses: Callable[[str, bool], int] = lambda name, dry: 0
         self.after: Callable[[str], None] = lambda path: None
+        self.between: Callable[[int], None] = lambda number: None
         self.outcomes: list[str] = []
         for n, size in enumerate(sizes):
             self.runs(pod(f"s{n}", memory=size, devices=f"GPU-a-{n}"))
@@ -66,6 +68,8 @@ class Place:
             if request.method == "GET" and "pods" in parts:
                 found = self.objects.get(name)
                 return web.json_response(found or {}, status=200 if found else 404)
+            if request.method == "GET":
+                return web.json_response(self.nodes.get(parts[-1], {"metadata": {}}))
             return web.json_response({"metadata": {}}, status=201)
         finally:
             self.after(request.path)
@@ -94,10 +98,11 @@ class Place:
             for obj in self.objects.values():
                 if not self.state.pods[obj["metadata"]["uid"]].node:
                     made.note(words(obj), self.wanting)
-            for _ in range(rounds):
+            for number in range(rounds):
                 self.time += every
                 self.state.tick(self.time)
                 await made._round()
+                self.between(number)
             return made
 
 
@@ -229,6 +234,34 @@ def test_two_for_the_same_room_take_one_set_each() -> None:
     place.run(10)
     assert len(place.evicted()) == 2 and len(set(place.evicted())) == 2
     assert set(place.state.reservations) == {"u-big0", "u-big1"}
+
+
+def test_nodes_that_do_not_let_the_pod_in_are_left_alone_whoever_named_them() -> None:
+    """Who knows the extender's token may name any node."""
+    place = Place(10)
+    place.waits(BIG)
+    place.nodes["a"] = {"metadata": {"name": "a"}, "spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}
+    place.run(5)
+    assert place.calls == [] and not place.state.reservations
+
+
+def test_a_second_set_of_victims_only_after_a_rest() -> None:
+    """The room was made and the pod did not come, whatever keeps it off."""
+    place = Place(10, 20)
+    place.waits(BIG)
+    ended: list[tuple[float, str]] = []
+
+    def between(number: int) -> None:
+        for name in place.evicted()[len(ended) :]:
+            ended.append((place.time, name))
+            place.state.remove_pod(f"u-{name}", place.time - 60)
+            place.state.tick(place.time)
+            place.state.release("u-big")  # as when its time is over
+            place.runs(pod(f"{name}-again", memory=15, devices=f"GPU-a-{name[1]}"))
+
+    place.between = between
+    place.run(60, every=5.0)
+    assert len(ended) == 2 and ended[1][0] - ended[0][0] >= 160
 
 
 def test_a_hold_ends_although_its_victim_never_does() -> None:
