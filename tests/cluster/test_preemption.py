@@ -85,6 +85,7 @@ def alive(plane: Plane) -> set[str]:
     return {pod["metadata"]["name"] for pod in plane.pods() if not pod["metadata"].get("deletionTimestamp")}
 
 
+DONE = 'gpu_hook_controller_preemptions_total{outcome="done"}'
 WHOLE = {"gpu-hook.io/gpus": "1"}
 
 
@@ -99,8 +100,12 @@ def test_a_whole_gpu_becomes_free_where_the_sums_have_room(plane: Plane, verb: b
     plane.bound("big", 120)
     always(5, lambda: len(alive(plane)) == 3)
     assert all(mib in (0, 4 * GIB) for mib in plane.granted().values())
+    figures = controller.figures()
+    asked = figures.get('gpu_hook_controller_answers_total{call="preempt",result="ok"}', 0)
+    print(f"verb {verb}: asked {asked}, done {figures.get(DONE, 0)}")
+    assert bool(asked) == verb  # 1.20 also asks about nodes whose sums have room
     if not verb:
-        assert controller.figures()['gpu_hook_controller_preemptions_total{outcome="done"}'] == 1
+        assert figures[DONE] == 1
         assert any("GpuSharePreempts: waits for the end of work/s" in said for said in plane.events("big"))
     assert controller.figures()["gpu_hook_controller_holds"] == 0
 
