@@ -10,6 +10,13 @@ from oci_hook.kube import extender, gang, mutate, volcano
 from oci_hook.kube.pods import words
 from oci_hook.kube.state import ClusterState
 
+# Path, as who asks has it -> what answers here. The middle ones are Volcano's own names.
+DRY_RUNS = {
+    "dry-run": "pods",
+    "predicate": "predicate",
+    "jobEnqueueable": "job_enqueueable",
+    "filter-dry-run": "filter",
+}
 MOST = 0.25  # seconds of one answer, in which nobody else is answered
 
 

@@ -10,8 +10,11 @@ class Evictions:
         self._client = client
         self._version = "policy/v1"
 
-    async def evict(self, namespace: str, name: str, uid: str, dry_run: bool = False) -> None:
-        """Raises ApiError: 404 and 409 where the pod is gone, 429 where a budget protects it, 500 where two budgets do."""
+    async def evict(self, namespace: str, name: str, uid: str = "", dry_run: bool = False) -> None:
+        """uid: "" for any pod of this name.
+
+        Raises ApiError: 404 and 409 where the pod is gone, 429 where a budget protects it, 500 where two budgets do.
+        """
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
         try:
             await self._client.post(path, self._body(namespace, name, uid, dry_run))
@@ -24,7 +27,7 @@ class Evictions:
             raise
 
     def _body(self, namespace: str, name: str, uid: str, dry_run: bool) -> dict[str, Any]:
-        options: dict[str, Any] = {"preconditions": {"uid": uid}}
+        options: dict[str, Any] = {"preconditions": {"uid": uid}} if uid else {}
         if dry_run:
             options["dryRun"] = ["All"]
         return {

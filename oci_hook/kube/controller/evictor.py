@@ -68,3 +68,7 @@ class Evictor:
         self._counted(one.code)
         self._log(f"evicted {one.namespace}/{one.name}: {one.words}")
         self.refusals.evicted(one, self._now())
+
+    async def evict(self, namespace: str, name: str, uid: str = "") -> None:
+        """Raises ApiError."""
+        await self._evictions.evict(namespace, name, uid)
