@@ -1,5 +1,6 @@
 """Chooses a node, and GPUs on it, for a pod: a first look at all nodes, then `allocate` on the best until one has room."""
 
+import functools
 from collections.abc import Collection, Iterable
 
 from oci_hook.core.allocate import TOO_SMALL
@@ -18,6 +19,7 @@ from oci_hook.kube.state import ClusterState
 PLAIN = Rules()
 BELOW_CONTEXT = "less memory than a program's context takes"
 MOST_WORK = 5_000  # containers times their GPUs that are placed for one answer: 0.7 s at most
+KEPT_WORDS = 4096  # characters of a pod's words that may be remembered with what they mean
 OPENING = 8  # nodes that are tried for room on GPUs in use, before a free GPU is taken
 
 
@@ -44,17 +46,17 @@ class Question:
 
     def __init__(self, pod: PodWords) -> None:
         self.pod = pod
+        words = tuple(pod.annotations.items())
+        size = sum(len(key) + len(value) for key, value in words) + 64 * len(pod.containers)
+        self._words = words if size <= KEPT_WORDS else None
         self.work = 0  # how much was placed so far; see MOST_WORK
         self._under: dict[Rules, tuple[Asked, Need] | Problem] = {}
 
     def under(self, rules: Rules) -> "tuple[Asked, Need] | Problem":
         found = self._under.get(rules)
         if found is None:
-            try:
-                requests = asked(self.pod, rules)
-                found = requests, need_of(requests, rules)
-            except RequestError as e:
-                found = e.problems[0]
+            words, containers = self._words, self.pod.containers
+            found = _under(self.pod, rules) if words is None else _understood(words, containers, rules)
             self._under[rules] = found
         return found
 
@@ -68,12 +70,34 @@ class Question:
         found = self.under(rules)
         return None if isinstance(found, Problem) else found[1]
 
+    @property
+    def least_mib(self) -> int:
+        """No node's rules make it less than this memory of one GPU; 0 for none that is known."""
+        found = self.under(PLAIN)
+        return 0 if isinstance(found, Problem) else found[1].mib
+
     def asked(self, rules: Rules) -> Asked:
         """Raises RequestError."""
         found = self.under(rules)
         if isinstance(found, Problem):
             raise RequestError(found)
         return found[0]
+
+
+@functools.lru_cache(512)
+def _understood(
+    words: tuple[tuple[str, str], ...], containers: tuple[tuple[str, str], ...], rules: Rules
+) -> "tuple[Asked, Need] | Problem":
+    """A pod is asked about by the filter and again at its Binding, and its owner's other pods say the same."""
+    return _under(PodWords("", "", "", containers, dict(words), False, 0), rules)
+
+
+def _under(pod: PodWords, rules: Rules) -> "tuple[Asked, Need] | Problem":
+    try:
+        requests = asked(pod, rules)
+        return requests, need_of(requests, rules)
+    except RequestError as e:
+        return e.problems[0]
 
 
 def choose(
@@ -88,7 +112,7 @@ def choose(
     order = order_for(state, question)
     if order == BINPACK and not whole_gpus(question):
         opening = 0
-        for name, room in state.cut.walk(order, among, question.need, used_mib=True):
+        for name, room in state.cut.in_use(among, question.need, question.least_mib):
             found = _try(state, question, name, room, tried, known)
             if isinstance(found, Fit):
                 if not opens(found, state, name, room):

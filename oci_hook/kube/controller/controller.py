@@ -27,6 +27,7 @@ from oci_hook.kube.controller.copy import Copy
 from oci_hook.kube.controller.events import Events
 from oci_hook.kube.controller.evictor import Evictor
 from oci_hook.kube.controller.leader import Leader
+from oci_hook.kube.controller.marker import Marker
 from oci_hook.kube.controller.metrics import Metrics
 from oci_hook.kube.controller.objects import NAMESPACES, NODES, PODS, slim
 from oci_hook.kube.controller.options import Options, reached_at
@@ -99,6 +100,8 @@ class Controller:
             self._measure,
             log,
         )
+        self._marker = Marker(client, self._state, lambda: leads() and self._synced(), time.monotonic, log)
+        self._service.denied = self._marker.denied
         self._authority = Authority(client, options, self._use, leads, self._newest_key, log)
         self._takeover = Takeover(client, options, self._reflectors[-1], self._authority, log)
         self._peer = Peer(self.leader, self._away, self._find, log)
@@ -127,6 +130,7 @@ class Controller:
             self._tainter.run(),
             self._budgets.run(),
             self._preemptor.run(),
+            *([self._marker.run()] if self._options.taint else []),
             self._server.connections.run(),
             self._tick(),
         ]

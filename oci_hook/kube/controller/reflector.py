@@ -142,9 +142,12 @@ class Reflector:
                 if status.code == 410:
                     raise Gone
                 raise ApiError(status.code, status.reason, status.message)
-            version = BOOKMARKS.decode(event.object).metadata.resourceVersion
-            if event.type != "BOOKMARK":
-                self._change(event.type, self.kind.objects.decode(event.object))
+            if event.type == "BOOKMARK":
+                version = BOOKMARKS.decode(event.object).metadata.resourceVersion
+            else:
+                thing = self.kind.objects.decode(event.object)
+                version = thing.get("metadata", {}).get("resourceVersion", "")
+                self._change(event.type, thing)
         except msgspec.DecodeError as e:
             self._version = ""  # an event was lost: only a list tells what it said
             raise ApiError(0, "", f"watch of {self.kind.path}: {e}") from None

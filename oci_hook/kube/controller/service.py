@@ -27,6 +27,8 @@ from oci_hook.kube.signing import Signer
 PREEMPTABLE = ("GH-201", "GH-204", "GH-609")  # refusals for what others hold
 BIND, CREATE, FILTER, PREEMPT = "bind", "create", "filter", "preempt"
 
+OF_PODS = ("GH-601", "GH-602", "GH-603")  # why a Binding is denied, whatever its node
+
 
 class NotNow(Exception):
     """We do not lead, or do not know the whole cluster yet."""
@@ -51,6 +53,7 @@ class Service:
         log: Callable[[str], None],
     ) -> None:
         self._measure, self._preemptor = measure, preemptor
+        self.denied: Callable[[PodWords, str], None] = lambda pod, node: None  # a Binding, because of its node
         self.signer = Signer({})
         self.bound_at = float("-inf")  # when we allowed a Binding last, by `now`
         self._own = Own()
@@ -132,10 +135,12 @@ class Service:
     def _note(self, request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         pod = self._copy.state.pending(request.get("namespace") or "", request.get("name") or "")
         if pod is not None and not answer["response"]["allowed"]:
-            code = self._copy.waiting[pod.uid] = _code(answer["response"]["status"]["message"])
-            if code in PREEMPTABLE:  # the scheduler took this node without asking our extender
-                target = ((request.get("object") or {}).get("target") or {}).get("name") or ""
-                self._preemptor.note(pod, [target], more=True)
+            self._copy.waiting[pod.uid] = code = _code(answer["response"]["status"]["message"])
+            if code not in OF_PODS:
+                target = str(((request.get("object") or {}).get("target") or {}).get("name") or "")
+                self.denied(pod, target)
+                if code in PREEMPTABLE:  # the scheduler took this node without asking our extender
+                    self._preemptor.note(pod, [target], more=True)
 
     # --- extender
 
