@@ -132,19 +132,25 @@ def mutated(pod: Mapping[str, Any], options: mutate.Options) -> dict[str, Any]:
     return {**pod, "metadata": meta}
 
 
-def roles_of(asked: Mapping[str, Any], options: mutate.Options) -> list[Role]:
-    """Of {"namespace": NAME, "pods": [{"name": NAME, "count": N, "template": PodTemplateSpec}, ...]}. Raises ValueError
-    and what `role_of` raises."""
+def roles_of(
+    asked: Mapping[str, Any], options: mutate.Options, enough: Callable[[], bool] = lambda: False
+) -> list[Role]:
+    """Of {"namespace": NAME, "pods": [{"name": NAME, "count": N, "template": PodTemplateSpec}, ...]}. enough: asked between
+    two templates, whether to stop. Raises ValueError and what `role_of` raises."""
     rows = asked["pods"]
     counts = [row.get("count", 1) for row in rows]
     if not all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts):
         raise ValueError("count is no number of pods")
     check_size(len(rows), sum(counts))
     namespace = str(asked.get("namespace") or "default")
-    return [
-        role_of(str(row.get("name") or f"pods {n}"), namespace, count, row["template"], options)
-        for n, (row, count) in enumerate(zip(rows, counts, strict=True))
-    ]
+    found = []
+    for n, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        name = str(row.get("name") or f"pods {n}")
+        if enough():
+            found.append(Role(name, count, PodWords("", namespace, name, (), {}, False, 0), TOO_LONG))
+        else:
+            found.append(role_of(name, namespace, count, row["template"], options))
+    return found
 
 
 def check_size(roles: int, pods: int) -> None:

@@ -31,9 +31,10 @@ class DryRuns:
         nodes = asked.get("nodes")
         if nodes is not None and not (isinstance(nodes, list) and all(isinstance(name, str) for name in nodes)):
             raise ValueError("nodes is no list of names")
-        roles = gang.roles_of(asked, self._mutation())
+        enough = _until(MOST)
+        roles = gang.roles_of(asked, self._mutation(), enough)
         among = None if nodes is None else frozenset(nodes)
-        return gang.as_data(gang.dry_run(self._state, roles, among, _until(MOST)))
+        return gang.as_data(gang.dry_run(self._state, roles, among, enough))
 
     def predicate(self, asked: Mapping[str, Any]) -> Any:
         return volcano.predicate(asked, self._state)
