@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from oci_hook.kube.choose import Question, Refused, judge
-from oci_hook.kube.gang import MOST_PODS, Role, dry_run
+from oci_hook.kube.gang import MOST_PODS, TOO_LONG, Role, dry_run
 from oci_hook.kube.pods import PodWords, words
 from oci_hook.kube.state import ClusterState
 
@@ -36,22 +36,28 @@ def predicate(asked: Mapping[str, Any], state: ClusterState) -> dict[str, Any]:
 
 
 def job_enqueueable(asked: Mapping[str, Any], state: ClusterState, enough: Callable[[], bool]) -> dict[str, Any]:
-    """A job whose pods are made only after it is let in (Volcano's own jobs) has none yet: no opinion."""
+    """A job whose pods are made only after it is let in (Volcano's own jobs) has none yet: no opinion; nor on one that is too
+    large to look at."""
     job = asked["job"]
-    waiting = [
-        words(task["Pod"])
-        for task in (job.get("Tasks") or {}).values()
-        if not (task["Pod"].get("spec") or {}).get("nodeName")
-    ]
-    asking = [pod for pod in waiting if Question(pod).asks]
-    if not asking or len(asking) > MOST_PODS:
+    pods = [task["Pod"] for task in (job.get("Tasks") or {}).values()]
+    waiting = [pod for pod in pods if not (pod.get("spec") or {}).get("nodeName")]
+    if len(waiting) > MOST_PODS:
         return {"status": NO_OPINION}
     alike: dict[tuple[object, ...], tuple[PodWords, int]] = {}
-    for pod in asking:
+    for pod in map(words, waiting):
         key = pod.containers, tuple(sorted(pod.annotations.items())), pod.priority
         alike[key] = pod, alike.get(key, (pod, 0))[1] + 1
-    roles = [Role(pod.name, count, pod) for pod, count in alike.values()]
+    roles = []
+    for pod, count in alike.values():
+        if enough():
+            return {"status": NO_OPINION}
+        if Question(pod).asks:
+            roles.append(Role(pod.name, count, pod))
+    if not roles:
+        return {"status": NO_OPINION}
     answer = dry_run(state, roles, enough=enough)
+    if any(one.why is TOO_LONG for one in answer.roles):
+        return {"status": NO_OPINION}
     missing = sum(one.count - one.fits for one in answer.roles)
     spare = max(0, len(waiting) - int(job.get("MinAvailable") or len(waiting)))
     return {"status": YES if missing <= spare else NO}

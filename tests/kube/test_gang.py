@@ -225,6 +225,15 @@ def test_volcano_s_job_is_let_in_where_enough_of_its_pods_fit(pods, least, statu
     assert seen(state) == before
 
 
+@pytest.mark.parametrize("looks", [0, 1, 2])
+def test_volcano_gets_no_opinion_on_what_takes_too_long(looks):
+    state = cluster(node("a", 100, 100))
+    tasks = {f"t{n}": {"Pod": pod(f"p{n}", memory=60 + n)} for n in range(2)}
+    left = iter([False] * looks + [True] * 9)
+    assert volcano.job_enqueueable({"job": {"Tasks": tasks}}, state, lambda: next(left)) == {"status": 0}
+    assert not state.reservations
+
+
 def test_volcano_s_pods_that_run_do_not_count_again():
     state = cluster(node("a", 100))
     running(state, pod("r", memory=60), "a")
