@@ -91,7 +91,8 @@ def plan(
     terms: Terms = USUAL,
     barred: Container[str] = (),
 ) -> Plan | None:
-    """The cheapest victims on this node, of those whom no disruption budget protects; None where they are not enough.
+    """The cheapest victims on this node, of those whom no disruption budget protects; None where they are not enough, or to
+    find them takes too long.
 
     barred: UIDs of pods that may not be chosen. Pods that end already count as gone.
     """
@@ -113,6 +114,8 @@ def plan(
     if len(uuids) > 1:  # all of one GPU: where a whole one must become free
         sets += [[pod for pod in lower if any(row.uuid == uuid for row in pod.rows)] for uuid in uuids]
     found = [one for some in sets if (one := _cheapest(state, question, node, some, gone, budgets)) is not None]
+    if question.work > MOST_WORK:
+        return None  # some may not be needed, and nobody looked
     return min(found, key=lambda one: (one.cost, one.victims), default=None)
 
 
@@ -179,6 +182,8 @@ def victims(
         enough = all(a >= b for a, b in zip(_freed(rest), least, strict=True))
         if enough and _without(state, question, node, gone | {other.uid for other in rest}) is not None:
             del lower[pod.uid]
+    if question.work > MOST_WORK:
+        return None
     others = [uid for uid in proposed if uid not in holders and uid not in gone]
     count = max(0, said - violations(budgets, ours)) + violations(budgets, lower.values())
     return Victims((*others, *sorted(lower)), min(count, len(others) + len(lower)))

@@ -1,6 +1,8 @@
 """The preemptor's steps against an API server that is played here: dry run, hold, evictions, and what stops them."""
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -275,6 +277,36 @@ def test_a_hold_ends_although_its_victim_never_does() -> None:
     assert not place.state.reservations
     place.run(5)
     assert place.evicted() == ["s0"]  # it ends already: nobody else need
+
+
+def test_a_pod_that_takes_long_to_place_holds_nobody_up_for_long() -> None:
+    """64 containers with a share each: without a bound, each node would take a minute."""
+    place = Place()
+    for name in [f"n{i}" for i in range(8)]:
+        place.state.apply_node(node(name, *[100] * 8))
+        for i in range(64):
+            obj = pod(f"{name}-{i}", memory=10)
+            place.state.apply_pod(obj)
+            answer = admission.bind(binding(obj, name), place.state, 0.0, SIGNER.sign)
+            place.state.apply_pod(bound(obj, name, alloc_of(answer)))
+    place.waits(pod("p", containers=[f"c{i}" for i in range(64)], memory=12, priority=9), *[f"n{i}" for i in range(8)])
+    longest = 0.0
+
+    async def beside() -> None:
+        nonlocal longest
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(0)
+            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+
+    async def both() -> None:
+        task = asyncio.create_task(beside())
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(place._run(1, FIRST + 1), 8)
+        task.cancel()
+
+    asyncio.run(both())
+    assert longest < 3 and place.evicted() == []
 
 
 def test_hundreds_that_fit_nowhere_cost_little_and_end_nobody() -> None:
