@@ -13,6 +13,7 @@ from scripts.cluster_lab.api import Api, Refused
 from scripts.cluster_lab.machine import wait
 from tests.cluster import lab
 from tests.cluster.plane import EXTENDER, PODS, Plane, make
+from tests.cluster.test_preemption import extender
 
 GIB = 1024
 BURST = 500
@@ -41,7 +42,7 @@ def plane(empty_plane: Plane) -> Iterator[Plane]:
     empty_plane.ready(empty_plane.controller("--extender-address", f"127.0.0.1:{EXTENDER}"))
     for n in range(20):
         empty_plane.node(f"n{n}", *[16 * GIB] * 4)
-    empty_plane.use_extender()
+    extender(empty_plane, preempt=True)
     yield empty_plane
     empty_plane.control.use_scheduler_config({})
     empty_plane.clean()
