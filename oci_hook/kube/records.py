@@ -17,11 +17,11 @@ from oci_hook.kube.pods import ENDED, PodWords, asked, words
 class Node:
     """text: the annotation with its inventory; "" before it has one. rules: its settings, with the policy of its label.
     mode: "whole", "shared" or "". key: the generation of its key. problem: why it cannot be chosen. listed: pods that hold
-    grants, as its ledger says. refused: pods that it refused, with the code."""
+    grants, as its ledger says. refused: pods that it refused, with the code. ours: its labels say that gpu-hook is to run there."""
 
     __slots__ = (
         *("name", "present", "text", "policy", "ledger", "rules", "mode", "key", "problem", "listed", "local"),
-        *("refused", "pods", "reserved", "taints"),
+        *("refused", "pods", "reserved", "taints", "ours"),
     )
 
     def __init__(self, name: str) -> None:
@@ -32,6 +32,7 @@ class Node:
         self.ledger = ""
         self.rules = Rules()
         self.mode = ""
+        self.ours = False
         self.key = 0
         self.problem = ""
         self.listed: dict[str, tuple[str, ...]] = {}
@@ -43,14 +44,14 @@ class Node:
 
 
 class Pod:
-    """words: only while it has no node. rows: what it was given. was_listed: its node's ledger had it once. gone: when the
+    """words, created: only while it has no node. rows: what it was given. was_listed: its node's ledger had it once. gone: when the
     object went away while its containers may still run; None while the object exists. claim: its decision, where we cannot verify
-    that, and the pod's words: counts as far as its node's ledger has it. offline: every container that asks was decided
-    to be of class offline. labels: of a pod with words of ours."""
+    that, and the pod's words: counts as far as its node's ledger has it. labels: of a pod with
+    words of ours."""
 
     __slots__ = (
         *("uid", "namespace", "name", "node", "words", "rows", "ended", "deleting", "daemon", "whole_node", "priority"),
-        *("was_listed", "gone", "claim", "offline", "labels"),
+        *("was_listed", "gone", "claim", "labels", "created"),
     )
 
     def __init__(self, obj: dict[str, Any]) -> None:
@@ -61,6 +62,7 @@ class Pod:
         self.name = said.name
         self.node = sys.intern((obj.get("spec") or {}).get("nodeName") or "")
         self.words: PodWords | None = None if self.node else said
+        self.created: str = "" if self.node else obj["metadata"].get("creationTimestamp") or ""
         self.rows: tuple[Row, ...] = ()
         self.ended = (obj.get("status") or {}).get("phase") in ENDED
         self.deleting = bool(obj["metadata"].get("deletionTimestamp"))
@@ -70,8 +72,12 @@ class Pod:
         self.was_listed = False
         self.gone: float | None = None
         self.claim: tuple[Decision, PodWords] | None = None
-        self.offline = False
         self.labels = _shared(obj["metadata"].get("labels") or {}) if said.annotations else ()
+
+    @property
+    def offline(self) -> bool:
+        """Whether all that it holds was decided to be of class offline."""
+        return bool(self.rows) and all(row.offline for row in self.rows)
 
     def counts(self, listed: bool) -> bool:
         """Whether its share is taken. listed: its node's ledger has it now. A container that waits for its next start holds
@@ -109,10 +115,6 @@ def _shared(labels: dict[str, str]) -> tuple[tuple[str, str], ...]:
     return _same(tuple(sorted(labels.items())))
 
 
-def is_offline(decision: Decision) -> bool:
-    return bool(decision.terms) and all(terms.priority_class == OFFLINE for _, terms in decision.terms)
-
-
 def rows_of(decision: Decision, pod: PodWords) -> tuple[Row, ...]:
     """What the decision gives the pod, as it counts."""
     alone: set[str] = set()
@@ -122,9 +124,11 @@ def rows_of(decision: Decision, pod: PodWords) -> tuple[Row, ...]:
         except RequestError:
             alone = {name for name, _ in pod.containers}
     parts = []
+    terms = dict(decision.terms)
     for name, kind in pod.containers:
+        offline = name in terms and terms[name].priority_class == OFFLINE
         rows = tuple(
-            Row(sys.intern(s.uuid), s.memory_mib, s.compute, not s.memory_mib, not s.memory_mib and name in alone)
+            Row(sys.intern(s.uuid), s.memory_mib, s.compute, w := not s.memory_mib, w and name in alone, offline)
             for s in decision.shares(name) or ()
         )
         parts.append((kind, rows))

@@ -4,9 +4,10 @@ Taken are, on each node: the shares of pods with a valid decision, those that th
 the grants that the node made without one, and reservations. A share is free when the node's ledger says so, not when its pod's object goes.
 """
 
+import itertools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from oci_hook.core import decision as decisions
@@ -14,6 +15,7 @@ from oci_hook.core.decision import Decision
 from oci_hook.core.grant import Grant, Identity
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.rules import BY_CLASS, Rules
+from oci_hook.core.terms import OFFLINE
 from oci_hook.core.value_parsers import policy
 from oci_hook.kube import names
 from oci_hook.kube.cut import Cut
@@ -21,7 +23,7 @@ from oci_hook.kube.fit import NOBODY, Fit, as_grants
 from oci_hook.kube.node_info import Digest, NodeInventory, read_digest, read_inventory
 from oci_hook.kube.peaks import Row
 from oci_hook.kube.pods import PodWords, words
-from oci_hook.kube.records import Node, Pod, Reservation, is_offline, rows_of
+from oci_hook.kube.records import Node, Pod, Reservation, rows_of
 from oci_hook.kube.room import room_of
 
 RESERVED = 30.0  # seconds until a reservation that no Binding consumed is dropped
@@ -58,6 +60,7 @@ class ClusterState:
         node = self._node(meta["name"])
         node.present, node.problem = True, ""
         node.mode = labels.get(names.MODE_LABEL) or T9K_MODES.get(labels.get(names.T9K_MODE, ""), "")
+        node.ours = any(labels.get(key) == value for key, value in names.ENABLING.items())
         node.taints = tuple(
             (t["key"], t.get("value") or "", t.get("effect") or "") for t in (obj.get("spec") or {}).get("taints") or ()
         )
@@ -198,6 +201,22 @@ class ClusterState:
                 found += as_grants(uid, one.fit.rows, identity(one.pod) if named else NOBODY)
         return tuple(found)
 
+    def holdings(self, node: Node) -> Iterator[tuple[str, str, tuple[Row, ...]]]:
+        """(UID, namespace, rows) of everything that `grants` counts; "" and "" for a grant without a decision."""
+        for grant in node.local:
+            offline = grant.terms.priority_class == OFFLINE
+            shares = grant.shares
+            yield "", "", tuple(Row(s.uuid, s.memory_mib, s.compute, s.whole, grant.exclusive, offline) for s in shares)
+        for uid, pod in node.pods.items():
+            if pod.rows and self._counts(pod):
+                yield uid, pod.namespace, pod.rows
+        for uid, one in node.reserved.items():
+            yield uid, one.pod.namespace, one.fit.rows
+
+    def without_node(self) -> list[Pod]:
+        """The pods that wait for a node."""
+        return [self.pods[uid] for uid in self._pending.values()]
+
     def others(self, node: Node, uid: str) -> bool:
         """Whether the node has anything but this pod and DaemonSets' pods."""
         known = {uid, *(pod.uid for pod in node.pods.values() if pod.daemon)}
@@ -216,9 +235,10 @@ class ClusterState:
                 return one.pod
         return None
 
-    def refresh(self) -> None:
-        """Brings the cut up to date with what changed."""
-        for name in self._changed:
+    def refresh(self, most: int | None = None) -> bool:
+        """Brings the cut up to date with what changed; `most` nodes of it. Whether nothing is left."""
+        for name in list(itertools.islice(self._changed, most)):
+            self._changed.discard(name)
             node = self.nodes[name]
             if node.present and node.text and not node.problem:
                 self.cut.put(name, room_of(self.inventory(node), self.grants(node), node.rules))
@@ -226,7 +246,7 @@ class ClusterState:
                 self.cut.drop(name)
                 if not (node.present or node.pods or node.reserved):
                     del self.nodes[name]
-        self._changed.clear()
+        return not self._changed
 
     # --- inside
 
@@ -258,11 +278,11 @@ class ClusterState:
     def _decide_rows(self, pod: Pod, obj: dict[str, Any], old: Pod | None) -> None:
         """What the pod holds, once it is known, stays: whoever may write to the pod cannot change it."""
         if old is not None and old.rows and old.claim is None:
-            pod.rows, pod.whole_node, pod.offline = old.rows, old.whole_node, old.offline
+            pod.rows, pod.whole_node = old.rows, old.whole_node
             return
         decision = _decision(pod, obj)
         if decision is not None and self._verify(decision):
-            pod.rows, pod.offline = rows_of(decision, words(obj)), is_offline(decision)
+            pod.rows = rows_of(decision, words(obj))
             return
         if old is not None and old.claim is not None:
             pod.claim, pod.whole_node = old.claim, old.whole_node
