@@ -141,7 +141,7 @@ class ClusterState:
         deadline = now + (CONFIRMED if bound else RESERVED)
         held = self.reservations.get(pod.uid)
         if held is not None and held.node == node and held.fit is found:
-            held.deadline, held.bound = deadline, bound
+            held.deadline, held.bound, held.victims = deadline, bound, ()
             return
         self.release(pod.uid)
         one = Reservation(pod, node, found, deadline, bound)
