@@ -46,12 +46,12 @@ class Node:
 class Pod:
     """words, created: only while it has no node. rows: what it was given. was_listed: its node's ledger had it once. gone: when the
     object went away while its containers may still run; None while the object exists. claim: its decision, where we cannot verify
-    that, and the pod's words: counts as far as its node's ledger has it. offline: every container that asks was decided
-    to be of class offline. labels: of a pod with words of ours."""
+    that, and the pod's words: counts as far as its node's ledger has it. labels: of a pod with
+    words of ours."""
 
     __slots__ = (
         *("uid", "namespace", "name", "node", "words", "rows", "ended", "deleting", "daemon", "whole_node", "priority"),
-        *("was_listed", "gone", "claim", "created", "offline", "labels"),
+        *("was_listed", "gone", "claim", "labels", "created"),
     )
 
     def __init__(self, obj: dict[str, Any]) -> None:
@@ -72,8 +72,12 @@ class Pod:
         self.was_listed = False
         self.gone: float | None = None
         self.claim: tuple[Decision, PodWords] | None = None
-        self.offline = False
         self.labels = _shared(obj["metadata"].get("labels") or {}) if said.annotations else ()
+
+    @property
+    def offline(self) -> bool:
+        """Whether all that it holds was decided to be of class offline."""
+        return bool(self.rows) and all(row.offline for row in self.rows)
 
     def counts(self, listed: bool) -> bool:
         """Whether its share is taken. listed: its node's ledger has it now. A container that waits for its next start holds
@@ -109,10 +113,6 @@ def _same(labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
 def _shared(labels: dict[str, str]) -> tuple[tuple[str, str], ...]:
     """In order; one tuple for all pods of one owner."""
     return _same(tuple(sorted(labels.items())))
-
-
-def is_offline(decision: Decision) -> bool:
-    return bool(decision.terms) and all(terms.priority_class == OFFLINE for _, terms in decision.terms)
 
 
 def rows_of(decision: Decision, pod: PodWords) -> tuple[Row, ...]:

@@ -23,7 +23,7 @@ from oci_hook.kube.fit import NOBODY, Fit, as_grants
 from oci_hook.kube.node_info import Digest, NodeInventory, read_digest, read_inventory
 from oci_hook.kube.peaks import Row
 from oci_hook.kube.pods import PodWords, words
-from oci_hook.kube.records import Node, Pod, Reservation, is_offline, rows_of
+from oci_hook.kube.records import Node, Pod, Reservation, rows_of
 from oci_hook.kube.room import room_of
 
 RESERVED = 30.0  # seconds until a reservation that no Binding consumed is dropped
@@ -141,7 +141,7 @@ class ClusterState:
         deadline = now + (CONFIRMED if bound else RESERVED)
         held = self.reservations.get(pod.uid)
         if held is not None and held.node == node and held.fit is found:
-            held.deadline, held.bound = deadline, bound
+            held.deadline, held.bound, held.victims = deadline, bound, ()
             return
         self.release(pod.uid)
         one = Reservation(pod, node, found, deadline, bound)
@@ -278,11 +278,11 @@ class ClusterState:
     def _decide_rows(self, pod: Pod, obj: dict[str, Any], old: Pod | None) -> None:
         """What the pod holds, once it is known, stays: whoever may write to the pod cannot change it."""
         if old is not None and old.rows and old.claim is None:
-            pod.rows, pod.whole_node, pod.offline = old.rows, old.whole_node, old.offline
+            pod.rows, pod.whole_node = old.rows, old.whole_node
             return
         decision = _decision(pod, obj)
         if decision is not None and self._verify(decision):
-            pod.rows, pod.offline = rows_of(decision, words(obj)), is_offline(decision)
+            pod.rows = rows_of(decision, words(obj))
             return
         if old is not None and old.claim is not None:
             pod.claim, pod.whole_node = old.claim, old.whole_node
