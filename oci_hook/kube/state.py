@@ -168,6 +168,11 @@ class ClusterState:
         pod = self.pods.get(self._pending.get((namespace, name), ""))
         return pod.words if pod is not None else None
 
+    def waiting(self) -> tuple[PodWords, ...]:
+        """The pods without a node."""
+        pods = (self.pods.get(uid) for uid in self._pending.values())
+        return tuple(pod.words for pod in pods if pod is not None and pod.words is not None)
+
     def inventory(self, node: Node) -> Inventory:
         """Raises KeyError for a node without one."""
         text, inventory = self._inventories.get(node.name, ("", None))

@@ -39,6 +39,7 @@ from oci_hook.kube.controller.server import Server
 from oci_hook.kube.controller.service import Service
 from oci_hook.kube.controller.taints import Tainter
 from oci_hook.kube.controller.takeover import Takeover
+from oci_hook.kube.controller.waker import Waker
 from oci_hook.kube.state import ClusterState
 
 TICK = 2.0  # seconds
@@ -88,6 +89,7 @@ class Controller:
         self._authority = Authority(client, options, self._use, leads, self._newest_key, log)
         self._takeover = Takeover(client, options, self._reflectors[-1], self._authority, log)
         self._peer = Peer(self.leader, self._away, self._find, log)
+        self._waker = Waker(client, options.namespace, self._state, self._copy.enabled, self._decides, log)
         self._options = options
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -113,14 +115,18 @@ class Controller:
             self._evictor.run(),
             self._tainter.run(),
             *([self._marker.run()] if self._options.taint else []),
+            self._waker.run(),
             self._server.connections.run(),
             self._tick(),
         ]
         tasks = [asyncio.create_task(job) for job in jobs]
         stop = asyncio.create_task(self._stop.wait())
         done, _ = await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        led = self.leader.leads()
         await self._hand_over()
         await self._server.close()
+        if led and self._options.taint:
+            await self._marker.clear()
         for task in (stop, *tasks):
             task.cancel()
         await asyncio.gather(stop, *tasks, return_exceptions=True)
