@@ -104,7 +104,7 @@ def test_selectors_labels_and_versions_fit() -> None:
     assert address == f"--address=0.0.0.0:{port['containerPort']}"
     assert (
         page == "--page-address=127.0.0.1:9410"
-        and "port-forward deployment/gpu-hook-controller 9410" in (REPO / "docs/guide/kubernetes.md").read_text()
+        and "port-forward deployment/gpu-hook-controller 9410" in PAGE.read_text()
     )
 
 
