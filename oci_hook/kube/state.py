@@ -215,7 +215,7 @@ class ClusterState:
 
     def without_node(self) -> list[Pod]:
         """The pods that wait for a node."""
-        return [self.pods[uid] for uid in self._pending.values()]
+        return [pod for uid in self._pending.values() if (pod := self.pods.get(uid)) is not None]
 
     def others(self, node: Node, uid: str) -> bool:
         """Whether the node has anything but this pod and DaemonSets' pods."""
