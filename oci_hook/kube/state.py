@@ -112,6 +112,13 @@ class ClusterState:
         else:
             self._forget(pod)
 
+    def forget(self, uid: str) -> None:
+        """As though this pod had never been, to ask what would be without it."""
+        self.release(uid)
+        pod = self.pods.get(uid)
+        if pod is not None:
+            self._forget(pod)
+
     def tick(self, now: float) -> tuple[PodWords, ...]:
         """Drops what is over by now. Returns the pods whose Binding was answered long ago and whose object still has no
         node here: the caller asks the API server for them, and then calls apply_pod, remove_pod or release."""
