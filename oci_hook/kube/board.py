@@ -4,7 +4,7 @@ While a pod is moved, its old and its new share both count, since its successor 
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from oci_hook.core.allocate import Usage, usage
@@ -47,6 +47,7 @@ class Board:
     """cut_short: not every place of a pod was looked at, since there are too many."""
 
     def __init__(self, state: ClusterState, movers: dict[str, Mover], free: dict[str, Amounts]) -> None:
+        """free: by node, what is left of its other resources; nothing is judged where it is not there."""
         state.refresh()
         self.state, self.movers = state, movers
         self.cut_short = False
@@ -129,12 +130,23 @@ class Board:
                     loads.setdefault(uuid, []).append(load)
             found = tuple(
                 Stack(use, (of := tuple(loads.get(use.gpu.uuid, ()))), use.containers - sum(load[2] for load in of))
-                for use in usage(self.state.inventory(node), self.grants(key), node.rules)
+                for use in self._uses(key)
             )
             self._stacks[key] = found
         return found
 
-    def spare(self, moved: Moved, name: str, needs: Amounts) -> bool:
+    def _uses(self, key: Key) -> tuple[Usage, ...]:
+        """As `usage` counts; from what the cut knows already, where that is the same."""
+        node = self.state.nodes[key[0]]
+        inventory, room = self.state.inventory(node), self.state.cut.rooms[key[0]]
+        if key[1] or any(spot.alone for spot in room.spots):
+            return usage(inventory, self.grants(key), node.rules)
+        return tuple(
+            Usage(gpu, spot.free_mib, spot.free_compute, spot.containers, False, spot.whole)
+            for gpu, spot in zip(inventory.gpus, room.spots, strict=True)
+        )
+
+    def spare(self, moved: Moved, name: str, needs: Callable[[], Amounts]) -> bool:
         """Whether the node has what a pod requests besides GPUs."""
         free = self._free.get(name)
         if not free:
@@ -145,7 +157,7 @@ class Board:
             for resource, amount in mover.needs.items():
                 if resource in left:
                     left[resource] += amount * ((mover.node == name) - (place.node == name))
-        return all(left[resource] >= amount for resource, amount in needs.items() if resource in left)
+        return all(left[resource] >= amount for resource, amount in needs().items() if resource in left)
 
     # --- where a pod could go
 
@@ -178,13 +190,14 @@ class Board:
     def options(self, moved: Moved, uid: str, names: Iterable[str]) -> Iterator[Place]:
         """The places on these nodes to which the pod could go next."""
         mover, question, now = self.movers[uid], self.question(uid), self.place(moved, uid)
+        allowed = mover.allowed
         for name in names:
-            if name not in mover.allowed or self.barred(question, name):
+            if name not in allowed or self.barred(question, name):
                 continue
             key = self.key(moved, name)
             room = self.room(key)
             need = question.need(room.rules)
-            if need is None or not may_fit(room, need) or not self.spare(moved, name, mover.needs):
+            if need is None or not may_fit(room, need) or not self.spare(moved, name, lambda: mover.needs):
                 continue
             for uuids in self._sets(room, question.asked(room.rules), key):
                 found = self.fit(key, question, uuids)

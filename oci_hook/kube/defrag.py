@@ -70,6 +70,11 @@ def for_pod(
 ) -> Plan:
     """The fewest moves after which the pod has room on one of the allowed nodes. stop: whether the time is up."""
     board = Board(state, movers, free)
+    state.refresh()
+    now = choose(state, question, allowed)
+    if isinstance(now, Chosen) and board.spare((), now.node, lambda: needs):
+        gpus = Free(board).free
+        return Plan((), True, True, Place(now.node, now.fit.rows), (gpus, gpus))
     goal = Roomy(board, question, allowed, needs)
     least = goal.least(())
     steps, proven = None, least == NEVER or least > most

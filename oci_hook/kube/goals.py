@@ -44,7 +44,7 @@ class Roomy:
         return None
 
     def fits_on(self, moved: Moved, name: str) -> bool:
-        enough = self.board.spare(moved, name, self._needs)
+        enough = self.board.spare(moved, name, lambda: self._needs)
         return enough and self.board.fit(self.board.key(moved, name), self.question) is not None
 
     def least_on(self, moved: Moved, name: str) -> float:
@@ -54,7 +54,8 @@ class Roomy:
         for _, _, request in self.question.asked(rules):
             if not request.gpus or request.narrow_to == ():
                 continue
-            costs = sorted(min(to_clear(s, wish, request, rules) for wish in request.gpus) for s in stacks)
+            wishes = tuple(dict.fromkeys(request.gpus))
+            costs = sorted(min(to_clear(s, wish, request, rules) for wish in wishes) for s in stacks)
             wanted = len(costs) if request.every_gpu and request.narrow_to is None else len(request.gpus)
             if wanted > len(costs):
                 return NEVER

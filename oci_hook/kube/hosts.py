@@ -112,7 +112,7 @@ def _tolerates(toleration: dict[str, Any], taint: dict[str, Any]) -> bool:
     if (toleration.get("effect") or taint["effect"]) != taint["effect"]:
         return False
     if toleration.get("operator") == "Exists":
-        return (toleration.get("key") or taint["key"]) == taint["key"]
+        return toleration.get("key") in (None, "", taint["key"])
     same = toleration.get("key") == taint["key"] and (toleration.get("value") or "") == (taint.get("value") or "")
     return bool(same)
 

@@ -6,24 +6,37 @@ from typing import Any
 from oci_hook.kube.budgets import Budget, in_the_way
 from oci_hook.kube.hosts import Amounts, Hosts, requests, rules_about_others
 from oci_hook.kube.peaks import Row
-from oci_hook.kube.pods import words
 from oci_hook.kube.records import Pod
 from oci_hook.kube.state import ClusterState
 
 
 class Mover:
-    """A pod that may be moved. obj: its API object. needs: what it requests besides GPUs. allowed: the nodes that are for it."""
+    """A pod that may be moved. obj: its API object."""
 
-    __slots__ = ("uid", "namespace", "name", "owner", "node", "rows", "obj", "needs", "allowed")
+    __slots__ = ("uid", "namespace", "name", "node", "rows", "obj", "_hosts")
 
     def __init__(self, pod: Pod, obj: dict[str, Any], hosts: Hosts) -> None:
         self.uid, self.namespace, self.name = pod.uid, pod.namespace, pod.name
-        self.owner = owner_of(obj)
         self.node: str = pod.node
         self.rows: tuple[Row, ...] = pod.rows
         self.obj = obj
-        self.needs: Amounts = requests(obj)
-        self.allowed = hosts.allowed(obj)
+        self._hosts = hosts
+
+    # Not kept: few of many pods are asked for these.
+
+    @property
+    def owner(self) -> str:
+        return owner_of(self.obj)
+
+    @property
+    def needs(self) -> Amounts:
+        """What it requests besides GPUs."""
+        return requests(self.obj)
+
+    @property
+    def allowed(self) -> frozenset[str]:
+        """The nodes that are for it."""
+        return self._hosts.allowed(self.obj)
 
 
 def movers(
@@ -54,7 +67,7 @@ def why_fixed(pod: Pod, obj: dict[str, Any], budgets: Iterable[Budget]) -> str:
         return "without an owner that would make it anew"
     if pod.claim is not None:
         return "with a decision that cannot be verified"
-    if pod.whole_node or words(obj).whole_node:
+    if pod.whole_node:
         return "with a node of its own"
     if any(row.whole or row.alone for row in pod.rows):
         return "with whole GPUs"
