@@ -34,6 +34,13 @@ NEEDS = "the controller needs packages that a node does not: `pip install 'gpu-h
 @click.option("--certificate-days", type=click.FloatRange(min=0.0005), default=90.0, help="Life of our certificates.")
 @click.option("--key-days", type=click.FloatRange(min=0.001), default=30.0, help="After so long nodes get new keys.")
 @click.option("--evict/--no-evict", default=True, help="Evict pods that their node refused.")
+@click.option(
+    "--interference",
+    type=click.Choice(["on", "off"]),
+    default="off",
+    show_default=True,
+    help="Of equal places, take the one whose containers were measured to disturb least.",
+)
 def controller(**given: Any) -> None:
     """Run the cluster's controller: webhooks, the scheduler's extender, evictions, taints, nodes' keys.
 
@@ -79,6 +86,7 @@ def options_of(given: dict[str, Any], options: Any, access: Any) -> Any:
         scheduler=given["scheduler"],
         queue_label=given["queue_label"],
         evict=given["evict"],
+        interference=given["interference"] == "on",
     )
 
 

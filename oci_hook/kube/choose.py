@@ -7,7 +7,8 @@ from oci_hook.core.rules import Rules, order_of
 from oci_hook.core.terms import ONLINE
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem, RequestError
-from oci_hook.kube.cut import BINPACK, SPREAD_SHARES, SPREAD_WHOLE
+from oci_hook.kube import calm
+from oci_hook.kube.cut import BINPACK, KEYS, SPREAD_SHARES, SPREAD_WHOLE
 from oci_hook.kube.fit import Fit, NoFit, fit, pinned
 from oci_hook.kube.names import NODE_PLACEMENT
 from oci_hook.kube.pods import Asked, PodWords, asked
@@ -88,20 +89,47 @@ def choose(
     order = order_for(state, question)
     if order == BINPACK and not whole_gpus(question):
         opening = 0
-        for name, room in state.cut.walk(order, among, question.need, used_mib=True):
+        walk = state.cut.walk(order, among, question.need, used_mib=True)
+        for name, room in walk:
             found = _try(state, question, name, room, tried, known)
             if isinstance(found, Fit):
                 if not opens(found, state, name, room):
-                    return Chosen(name, found)
+                    return _of_equals(state, question, order, Chosen(name, found), walk, tried, known, opening=False)
                 opening += 1
                 if opening == OPENING:
                     break
-    for name, room in state.cut.walk(order, among, question.need):
+    walk = state.cut.walk(order, among, question.need)
+    for name, room in walk:
         found = _try(state, question, name, room, tried, known)
         if isinstance(found, Fit):
-            return Chosen(name, found)
+            return _of_equals(state, question, order, Chosen(name, found), walk, tried, known)
     names = state.nodes if among is None else among
     return {name: tried[name] if name in tried else _no_look(state, question, name) for name in names}
+
+
+def _of_equals(
+    state: ClusterState,
+    question: Question,
+    order: str,
+    first: Chosen,
+    rest: Iterable[tuple[str, Room]],
+    tried: dict[str, Refused],
+    known: dict[object, Refused],
+    opening: bool = True,
+) -> Chosen:
+    """The first choice, which is the answer but for ClusterState.interference: then the calmest of those that the order puts level
+    with it. opening: a free GPU may be taken."""
+    if not state.interference:
+        return first
+    options = [first]
+    for name, room in rest:
+        if KEYS[order](room) != KEYS[order](state.cut.rooms[first.node]) or len(options) == calm.MOST:
+            break
+        found = _try(state, question, name, room, tried, known)
+        if isinstance(found, Fit) and (opening or not opens(found, state, name, room)):
+            options.append(Chosen(name, found))
+    asked = [(one.node, one.fit, question.asked(state.nodes[one.node].rules)) for one in options]
+    return Chosen(*calm.calmest(state, question.pod.uid, asked))
 
 
 def judge(state: ClusterState, question: Question, name: str) -> Fit | Refused:

@@ -12,7 +12,7 @@ class Options(Value):
     """host, port: where to listen. extender_host, extender_port: where to answer a scheduler without a token, on the loopback
     only; port 0: nowhere. names: for the serving certificate. certificate_life, key_life: in seconds. node_account: the
     service account of the DaemonSet's pods. metrics_token: "" for none. place: over nodes. scheduler: for pods that name one of another
-    system."""
+    system. interference: what nodes measure decides between equal places."""
 
     host: str
     port: int
@@ -34,6 +34,7 @@ class Options(Value):
     queue_label: str = ""
     evict: bool = True
     taint: bool = True
+    interference: bool = False
 
 
 def address(text: str) -> tuple[str, int]:
