@@ -54,7 +54,7 @@ class NodeBusy:
                     self._means[key] = _Mean(now)
                 else:
                     self._means[key].take(now, min(100.0, max(0.0, float(duty))), max(0.0, float(burst)))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass
         self._means = {key: mean for key, mean in self._means.items() if now - mean.last < FORGOTTEN}
 
