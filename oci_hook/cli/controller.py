@@ -33,6 +33,14 @@ NEEDS = "the controller needs packages that a node does not: `pip install 'gpu-h
 @click.option("--metrics-token-file", type=click.File("r"), help="/metrics requires the first line of this file.")
 @click.option("--certificate-days", type=click.FloatRange(min=0.0005), default=90.0, help="Life of our certificates.")
 @click.option("--key-days", type=click.FloatRange(min=0.001), default=30.0, help="After so long nodes get new keys.")
+@click.option("--pod", envvar="POD_NAME", default="", metavar="NAME", help="Our own pod. [environment: POD_NAME]")
+@click.option(
+    "--reached-at",
+    envvar="POD_IP",
+    default="",
+    metavar="HOST",
+    help="Where other controllers reach us. [environment: POD_IP; default: --address's host]",
+)
 @click.option("--evict/--no-evict", default=True, help="Evict pods that their node refused.")
 @click.option(
     "--interference",
@@ -87,6 +95,8 @@ def options_of(given: dict[str, Any], options: Any, access: Any) -> Any:
         queue_label=given["queue_label"],
         evict=given["evict"],
         interference=given["interference"] == "on",
+        pod=given["pod"],
+        reached_at=options.reached_at(given["reached_at"], host, port),
     )
 
 

@@ -99,7 +99,7 @@ def parsed(data: bytes) -> NodeKeys:
     if len(data) > MAX_KEYS:
         raise ValueError(f"more than {MAX_KEYS} bytes")
     said = fastjson.loads_unique(data)
-    if not isinstance(said, dict) or said.keys() != {"node", "keys"} or not isinstance(said["keys"], dict):
+    if not isinstance(said, dict) or not said.keys() >= {"node", "keys"} or not isinstance(said["keys"], dict):
         raise ValueError("not an object with node and keys")
     if not isinstance(said["node"], str) or not said["node"] or not decision.NAME.issuperset(said["node"]):
         raise ValueError("node is no name")

@@ -66,7 +66,11 @@ class Usage(Value):
 
 def usage(inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tuple[Usage, ...]:
     """What these grants leave of each GPU, in inventory order."""
-    return tuple(_usage(gpu, grants, rules) for gpu in inventory.gpus)
+    taken: dict[str, list[tuple[Share, bool]]] = {}
+    for grant in grants:
+        for share in grant.shares:
+            taken.setdefault(share.uuid, []).append((share, grant.exclusive))
+    return tuple(_usage(gpu, taken.get(gpu.uuid, []), rules) for gpu in inventory.gpus)
 
 
 def placement_of(request: Request, rules: Rules) -> str:
@@ -134,23 +138,20 @@ def allocate(
     return Allocation(shares, alone, tuple(notes))
 
 
-def _usage(gpu: Gpu, grants: tuple[Grant, ...], rules: Rules) -> Usage:
-    memory = compute = containers = 0
+def _usage(gpu: Gpu, taken: list[tuple[Share, bool]], rules: Rules) -> Usage:
+    """taken: the shares of this GPU, and whether their grant is exclusive."""
+    memory = compute = 0
     alone = whole = False
-    for grant in grants:
-        for share in grant.shares:
-            if share.uuid != gpu.uuid:
-                continue
-            containers += 1
-            if grant.exclusive or (share.whole and rules.whole_gpus == "exclusive"):
-                alone = True
-            elif share.whole:
-                whole = True
-            else:
-                memory += share.memory_mib
-                compute += share.compute
+    for share, exclusive in taken:
+        if exclusive or (share.whole and rules.whole_gpus == "exclusive"):
+            alone = True
+        elif share.whole:
+            whole = True
+        else:
+            memory += share.memory_mib
+            compute += share.compute
     free = 0 if alone or whole else max(0, gpu.memory_mib - rules.reserve(gpu.memory_mib) - memory)
-    return Usage(gpu, free, 0 if alone or whole else max(0, 100 - compute), containers, alone, whole)
+    return Usage(gpu, free, 0 if alone or whole else max(0, 100 - compute), len(taken), alone, whole)
 
 
 def wishes_of(

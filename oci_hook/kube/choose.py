@@ -1,5 +1,6 @@
 """Chooses a node, and GPUs on it, for a pod: a first look at all nodes, then `allocate` on the best until one has room."""
 
+import functools
 from collections.abc import Collection, Iterable
 
 from oci_hook.core.allocate import TOO_SMALL
@@ -19,6 +20,7 @@ from oci_hook.kube.state import ClusterState
 PLAIN = Rules()
 BELOW_CONTEXT = "less memory than a program's context takes"
 MOST_WORK = 5_000  # containers times their GPUs that are placed for one answer: 0.7 s at most
+KEPT_WORDS = 4096  # characters of a pod's words that may be remembered with what they mean
 OPENING = 8  # nodes that are tried for room on GPUs in use, before a free GPU is taken
 
 
@@ -45,17 +47,17 @@ class Question:
 
     def __init__(self, pod: PodWords) -> None:
         self.pod = pod
+        words = tuple(pod.annotations.items())
+        size = sum(len(key) + len(value) for key, value in words) + 64 * len(pod.containers)
+        self._words = words if size <= KEPT_WORDS else None
         self.work = 0  # how much was placed so far; see MOST_WORK
         self._under: dict[Rules, tuple[Asked, Need] | Problem] = {}
 
     def under(self, rules: Rules) -> "tuple[Asked, Need] | Problem":
         found = self._under.get(rules)
         if found is None:
-            try:
-                requests = asked(self.pod, rules)
-                found = requests, need_of(requests, rules)
-            except RequestError as e:
-                found = e.problems[0]
+            words, containers = self._words, self.pod.containers
+            found = _under(self.pod, rules) if words is None else _understood(words, containers, rules)
             self._under[rules] = found
         return found
 
@@ -69,12 +71,34 @@ class Question:
         found = self.under(rules)
         return None if isinstance(found, Problem) else found[1]
 
+    @property
+    def least_mib(self) -> int:
+        """No node's rules make it less than this memory of one GPU; 0 for none that is known."""
+        found = self.under(PLAIN)
+        return 0 if isinstance(found, Problem) else found[1].mib
+
     def asked(self, rules: Rules) -> Asked:
         """Raises RequestError."""
         found = self.under(rules)
         if isinstance(found, Problem):
             raise RequestError(found)
         return found[0]
+
+
+@functools.lru_cache(512)
+def _understood(
+    words: tuple[tuple[str, str], ...], containers: tuple[tuple[str, str], ...], rules: Rules
+) -> "tuple[Asked, Need] | Problem":
+    """A pod is asked about by the filter and again at its Binding, and its owner's other pods say the same."""
+    return _under(PodWords("", "", "", containers, dict(words), False, 0), rules)
+
+
+def _under(pod: PodWords, rules: Rules) -> "tuple[Asked, Need] | Problem":
+    try:
+        requests = asked(pod, rules)
+        return requests, need_of(requests, rules)
+    except RequestError as e:
+        return e.problems[0]
 
 
 def choose(
@@ -89,12 +113,12 @@ def choose(
     order = order_for(state, question)
     if order == BINPACK and not whole_gpus(question):
         opening = 0
-        walk = state.cut.walk(order, among, question.need, used_mib=True)
-        for name, room in walk:
+        rest = state.cut.in_use(among, question.need, question.least_mib)
+        for name, room in rest:
             found = _try(state, question, name, room, tried, known)
             if isinstance(found, Fit):
                 if not opens(found, state, name, room):
-                    return _of_equals(state, question, order, Chosen(name, found), walk, tried, known, opening=False)
+                    return _of_equals(state, question, "", Chosen(name, found), rest, tried, known)
                 opening += 1
                 if opening == OPENING:
                     break
@@ -115,21 +139,33 @@ def _of_equals(
     rest: Iterable[tuple[str, Room]],
     tried: dict[str, Refused],
     known: dict[object, Refused],
-    opening: bool = True,
 ) -> Chosen:
     """The first choice, which is the answer but for ClusterState.interference: then the calmest of those that the order puts level
-    with it. opening: a free GPU may be taken."""
+    with it. order: of the rest; "" where it is by the GPUs in use."""
     if not state.interference:
         return first
     options = [first]
+    level = _level(state, order, first)
     for name, room in rest:
-        if KEYS[order](room) != KEYS[order](state.cut.rooms[first.node]) or len(options) == calm.MOST:
+        if len(options) == calm.MOST or (order and KEYS[order](room) != level):
             break
         found = _try(state, question, name, room, tried, known)
-        if isinstance(found, Fit) and (opening or not opens(found, state, name, room)):
+        if isinstance(found, Fit):
+            if not order and (opens(found, state, name, room) or _level(state, order, Chosen(name, found)) != level):
+                break
             options.append(Chosen(name, found))
     asked = [(one.node, one.fit, question.asked(state.nodes[one.node].rules)) for one in options]
     return Chosen(*calm.calmest(state, question.pod.uid, asked))
+
+
+def _level(state: ClusterState, order: str, chosen: Chosen) -> object:
+    """What is equal for choices that the order puts level."""
+    room = state.cut.rooms[chosen.node]
+    if order:
+        return KEYS[order](room)
+    taken = {row.uuid for row in chosen.fit.rows}
+    gpus = state.inventory(state.nodes[chosen.node]).gpus
+    return sorted((s.free_mib, s.free_compute) for gpu, s in zip(gpus, room.spots, strict=True) if gpu.uuid in taken)
 
 
 def judge(state: ClusterState, question: Question, name: str) -> Fit | Refused:

@@ -208,7 +208,9 @@ def _elsewhere(board: Board, goal: Roomy, name: str, uids: tuple[str, ...], stop
 def _roomy(board: Board, uid: str, used: bool = False) -> list[str]:
     """Nodes with room for the pod, those first that packing takes first."""
     question, mover = board.question(uid), board.movers[uid]
-    walk = board.state.cut.walk(BINPACK, mover.allowed, question.need, used_mib=used)
+    cut, allowed = board.state.cut, mover.allowed
+    in_use = cut.in_use(allowed, question.need, question.least_mib)
+    walk = in_use if used else cut.walk(BINPACK, allowed, question.need)
     return [name for name, _ in itertools.islice(walk, NEAR)]
 
 

@@ -16,6 +16,7 @@ LEDGER = PREFIX_KEY + "ledger"  # annotation: kube/node_info.py
 NODE_LABEL = PREFIX_KEY + "node"  # label: "true" where gpu-hook is to run
 POLICY_LABEL = PREFIX_KEY + "policy"  # label: default policy of the node's containers
 MODE_LABEL = PREFIX_KEY + "mode"  # label: "whole" or "shared"
+FRAGMENTED = PREFIX_KEY + "fragmented"  # taint: kube/fragments.py
 
 # On namespaces.
 NAMESPACE_LABEL = PREFIX_KEY + "namespace"

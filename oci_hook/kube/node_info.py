@@ -6,6 +6,9 @@ parent, instance, gi, ci, arch, brand, no_limits, context_mib], ...], "links": [
 is not the default}, "imex": bool, "key": generation of the key that the node has, 0 for none}.
 i and j are places in "gpus".
 
+Nodes and controller may be of versions next to each other. Who adds something adds it at the end of a row, or as a new key with a
+default; who reads leaves out what it does not know. tests/kube/formats/ has what earlier versions wrote.
+
 ledger: {"v": 1, "pods": {POD'S UID: [container, ...]}, "local": [GRANT, ...], "refused": {POD'S UID: code}}. "pods" has the
 pods of which containers hold grants as their decision says; GRANT is a grant that no decision made (plain docker, static
 pods), or one that its decision does not explain: [name, uid or "", [[i, MiB, compute, ceiling, whole], ...], class,
@@ -39,6 +42,7 @@ GPU_FIELDS = (
     *("uuid", "index", "minor", "memory_mib", "name", "numa", "parent"),
     *("instance", "gi", "ci", "arch", "brand", "no_limits", "context_mib"),
 )
+KNOWN_RULES = frozenset(Rules().fields())
 
 
 class NodeInventory(Value):
@@ -78,13 +82,16 @@ def inventory_text(node: NodeInventory) -> str:
 
 
 def read_inventory(text: str, known: bool = False) -> NodeInventory:
-    """Raises ValueError for anything that `inventory_text` does not write. known: this text was read before."""
+    """Raises ValueError for anything that `inventory_text` does not write, but for what a newer node adds: that is left out.
+    known: this text was read before."""
     data = _object(text)
     try:
-        gpus = tuple(Gpu(**dict(zip(GPU_FIELDS, row, strict=True))) for row in data["gpus"])
+        gpus = tuple(Gpu(**dict(zip(GPU_FIELDS, row, strict=False))) for row in data["gpus"])
         if not known:
             _check_gpus(gpus)
-        rules: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in data["rules"].items()}
+        rules: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in data["rules"].items() if name in KNOWN_RULES
+        }
         _check_rules(rules)
         inventory = Inventory(
             boot_id="",
@@ -144,14 +151,14 @@ def _grant_row(grant: Grant, place: dict[str, int]) -> list[Any]:
 
 
 def _grant(row: Any, number: int, inventory: Inventory) -> Grant:
-    name, uid, shares, priority, exclusive = row
+    name, uid, shares, priority, exclusive = row[:5]
     if priority not in CLASSES:
         raise ValueError("has a grant of an unknown class")
     return Grant(
         key=f"local-{number}",
         who=Identity("", str(name), "", pod_uid=str(uid)),
         life=Life(""),
-        shares=tuple(_share(inventory, *share) for share in shares),
+        shares=tuple(_share(inventory, *share[:5]) for share in shares),
         terms=Terms(priority_class=str(priority)),
         exclusive=bool(exclusive),
     )
@@ -182,8 +189,6 @@ def _check_gpus(gpus: tuple[Gpu, ...]) -> None:
 def _check_rules(rules: dict[str, Any]) -> None:
     plain = Rules().fields()
     for name, value in rules.items():
-        if name not in plain:
-            raise ValueError(f"has the unknown rule {name[:40]}")
         good = type(value) is type(plain[name]) and (type(value) is not int or _is_count(value))
         if name == "memory_reserve" and isinstance(value, tuple):
             good = len(value) == 2 and value[0] == "percent" and _is_count(value[1]) and value[1] <= 100

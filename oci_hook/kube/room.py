@@ -31,11 +31,11 @@ class Spot(NamedTuple):
 
 
 class Room:
-    """A node's GPUs, and their largest figures. most_percent: of a GPU's grantable memory. most_used_mib: on a GPU that is
-    in use. free_gpus: without containers. roomy_gpus: with room for some container."""
+    """A node's GPUs, and their largest figures. most_percent: of a GPU's grantable memory. least_mib: that of the smallest
+    GPU. free_gpus: without containers. roomy_gpus: with room for some container."""
 
     __slots__ = (
-        *("rules", "spots", "most_mib", "most_percent", "most_used_mib", "most_compute", "free_gpus", "roomy_gpus"),
+        *("rules", "spots", "most_mib", "most_percent", "least_mib", "most_compute", "free_gpus", "roomy_gpus"),
         *("sum_mib", "containers"),
     )
 
@@ -43,7 +43,7 @@ class Room:
         self.rules = rules
         self.spots = spots
         self.most_mib = max((s.free_mib for s in spots), default=0)
-        self.most_used_mib = max((s.free_mib for s in spots if s.containers), default=0)
+        self.least_mib = min((s.memory_mib - rules.reserve(s.memory_mib) for s in spots), default=0)
         self.most_compute = max((s.free_compute for s in spots), default=0)
         self.most_percent = max((_percent(s, rules) for s in spots), default=0)
         self.free_gpus = sum(not s.containers for s in spots)

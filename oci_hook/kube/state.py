@@ -20,6 +20,7 @@ from oci_hook.kube.cut import Cut
 from oci_hook.kube.fit import NOBODY, Fit, as_grants
 from oci_hook.kube.interference import of_pods
 from oci_hook.kube.node_info import Digest, NodeInventory, read_digest, read_inventory
+from oci_hook.kube.peaks import Row
 from oci_hook.kube.pods import PodWords, words
 from oci_hook.kube.records import Node, Pod, Reservation, rows_of
 from oci_hook.kube.room import room_of
@@ -89,6 +90,7 @@ class ClusterState:
                 self.pods[pod.uid] = pod
                 self._pending[pod.namespace, pod.name] = pod.uid
             return
+        due, before = pod.node in self._changed or pod.node not in self.nodes, self._held(pod.uid, pod.node)
         if old is not None and old.node:
             self._forget(old)
             pod.was_listed = old.was_listed
@@ -99,6 +101,8 @@ class ClusterState:
         pod.was_listed |= pod.uid in node.listed
         self.pods[pod.uid] = node.pods[pod.uid] = pod
         self._changed.add(pod.node)
+        if not due and self._held(pod.uid, pod.node) == before:
+            self._changed.discard(pod.node)  # as most events: a new status, or the pod of a reservation
 
     def remove_pod(self, uid: str, now: float) -> None:
         """The object is gone. now: seconds of any steady clock, the same in all calls."""
@@ -223,6 +227,13 @@ class ClusterState:
         self._changed.clear()
 
     # --- inside
+
+    def _held(self, uid: str, name: str) -> tuple[Row, ...]:
+        """What counts for the pod on this node, by its reservation or by its decision."""
+        node = self.nodes.get(name)
+        pod, one = (node.pods.get(uid), node.reserved.get(uid)) if node is not None else (None, None)
+        rows = pod.rows if pod is not None and pod.rows and self._counts(pod) else ()
+        return (*rows, *one.fit.rows) if one is not None else rows
 
     def _node(self, name: str) -> Node:
         node = self.nodes.get(name)

@@ -2,108 +2,215 @@
 objects, so no container runs: what is measured is placing. Each round: the scheduler is stopped, the pods are made, the
 scheduler starts, and the time from the first pod's node to the last one's counts."""
 
+import http.client
 import json
 import shutil
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+from oci_hook.kube import names
+from scripts.benches import _cluster_cpu as cpu
 from scripts.cluster_lab import plain_nodes
-from scripts.cluster_lab.api import Api
+from scripts.cluster_lab.api import Api, socket_in
 from scripts.cluster_lab.cluster import Cluster
 from scripts.cluster_lab.controllers import OPTED_IN, OWN, Controller, configure
 from scripts.cluster_lab.machine import wait
 
-NODES, PODS, SIZES = 1000, 2000, [81559] * 8
+PODS, SIZES = 2000, [81559] * 8
 SHORT_NODES, SHORT_PODS = 200, 400
+NOWHERE = 300  # pods that no GPU is large enough for
 CLIENT = {"qps": 5000, "burst": 5000}  # the default, 50 a second, would be all that is measured
 EXTENDER = 8460
 MEMORY = (7_000, 13_000, 23_000, 37_000, 50_000)
+BUDGETS = {
+    1000: (0.90, 0.75),
+    5000: (0.85, 0.75),
+}  # of the plain scheduler's pods per second: bind admission, with filter
+PLAIN, BIND, FILTER = "plain scheduler", "bind admission", "with filter"
+SAME = "plain scheduler, the same pods"  # with the sums that the create webhook adds, and no webhook
+SCHEDULED = 'scheduler_schedule_attempts_total{profile="default-scheduler",result="scheduled"} '
 
 
-def run(short: bool) -> dict:
-    nodes, pods = (SHORT_NODES, SHORT_PODS) if short else (NODES, PODS)
+def run(short: bool, sizes: tuple[int, ...]) -> "tuple[dict, list]":
+    """(figures, one row per round). sizes: numbers of nodes, ascending."""
+    pods = SHORT_PODS if short else PODS
     folder = Path(tempfile.mkdtemp(prefix="gpu-hook-bench-"))
     cluster = Cluster(folder / "state")
+    figures: dict = {}
+    rows: list = []
     try:
         flags = {
             "kube-controller-manager": [plain_nodes.NO_CONTROLLER_MANAGER_OF_NODES],
             "kube-apiserver": ["--max-requests-inflight=2000", "--max-mutating-requests-inflight=1000"],
         }
         cluster.up([], flags=flags)
-        return Rounds(cluster, folder, nodes, pods).all()
+        rounds = Rounds(cluster, folder, pods)
+        for nodes in (SHORT_NODES,) if short else sizes:
+            figures |= rounds.all(nodes, whole=nodes == sizes[0] or short)
+            rows += rounds.rows
     finally:
         cluster.down()
         shutil.rmtree(folder, ignore_errors=True)
+    return figures, rows
 
 
 class Rounds:
-    def __init__(self, cluster: Cluster, folder: Path, nodes: int, pods: int) -> None:
-        self.cluster, self.control, self.pods = cluster, cluster.control, pods
+    def __init__(self, cluster: Cluster, folder: Path, pods: int) -> None:
+        self.cluster, self.control, self.pods, self.nodes = cluster, cluster.control, pods, 0
         self.api = self._api()
-        self.controller = Controller(self.control, folder, 8443, "--extender-address", f"127.0.0.1:{EXTENDER}")
+        self.rows: list[dict] = []
+        self.folder = folder
         for name, labels in ((OWN, {}), ("plain", {}), ("work", OPTED_IN)):
             self.api("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}})
-        self._each(nodes, lambda api, n: plain_nodes.create_node(api, plain_nodes.node(f"n{n:04}", SIZES)))
+        configure(self.api, f"https://10.99.0.1:{8443}")
+        self.controller = Controller(self.control, folder, 8443, "--extender-address", f"127.0.0.1:{EXTENDER}")
 
-    def all(self) -> dict:
-        plain = [self.round("plain", False)]
-        configure(self.api, f"https://10.99.0.1:{self.controller.port}")
+    def all(self, nodes: int, whole: bool) -> dict:
+        """The figures with so many nodes. whole: also churn, and pods that fit nowhere."""
+        first, self.nodes, self.rows = self.nodes, nodes, []
+        make = self._make_node
+        self._each(nodes - first, lambda api, n: make(api, first + n))
+        plain = [self.round(PLAIN)]
+        same = self.round(SAME)
         self.controller.start()
         try:
             wait(120, "the controller is ready", self.controller.ready)
             time.sleep(3)  # the API server reads the webhooks' tokens
-            bind = self.round("work", False)
-            both = self.round("work", True)
-            plain.append(self.round("plain", False))
-            figures = self.controller.figures()
+            bind, both = self.round(BIND), self.round(FILTER)
+            plain.append(self.round(PLAIN))
+            more = {}
+            if whole:
+                beside = self.round(FILTER, nowhere=min(NOWHERE, self.pods // 4))
+                more["beside_pods_that_fit_nowhere_ratio"] = figure(beside / both, "x")
+                more |= self.churn()
+            seen = self.controller.figures()
             memory = self.controller.memory_mb()
         finally:
             self.controller.stop()
         base = sum(plain) / len(plain)
-        refused = sum(value for name, value in figures.items() if name.startswith("gpu_hook_controller_refusals_total"))
-        return {
+        refused = sum(value for name, value in seen.items() if refusal(name, "bind"))
+        least = BUDGETS.get(nodes, (None, None))
+        found = {
             "plain_pods_per_s": figure(base, "1/s"),
+            "plain_same_pods_per_s": figure(same, "1/s"),
             "bind_admission_pods_per_s": figure(bind, "1/s"),
             "with_filter_pods_per_s": figure(both, "1/s"),
-            "bind_admission_ratio": figure(bind / base, "x", 0.90, least=True),
-            "with_filter_ratio": figure(both / base, "x", 0.75, least=True),
-            "refused_at_bind": figure(refused, ""),
-            "create_p99_ms": figure(1000 * quantile(figures, "create", 0.99), "ms", 3),
-            "bind_p99_ms": figure(1000 * quantile(figures, "bind", 0.99), "ms", 2),
-            "filter_p99_ms": figure(1000 * quantile(figures, "filter", 0.99), "ms", 10),
+            "bind_admission_ratio": figure(bind / base, "x", least[0], least=True),
+            "with_filter_ratio": figure(both / base, "x", least[1], least=True),
+            **more,
+            "refused_at_bind": figure(refused, "", 0),
+            "create_p99_ms": figure(1000 * quantile(seen, "create", 0.99), "ms", 3),
+            "bind_p99_ms": figure(1000 * quantile(seen, "bind", 0.99), "ms", 2),
+            "filter_p50_ms": figure(1000 * quantile(seen, "filter", 0.50), "ms", 1),
+            "filter_p99_ms": figure(1000 * quantile(seen, "filter", 0.99), "ms", 10),
             "controller_mb_at_this_size": figure(memory, "MB"),
+            **self.shares(),
+        }
+        return {f"{name}_{nodes}": value for name, value in found.items()}
+
+    def shares(self) -> dict:
+        """Processor time: of the controller for a pod, and of all programs beside the plain scheduler's round."""
+        rows = {row["round"]: row for row in self.rows if not row["nowhere"]}
+        base = total(rows[PLAIN])
+        return {
+            "bind_controller_cpu_ms_per_pod": figure(rows[BIND]["cpu_ms"]["controller"], "ms"),
+            "filter_controller_cpu_ms_per_pod": figure(rows[FILTER]["cpu_ms"]["controller"], "ms"),
+            "same_pods_cpu_ratio": figure(base / total(rows[SAME]), "x"),
+            "bind_admission_cpu_ratio": figure(base / total(rows[BIND]), "x"),
+            "with_filter_cpu_ratio": figure(base / total(rows[FILTER]), "x"),
         }
 
-    def round(self, namespace: str, extender: bool) -> float:
-        """Pods per second."""
+    def round(self, kind: str, nowhere: int = 0) -> float:
+        """Pods per second, of those that have room."""
+        namespace = "plain" if kind in (PLAIN, SAME) else "work"
         self.control.stop("kube-scheduler")
+        before = self._cpu()
         pods = f"/api/v1/namespaces/{namespace}/pods"
-        self._each(self.pods, lambda api, n: api("POST", pods, pod(n, namespace == "plain")))
-        self.control.scheduler_config.write_text(scheduler(extender))
-        begun, last, count = 0.0, time.monotonic(), 0
+        if nowhere:
+            self._each(nowhere, lambda api, n: api("POST", pods, plain_nodes.pod(f"a{n:05}", f"{SIZES[0] + 1}Mi")))
+        self._each(self.pods, lambda api, n: api("POST", pods, pod(n, kind)))
+        made = self._cpu()
+        self.control.scheduler_config.write_text(scheduler(kind == FILTER))
         self.control.start("kube-scheduler")
+        begun, last, count, first = 0.0, time.monotonic(), 0, 0
         while count < self.pods:
-            now_count = self._bound(namespace)
+            now_count = self._bound()
             if now_count and not begun:
                 begun, first = time.monotonic(), now_count
             if now_count > count:
                 count, last = now_count, time.monotonic()
             if time.monotonic() - last > 120:
-                raise SystemExit(f"{namespace}: {count} of {self.pods} pods have a node, and no more get one")
-            time.sleep(0.1)
+                raise SystemExit(f"{kind}: {count} of {self.pods} pods have a node, and no more get one")
+            time.sleep(0.05)
         rate = (count - first) / max(last - begun, 1e-3)
-        self.api("DELETE", f"/api/v1/namespaces/{namespace}/pods?gracePeriodSeconds=0")
-        wait(
-            120, "the pods are gone", lambda: not self.api.get(f"/api/v1/namespaces/{namespace}/pods?limit=1")["items"]
-        )
-        time.sleep(6)  # the controller counts pods whose node never listed them for 5 s more
+        row = {"nodes": self.nodes, "round": kind, "nowhere": nowhere, "pods_per_s": round(rate, 1)}
+        row["cpu_ms"] = cpu.per_pod({**made, "kube-scheduler": 0.0}, self._cpu(), self.pods)
+        row["create_cpu_ms"] = cpu.per_pod(before, made, self.pods)
+        self.rows.append(row)
+        self._clear(namespace)
         return rate
 
-    def _bound(self, namespace: str) -> int:
-        query = "fieldSelector=spec.nodeName%3D&resourceVersion=0"  # from its cache, which costs etcd nothing
-        return self.pods - len(self.api.get(f"/api/v1/namespaces/{namespace}/pods?{query}")["items"])
+    def churn(self) -> dict:
+        """Pods come while others end, half as many as in a round alive at a time: how long one waits for its node."""
+        pods, alive = "/api/v1/namespaces/work/pods", self.pods // 2
+        before, begun, base = self._cpu(), time.monotonic(), self._bound()
+        gone = threading.Event()
+
+        def ending() -> None:
+            """Each ends some time after it got a node, in the order in which they came."""
+            api, ended = self._api(), 0
+            while ended < self.pods - alive and not gone.is_set():
+                if self._bound() - base - ended > alive:
+                    api("DELETE", f"{pods}/p{ended:05}?gracePeriodSeconds=0")
+                    ended += 1
+                else:
+                    time.sleep(0.05)
+            api.close()
+
+        thread = threading.Thread(target=ending)
+        thread.start()
+        try:
+            self._each(self.pods, lambda api, n: api("POST", pods, pod(n, FILTER)))
+            wait(120, "all pods of the churn had a node", lambda: self._bound() - base >= self.pods, every=0.05)
+        finally:
+            gone.set()
+            thread.join()
+        rate = self.pods / (time.monotonic() - begun)
+        row = {"nodes": self.nodes, "round": "churn with filter", "nowhere": 0, "pods_per_s": round(rate, 1)}
+        row["cpu_ms"] = cpu.per_pod(before, self._cpu(), self.pods)
+        self.rows.append(row)
+        self._clear("work")
+        return {"churn_pods_per_s": figure(rate, "1/s")}
+
+    def _clear(self, namespace: str) -> None:
+        pods = f"/api/v1/namespaces/{namespace}/pods"
+        self.api("DELETE", f"{pods}?gracePeriodSeconds=0")
+        wait(120, "the pods are gone", lambda: not self.api.get(f"{pods}?limit=1")["items"])
+        time.sleep(6)  # the controller counts pods whose node never listed them for 5 s more
+
+    def _bound(self) -> int:
+        """Pods that got a node since the scheduler's start, as it counts them: a list would cost the API server much."""
+        connection = http.client.HTTPConnection("127.0.0.1", 10251)
+        try:
+            connection.sock = socket_in(self.control.machine.pid, ("127.0.0.1", 10251))
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+        except (OSError, http.client.HTTPException):
+            return 0
+        finally:
+            connection.close()
+        return next((int(line.split()[-1]) for line in text.splitlines() if line.startswith(SCHEDULED)), 0)
+
+    def _cpu(self) -> dict[str, float]:
+        process = self.controller.process
+        return cpu.seconds(self.control.machine.pid, process.pid if process else 0)
+
+    def _make_node(self, api: Api, number: int) -> None:
+        plain_nodes.create_node(api, plain_nodes.node(f"n{number:04}", SIZES))
 
     def _each(self, count: int, make) -> None:
         """By four connections."""
@@ -122,14 +229,17 @@ class Rounds:
         return Api(self.control.machine.pid, self.control.keys.folder)
 
 
-def pod(number: int, plain: bool) -> dict:
-    if plain:
+def pod(number: int, kind: str) -> dict:
+    if kind == PLAIN:
         return plain_nodes.pod(f"p{number:05}", limits={"cpu": "1m"})
-    return plain_nodes.pod(f"p{number:05}", f"{MEMORY[number % len(MEMORY)]}Mi")
+    mib = MEMORY[number % len(MEMORY)]
+    if kind == SAME:
+        return plain_nodes.pod(f"p{number:05}", f"{mib}Mi", limits={names.GPUS: "1", names.MEMORY: str(mib)})
+    return plain_nodes.pod(f"p{number:05}", f"{mib}Mi")
 
 
 def scheduler(extender: bool) -> str:
-    document: dict = {"clientConnection": CLIENT}
+    document: dict[str, Any] = {"clientConnection": CLIENT}
     if extender:
         document["extenders"] = [
             {
@@ -140,6 +250,15 @@ def scheduler(extender: bool) -> str:
             }
         ]
     return json.dumps(document)
+
+
+def refusal(name: str, call: str) -> bool:
+    return name.startswith("gpu_hook_controller_refusals_total") and f'call="{call}"' in name
+
+
+def total(row: dict) -> float:
+    """Milliseconds of processor time per pod, of all programs but the one that makes the load."""
+    return sum(value for name, value in row["cpu_ms"].items() if name != "load generator")
 
 
 def quantile(figures: dict, call: str, share: float) -> float:

@@ -11,6 +11,7 @@ from scripts.benches import _cluster_copy, _cluster_pure, _cluster_real
 
 
 def arguments(parser) -> None:
+    parser.add_argument("--nodes", type=int, action="append")
     parser.add_argument("--pure", action="store_true", help="choosing alone, without an API server")
 
 
@@ -18,5 +19,8 @@ def run(short: bool, options) -> dict:
     figures = _cluster_pure.run(short)
     if not options.pure:
         figures |= _cluster_copy.run(short)
-        figures |= _cluster_real.run(short)
+        found, rows = _cluster_real.run(short, tuple(options.nodes or (1000,)))
+        figures |= found
+        for row in rows:
+            print(row)
     return figures

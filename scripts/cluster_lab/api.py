@@ -47,12 +47,14 @@ def socket_in(pid: int, address: tuple[str, int], timeout: float = 10) -> socket
 
 
 class Connection(http.client.HTTPSConnection):
-    def __init__(self, pid: int, host: str, port: int, context: ssl.SSLContext, name: str = "") -> None:
+    def __init__(
+        self, pid: int, host: str, port: int, context: ssl.SSLContext, name: str = "", timeout: float = 10
+    ) -> None:
         super().__init__(host, port, context=context)
-        self._pid, self._tls, self._name = pid, context, name or host
+        self._pid, self._tls, self._name, self._seconds = pid, context, name or host, timeout
 
     def connect(self) -> None:
-        plain = socket_in(self._pid, (self.host, self.port))
+        plain = socket_in(self._pid, (self.host, self.port), self._seconds)
         try:
             self.sock = self._tls.wrap_socket(plain, server_hostname=self._name)
         except OSError:

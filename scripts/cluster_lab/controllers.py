@@ -5,6 +5,7 @@ import os
 import signal
 import ssl
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,16 @@ OPTED_IN = {"gpu-hook.io/namespace": "enabled"}
 class Controller:
     """One process. port: of its HTTPS server; the loopback extender, where there is one, is at the next."""
 
-    def __init__(self, control: Control, folder: Path, port: int = 8443, *options: str) -> None:
+    def __init__(
+        self,
+        control: Control,
+        folder: Path,
+        port: int = 8443,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.control, self.port = control, port
+        self.environment = dict(environment or {})  # beside this process's own
         self.log = folder / f"controller-{port}.log"
         self._options = options
         self.process: subprocess.Popen[bytes] | None = None
@@ -35,7 +44,9 @@ class Controller:
             *("--kubeconfig", str(self.control.keys.folder / "admin.conf"), *self._options),
         ]
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(command, cwd=REPO, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                command, cwd=REPO, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | self.environment
+            )
         return self
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
@@ -53,17 +64,27 @@ class Controller:
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
-    def connection(self, context: ssl.SSLContext | None = None) -> Connection:
+    def use_options(self, *options: str) -> None:
+        """From the next start on."""
+        self._options = options
+
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid  # nsenter without -p becomes the program
+
+    def connection(self, context: ssl.SSLContext | None = None, timeout: float = 10) -> Connection:
         """context: None trusts any certificate."""
         if context is None:
             context = ssl.create_default_context()
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        return Connection(self.control.machine.pid, API, self.port, context)
+        return Connection(self.control.machine.pid, API, self.port, context, timeout=timeout)
 
-    def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, str]:
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, timeout: float = 10
+    ) -> tuple[int, str]:
         """(status, text); status 0 where nobody answers."""
-        connection = self.connection()
+        connection = self.connection(timeout=timeout)
         try:
             data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
             connection.request(method, path, data, headers or {})
@@ -74,21 +95,26 @@ class Controller:
         finally:
             connection.close()
 
-    def ready(self) -> bool:
-        return self.ask("GET", "/readyz")[0] == 200
+    def ready(self, timeout: float = 10) -> bool:
+        return self.ask("GET", "/readyz", timeout=timeout)[0] == 200
 
-    def figures(self) -> dict[str, float]:
+    def leads(self, timeout: float = 2) -> bool:
+        """Of several that are Ready, one does."""
+        try:
+            return self.figures(timeout).get("gpu_hook_controller_leads") == 1
+        except AssertionError:
+            return False
+
+    def figures(self, timeout: float = 10) -> dict[str, float]:
         """Its metrics: NAME{LABELS} -> value."""
-        status, text = self.ask("GET", "/metrics")
+        status, text = self.ask("GET", "/metrics", timeout=timeout)
         assert status == 200, text
         rows = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
         return {name: float(value) for name, _, value in rows}
 
     def memory_mb(self) -> float:
         """Resident, of the process itself."""
-        assert self.process is not None
-        pid = self.process.pid  # nsenter without -p becomes the program
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        pages = int(Path(f"/proc/{self.pid()}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGESIZE") / 1e6
 
 

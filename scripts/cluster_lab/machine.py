@@ -109,12 +109,16 @@ class Machine:
         return self.folder / f"{service}.log"
 
     def serve(self, service: str, *command: str) -> None:
-        """Start a command in the background; its output goes to SERVICE.log in this machine's folder."""
+        """Start a command in the background; its output goes to SERVICE.log in this machine's folder. It has its number when this
+        returns, so that nobody takes it for one that does not run."""
         if self.serving(service):
             return
+        number = Path(f"/proc/{self.pid}/root/run/{service}.pid")
+        number.unlink(missing_ok=True)
         note = f'echo $$ >/run/{service}.pid; exec "$@"'
         with open(self.log(service), "a") as log:
             background(self.line("sh", "-c", note, "sh", *command), log)
+        wait(30, f"{service} starts on {self.name}", number.exists, every=0.02)
 
     def serving(self, service: str) -> bool:
         alive = f'p=$(cat /run/{service}.pid 2>/dev/null) && kill -0 "$p"'

@@ -37,7 +37,7 @@ class Whole:
                 node.load(archive)
         self.kubectl("label", "--overwrite", "nodes", "--all", "gpu-hook.io/node=true")
         self.kubectl("apply", "-k", str(with_controller_settings(folder, "--scheduler=default-scheduler")))
-        lab.wait(300, "gpu-hook is Ready on every node, and one controller is", lambda: rolled_out(self.cluster))
+        lab.wait(300, "gpu-hook is Ready on every node, and both controllers are", lambda: rolled_out(self.cluster))
         for node in self.nodes:
             lab.wait(90, f"{node.name} has its keys", lambda node=node: node.machine.run("test", "-e", KEYS))  # type: ignore[misc]
         self.use_extender()

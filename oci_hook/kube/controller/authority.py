@@ -39,6 +39,7 @@ class Authority:
         self._changed, self._leads, self._newest_key, self._log = changed, leads, newest_key, log
         self._folder = f"/api/v1/namespaces/{options.namespace}"
         self._soon = asyncio.Event()
+        self._one = asyncio.Lock()
 
     def hurry(self) -> None:
         self._soon.set()
@@ -60,7 +61,16 @@ class Authority:
             except asyncio.TimeoutError:
                 pass
 
+    async def refresh(self) -> None:
+        """Reads the Secret: a leader before us may have made a key with which it signed its last decisions."""
+        async with self._one:
+            self._know(own_secret.read((await self._secret()).get("data")))
+
     async def look(self) -> None:
+        async with self._one:
+            await self._look()
+
+    async def _look(self) -> None:
         secret = await self._secret()
         own = own_secret.read(secret.get("data"))
         if self._leads():
@@ -75,11 +85,14 @@ class Authority:
             )
             if due is not own:
                 own = await self._write(secret, due)
+        self._know(own)
+        if self._leads():
+            await self._announce()
+
+    def _know(self, own: Own) -> None:
         if own != self.own and own.certificates.serving:
             self.own = own
             self._changed(own)
-        if self._leads():
-            await self._announce()
 
     async def _secret(self) -> Any:
         try:
@@ -90,10 +103,12 @@ class Authority:
             raise
 
     async def _write(self, secret: Any, own: Own) -> Own:
-        """Where another wrote meanwhile, the API server refuses (409), and the next look sees what it wrote."""
+        """What a newer version keeps in the Secret stays. Where another wrote meanwhile, the API server refuses (409), and the
+        next look sees what it wrote."""
         if secret:
             await self._client.put(
-                f"{self._folder}/secrets/{own_secret.NAME}", {**secret, "data": own_secret.data(own)}
+                f"{self._folder}/secrets/{own_secret.NAME}",
+                {**secret, "data": {**(secret.get("data") or {}), **own_secret.data(own)}},
             )
         else:
             made = {
@@ -130,8 +145,9 @@ class Authority:
             made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CONFIG_MAP}, "data": told}
             await self._client.post(f"{self._folder}/configmaps", made)
             return
-        if have.get("data") != told:
-            await self._client.put(path, {**have, "data": told})
+        data = {**(have.get("data") or {}), **told}  # what a newer version wrote stays
+        if have.get("data") != data:
+            await self._client.put(path, {**have, "data": data})
 
     async def _configuration(self, path: str, bundle: str) -> bool:
         """Does it exist? Afterwards it has our bundle, and our token in its paths."""

@@ -15,6 +15,7 @@ PAGE = 500  # objects
 MAX_ANSWER = 64 << 20  # bytes of one page, one object or one watch event
 MERGE = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
+STRATEGIC_MERGE = "application/strategic-merge-patch+json"
 
 
 class ApiError(Exception):

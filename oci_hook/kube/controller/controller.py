@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from oci_hook.config import settings as node_settings
 from oci_hook.core.rules import Rules
@@ -25,18 +26,23 @@ from oci_hook.kube.controller.copy import Copy
 from oci_hook.kube.controller.events import Events
 from oci_hook.kube.controller.evictor import Evictor
 from oci_hook.kube.controller.leader import Leader
+from oci_hook.kube.controller.marker import Marker
 from oci_hook.kube.controller.metrics import Metrics
 from oci_hook.kube.controller.objects import NAMESPACES, NODES, PODS, slim
-from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.options import Options, reached_at
 from oci_hook.kube.controller.own_secret import Own
+from oci_hook.kube.controller.peer import Peer
 from oci_hook.kube.controller.reflector import Reflector
+from oci_hook.kube.controller.router import Router
 from oci_hook.kube.controller.server import Server
 from oci_hook.kube.controller.service import Service
 from oci_hook.kube.controller.taints import Tainter
+from oci_hook.kube.controller.takeover import Takeover
 from oci_hook.kube.state import ClusterState
 
 TICK = 2.0  # seconds
-SETTLE = 1.0  # seconds between our last answer and the end of our Lease: the API server writes what was answered
+GIVE_BACK = 8.0
+DRAIN = 2.0  # seconds for which a pod that ends still passes requests on: until callers know that it is gone
 
 
 class Controller:
@@ -44,7 +50,7 @@ class Controller:
         self._client, self._log = client, log
         identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._metrics = Metrics()
-        self.leader = Leader(client, options.namespace, identity, self._begin, log)
+        self.leader = Leader(client, options.namespace, identity, options.reached_at, options.pod, self._begin, log)
         leads = self.leader.leads
         self._events = Events(client, time.monotonic)
         counted = self._metrics.evictions
@@ -71,17 +77,21 @@ class Controller:
             self._copy,
             self._metrics,
             mutate.Options(rules, options.scheduler, queue_label=options.queue_label),
-            leads,
+            self._decides,
             self._synced,
             time.monotonic,
             self._measure,
             log,
         )
+        self._marker = Marker(client, self._state, lambda: leads() and self._synced(), time.monotonic, log)
+        self._service.denied = self._marker.denied
         self._authority = Authority(client, options, self._use, leads, self._newest_key, log)
+        self._takeover = Takeover(client, options, self._reflectors[-1], self._authority, log)
+        self._peer = Peer(self.leader, self._away, self._find, log)
         self._options = options
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._server = Server(self._service)
+        self._server = Server(self._service, Router(self._service, self._peer))
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -95,20 +105,21 @@ class Controller:
         jobs = [
             *(reflector.run() for reflector in self._reflectors),
             self.leader.run(),
+            self._takeover.run(),
+            self._peer.run(),
             self._authority.run(),
             self._events.run(),
             self._evictor.run(),
             self._tainter.run(),
+            *([self._marker.run()] if self._options.taint else []),
             self._server.connections.run(),
             self._tick(),
         ]
         tasks = [asyncio.create_task(job) for job in jobs]
         stop = asyncio.create_task(self._stop.wait())
         done, _ = await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        await self._hand_over()
         await self._server.close()
-        if self.leader.leads():
-            await asyncio.sleep(SETTLE)
-            await self.leader.give_back()
         for task in (stop, *tasks):
             task.cancel()
         await asyncio.gather(stop, *tasks, return_exceptions=True)
@@ -125,22 +136,54 @@ class Controller:
             raise ClusterError(Problem("GH-608", f"cannot listen: {e}; choose another --address")) from None
         self._log(f"listening on {options.host} port {options.port}")
 
-    def _begin(self) -> None:
-        """We lead. What the leader before us decided last must be known before anything else is: everything is read anew."""
-        for reflector in self._reflectors:
-            reflector.relist()
-        self._authority.hurry()
+    def _begin(self, term: int) -> None:
+        """We hold the Lease. What the leader before us decided last must be known before anything is decided."""
+        self._takeover.begin(term)
+
+    def _decides(self) -> bool:
+        return self.leader.leads() and self._takeover.done
+
+    async def _hand_over(self) -> None:
+        """From now on we decide nothing; requests that still come are passed on to the next leader."""
+        led = self.leader.leads()
+        self.leader.resign()
+        if led:
+            try:
+                await asyncio.wait_for(self.leader.give_back(time.monotonic() - self._service.bound_at), GIVE_BACK)
+            except asyncio.TimeoutError:
+                self._log("lease not given back: the API server does not answer")
+        if self._options.pod:
+            await asyncio.sleep(DRAIN)
+
+    async def _find(self, identity: str) -> str:
+        """Where a leader of a version that did not write its address into the Lease (before 0.1.0's release) listens: in the pod
+        after which its identity is named. "" where there is no such pod."""
+        name = identity.rsplit("-", 2)[0]
+        try:
+            pod = await self._client.get(f"/api/v1/namespaces/{self._options.namespace}/pods/{quote(name, safe='')}")
+        except ApiError as e:
+            if e.status == 404:
+                return ""
+            raise
+        return reached_at((pod.get("status") or {}).get("podIP") or "", self._options.host, self._options.port)
+
+    async def _away(self, pod: str) -> None:
+        """The leader's machine is away: evicting its pod takes it out of the Service at once, not after a minute."""
+        try:
+            await self._evictor.evict(self._options.namespace, pod)
+        except ApiError as e:
+            self._log(f"pod {pod} is not evicted: {e}")
 
     def _synced(self) -> bool:
         return all(reflector.synced.is_set() for reflector in self._reflectors)
 
     def _use(self, own: Own) -> None:
         _present(self._tls, own.certificates)
-        fresh = not self._service.own().secrets.generations
+        before = self._service.own().secrets.generations
         self._service.use(own)
-        if fresh:  # until now no decision could be verified
-            for reflector in self._reflectors:
-                reflector.relist()
+        self._peer.trust(own.certificates.bundle)
+        if own.secrets.generations != before and not (before and self._decides()):
+            self._reflectors[-1].relist()  # decisions signed with a key that we did not have can be verified now
 
     def _verify(self, decision: Any) -> bool:
         return self._service.signer.holds(decision)

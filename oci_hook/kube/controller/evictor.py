@@ -69,21 +69,25 @@ class Evictor:
         self.refusals.evicted(one, self._now())
 
     async def _evict(self, one: Refusal) -> None:
-        path = f"/api/v1/namespaces/{one.namespace}/pods/{one.name}/eviction"
+        await self.evict(one.namespace, one.name, one.uid)
+
+    async def evict(self, namespace: str, name: str, uid: str = "") -> None:
+        """Raises ApiError."""
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
         try:
-            await self._client.post(path, self._eviction(one))
+            await self._client.post(path, self._eviction(namespace, name, uid))
         except ApiError as e:
             # Before Kubernetes 1.22 the API server knows policy/v1beta1 only; it calls the other one a bad request.
             if self._version == "policy/v1" and e.status in (400, 404, 415, 422, 500) and "olicy" in e.message:
                 self._version = "policy/v1beta1"
-                await self._client.post(path, self._eviction(one))
+                await self._client.post(path, self._eviction(namespace, name, uid))
                 return
             raise
 
-    def _eviction(self, one: Refusal) -> dict[str, Any]:
+    def _eviction(self, namespace: str, name: str, uid: str) -> dict[str, Any]:
         return {
             "apiVersion": self._version,
             "kind": "Eviction",
-            "metadata": {"name": one.name, "namespace": one.namespace},
-            "deleteOptions": {"preconditions": {"uid": one.uid}},
+            "metadata": {"name": name, "namespace": namespace},
+            **({"deleteOptions": {"preconditions": {"uid": uid}}} if uid else {}),
         }

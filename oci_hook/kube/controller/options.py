@@ -12,7 +12,8 @@ class Options(Value):
     """host, port: where to listen. extender_host, extender_port: where to answer a scheduler without a token, on the loopback
     only; port 0: nowhere. names: for the serving certificate. certificate_life, key_life: in seconds. node_account: the
     service account of the DaemonSet's pods. metrics_token: "" for none. place: over nodes. scheduler: for pods that name one of another
-    system. interference: what nodes measure decides between equal places."""
+    system. pod: the one that we run in, "" for none. reached_at: HOST:PORT for other controllers. interference: what nodes measure
+    decides between equal places."""
 
     host: str
     port: int
@@ -33,6 +34,8 @@ class Options(Value):
     scheduler: str = "default-scheduler"
     queue_label: str = ""
     evict: bool = True
+    pod: str = ""
+    reached_at: str = ""
     taint: bool = True
     interference: bool = False
 
@@ -71,3 +74,9 @@ def loopback(text: str) -> tuple[str, int]:
             Problem("GH-608", f"{host} is no loopback address; a scheduler elsewhere uses --address and a token")
         )
     return host, port
+
+
+def reached_at(told: str, host: str, port: int) -> str:
+    """HOST:PORT for other controllers; "" where we listen everywhere and nobody told our address."""
+    name = told or ("" if host in ("0.0.0.0", "::") else host)
+    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}" if name else ""

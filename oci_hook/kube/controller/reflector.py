@@ -44,12 +44,23 @@ class Reflector:
         self._keys: set[str] = set()
         self._version = ""
         self._stop_watch: asyncio.Event = asyncio.Event()
+        self._brought: set[str] | None = None
 
     def relist(self) -> None:
         """List again as soon as possible; `synced` is set when that is done."""
         self.synced.clear()
         self._version = ""
         self._stop_watch.set()
+
+    def note_versions(self, on: bool) -> None:
+        """From now on, keep the versions that the watch brings, for `brings`; or forget them."""
+        self._brought = set() if on else None
+
+    async def brings(self, version: str) -> None:
+        """Until the watch has brought this version of an object since `note_versions`. Versions are only compared for equality:
+        before Kubernetes 1.35 nothing is said about their order."""
+        while self._brought is not None and version not in self._brought:
+            await asyncio.sleep(0.005)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -131,14 +142,19 @@ class Reflector:
                 if status.code == 410:
                     raise Gone
                 raise ApiError(status.code, status.reason, status.message)
-            version = BOOKMARKS.decode(event.object).metadata.resourceVersion
-            if event.type != "BOOKMARK":
-                self._change(event.type, self.kind.objects.decode(event.object))
+            if event.type == "BOOKMARK":
+                version = BOOKMARKS.decode(event.object).metadata.resourceVersion
+            else:
+                thing = self.kind.objects.decode(event.object)
+                version = thing.get("metadata", {}).get("resourceVersion", "")
+                self._change(event.type, thing)
         except msgspec.DecodeError as e:
             self._version = ""  # an event was lost: only a list tells what it said
             raise ApiError(0, "", f"watch of {self.kind.path}: {e}") from None
         if not self._stop_watch.is_set():
             self._version = version
+        if self._brought is not None:
+            self._brought.add(version)
 
     def _change(self, change: str, thing: Any) -> None:
         if change == "DELETED":

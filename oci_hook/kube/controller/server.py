@@ -6,7 +6,6 @@ import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -14,6 +13,8 @@ from aiohttp import web
 from oci_hook.errors import GhError
 from oci_hook.kube.controller import own_secret
 from oci_hook.kube.controller.connections import Connections, GuardedServer
+from oci_hook.kube.controller.peer import FORWARDED
+from oci_hook.kube.controller.router import Call, Router, calls
 from oci_hook.kube.controller.service import NotNow, Service
 
 BODY_SECONDS = HANDSHAKE_SECONDS = 5.0
@@ -30,8 +31,8 @@ class Busy(Exception):
 
 
 class Server:
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, router: Router) -> None:
+        self._service, self._router = service, router
         self._bounds = {name: _Bound(most) for name, most in MAX_AT_A_TIME.items()}
         self._sockets: list[asyncio.Server] = []
         self._accepting: asyncio.Task[None] | None = None
@@ -107,7 +108,7 @@ class Server:
                 return _closing(web.Response(status=404, text="not found\n"))
             return await answer(request)
         except NotNow as e:
-            return web.Response(status=503, text=f"{e}\n")
+            return _closing(web.Response(status=503, text=f"{e}\n"))  # the next connection may reach who leads
         except Busy:
             return web.Response(status=429, text="too many requests at a time\n", headers={"Retry-After": "1"})
         except (asyncio.TimeoutError, web.HTTPException) as e:
@@ -145,20 +146,22 @@ class Server:
         return {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}
 
     def _verbs(self) -> dict[tuple[str, str], Answer]:
+        found = calls(self._service)
         return {
-            ("POST", "/pods"): self._json("review", MAX_REVIEW, self._service.review_pod),
-            ("POST", "/bindings"): self._json("review", MAX_REVIEW, self._service.review_binding),
-            ("POST", "/filter"): self._json("filter", MAX_FILTER, self._service.filter),
-            ("POST", "/preempt"): self._json("filter", MAX_FILTER, self._service.preempt),
+            ("POST", "/pods"): self._json("review", MAX_REVIEW, found["pods"]),
+            ("POST", "/bindings"): self._json("review", MAX_REVIEW, found["bindings"]),
+            ("POST", "/filter"): self._json("filter", MAX_FILTER, found["filter"]),
+            ("POST", "/preempt"): self._json("filter", MAX_FILTER, found["preempt"]),
         }
 
-    def _json(self, bound: str, most: int, act: Callable[[Any], Awaitable[Any]]) -> Answer:
+    def _json(self, bound: str, most: int, call: Call) -> Answer:
         async def answer(request: web.BaseRequest) -> web.Response:
+            began = time.monotonic()
             with self._bounds[bound]:
-                self._service.check()  # before the body is read: who does not lead reads nothing
-                body = await asyncio.wait_for(_body(request, most), BODY_SECONDS)
-                result = await act(msgspec.json.decode(body))
-            return web.Response(body=msgspec.json.encode(result), content_type="application/json")
+                body = _whole(request, most)
+                if body is None:
+                    body = await asyncio.wait_for(_body(request, most), BODY_SECONDS)
+                return await self._router.ask(call, body, request.headers, began)
 
         return answer
 
@@ -167,7 +170,15 @@ class Server:
         if scheme.lower() != "bearer" or not 0 < len(token) <= 8192:
             return _closing(web.Response(status=401, text="a token is needed\n"))
         with self._bounds["key"]:
-            self._service.check()
+            try:
+                self._service.check()
+            except NotNow:
+                if FORWARDED in request.headers:
+                    raise
+                passed = await self._router.passed_on("/v1/node-key", b"", {"Authorization": f"Bearer {token}"})
+                if passed is None:
+                    raise
+                return passed
             keys = await self._service.node_key(token)
         if keys is None:
             return _closing(web.Response(status=403, text="this token is not of a gpu-hook pod on a node\n"))
@@ -177,7 +188,7 @@ class Server:
         return web.Response(text="ok\n")
 
     async def _readyz(self, request: web.BaseRequest) -> web.Response:
-        self._service.check()
+        self._router.ready()
         return web.Response(text="ok\n")
 
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -201,6 +212,16 @@ class _Bound:
 
     def __exit__(self, *_: object) -> None:
         self.used -= 1
+
+
+def _whole(request: web.BaseRequest, most: int) -> bytes | None:
+    """The body, if all of it came with the head, as nearly always: waiting with a time limit costs a task of its own."""
+    if not request.content.is_eof():
+        return None
+    body = request.content.read_nowait()
+    if len(body) > most:
+        raise web.HTTPRequestEntityTooLarge(most, len(body))
+    return body
 
 
 async def _body(request: web.BaseRequest, most: int) -> bytes:

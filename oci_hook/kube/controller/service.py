@@ -22,6 +22,8 @@ from oci_hook.kube.signing import Signer
 
 BIND, CREATE, FILTER, PREEMPT = "bind", "create", "filter", "preempt"
 
+OF_PODS = ("GH-601", "GH-602", "GH-603")  # why a Binding is denied, whatever its node
+
 
 class NotNow(Exception):
     """We do not lead, or do not know the whole cluster yet."""
@@ -45,7 +47,9 @@ class Service:
         log: Callable[[str], None],
     ) -> None:
         self._measure = measure
+        self.denied: Callable[[PodWords, str], None] = lambda pod, node: None  # a Binding, because of its node
         self.signer = Signer({})
+        self.bound_at = float("-inf")  # when we allowed a Binding last, by `now`
         self._own = Own()
         self._client, self._options, self._copy, self._metrics = client, options, copy, metrics
         self._mutation, self._leads, self._synced, self._now, self._log = mutation, leads, synced, now, log
@@ -57,9 +61,10 @@ class Service:
         self._own = own
         self.signer = Signer(dict(own.secrets.generations))
 
-    def check(self) -> None:
-        """Raises NotNow. Asked before each decision, and again before its answer leaves: a pause may lie between."""
-        if not self._leads():
+    def check(self, leads: bool = True) -> None:
+        """Raises NotNow. Asked before each decision, and again before its answer leaves: a pause may lie between. leads:
+        whether only a leader may answer."""
+        if leads and not self._leads():
             raise NotNow("not the leader")
         if not self._synced():
             raise NotNow("the cluster is not read yet")
@@ -71,7 +76,7 @@ class Service:
     async def review_pod(self, asked: Any) -> Any:
         began = time.perf_counter()
         answer = self._pod(asked["request"])
-        return self._answered(CREATE, answer, began)
+        return self._answered(CREATE, answer, began, leads=False)
 
     def _pod(self, request: dict[str, Any]) -> dict[str, Any]:
         pod = request.get("object") or {}
@@ -120,18 +125,26 @@ class Service:
     def _note(self, request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         pod = self._copy.state.pending(request.get("namespace") or "", request.get("name") or "")
         if pod is not None and not answer["response"]["allowed"]:
-            self._copy.waiting[pod.uid] = _code(answer["response"]["status"]["message"])
+            self._copy.waiting[pod.uid] = code = _code(answer["response"]["status"]["message"])
+            if code not in OF_PODS:
+                target = (request.get("object") or {}).get("target") or {}
+                self.denied(pod, str(target.get("name") or ""))
 
     # --- extender
 
-    async def filter(self, asked: Any) -> Any:
+    async def filter_as_a_hint(self, asked: Any) -> Any:
+        """While nobody leads: the scheduler goes on, and the bind webhook of the next leader chooses again where it must."""
+        return await self.filter(asked, leads=False)
+
+    async def filter(self, asked: Any, leads: bool = True) -> Any:
         began = time.perf_counter()
-        pod = await self._real(asked)
+        self.check(leads)
+        pod = await self._real(asked, leads)
         if isinstance(pod, Problem):
             answer = extender.nowhere(asked, pod)
         else:
             answer = extender.filter(asked, self._copy.state, self._now(), pod=pod)
-        self.check()
+        self.check(leads)
         failed = answer.get("FailedNodes") or {}
         refused = not (answer.get("NodeNames") or (answer.get("Nodes") or {}).get("items"))
         if refused and (uid := _uid(asked)) in self._copy.state.pods:
@@ -148,7 +161,7 @@ class Service:
         self._count(PREEMPT, "refused" if refused else "ok", began)
         return answer
 
-    async def _real(self, asked: Mapping[str, Any]) -> PodWords | Problem:
+    async def _real(self, asked: Mapping[str, Any], leads: bool = True) -> PodWords | Problem:
         """The pod that is asked about, as the API server has it: a caller may say anything, and a reservation for a pod that
         is not there would take room from others."""
         said = words(asked["Pod"])
@@ -157,7 +170,7 @@ class Service:
         pod = self._waits(said)
         if pod is None:  # the scheduler's watch may be ahead of ours
             await self._fetch(said.namespace, said.name)
-            self.check()
+            self.check(leads)
             pod = self._waits(said)
         if pod is None:
             return Problem(
@@ -200,9 +213,11 @@ class Service:
         self._metrics.failures.inc()
         self._log(f"not understood: {why}")
 
-    def _answered(self, call: str, answer: dict[str, Any], began: float) -> dict[str, Any]:
-        self.check()
+    def _answered(self, call: str, answer: dict[str, Any], began: float, leads: bool = True) -> dict[str, Any]:
+        self.check(leads)
         response = answer["response"]
+        if call == BIND and response["allowed"]:
+            self.bound_at = self._now()
         if not response["allowed"]:
             self._metrics.refusals.labels(call, _code(response["status"]["message"])).inc()
         self._count(call, "ok" if response["allowed"] else "refused", began)

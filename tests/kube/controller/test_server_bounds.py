@@ -5,6 +5,7 @@ import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import aiohttp
 import pytest
@@ -16,8 +17,11 @@ from oci_hook.kube.controller.certificates import Certificates, renewed
 from oci_hook.kube.controller.client import Client
 from oci_hook.kube.controller.controller import _present
 from oci_hook.kube.controller.copy import Copy
+from oci_hook.kube.controller.leader import Leader
 from oci_hook.kube.controller.metrics import Metrics
 from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.peer import Peer
+from oci_hook.kube.controller.router import Router
 from oci_hook.kube.controller.server import MAX_AT_A_TIME, Server
 from oci_hook.kube.controller.service import Service
 from oci_hook.kube.state import ClusterState
@@ -37,6 +41,11 @@ class Held(Service):
         await self.go.wait()
         self.inside -= 1
         return await super().metrics_text()
+
+
+async def nothing(of: str) -> Any:
+    """There is no other controller."""
+    return ""
 
 
 def serve(act: Callable[[Held, Callable[[], Awaitable[tuple[int, str]]]], Awaitable[None]], token: str = "") -> None:
@@ -62,7 +71,9 @@ def serve(act: Callable[[Held, Callable[[], Awaitable[tuple[int, str]]]], Awaita
         service.go = asyncio.Event()
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         _present(tls, renewed(Certificates(), ("localhost",), 86_400, time.time()))
-        server, port = Server(service), free_port()
+        leader = Leader(client, "gpu-hook", "a", "", "", lambda term: None, lambda line: None)
+        router = Router(service, Peer(leader, nothing, nothing, lambda line: None))
+        server, port = Server(service, router), free_port()
         await server.listen("127.0.0.1", port, tls)
         try:
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=False)) as session:

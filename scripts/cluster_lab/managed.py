@@ -1,0 +1,354 @@
+"""A cluster with gpu-hook at work, for faults: the controllers are processes of the control machine that are started again when
+they end, as by a Deployment, and each node has its agent. What a Deployment and a DaemonSet would do here and costs time is
+played: readiness probes, and the restarts without their growing pauses.
+"""
+
+import json
+import queue
+import signal
+import struct
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scripts.cluster_lab.api import Api, Refused
+from scripts.cluster_lab.cluster import Cluster
+from scripts.cluster_lab.control import SERVICES
+from scripts.cluster_lab.controllers import CONFIGURATIONS, OPTED_IN, OWN, Controller
+from scripts.cluster_lab.images import PROBE
+from scripts.cluster_lab.machine import PYTHON, Machine, wait
+from scripts.cluster_lab.node import SERVICES as NODE_SERVICES
+from scripts.cluster_lab.node import Gpus, Node
+from scripts.cluster_lab.pki import API
+from scripts.cluster_lab.programs import HERE, REPO
+
+PACKAGING = REPO / "packaging/kubernetes"
+PORTS = (8443, 8453)
+EXTENDER = 8460  # of the trap; each controller's own is at its port + 1
+NODES = "gpu-hook-node"  # service account and DaemonSet
+WORK = "work"  # the namespace of the pods
+RESTART = 1.0  # seconds until a controller that ended is started again
+TOKEN = "/etc/gpu-hook-token"
+DAY = 86_400
+
+
+class Clock:
+    """The clocks of one program, by clock_shift.c."""
+
+    def __init__(self, library: Path, file: Path) -> None:
+        self.file = file
+        self.environment = {"LD_PRELOAD": str(library), "CLOCK_SHIFT": str(file)}
+        self.set()
+
+    def set(self, real: float = 0, monotonic: float = 0, boot: float = 0) -> None:
+        """Seconds before (+) or behind (-) the computer's clocks. The two last ones may only grow while the program runs."""
+        self.now = real, monotonic, boot
+        data = struct.pack("3q", *(round(x * 1e9) for x in (real, monotonic, boot)))
+        with open(self.file, "r+b" if self.file.exists() else "wb") as f:
+            f.write(data)
+
+
+class Grants:
+    """What a node's ledger has, from a program that stays on it."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._process: subprocess.Popen[str] | None = None
+
+    def read(self, timeout: float = 10) -> list[Any]:
+        """Raises RuntimeError while the node is off."""
+        if self._process is None or self._process.poll() is not None:
+            line = [str(REPO / ".venv/bin/python3"), "-B", str(HERE / "grants.py"), "/run/gpu-hook"]
+            self._process = subprocess.Popen(
+                self._node.machine.line(*line), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        process, answers = self._process, queue.SimpleQueue[str]()
+        assert process.stdin and process.stdout
+        try:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        except OSError:
+            self.close()
+            raise RuntimeError(f"{self._node.name} does not tell its grants") from None
+        reader = threading.Thread(target=lambda: answers.put(process.stdout.readline()), daemon=True)  # type: ignore[union-attr]
+        reader.start()
+        try:
+            found: list[Any] = json.loads(answers.get(timeout=timeout))
+        except (queue.Empty, ValueError):
+            self.close()
+            raise RuntimeError(f"{self._node.name} does not tell its grants") from None
+        return found
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+class Managed:
+    """`up`, then `controllers`, `leader`, `api` and the nodes; `down` leaves nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cluster = Cluster(folder / "state")
+        self.control = self.cluster.control
+        self.shared = folder / "state" / "chaos"  # seen by the machines
+        self.controllers: list[Controller] = []
+        self.clocks: dict[str, Clock] = {}
+        self.grants: dict[str, Grants] = {}
+        self.held: set[int] = set()  # ports of controllers that stay down
+        self._trap: subprocess.Popen[bytes] | None = None
+        self._end = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def nodes(self) -> list[Node]:
+        return self.cluster.nodes
+
+    def connect(self) -> Api:
+        return Api(self.control.machine.pid, self.control.keys.folder)
+
+    def up(self, gpus: list[Gpus]) -> "Managed":
+        self.cluster.up(gpus)
+        self.shared.mkdir()
+        library = self.shared / "clock.so"
+        source = str(HERE / "clock_shift.c")
+        compiler = [str(REPO / ".venv/bin/python3"), "-m", "ziglang", "cc", "-shared", "-fPIC", "-O2"]
+        subprocess.run([*compiler, "-o", str(library), source], check=True, stdout=subprocess.DEVNULL)
+        names = [*(node.name for node in self.nodes), *map(str, PORTS)]
+        self.clocks = {name: Clock(library, self.shared / f"clock-{name}") for name in names}
+        self.grants = {node.name: Grants(node) for node in self.nodes}
+        self.api = self.connect()
+        self._objects()
+        for port in PORTS:
+            options = ("--extender-address", f"127.0.0.1:{port + 1}")
+            environment = self.clocks[str(port)].environment
+            self.controllers.append(Controller(self.control, self.folder, port, *options, environment=environment))
+        for job in (self._supervise, self._probe):
+            thread = threading.Thread(target=job, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        self._trap = self._start_trap()
+        wait(90, "a controller leads", self.leader)
+        with ThreadPoolExecutor(len(self.nodes)) as pool:
+            list(pool.map(self._join, self.nodes))
+        wait(60, "the webhooks answer", self._webhooks_answer)
+        self.control.use_scheduler_config(scheduler())
+        return self
+
+    def down(self) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+        for controller in self.controllers:
+            controller.stop(signal.SIGKILL)
+        for grants in self.grants.values():
+            grants.close()
+        if self._trap is not None:
+            self._trap.kill()
+            self._trap.wait()
+        self.cluster.down()
+
+    # ---- controllers ------------------------------------------------------------------------------------------------
+
+    def leader(self) -> Controller | None:
+        """Who leads at this moment."""
+        return next((c for c in self.controllers if c.process is not None and c.leads()), None)
+
+    def hold(self, *controllers: Controller) -> None:
+        """They stay down until `release`."""
+        self.held |= {controller.port for controller in controllers}
+
+    def release(self) -> None:
+        self.held.clear()
+
+    def _supervise(self) -> None:
+        ended: dict[int, float] = {}
+        while not self._end.wait(0.1):
+            for controller in self.controllers:
+                process, port = controller.process, controller.port
+                if process is not None and process.poll() is not None:
+                    controller.process = None
+                    ended[port] = time.monotonic()
+                due = time.monotonic() - ended.get(port, 0) >= RESTART
+                if controller.process is None and port not in self.held and due:
+                    controller.start()
+
+    def _probe(self) -> None:
+        """As kubelets and the Service do: the Ready ones are behind the Service, and so is the scheduler's way."""
+        period = probe_period()
+        api, told = self.connect(), None
+        while not self._end.wait(period):
+            ready = [c.port for c in self.controllers if c.process is not None and c.ready(1.0)]
+            write(self.shared / "extender", json.dumps([port + 1 for port in ready]))
+            if ready != told:
+                try:
+                    api.merge(f"/api/v1/namespaces/{OWN}/endpoints/gpu-hook-controller", endpoints(ready))
+                    told = ready
+                except Refused:
+                    told = None
+        api.close()
+
+    def _start_trap(self) -> "subprocess.Popen[bytes]":
+        """In the control machine's network, and with this computer's process numbers."""
+        enter = ["nsenter", "-t", str(self.control.machine.pid), "-n", "--", PYTHON, "-I", str(HERE / "trap.py")]
+        with open(self.folder / "trap.log", "ab") as log:
+            arguments = [str(self.shared), str(EXTENDER), API, str(self.control.keys.folder)]
+            return subprocess.Popen([*enter, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def arm(self, **what: Any) -> None:
+        """trap.py's words."""
+        self.disarm()
+        write(self.shared / "trap", json.dumps(what))
+
+    def caught(self) -> bool:
+        return (self.shared / "caught").exists()
+
+    def disarm(self) -> None:
+        for name in ("trap", "caught"):
+            (self.shared / name).unlink(missing_ok=True)
+
+    # ---- what an init system would start again ----------------------------------------------------------------------
+
+    def revive(self) -> list[str]:
+        """Starts what ended by itself: a kubelet does while its containerd is away. The names of what was started."""
+        ended: list[tuple[Any, Machine, str]] = [
+            (self.control, self.control.machine, service) for service in SERVICES if service != "registry"
+        ]
+        ended += [(node, node.machine, service) for node in self.nodes for service in (*NODE_SERVICES, "agent")]
+        found = []
+        for it, machine, service in ended:
+            if machine.pid and not alive(machine, service):
+                found.append(f"{machine.name}/{service}")
+                if service == "agent":
+                    self.start_agent(it)
+                else:
+                    it.start(service)
+        return found
+
+    # ---- objects ----------------------------------------------------------------------------------------------------
+
+    def _objects(self) -> None:
+        for name, labels in ((OWN, {}), (WORK, OPTED_IN)):
+            self.api("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}})
+            account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+            wait(60, f"{name} has its service account", lambda account=account: self._has(account))  # type: ignore[misc]
+        self.api("POST", f"/api/v1/namespaces/{OWN}/serviceaccounts", {"metadata": {"name": NODES}})
+        port = {"name": "https", "port": 443, "targetPort": 8443}
+        made = {"metadata": {"name": "gpu-hook-controller"}}
+        self.api("POST", f"/api/v1/namespaces/{OWN}/services", {**made, "spec": {"ports": [port]}})
+        self.api("POST", f"/api/v1/namespaces/{OWN}/endpoints", {**made, **endpoints([])})
+        self.api("POST", CONFIGURATIONS, yaml.safe_load((PACKAGING / "webhooks.yaml").read_text()))
+        self.api("POST", f"/apis/apps/v1/namespaces/{OWN}/daemonsets", daemon_set())
+
+    def _has(self, path: str) -> bool:
+        try:
+            self.api.get(path)
+        except Refused:
+            return False
+        return True
+
+    def _webhooks_answer(self) -> bool:
+        pod = {"metadata": {"name": "dry"}, "spec": {"containers": [{"name": "main", "image": PROBE}]}}
+        try:
+            self.api("POST", f"/api/v1/namespaces/{WORK}/pods?dryRun=All", pod)
+        except Refused as e:
+            raise RuntimeError(str(e)) from None
+        return True
+
+    # ---- nodes ------------------------------------------------------------------------------------------------------
+
+    def _join(self, node: Node) -> None:
+        """The node's agent, with the kubelet's credential and a token of the DaemonSet's pod."""
+        api = self.connect()
+        path = f"/api/v1/namespaces/{OWN}/pods?fieldSelector=spec.nodeName%3D{node.name}"
+
+        def ours() -> list[Any]:
+            return [p for p in api.get(path)["items"] if p["metadata"].get("generateName", "").startswith(NODES)]
+
+        wait(120, f"{node.name} has its pod of the DaemonSet", ours)
+        meta = ours()[0]["metadata"]
+        bound = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}
+        asked = {"audiences": ["gpu-hook-controller"], "expirationSeconds": DAY, "boundObjectRef": bound}
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": asked}
+        token = api("POST", f"/api/v1/namespaces/{OWN}/serviceaccounts/{NODES}/token", request)["status"]["token"]
+        api.close()
+        node.machine.write(TOKEN, token)
+        kubeconfig = "agent.kubeconfig=/etc/kubernetes/kubelet.conf"
+        node.gpu_hook("settings", "set", "cluster=required", kubeconfig, f"agent.controller_token={TOKEN}")
+        self.start_agent(node)
+        keys = ("test", "-e", "/opt/gpu-hook/etc/cluster.json")
+        wait(90, f"{node.name} has its keys", lambda: node.machine.run(*keys).returncode == 0)
+        wait(60, f"{node.name} told what it has", lambda: "gpu-hook.io/ledger" in self._notes(node))
+
+    def start_agent(self, node: Node) -> None:
+        clock = [f"{key}={value}" for key, value in self.clocks[node.name].environment.items()]
+        env, *command = node.gpu_hook_line("agent")
+        node.machine.serve("agent", env, *clock, *command)
+
+    def _notes(self, node: Node) -> dict[str, str]:
+        api = self.connect()
+        found: dict[str, str] = api.get(f"/api/v1/nodes/{node.name}")["metadata"].get("annotations") or {}
+        api.close()
+        return found
+
+
+def alive(machine: Machine, service: str) -> bool:
+    """As Machine.serving, without a process of its own."""
+    top = Path(f"/proc/{machine.pid}/root")
+    try:
+        return (top / "proc" / (top / f"run/{service}.pid").read_text().strip() / "exe").is_symlink()
+    except OSError:
+        return False
+
+
+def write(file: Path, text: str) -> None:
+    """At once or not at all."""
+    new = file.with_name(f".{file.name}.new")
+    new.write_text(text)
+    new.rename(file)
+
+
+def endpoints(ports: list[int]) -> dict[str, Any]:
+    subsets = [{"addresses": [{"ip": API}], "ports": [{"name": "https", "port": port}]} for port in ports]
+    return {"subsets": subsets}
+
+
+def probe_period() -> float:
+    """Of the controller's readiness probe, as it is installed."""
+    documents = yaml.safe_load_all((PACKAGING / "controller.yaml").read_text())
+    deployment = next(one for one in documents if one["kind"] == "Deployment")
+    return float(deployment["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["periodSeconds"])
+
+
+def daemon_set() -> dict[str, Any]:
+    """One pod on each node, that does nothing but be the one for which the node's token is made, and name the ConfigMaps that
+    the node's credential may then read."""
+    labels = {"app": NODES}
+    volumes = [{"name": n, "configMap": {"name": n, "optional": True}} for n in ("gpu-hook-nodes", "gpu-hook-ca")]
+    spec = {
+        "serviceAccountName": NODES,
+        "tolerations": [{"operator": "Exists"}],
+        "terminationGracePeriodSeconds": 1,
+        "containers": [{"name": "main", "image": PROBE}],
+        "volumes": volumes,
+    }
+    template = {"metadata": {"labels": labels}, "spec": spec}
+    return {"metadata": {"name": NODES}, "spec": {"selector": {"matchLabels": labels}, "template": template}}
+
+
+def scheduler() -> dict[str, Any]:
+    extender = {
+        "urlPrefix": f"http://127.0.0.1:{EXTENDER}",
+        "filterVerb": "filter",
+        "preemptVerb": "preempt",
+        "nodeCacheCapable": True,
+        "managedResources": [{"name": "gpu-hook.io/gpus", "ignoredByScheduler": False}],
+    }
+    return {"extenders": [extender], "profiles": [{"schedulerName": "default-scheduler"}]}

@@ -1,0 +1,135 @@
+"""Whole GPUs that stay free: our packing beside the exact optimum and beside best fit; and a scheduler without our extender, which
+chooses nodes by sums, on a full cluster."""
+
+import itertools
+import os
+import random
+
+import pytest
+
+from scripts.benches import _cluster_fill as fill
+from scripts.benches._exact import Item, best
+
+SEQUENCES = int(os.environ.get("GPU_HOOK_SEQUENCES", "40"))
+
+
+def brute(nodes: tuple[tuple[int, ...], ...], items: tuple[Item, ...]) -> int:
+    """The same as `best`, by trying every placement."""
+    gpus = [(n, mib) for n, found in enumerate(nodes) for mib in found]
+    ways = [
+        [c for c in itertools.combinations(range(len(gpus)), item.gpus) if len({gpus[g][0] for g in c}) == 1]
+        for item in items
+    ]
+    most = -1
+    for choice in itertools.product(*ways):
+        on: list[list[Item]] = [[] for _ in gpus]
+        for item, chosen in zip(items, choice, strict=True):
+            for g in chosen:
+                on[g].append(item)
+        if all(
+            (len(here) == 1 or not any(i.whole for i in here))
+            and sum(i.mib for i in here) <= mib
+            and sum(i.compute for i in here) <= 100
+            for here, (_, mib) in zip(on, gpus, strict=True)
+        ):
+            most = max(most, sum(not here for here in on))
+    return most
+
+
+def test_the_solver_finds_what_trying_everything_finds() -> None:
+    rng = random.Random(1)
+    for _ in range(120):
+        nodes = tuple(
+            tuple(rng.choice((10, 16)) for _ in range(rng.randrange(1, 3))) for _ in range(rng.randrange(1, 4))
+        )
+        items = tuple(
+            Item(0, 0, rng.choice((1, 1, 2)), True)
+            if rng.random() < 0.15
+            else Item(rng.randrange(1, 12), rng.choice((0, 30, 60)), rng.choice((1, 1, 1, 2)))
+            for _ in range(rng.randrange(0, 6))
+        )
+        found = best(nodes, items)
+        assert found.proven and found.free == brute(nodes, items), (nodes, items)
+
+
+def sizes_of(rng: random.Random, count: int) -> list[int]:
+    odd = rng.random() < 0.5
+    return [rng.choice(fill.ODD) if odd else rng.randrange(3_000, 52_000) for _ in range(count)]
+
+
+def best_fit(gpus: list[int], mib: int) -> int:
+    """The GPU with the least room that is enough, of those in use before free ones; -1 for none."""
+    return min((gpus[i] == fill.MEMORY, gpus[i], i) for i in [*range(len(gpus))] if gpus[i] >= mib)[2]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_as_many_gpus_stay_free_as_best_fit_keeps_and_nearly_the_optimum(seed: int) -> None:
+    rng = random.Random(seed)
+    ours = fitted = optimum = 0
+    for _ in range(12):
+        sizes = sizes_of(rng, rng.randrange(8, 18))
+        cluster = fill.Cluster(3, 4, fill.PACK, with_filter=True)
+        cluster.run(sizes)
+        assert not cluster.waiting and not cluster.denied
+        found = best(((fill.MEMORY,) * 4,) * 3, tuple(map(Item, sizes)))
+        assert found.proven
+        gpus = [fill.MEMORY] * 12
+        for mib in sizes:
+            gpus[best_fit(gpus, mib)] -= mib
+        ours, fitted, optimum = (
+            ours + cluster.free_gpus(),
+            fitted + gpus.count(fill.MEMORY),
+            optimum + found.free,
+        )
+    assert fitted - 1 <= ours <= optimum <= ours + 12, (ours, fitted, optimum)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8])
+def test_gpus_stay_free_while_pods_come_and_go(share: float) -> None:
+    """Pods that end leave gaps on many GPUs. New ones go into the tightest gap, wherever that is, so large ones stay."""
+    rng = random.Random(7)
+    cluster = fill.Cluster(6, 4, fill.PACK, with_filter=True)
+    gpus = [fill.MEMORY] * 24
+    alive: list = []
+    ours = fitted = number = 0
+    for step in range(400):
+        while sum(mib for _, mib, _ in alive) < share * 24 * fill.MEMORY:
+            mib = rng.randrange(3_000, 52_000)
+            made = fill.pod(f"p{number}", mib, 0)
+            number += 1
+            cluster.state.apply_pod(made)
+            fits = any(free >= mib for free in gpus)
+            if not fits or not cluster.place(made, mib):
+                cluster.state.remove_pod(made["metadata"]["uid"], 0.0)
+                break
+            at = best_fit(gpus, mib)
+            gpus[at] -= mib
+            alive.append((made, mib, at))
+        made, mib, at = alive.pop(rng.randrange(len(alive)))
+        cluster.end(made, mib)
+        gpus[at] += mib
+        if step >= 100:
+            ours, fitted = ours + cluster.free_gpus(), fitted + gpus.count(fill.MEMORY)
+    assert ours >= 0.95 * fitted, (ours, fitted)
+
+
+@pytest.mark.parametrize("placement", [fill.PACK, fill.SPREAD])
+@pytest.mark.parametrize("share", [0.80, 0.90, 0.95, 0.98])
+def test_nothing_is_refused_and_all_that_fit_are_bound(placement: str, share: float) -> None:
+    """With the extender: no denial. Without it: a denied pod finds another node, since its node got the taint."""
+    for seed in range(SEQUENCES // 10):
+        for with_filter in (True, False):
+            cluster = fill.Cluster(5, 4, placement, with_filter, seed=seed)
+            cluster.run(cluster.fill(share))
+            assert cluster.stuck() == 0, (seed, with_filter)
+            assert not (with_filter and cluster.denied), (seed, cluster.denied)
+
+
+def test_without_the_taint_a_packing_scheduler_chooses_the_full_node_for_ever() -> None:
+    """What the taint is for: if this no longer holds, fragments.py is not needed."""
+    stuck = 0
+    for seed in range(5):
+        cluster = fill.Cluster(5, 4, fill.PACK, with_filter=False, marks=False, seed=seed)
+        cluster.run(cluster.fill(0.8), seconds=120)
+        stuck += cluster.stuck()
+    assert stuck > 0
