@@ -16,7 +16,7 @@ from oci_hook.kube.movable import movers
 from oci_hook.kube.pods import ENDED, words
 from oci_hook.kube.state import ClusterState
 
-SECONDS = 5.0  # for the search; reading the cluster comes before
+SECONDS = 5.0  # of processor time for the search, so that a busy machine gets the same answer; reading the cluster comes before
 NO_BUDGETS = (
     "no PodDisruptionBudgets are known, so none is kept to: a dump has them by `kubectl get nodes,pods,pdb -A -o json`,"
     " and the API server lists them to whom it allows that"
@@ -31,16 +31,16 @@ def report(name: str, most: int, objects: Objects, budgets: list[Budget] | None)
     try:
         hosts = Hosts(nodes, pods)
         found, fixed = movers(state, pods, hosts, budgets or ())
-        end = time.monotonic() + SECONDS
+        end = time.process_time() + SECONDS
         addresses = addresses_of(state)
         if obj is None:
-            plan = defrag.for_free_gpus(state, found, hosts.free, lambda: time.monotonic() > end, most)
+            plan = defrag.for_free_gpus(state, found, hosts.free, lambda: time.process_time() > end, most)
         else:
             question = question_of(obj, name)
             state.forget(obj["metadata"]["uid"])
             allowed, needs = hosts.allowed(obj), requests(obj)
             plan = defrag.for_pod(
-                state, found, hosts.free, question, allowed, needs, lambda: time.monotonic() > end, most
+                state, found, hosts.free, question, allowed, needs, lambda: time.process_time() > end, most
             )
     except (KeyError, TypeError, AttributeError) as e:
         raise refuse("GH-608", f"a node or pod is not as the API server has it: {type(e).__name__} {e}") from None
