@@ -29,12 +29,13 @@ class Budget(Value):
 def budget(obj: dict[str, Any], version: str = "") -> Budget:
     """Of an API object. version: its apiVersion, where the object does not say it. An empty selector selects every pod, but
     none in policy/v1beta1 (Kubernetes before 1.25). Raises KeyError, TypeError or AttributeError for what is no budget."""
-    meta, selector = obj["metadata"], (obj.get("spec") or {}).get("selector")
+    meta, status, selector = obj["metadata"], obj.get("status") or {}, (obj.get("spec") or {}).get("selector")
+    current = int(status.get("observedGeneration") or 0) >= int(meta.get("generation") or 0)
     beta = (obj.get("apiVersion") or version).endswith("beta1")
     return Budget(
         meta["namespace"],
         meta["name"],
-        int((obj.get("status") or {}).get("disruptionsAllowed") or 0),
+        int(status.get("disruptionsAllowed") or 0) if current else 0,  # the API server evicts none before that
         dict((selector or {}).get("matchLabels") or {}),
         tuple(
             (e["key"], e["operator"], tuple(e.get("values") or ()))

@@ -342,6 +342,15 @@ def test_disruption_budgets(budgets, kept):
     assert cluster.for_pod(pod("new", memory=40), budgets=budgets).reached != kept
 
 
+def test_a_budget_whose_status_is_of_an_older_spec_allows_nothing():
+    for generation, seen, kept in ((1, 1, False), (2, 1, True), (2, 2, False), (None, None, False), (1, None, True)):
+        meta = {"namespace": "default", "name": "b", **({"generation": generation} if generation else {})}
+        status = {"disruptionsAllowed": 1, **({"observedGeneration": seen} if seen else {})}
+        spec = {"selector": {"matchLabels": {"app": "x"}}}
+        one = budget({"metadata": meta, "spec": spec, "status": status}, "policy/v1")
+        assert bool(in_the_way([one], "default", {"app": "x"})) == kept
+
+
 # --- what else a node must have
 
 
