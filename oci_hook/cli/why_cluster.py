@@ -60,7 +60,7 @@ def waiting(name: str, pods: list[dict[str, Any]]) -> dict[str, Any]:
             if (obj.get("status") or {}).get("phase") in ENDED:
                 raise refuse("GH-608", f"pod {show(name)} has ended; moves are proposed for pods that wait")
             return obj
-    raise refuse("GH-608", f"there is no pod {'/'.join(wanted)} among {len(pods)} pods; check both names")
+    raise refuse("GH-608", f"there is no pod {show('/'.join(wanted))} among {len(pods)} pods; check both names")
 
 
 def question_of(obj: dict[str, Any], name: str) -> Question:
