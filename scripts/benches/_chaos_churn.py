@@ -83,7 +83,7 @@ def beginning() -> list[Operation]:
 
 
 def draw(chance: random.Random, pods: Sequence[Pod], jobs: Sequence[str], bind: bool = False) -> list[Operation]:
-    """Two to four operations. jobs: names of those that there are. bind: one small pod is sure to be placed."""
+    """One to three operations, or a few more. jobs: names of those that there are. bind: one small pod is sure to be placed."""
     found: list[Operation] = []
     here = sorted((p for p in pods if not p.deleting), key=lambda p: p.name)
     bare = [p for p in here if not p.owner]
@@ -94,7 +94,7 @@ def draw(chance: random.Random, pods: Sequence[Pod], jobs: Sequence[str], bind: 
             found.append(delete(name, 0))
         found.append(pod(name, [SMALL]))
         unused = unused[1:]
-    for _ in range(chance.randint(2, 4)):
+    for _ in range(chance.randint(1, 3)):
         found += one(chance, bare, here, unused, jobs)
     return found
 

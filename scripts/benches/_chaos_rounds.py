@@ -5,7 +5,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from scripts.cluster_lab.programs import CannotRun
 
 SETTLED = 90.0  # seconds
 POLL = 0.3
-CHANGES = 1.5  # seconds over which the pods change
+WATCH = 0.3
+CHANGES = 1.0  # seconds over which the pods change
 GPUS = [Gpus(2, "16Gi"), Gpus(2, "16Gi")]
 CONTROLLER = "gpu_hook_controller_"
 AWAY = (Refused, CannotRun, RuntimeError, OSError)  # who was asked is away
@@ -71,6 +72,10 @@ class Rounds:
         changes = threading.Thread(target=self._change, args=(operations, pauses, failed))
         began = time.monotonic()
         changes.start()
+        over_one = threading.Event()
+        beyond: list[str] = []
+        watch = threading.Thread(target=self._watch_ledgers, args=(seen.gpus, over_one, beyond))
+        watch.start()
         time.sleep(moment)
         try:
             fault.does(strike)
@@ -78,14 +83,16 @@ class Rounds:
         except AWAY as e:
             trouble = [f"the fault itself: {e}"]
         changes.join()
+        over_one.set()
+        watch.join()
         over = time.monotonic()
-        found = trouble + self._settle(over + SETTLED)
+        found = trouble + beyond + self._settle(over + SETTLED)
         record = {
             **{"step": step, "seed": seed, "fault": fault.name, "ok": not found},
             **{"fault_s": round(over - began, 2), "settle_s": round(time.monotonic() - over, 2)},
             **{"operations": [str(one) for one in operations], "not_done": dict(failed)},
             **{"refused": list(self.refused.values())[known:], "said": strike.said, "problems": found},
-            **{"revived": self.revived},
+            **{"revived": self.revived, "lastly": self.lastly},
             **{"pods": len(self.last.pods), "waiting": sum(not p.node for p in self.last.pods)},
         }
         if found:
@@ -112,9 +119,23 @@ class Rounds:
             except Refused as e:  # as for any user at this moment
                 failed[f"{operation}: {e.status} {e.message[:120]}"] += 1
 
+    def _watch_ledgers(self, gpus: Mapping[str, check.Gpu], stop: threading.Event, found: list[str]) -> None:
+        """While it fails, too, no ledger may have more than its GPU. Twice in a row: its files are read one by one."""
+        before: dict[str, set[str]] = {}
+        while not stop.wait(WATCH):
+            for node in self.site.nodes:
+                try:
+                    grants = self._grants(node.name)
+                except AWAY:
+                    continue
+                now = {text.partition(":")[0] for text in check.beyond(gpus, (g.shares for g in grants))}
+                found += [f"ledger of {uuid} during the fault" for uuid in now & before.get(node.name, set())]
+                before[node.name] = now
+
     def _settle(self, end: float) -> list[str]:
         """What is not as it should be at the end; at once where something is wrong that may never be."""
         self.revived: list[str] = []
+        self.lastly: list[str] = []  # what was not yet as it should be when all else was
         while True:
             try:
                 self.revived += self.site.revive()
@@ -128,6 +149,7 @@ class Rounds:
                 left = [f"somebody does not answer: {type(e).__name__} {e}"]
             if not left or time.monotonic() > end:
                 return left
+            self.lastly = left
             time.sleep(POLL)
 
     def _look(self) -> check.Snapshot:

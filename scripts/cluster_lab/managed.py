@@ -59,9 +59,14 @@ class Grants:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.RLock()
 
     def read(self, timeout: float = 10) -> list[Any]:
-        """Raises RuntimeError while the node is off."""
+        """Raises RuntimeError or CannotRun while the node is off."""
+        with self._lock:
+            return self._read(timeout)
+
+    def _read(self, timeout: float) -> list[Any]:
         if self._process is None or self._process.poll() is not None:
             line = [str(REPO / ".venv/bin/python3"), "-B", str(HERE / "grants.py"), "/run/gpu-hook"]
             self._process = subprocess.Popen(
@@ -85,10 +90,11 @@ class Grants:
         return found
 
     def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+                self._process.communicate()
+                self._process = None
 
 
 class Managed:
@@ -104,6 +110,7 @@ class Managed:
         self.grants: dict[str, Grants] = {}
         self.held: set[int] = set()  # ports of controllers that stay down
         self._trap: subprocess.Popen[bytes] | None = None
+        self._apis: list[Api] = []
         self._end = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -125,6 +132,7 @@ class Managed:
         self.clocks = {name: Clock(library, self.shared / f"clock-{name}") for name in names}
         self.grants = {node.name: Grants(node) for node in self.nodes}
         self.api = self.connect()
+        self._apis.append(self.api)
         self._objects()
         for port in PORTS:
             options = ("--extender-address", f"127.0.0.1:{port + 1}")
@@ -153,6 +161,8 @@ class Managed:
         if self._trap is not None:
             self._trap.kill()
             self._trap.wait()
+        for api in self._apis:
+            api.close()
         self.cluster.down()
 
     # ---- controllers ------------------------------------------------------------------------------------------------

@@ -1,0 +1,116 @@
+"""Has the scheduler look again at pods that have room by now.
+
+A scheduler that found no node for a pod, or whose extender or Binding failed, keeps the pod until something changes that it
+watches, or for 60 to 90 s (Kubernetes 1.20 to 1.22; 5 minutes from 1.23). A share that becomes free in a node's ledger is nothing that
+it watches, nor are our replicas that answer again. So the leader looks at pods that wait, and where one has room, it writes into
+its Service's annotations: a change of a Service is one of those things.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable
+
+from oci_hook.kube.choose import Chosen, Question, choose
+from oci_hook.kube.controller.client import MERGE, ApiError, Client
+from oci_hook.kube.controller.takeover import SERVICE
+from oci_hook.kube.pods import PodWords
+from oci_hook.kube.state import ClusterState
+
+ROOM = "gpu-hook.io/room"  # annotation of our Service
+EVERY = 2.0
+PATIENCE = 8.0  # seconds that a pod waits before it is looked at: the scheduler's own queue comes first
+GAP = 10.0  # between two changes
+MOST = 300.0  # between two changes for one pod: something else than GPUs keeps it, and only the scheduler knows what
+AT_A_TIME = 8  # pods that are looked at every time
+
+
+class Sleeper:
+    """at: when it is looked at next. wait: how long after the next change."""
+
+    __slots__ = ("at", "wait")
+
+    def __init__(self, at: float) -> None:
+        self.at, self.wait = at, GAP
+
+
+class Sleepers:
+    """The pods that wait, and when each is looked at. Pure; `now` as in time.monotonic()."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Sleeper] = {}
+
+    def due(self, waiting: Iterable[PodWords], now: float) -> list[PodWords]:
+        """Those that wait for longest, a bounded number."""
+        here = {pod.uid: pod for pod in waiting}
+        self._known = {uid: self._known.get(uid) or Sleeper(now + PATIENCE) for uid in here}
+        found = sorted((one.at, uid) for uid, one in self._known.items() if one.at <= now)[:AT_A_TIME]
+        return [here[uid] for _, uid in found]
+
+    def none(self, uid: str, now: float) -> None:
+        """There is no room for it."""
+        self._known[uid].at = now + EVERY
+
+    def woken(self, uid: str, now: float) -> None:
+        one = self._known[uid]
+        one.at = now + one.wait
+        one.wait = min(MOST, 2 * one.wait)
+
+
+class Waker:
+    """enabled: the namespaces whose pods get GPUs. decides: whether we do."""
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        state: ClusterState,
+        enabled: Collection[str],
+        decides: Callable[[], bool],
+        log: Callable[[str], None],
+    ) -> None:
+        self._client, self._state, self._enabled, self._decides, self._log = client, state, enabled, decides, log
+        self._path = f"/api/v1/namespaces/{namespace}/services/{SERVICE}"
+        self._sleepers = Sleepers()
+        self._next = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY)
+            found = []
+            for pod in self.due(time.monotonic()) if self._decides() else ():
+                if self.has_room(pod, time.monotonic()):
+                    found.append(pod)
+                await asyncio.sleep(0)  # requests come between
+            if found:
+                await self._wake(found)
+
+    def due(self, now: float) -> list[PodWords]:
+        """The pods to be looked at now."""
+        waiting = [
+            pod
+            for pod in self._state.waiting()
+            if pod.namespace in self._enabled and pod.uid not in self._state.reservations
+        ]
+        due = self._sleepers.due(waiting, now)
+        return due if now >= self._next else []
+
+    def has_room(self, pod: PodWords, now: float) -> bool:
+        """Whether the scheduler is to be woken for it."""
+        question = Question(pod)
+        found = question.asks and isinstance(choose(self._state, question), Chosen)
+        if found:
+            self._next = now + GAP
+            self._sleepers.woken(pod.uid, now)
+        else:
+            self._sleepers.none(pod.uid, now)
+        return found
+
+    async def _wake(self, pods: list[PodWords]) -> None:
+        first = f"{pods[0].namespace}/{pods[0].name}"
+        says = f"{first} and {len(pods) - 1} more at {time.time():.3f}"  # differs each time: else nothing would change
+        try:
+            await self._client.patch(self._path, {"metadata": {"annotations": {ROOM: says}}}, MERGE)
+        except ApiError as e:
+            if e.status != 404:
+                self._log(f"service {SERVICE}: {e}")

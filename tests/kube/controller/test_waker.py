@@ -1,0 +1,113 @@
+"""Which waiting pods the scheduler is woken for, and how often."""
+
+from typing import Any
+
+import pytest
+
+from oci_hook.kube.controller import waker
+from oci_hook.kube.controller.access import Access, Token
+from oci_hook.kube.controller.client import Client
+from oci_hook.kube.controller.waker import AT_A_TIME, EVERY, GAP, MOST, PATIENCE, Waker
+from oci_hook.kube.state import ClusterState
+from tests.kube.cluster_objects import node, pod
+
+
+@pytest.fixture
+def state() -> ClusterState:
+    made = ClusterState()
+    made.apply_node(node("a", 1000))
+    return made
+
+
+def waker_of(state: ClusterState, decides: bool = True) -> Waker:
+    client = Client(Access("http://127.0.0.1:1", None, Token("x")))
+    return Waker(client, "gpu-hook", state, {"default"}, lambda: decides, lambda line: None)
+
+
+def woken(one: Waker, now: float) -> list[str]:
+    return [found.name for found in one.due(now) if one.has_room(found, now)]
+
+
+def times(one: Waker, name: str, seconds: int) -> list[int]:
+    return [now for now in range(0, seconds, int(EVERY)) if name in woken(one, now)]
+
+
+def test_a_pod_that_has_room_after_a_while_is_one_to_wake_for(state: ClusterState) -> None:
+    state.apply_pod(pod("p", memory=600))
+    one = waker_of(state)
+    assert woken(one, 0.0) == [] and woken(one, PATIENCE - 0.1) == []
+    assert woken(one, PATIENCE) == ["p"]
+
+
+def test_a_pod_without_room_is_looked_at_again_and_woken_as_soon_as_there_is(state: ClusterState) -> None:
+    state.apply_pod(pod("holder", memory=600, node_name="a"))
+    state.apply_pod(pod("p", memory=1001))
+    one = waker_of(state)
+    assert times(one, "p", 400) == []
+    state.apply_node(node("b", 2000))
+    assert woken(one, 400.0) == ["p"]
+
+
+def test_a_pod_that_something_else_keeps_is_woken_for_less_and_less(state: ClusterState) -> None:
+    state.apply_pod(pod("p", memory=600))
+    found = times(waker_of(state), "p", 3600)
+    pauses = [later - earlier for earlier, later in zip(found, found[1:], strict=False)]
+    assert pauses[:4] == [GAP, 2 * GAP, 4 * GAP, 8 * GAP] and pauses[-1] == MOST
+
+
+def test_all_together_wake_once_in_a_while_and_a_bounded_number_is_looked_at(state: ClusterState) -> None:
+    for n in range(3 * AT_A_TIME):
+        state.apply_pod(pod(f"p{n}", memory=600))
+    one, seen = waker_of(state), []
+    woken(one, 0.0)
+    for now in range(8, 40, 2):
+        found = woken(one, float(now))
+        assert len(found) <= AT_A_TIME
+        seen += [(now, name) for name in found]
+    moments = sorted({now for now, _ in seen})
+    assert all(later - earlier >= GAP for earlier, later in zip(moments, moments[1:], strict=False))
+    assert len({name for _, name in seen}) == 3 * AT_A_TIME, "each has its turn"
+
+
+def test_who_is_not_woken_for(state: ClusterState) -> None:
+    """Pods that ask for nothing, whose Binding is under way, of other namespaces, and those that went."""
+    state.apply_pod(pod("plain"))
+    stranger = pod("stranger", memory=1)
+    stranger["metadata"]["namespace"] = "elsewhere"
+    state.apply_pod(stranger)
+    state.apply_pod(pod("gone", memory=1))
+    one = waker_of(state)
+    assert woken(one, 0.0) == []
+    state.remove_pod("u-gone", 1.0)
+    assert woken(one, 60.0) == []
+
+
+def test_who_waits_long_comes_first_and_a_woken_pod_that_went_is_forgotten(state: ClusterState) -> None:
+    state.apply_pod(pod("p", memory=600))
+    one = waker_of(state)
+    assert woken(one, 0.0) == [] and woken(one, PATIENCE) == ["p"]
+    state.remove_pod("u-p", 9.0)
+    assert woken(one, 10.0) == []
+    state.apply_pod(pod("p", memory=600))  # the same again begins anew
+    assert woken(one, 30.0) == [] and woken(one, 30.0 + PATIENCE) == ["p"]
+
+
+def test_the_change_differs_each_time(monkeypatch: pytest.MonkeyPatch, state: ClusterState) -> None:
+    """A write that changes nothing is no event, and wakes nobody."""
+    state.apply_pod(pod("p", memory=600))
+    said: list[Any] = []
+
+    class Recorder(Client):
+        async def patch(self, path: str, body: Any, kind: str) -> Any:
+            said.append((path, body["metadata"]["annotations"][waker.ROOM]))
+
+    client = Recorder(Access("http://127.0.0.1:1", None, Token("x")))
+    one = Waker(client, "gpu-hook", state, {"default"}, lambda: True, lambda line: None)
+    words = state.waiting()
+    for moment in (1.0, 1.001):
+        monkeypatch.setattr(waker.time, "time", lambda moment=moment: moment)
+        coroutine = one._wake(list(words))
+        with pytest.raises(StopIteration):
+            coroutine.send(None)
+    assert {path for path, _ in said} == {"/api/v1/namespaces/gpu-hook/services/gpu-hook-controller"}
+    assert len({text for _, text in said}) == 2 and "default/p" in said[0][1]
