@@ -10,6 +10,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.core.terms import OFFLINE
 from oci_hook.errors import RequestError
 from oci_hook.kube.fit import Fit
+from oci_hook.kube.interference import Busy
 from oci_hook.kube.peaks import Row, together
 from oci_hook.kube.pods import ENDED, PodWords, asked, words
 
@@ -17,11 +18,12 @@ from oci_hook.kube.pods import ENDED, PodWords, asked, words
 class Node:
     """text: the annotation with its inventory; "" before it has one. rules: its settings, with the policy of its label.
     mode: "whole", "shared" or "". key: the generation of its key. problem: why it cannot be chosen. listed: pods that hold
-    grants, as its ledger says. refused: pods that it refused, with the code. ours: its labels say that gpu-hook is to run there."""
+    grants, as its ledger says. refused: pods that it refused, with the code. ours: its labels say that gpu-hook is to run there.
+    busy: levels by pod, where it measures them."""
 
     __slots__ = (
         *("name", "present", "text", "policy", "ledger", "rules", "mode", "key", "problem", "listed", "local"),
-        *("refused", "pods", "reserved", "taints", "ours"),
+        *("refused", "pods", "reserved", "taints", "ours", "busy"),
     )
 
     def __init__(self, name: str) -> None:
@@ -41,6 +43,7 @@ class Node:
         self.pods: dict[str, Pod] = {}
         self.reserved: dict[str, Reservation] = {}
         self.taints: tuple[tuple[str, str, str], ...] = ()
+        self.busy: dict[str, Busy] = {}
 
 
 class Pod:

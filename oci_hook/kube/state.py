@@ -20,6 +20,7 @@ from oci_hook.core.value_parsers import policy
 from oci_hook.kube import names
 from oci_hook.kube.cut import Cut
 from oci_hook.kube.fit import NOBODY, Fit, as_grants
+from oci_hook.kube.interference import of_pods
 from oci_hook.kube.node_info import Digest, NodeInventory, read_digest, read_inventory
 from oci_hook.kube.peaks import Row
 from oci_hook.kube.pods import PodWords, words
@@ -40,6 +41,7 @@ class ClusterState:
 
     def __init__(self, placement: str = BY_CLASS, verify: Callable[[Decision], bool] = lambda decision: True) -> None:
         self.placement = placement
+        self.interference = False  # whether what nodes measure decides between equal places
         self.nodes: dict[str, Node] = {}
         self.pods: dict[str, Pod] = {}
         self.reservations: dict[str, Reservation] = {}
@@ -78,6 +80,7 @@ class ClusterState:
         node = self.nodes.get(name)
         if node is not None:
             node.present, node.text, node.ledger, node.listed, node.local = False, "", "", {}, ()
+            node.busy = {}
             self._inventories.pop(name, None)
             self._changed.add(name)
 
@@ -117,6 +120,13 @@ class ClusterState:
         elif pod.node and pod.rows and uid in self._node(pod.node).listed:
             self._ghosts[uid] = pod
         else:
+            self._forget(pod)
+
+    def forget(self, uid: str) -> None:
+        """As though this pod had never been, to ask what would be without it."""
+        self.release(uid)
+        pod = self.pods.get(uid)
+        if pod is not None:
             self._forget(pod)
 
     def tick(self, now: float) -> tuple[PodWords, ...]:
@@ -320,6 +330,7 @@ class ClusterState:
             return
         digest = read_digest(text, self.inventory(node) if node.text else EMPTY) if text else Digest()
         node.ledger, node.local, node.refused = text, digest.local, dict(digest.refused)
+        node.busy = of_pods(digest.busy)
         node.listed = {sys.intern(uid): containers for uid, containers in digest.pods}
         for uid in node.listed:
             if uid in node.pods:
