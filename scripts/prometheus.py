@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,25 @@ PROGRAM = "prometheus"
 
 
 class Prometheus:
-    """Looks at `target` (HOST:PORT) every `scrape` seconds under the job name that alerts.yaml expects."""
+    """Looks at `targets` (HOST:PORT) every `scrape` seconds under the job name that the rules expect. more: of the scrape config."""
 
-    def __init__(self, folder: Path, target: str, scrape: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        targets: str | Sequence[str],
+        scrape: int,
+        job: str = "gpu-hook",
+        rules: Path = GRAFANA / "alerts.yaml",
+        more: Json | None = None,
+    ) -> None:
+        targets = [targets] if isinstance(targets, str) else list(targets)
         self.scrape = scrape
         self.log = folder / "prometheus.log"
         every = f"{scrape}s"
         config = {
             "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
-            "rule_files": [str(GRAFANA / "alerts.yaml")],
-            "scrape_configs": [{"job_name": "gpu-hook", "static_configs": [{"targets": [target]}]}],
+            "rule_files": [str(rules)],
+            "scrape_configs": [{"job_name": job, "static_configs": [{"targets": targets}], **(more or {})}],
         }
         (folder / "prometheus.yml").write_text(json.dumps(config))  # which YAML can read
         command = [PROGRAM, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb"]

@@ -4,14 +4,13 @@ The standard library's servers have a thread per client and no bound. Here the n
 the size of its request are limited, whatever a client sends or does not read. One request per connection.
 """
 
-import base64
 import hmac
-import ipaddress
 import selectors
 import socket
 from collections.abc import Callable
 
 from oci_hook.core.value import Value
+from oci_hook.observe.browser import LOG_IN, SAFE, credential, names_this_machine
 
 CLIENTS = 32
 SECONDS = 10.0  # from the connection to the last byte
@@ -20,15 +19,7 @@ REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden",
 REASONS |= {405: "Method Not Allowed", 431: "Request Header Fields Too Large", 500: "Internal Server Error"}
 REASONS |= {503: "Service Unavailable"}
 HEALTH = "/healthz"
-# The page contains its script and style, and connects to this server only.
-SAFE = (
-    "Content-Security-Policy: default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
-    " connect-src 'self'; frame-ancestors 'none'\r\n"
-    "X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\nCache-Control: no-store\r\n"
-)
-
-PORT_MAX = 65535
-LOOPBACK_V6 = ipaddress.ip_address("::1")
+SAFE_LINES = "".join(f"{name}: {value}\r\n" for name, value in SAFE.items())
 TOKEN = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")  # RFC 9110, 5.6.2
 ONCE = frozenset(("host", "authorization", "content-length", "transfer-encoding"))
 
@@ -75,48 +66,11 @@ def parse(data: bytes) -> HttpRequest | None:
     return HttpRequest(method, target.split("?", 1)[0], headers)
 
 
-def credential(request: HttpRequest) -> bytes:
-    """The token of a request: a bearer token (programs), or the password of any user name (browsers)."""
-    kind, _, given = request.headers.get("authorization", "").partition(" ")
-    if kind.lower() == "bearer":
-        return given.strip().encode()
-    try:
-        return base64.b64decode(given, validate=True).partition(b":")[2] if kind.lower() == "basic" else b""
-    except ValueError:
-        return b""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether this is an address in 127.0.0.0/8, or ::1; False for a name."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return address == LOOPBACK_V6 or (address.version == 4 and address.is_loopback)
-
-
-def names_this_machine(host: str) -> bool:
-    """Whether a Host header (RFC 9110, 7.2) is localhost or a loopback address, with or without a port."""
-    if host.startswith("["):
-        name, bracket, rest = host[1:].partition("]")
-        if not bracket or ":" not in name:
-            return False
-    else:
-        name, colon, port = host.partition(":")
-        rest = colon + port
-    if rest and not (rest[0] == ":" and rest[1:].isascii() and rest[1:].isdigit() and len(rest) <= 6):
-        return False
-    if rest and int(rest[1:]) > PORT_MAX:
-        return False
-    return name.lower() == "localhost" or is_loopback(name)
-
-
 class Server:
     """`pages`: by path. token: every request must have it; "": none is needed. healthy: what HEALTH answers by, to everybody,
     since probes have neither tokens nor this machine's names; it says this one bit only.
 
-    If no token is needed, the Host header must name this machine itself. Otherwise any web page in a browser on this
-    machine could read the agent's pages by a host name that it resolves to this machine (DNS rebinding).
+    If no token is needed, the Host header must name this machine itself (observe/browser.py).
     """
 
     def __init__(
@@ -203,7 +157,7 @@ class Server:
         head_only = client.received.startswith(b"HEAD ")
         head = (
             f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
-            f"Connection: close\r\n{more}{SAFE}\r\n"
+            f"Connection: close\r\n{more}{SAFE_LINES}\r\n"
         )
         client.to_send = memoryview(head.encode() + (b"" if head_only else body))
         client.answered = True
@@ -225,8 +179,13 @@ class Server:
         if request.path == HEALTH:
             return (200, plain, b"ok\n", "") if self._healthy() else (503, plain, b"degraded\n", "")
         if self._token:
-            if not hmac.compare_digest(credential(request), self._token.encode()):
-                return 401, plain, b"a token is needed\n", 'WWW-Authenticate: Basic realm="gpu-hook"\r\n'
+            if not hmac.compare_digest(credential(request.headers.get("authorization", "")), self._token.encode()):
+                return (
+                    401,
+                    plain,
+                    b"a token is needed\n",
+                    "".join(f"{name}: {value}\r\n" for name, value in LOG_IN.items()),
+                )
         else:
             if not names_this_machine(request.headers.get("host", "")):
                 return 403, plain, b"the Host header must name this machine's loopback address\n", ""

@@ -2,10 +2,10 @@
 
 import os
 
-from oci_hook.agent.http import is_loopback
 from oci_hook.core.value import Value
 from oci_hook.errors import refuse
 from oci_hook.install import agent_settings
+from oci_hook.observe.browser import is_loopback
 
 TOKEN_MIN = 16
 

@@ -31,6 +31,14 @@ NEEDS = "the controller needs packages that a node does not: `pip install 'gpu-h
 @click.option("--node-account", default="gpu-hook-node", metavar="NAME", help="Service account of the nodes' pods.")
 @click.option("--daemon-set", default="gpu-hook-node", metavar="NAME", help="DaemonSet of the nodes' pods.")
 @click.option("--metrics-token-file", type=click.File("r"), help="/metrics requires the first line of this file.")
+@click.option(
+    "--page-address", default="", metavar="127.0.0.1:PORT", help="Serve the cluster's web page here, by HTTP."
+)
+@click.option(
+    "--page-token-file",
+    type=click.File("r"),
+    help="Serve it at --address, too, to who has the first line of this file.",
+)
 @click.option("--certificate-days", type=click.FloatRange(min=0.0005), default=90.0, help="Life of our certificates.")
 @click.option("--key-days", type=click.FloatRange(min=0.001), default=30.0, help="After so long nodes get new keys.")
 @click.option("--pod", envvar="POD_NAME", default="", metavar="NAME", help="Our own pod. [environment: POD_NAME]")
@@ -64,9 +72,8 @@ def options_of(given: dict[str, Any], options: Any, access: Any) -> Any:
     extender = given["extender_address"]
     extender_host, extender_port = options.loopback(extender) if extender else ("127.0.0.1", 0)
     namespace = given["namespace"] or access.load(given["kubeconfig"] or "").namespace or "gpu-hook"
-    token = given["metrics_token_file"].readline().strip() if given["metrics_token_file"] else ""
-    if given["metrics_token_file"] and not token:
-        raise click.UsageError(f"{given['metrics_token_file'].name} has no token in its first line")
+    page = given["page_address"]
+    page_host, page_port = options.loopback(page) if page else ("127.0.0.1", 0)
     return options.Options(
         host,
         port,
@@ -82,7 +89,10 @@ def options_of(given: dict[str, Any], options: Any, access: Any) -> Any:
         node_daemon_set=given["daemon_set"],
         certificate_life=given["certificate_days"] * options.DAY,
         key_life=given["key_days"] * options.DAY,
-        metrics_token=token,
+        metrics_token=first_line(given["metrics_token_file"]),
+        page_host=page_host,
+        page_port=page_port,
+        page_token=first_line(given["page_token_file"]),
         place=given["place"] or "",
         scheduler=given["scheduler"],
         queue_label=given["queue_label"],
@@ -90,6 +100,14 @@ def options_of(given: dict[str, Any], options: Any, access: Any) -> Any:
         pod=given["pod"],
         reached_at=options.reached_at(given["reached_at"], host, port),
     )
+
+
+def first_line(file: Any) -> str:
+    """Of a token's file; "" without one. Raises click.UsageError where it has none."""
+    token = str(file.readline().strip()) if file else ""
+    if file and not token:
+        raise click.UsageError(f"{file.name} has no token in its first line")
+    return token
 
 
 def log(text: str) -> None:

@@ -7,7 +7,7 @@ from oci_hook.core.value import Value
 
 POLICIES = ("best-effort", "fixed-share", "burst-share")  # the number of a policy in pages is its place here
 CLASSES = ("offline", "default", "online")  # the lowest first; likewise
-ONLINE = CLASSES[-1]
+OFFLINE, ONLINE = CLASSES[0], CLASSES[-1]
 BOUNDARIES = SHIM, AUTO, DRIVER = ("shim", "auto", "driver")  # the weakest promise first
 POLICY_NUMBERS = {name: number for number, name in enumerate(POLICIES)}
 CLASS_NUMBERS = {name: number for number, name in enumerate(CLASSES)}

@@ -51,13 +51,17 @@ class Question:
         self._words = words if size <= KEPT_WORDS else None
         self.work = 0  # how much was placed so far; see MOST_WORK
         self._under: dict[Rules, tuple[Asked, Need] | Problem] = {}
+        self._last: tuple[Rules, tuple[Asked, Need] | Problem] | None = None
 
     def under(self, rules: Rules) -> "tuple[Asked, Need] | Problem":
+        if self._last is not None and self._last[0] is rules:  # most nodes have the same; comparing them takes longer
+            return self._last[1]
         found = self._under.get(rules)
         if found is None:
             words, containers = self._words, self.pod.containers
             found = _under(self.pod, rules) if words is None else _understood(words, containers, rules)
             self._under[rules] = found
+        self._last = rules, found
         return found
 
     @property
@@ -69,6 +73,13 @@ class Question:
     def need(self, rules: Rules) -> Need | None:
         found = self.under(rules)
         return None if isinstance(found, Problem) else found[1]
+
+    @functools.cached_property
+    def named(self) -> bool:
+        """Whether it asks for some GPU by its name."""
+        found = self.under(PLAIN)
+        requests = () if isinstance(found, Problem) else found[0]
+        return any(wish.device for _, _, request in requests for wish in request.gpus)
 
     @property
     def least_mib(self) -> int:
@@ -166,6 +177,8 @@ def unsuited(question: Question, node: Node) -> Refused | None:
     found = question.under(node.rules)
     if isinstance(found, Problem):
         return Refused(found, final=True)
+    if not node.mode and not question.named:
+        return None
     for _, _, request in found[0]:
         for wish in request.gpus:
             whole = request.exclusive or wish.whole
@@ -262,7 +275,9 @@ def _no_look(state: ClusterState, question: Question, name: str) -> Refused:
     if node is None or room is None:
         why = (node.problem if node is not None else "") or "does not say which GPUs it has"
         return Refused(Problem("GH-606", f"the node {why}"), final=True)
-    return forbidden(state, question, node) or _words(room, question)
+    # Looking through the pods of thousands of nodes takes long; a node that some pod has for itself has no memory free.
+    look = not room.most_mib or node.mode or question.named or question.pod.whole_node
+    return (forbidden(state, question, node) if look else None) or _words(room, question)
 
 
 def _words(room: Room, question: Question) -> Refused:
@@ -270,23 +285,28 @@ def _words(room: Room, question: Question) -> Refused:
     found = question.under(room.rules)
     if isinstance(found, Problem):
         return Refused(found, final=True)
-    need, spots = found[1], room.spots
-    grantable = [spot.memory_mib - room.rules.reserve(spot.memory_mib) for spot in spots]
-    if len(spots) < max(need.gpus, need.free_gpus):
-        return Refused(Problem("GH-203", "the node has fewer GPUs than asked for"), final=True)
-    if need.mib > max(grantable, default=0):
-        return Refused(Problem("GH-201", f"no GPU has {need.mib} MiB to grant"), final=True)
-    if 0 < need.mib < min((spot.context_mib for spot in spots), default=0):
-        return Refused(Problem("GH-201", BELOW_CONTEXT), final=True)
+    need = found[1]
+    if len(room.spots) < max(need.gpus, need.free_gpus):
+        return _no("GH-203", "the node has fewer GPUs than asked for", final=True)
+    if need.mib > room.most_grantable:
+        return _no("GH-201", f"no GPU has {need.mib} MiB to grant", final=True)
+    if 0 < need.mib < room.least_context:
+        return _no("GH-201", BELOW_CONTEXT, final=True)
     if room.free_gpus < need.free_gpus:
-        return Refused(Problem("GH-201", f"{_too_few(need.free_gpus, 'is', 'are')} free"))
+        return _no("GH-201", f"{_too_few(need.free_gpus, 'is', 'are')} free")
     if room.most_mib < need.mib:
-        return Refused(Problem("GH-201", f"no GPU has {need.mib} MiB free"))
+        return _no("GH-201", f"no GPU has {need.mib} MiB free")
     if room.most_percent < need.percent:
-        return Refused(Problem("GH-201", f"no GPU has {need.percent} % of its memory free"))
+        return _no("GH-201", f"no GPU has {need.percent} % of its memory free")
     if room.most_compute < need.compute:
-        return Refused(Problem("GH-201", f"no GPU has {need.compute} % compute free"))
-    return Refused(Problem("GH-201", f"{_too_few(need.gpus, 'has', 'have')} enough memory and compute free"))
+        return _no("GH-201", f"no GPU has {need.compute} % compute free")
+    return _no("GH-201", f"{_too_few(need.gpus, 'has', 'have')} enough memory and compute free")
+
+
+@functools.lru_cache(256)
+def _no(code: str, words: str, final: bool = False) -> Refused:
+    """The same object for each of thousands of nodes."""
+    return Refused(Problem(code, words), final=final)
 
 
 def _too_few(count: int, one: str, several: str) -> str:

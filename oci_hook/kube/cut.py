@@ -73,7 +73,7 @@ class Cut:
             need = need_of(room.rules)
             if need is None or free_mib < need.mib or free_compute < need.compute or name in seen:
                 continue
-            if need.percent and free_mib < room.least_mib * need.percent // 100 - room.rules.memory_step:
+            if need.percent and free_mib < room.least_grantable * need.percent // 100 - room.rules.memory_step:
                 continue
             seen.add(name)
             if may_fit(room, need) and (wanted is None or name in wanted):

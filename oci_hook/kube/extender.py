@@ -122,7 +122,9 @@ def with_templates(state: ClusterState, objects: dict[str, Any]) -> ClusterState
 
 def result(found: list[str], failed: dict[str, Refused], objects: dict[str, Any] | None) -> dict[str, Any]:
     """ExtenderFilterResult. Where a node is in both maps, schedulers from 1.22 on do not try preemption there."""
-    said = {name: in_words(why.problem) for name, why in failed.items()}
+    different = {id(why): why for why in failed.values()}  # thousands of nodes say the same few words
+    texts = {key: in_words(why.problem) for key, why in different.items()}
+    said = {name: texts[id(why)] for name, why in failed.items()}
     final = {name: said[name] for name, why in failed.items() if why.final}
     return {
         "Nodes": None if objects is None else {"items": [objects[name] for name in found]},

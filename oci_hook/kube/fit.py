@@ -8,7 +8,7 @@ from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.request import Request
 from oci_hook.core.rules import Rules
-from oci_hook.core.terms import GpuRequest
+from oci_hook.core.terms import OFFLINE, GpuRequest
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem
 from oci_hook.kube.peaks import Row, together
@@ -43,7 +43,11 @@ def fit(asked: Asked, inventory: Inventory, grants: tuple[Grant, ...], rules: Ru
         found = allocate(request, inventory, beside, rules)
         if isinstance(found, Refusal):
             return NoFit(name, found.problems, found.notes)
-        parts[name] = kind, tuple(Row(s.uuid, s.memory_mib, s.compute, s.whole, found.exclusive) for s in found.shares)
+        offline = request.terms.priority_class == OFFLINE
+        parts[name] = (
+            kind,
+            tuple(Row(s.uuid, s.memory_mib, s.compute, s.whole, found.exclusive, offline) for s in found.shares),
+        )
         given[name] = tuple(map(decided, found.shares))
         return None
 

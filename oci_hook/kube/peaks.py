@@ -7,13 +7,15 @@ from oci_hook.kube.pods import INIT, SIDECAR
 
 
 class Row(NamedTuple):
-    """What one container takes of one GPU. alone: nobody else may be on the GPU (core/grant.py, Grant.exclusive)."""
+    """What one container takes of one GPU. alone: nobody else may be on the GPU (core/grant.py, Grant.exclusive). offline: it
+    is of that class."""
 
     uuid: str
     memory_mib: int
     compute: int
     whole: bool
     alone: bool
+    offline: bool = False
 
 
 Part = tuple[str, tuple[Row, ...]]  # (RUN | SIDECAR | INIT, what this container takes)
@@ -45,7 +47,7 @@ def _raise_to(phase: list[Row], rows: list[Row]) -> None:
         now = [row for row in phase if row.uuid == uuid]
         later = [row for row in rows if row.uuid == uuid]
         all_whole = all(r.whole for r in (*now, *later))
-        rows += [Row(uuid, 0, 0, all_whole, False)] * max(0, len(now) - len(later))
+        rows += [Row(uuid, 0, 0, all_whole, False, now[0].offline)] * max(0, len(now) - len(later))
         at = next(i for i, row in enumerate(rows) if row.uuid == uuid)
         memory = sum(r.memory_mib for r in now) - sum(r.memory_mib for r in later)
         compute = sum(r.compute for r in now) - sum(r.compute for r in later)
@@ -58,4 +60,5 @@ def _raise_to(phase: list[Row], rows: list[Row]) -> None:
             rows[at].compute + max(0, compute),
             whole,
             mixed or any(r.alone for r in (*now, *later)),
+            rows[at].offline,
         )

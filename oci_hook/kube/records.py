@@ -6,6 +6,7 @@ from typing import Any
 from oci_hook.core.decision import Decision
 from oci_hook.core.grant import Grant
 from oci_hook.core.rules import Rules
+from oci_hook.core.terms import OFFLINE
 from oci_hook.errors import RequestError
 from oci_hook.kube.fit import Fit
 from oci_hook.kube.peaks import Row, together
@@ -15,11 +16,11 @@ from oci_hook.kube.pods import ENDED, PodWords, asked, words
 class Node:
     """text: the annotation with its inventory; "" before it has one. rules: its settings, with the policy of its label.
     mode: "whole", "shared" or "". key: the generation of its key. problem: why it cannot be chosen. listed: pods that hold
-    grants, as its ledger says. refused: pods that it refused, with the code."""
+    grants, as its ledger says. refused: pods that it refused, with the code. ours: its labels say that gpu-hook is to run there."""
 
     __slots__ = (
         *("name", "present", "text", "policy", "ledger", "rules", "mode", "key", "problem", "listed", "local"),
-        *("refused", "pods", "reserved", "taints"),
+        *("refused", "pods", "reserved", "taints", "ours"),
     )
 
     def __init__(self, name: str) -> None:
@@ -30,6 +31,7 @@ class Node:
         self.ledger = ""
         self.rules = Rules()
         self.mode = ""
+        self.ours = False
         self.key = 0
         self.problem = ""
         self.listed: dict[str, tuple[str, ...]] = {}
@@ -41,13 +43,13 @@ class Node:
 
 
 class Pod:
-    """words: only while it has no node. rows: what it was given. was_listed: its node's ledger had it once. gone: when the
+    """words, created: only while it has no node. rows: what it was given. was_listed: its node's ledger had it once. gone: when the
     object went away while its containers may still run; None while the object exists. claim: its decision, where we cannot verify
     that, and the pod's words: counts as far as its node's ledger has it."""
 
     __slots__ = (
         *("uid", "namespace", "name", "node", "words", "rows", "ended", "deleting", "daemon", "whole_node", "priority"),
-        *("was_listed", "gone", "claim"),
+        *("was_listed", "gone", "claim", "created"),
     )
 
     def __init__(self, obj: dict[str, Any]) -> None:
@@ -58,6 +60,7 @@ class Pod:
         self.name = said.name
         self.node = sys.intern((obj.get("spec") or {}).get("nodeName") or "")
         self.words: PodWords | None = None if self.node else said
+        self.created: str = "" if self.node else obj["metadata"].get("creationTimestamp") or ""
         self.rows: tuple[Row, ...] = ()
         self.ended = (obj.get("status") or {}).get("phase") in ENDED
         self.deleting = bool(obj["metadata"].get("deletionTimestamp"))
@@ -101,9 +104,11 @@ def rows_of(decision: Decision, pod: PodWords) -> tuple[Row, ...]:
         except RequestError:
             alone = {name for name, _ in pod.containers}
     parts = []
+    terms = dict(decision.terms)
     for name, kind in pod.containers:
+        offline = name in terms and terms[name].priority_class == OFFLINE
         rows = tuple(
-            Row(sys.intern(s.uuid), s.memory_mib, s.compute, not s.memory_mib, not s.memory_mib and name in alone)
+            Row(sys.intern(s.uuid), s.memory_mib, s.compute, w := not s.memory_mib, w and name in alone, offline)
             for s in decision.shares(name) or ()
         )
         parts.append((kind, rows))

@@ -31,19 +31,22 @@ class Spot(NamedTuple):
 
 
 class Room:
-    """A node's GPUs, and their largest figures. most_percent: of a GPU's grantable memory. least_mib: that of the smallest
-    GPU. free_gpus: without containers. roomy_gpus: with room for some container."""
+    """A node's GPUs, and their largest figures. most_percent: of a GPU's grantable memory. most_grantable, least_grantable: of
+    the largest and of the smallest GPU, were it free. least_context: the least that a program's context takes. free_gpus:
+    without containers. roomy_gpus: with room for some container."""
 
     __slots__ = (
-        *("rules", "spots", "most_mib", "most_percent", "least_mib", "most_compute", "free_gpus", "roomy_gpus"),
-        *("sum_mib", "containers"),
+        *("rules", "spots", "most_mib", "most_percent", "most_grantable", "least_grantable", "least_context"),
+        *("most_compute", "free_gpus", "roomy_gpus", "sum_mib", "containers"),
     )
 
     def __init__(self, rules: Rules, spots: tuple[Spot, ...]) -> None:
         self.rules = rules
         self.spots = spots
         self.most_mib = max((s.free_mib for s in spots), default=0)
-        self.least_mib = min((s.memory_mib - rules.reserve(s.memory_mib) for s in spots), default=0)
+        grantable = [s.memory_mib - rules.reserve(s.memory_mib) for s in spots]
+        self.most_grantable, self.least_grantable = max(grantable, default=0), min(grantable, default=0)
+        self.least_context = min((s.context_mib for s in spots), default=0)
         self.most_compute = max((s.free_compute for s in spots), default=0)
         self.most_percent = max((_percent(s, rules) for s in spots), default=0)
         self.free_gpus = sum(not s.containers for s in spots)

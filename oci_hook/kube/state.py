@@ -4,9 +4,10 @@ Taken are, on each node: the shares of pods with a valid decision, those that th
 the grants that the node made without one, and reservations. A share is free when the node's ledger says so, not when its pod's object goes.
 """
 
+import itertools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from oci_hook.core import decision as decisions
@@ -14,6 +15,7 @@ from oci_hook.core.decision import Decision
 from oci_hook.core.grant import Grant, Identity
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.rules import BY_CLASS, Rules
+from oci_hook.core.terms import OFFLINE
 from oci_hook.core.value_parsers import policy
 from oci_hook.kube import names
 from oci_hook.kube.cut import Cut
@@ -58,6 +60,7 @@ class ClusterState:
         node = self._node(meta["name"])
         node.present, node.problem = True, ""
         node.mode = labels.get(names.MODE_LABEL) or T9K_MODES.get(labels.get(names.T9K_MODE, ""), "")
+        node.ours = any(labels.get(key) == value for key, value in names.ENABLING.items())
         node.taints = tuple(
             (t["key"], t.get("value") or "", t.get("effect") or "") for t in (obj.get("spec") or {}).get("taints") or ()
         )
@@ -191,6 +194,22 @@ class ClusterState:
                 found += as_grants(uid, one.fit.rows, identity(one.pod) if named else NOBODY)
         return tuple(found)
 
+    def holdings(self, node: Node) -> Iterator[tuple[str, str, tuple[Row, ...]]]:
+        """(UID, namespace, rows) of everything that `grants` counts; "" and "" for a grant without a decision."""
+        for grant in node.local:
+            offline = grant.terms.priority_class == OFFLINE
+            shares = grant.shares
+            yield "", "", tuple(Row(s.uuid, s.memory_mib, s.compute, s.whole, grant.exclusive, offline) for s in shares)
+        for uid, pod in node.pods.items():
+            if pod.rows and self._counts(pod):
+                yield uid, pod.namespace, pod.rows
+        for uid, one in node.reserved.items():
+            yield uid, one.pod.namespace, one.fit.rows
+
+    def without_node(self) -> list[Pod]:
+        """The pods that wait for a node."""
+        return [self.pods[uid] for uid in self._pending.values()]
+
     def others(self, node: Node, uid: str) -> bool:
         """Whether the node has anything but this pod and DaemonSets' pods."""
         known = {uid, *(pod.uid for pod in node.pods.values() if pod.daemon)}
@@ -209,9 +228,10 @@ class ClusterState:
                 return one.pod
         return None
 
-    def refresh(self) -> None:
-        """Brings the cut up to date with what changed."""
-        for name in self._changed:
+    def refresh(self, most: int | None = None) -> bool:
+        """Brings the cut up to date with what changed; `most` nodes of it. Whether nothing is left."""
+        for name in list(itertools.islice(self._changed, most)):
+            self._changed.discard(name)
             node = self.nodes[name]
             if node.present and node.text and not node.problem:
                 self.cut.put(name, room_of(self.inventory(node), self.grants(node), node.rules))
@@ -219,7 +239,7 @@ class ClusterState:
                 self.cut.drop(name)
                 if not (node.present or node.pods or node.reserved):
                     del self.nodes[name]
-        self._changed.clear()
+        return not self._changed
 
     # --- inside
 

@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.request import Request
 from oci_hook.core.rules import Rules
-from oci_hook.core.terms import CLASSES, GpuRequest
+from oci_hook.core.terms import OFFLINE, GpuRequest
 from oci_hook.kube.names import COMPUTE, GPUS, MEMORY, OFFLINE_COMPUTE, SUMS
 
-OFFLINE = CLASSES[0]
 Sums = dict[str, int]
 
 

@@ -76,12 +76,15 @@ class Api:
         """Raises Refused."""
         data = None if body is None else json.dumps(body)
         for attempt in (1, 2):  # the server may have closed a connection that was idle
+            answer: Any = None
             try:
                 self._connection.request(method, path, data, {"Content-Type": kind, **self._headers})
                 answer = self._connection.getresponse()
                 text = answer.read()
                 break
             except (OSError, http.client.HTTPException) as e:
+                if answer is not None:
+                    answer.close()  # it may have the socket for itself
                 self._connection.close()
                 if attempt == 2:
                     raise Refused(0, f"{type(e).__name__} {e}") from None

@@ -1,11 +1,14 @@
 """The dashboard is one that Grafana can load, and it and the alerts speak of metrics and labels that there are.
 test_prometheus.py asks the queries of a real Prometheus."""
 
+import asyncio
 import itertools
 import os
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,6 +20,9 @@ from oci_hook.agent.view import Watched, view
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.slot_page import Gate
+from oci_hook.kube.controller import figures
+from oci_hook.kube.controller.metrics import Metrics, node_lines
+from scripts.cluster_page import Scene
 from scripts.prometheus import GRAFANA, Dashboard
 
 UNITS = {"none", "bytes", "percentunit", "s"}  # Grafana's ids: bytes are IEC's, percentunit is of 1
@@ -24,8 +30,37 @@ COLOURS = {"green", "red"}
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
-def metrics() -> dict[str, set[str]]:
-    """Every metric with its labels, of a node where everything is known."""
+class Kind(NamedTuple):
+    """A dashboard with its alerts and their tests. metrics: every metric with its labels. prefix: what the page leaves out."""
+
+    dashboard: str
+    alerts: str
+    tests: str
+    metrics: Callable[[], dict[str, set[str]]]
+    prefix: str
+
+
+def of_a_cluster() -> dict[str, set[str]]:
+    """Of a controller that was asked everything."""
+    made = Metrics()
+    for one in (
+        made.answers,
+        made.refusals,
+        made.latency,
+        made.evictions,
+        made.lists,
+        made.objects,
+        made.pending,
+        made.events,
+    ):
+        one.labels(*["x"] * len(one._labelnames))
+    cluster = Scene(2)
+    rows = node_lines(cluster.copy.state.nodes, lambda name: figures.of_node(cluster.copy.state, name))
+    return labels_of(asyncio.run(made.text(rows)))
+
+
+def of_a_node() -> dict[str, set[str]]:
+    """Of a node where everything is known."""
     inventory = Inventory("", "", "/", True, (Gpu("GPU-0", 0, 0, 8),), (), (), "", "")
     grant = Grant("k", Identity("/", "c", "/"), Life(""), (Share("GPU-0", 8, 30),), frozen=1)
     watched = Watched()
@@ -42,21 +77,42 @@ def metrics() -> dict[str, set[str]]:
         gpu.update(used_mib=1, utilization=1)
     counters = Counters()
     counters.refused["GH-201"] = 1
+    return labels_of(exposition(node, counters))
+
+
+def labels_of(text: bytes) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(exposition(node, counters).decode()):
+    for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found
 
 
-def expressions() -> list[str]:
-    rules: Any = yaml.safe_load((GRAFANA / "alerts.yaml").read_text())
-    found = [target["expr"] for panel in Dashboard().panels for target in panel["targets"]]
+KINDS_OF = {
+    "node": Kind("dashboard.json", "alerts.yaml", "alerts.test.yaml", of_a_node, "gpu_hook_"),
+    "cluster": Kind(
+        "cluster.json", "cluster-alerts.yaml", "cluster-alerts.test.yaml", of_a_cluster, "gpu_hook_controller_"
+    ),
+}
+
+
+@pytest.fixture(params=KINDS_OF)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS_OF[request.param]
+
+
+def board(kind: Kind) -> Dashboard:
+    return Dashboard(GRAFANA / kind.dashboard)
+
+
+def expressions(kind: Kind) -> list[str]:
+    rules: Any = yaml.safe_load((GRAFANA / kind.alerts).read_text())
+    found = [target["expr"] for panel in board(kind).panels for target in panel["targets"]]
     return found + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
 
 
-def test_the_panels_are_what_grafana_knows() -> None:
-    dashboard = Dashboard()
+def test_the_panels_are_what_grafana_knows(kind: Kind) -> None:
+    dashboard = board(kind)
     assert dashboard.json["schemaVersion"] == 38 and len(dashboard.json["uid"]) <= 40
     panels = dashboard.panels
     assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
@@ -81,8 +137,8 @@ def test_the_panels_are_what_grafana_knows() -> None:
     assert len(set(cells)) == len(cells) == 24 * (max(y for _, y in cells) + 1)  # no overlap and no hole
 
 
-def test_the_variables() -> None:
-    source, *others = Dashboard().json["templating"]["list"]
+def test_the_variables(kind: Kind) -> None:
+    source, *others = board(kind).json["templating"]["list"]
     assert (source["name"], source["type"], source["query"]) == ("datasource", "datasource", "prometheus")
     for variable in others:
         query = variable["query"]["query"]
@@ -90,16 +146,16 @@ def test_the_variables() -> None:
         assert (variable["type"], variable["datasource"]) == ("query", SOURCE)
         assert variable["includeAll"] and variable["allValue"] == ".*" and variable["current"]["value"] == "$__all"
     known = {variable["name"] for variable in others} | {"__rate_interval"}
-    used = set(re.findall(r"\$(\w+)", " ".join(t["expr"] for p in Dashboard().panels for t in p["targets"])))
+    used = set(re.findall(r"\$(\w+)", " ".join(t["expr"] for p in board(kind).panels for t in p["targets"])))
     assert used == known
     # A variable of several choices is put in as a pattern.
-    assert not any(re.search(r"[^~]\"\$", e) for e in expressions())
+    assert not any(re.search(r"[^~]\"\$", e) for e in expressions(kind))
 
 
-def test_every_metric_and_label_exists() -> None:
-    known = metrics()
+def test_every_metric_and_label_exists(kind: Kind) -> None:
+    known = kind.metrics()
     used = 0
-    for expression in expressions():
+    for expression in expressions(kind):
         assert expression.count("(") == expression.count(")"), expression
         for name, labels in re.findall(r"\b(gpu_hook_\w+)(?:\{([^}]*)\})?", expression):
             used += 1
@@ -109,15 +165,17 @@ def test_every_metric_and_label_exists() -> None:
     assert used > 20
 
 
-def test_every_alert_has_a_test_for_promtool() -> None:
+def test_every_alert_has_a_test_for_promtool(kind: Kind) -> None:
     def names(file: str, key: str) -> set[str]:
         return set(re.findall(rf"{key}: (GpuHook\w+)", (GRAFANA / file).read_text()))
 
-    assert names("alerts.yaml", "alert") == names("alerts.test.yaml", "alertname") != set()
+    assert names(kind.alerts, "alert") == names(kind.tests, "alertname") != set()
 
 
-def test_every_metric_is_on_the_page() -> None:
+def test_every_metric_is_on_the_page(kind: Kind) -> None:
     page = (GRAFANA.parent / "reference/metrics.md").read_text()
-    for name in metrics():
-        base = re.sub(r"_(bucket|sum|count)$", "", name.removeprefix("gpu_hook_"))
+    for name in kind.metrics():
+        if name.endswith("_created"):
+            continue  # of the client library: when it began to count
+        base = re.sub(r"_(bucket|sum|count)$", "", name.removeprefix(kind.prefix))
         assert f"`{base}`" in page, name

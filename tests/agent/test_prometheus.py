@@ -16,7 +16,10 @@ pytestmark = pytest.mark.skipif(not shutil.which(PROGRAM) or not shutil.which("p
 
 
 def test_the_alerts_fire_as_they_should() -> None:
-    for words in (("check", "rules", "alerts.yaml"), ("test", "rules", "alerts.test.yaml")):
+    for words in (
+        *(("check", "rules", "alerts.yaml"), ("test", "rules", "alerts.test.yaml")),
+        *(("check", "rules", "cluster-alerts.yaml"), ("test", "rules", "cluster-alerts.test.yaml")),
+    ):
         done = subprocess.run(["promtool", *words], cwd=GRAFANA, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
 

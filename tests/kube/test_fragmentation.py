@@ -8,6 +8,7 @@ import random
 import pytest
 
 from scripts.benches import _cluster_fill as fill
+from scripts.benches import _cluster_free as free
 from scripts.benches._exact import Item, best
 
 SEQUENCES = int(os.environ.get("GPU_HOOK_SEQUENCES", "40"))
@@ -52,65 +53,18 @@ def test_the_solver_finds_what_trying_everything_finds() -> None:
         assert found.proven and found.free == brute(nodes, items), (nodes, items)
 
 
-def sizes_of(rng: random.Random, count: int) -> list[int]:
-    odd = rng.random() < 0.5
-    return [rng.choice(fill.ODD) if odd else rng.randrange(3_000, 52_000) for _ in range(count)]
-
-
-def best_fit(gpus: list[int], mib: int) -> int:
-    """The GPU with the least room that is enough, of those in use before free ones; -1 for none."""
-    return min((gpus[i] == fill.MEMORY, gpus[i], i) for i in [*range(len(gpus))] if gpus[i] >= mib)[2]
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_as_many_gpus_stay_free_as_best_fit_keeps_and_nearly_the_optimum(seed: int) -> None:
-    rng = random.Random(seed)
-    ours = fitted = optimum = 0
-    for _ in range(12):
-        sizes = sizes_of(rng, rng.randrange(8, 18))
-        cluster = fill.Cluster(3, 4, fill.PACK, with_filter=True)
-        cluster.run(sizes)
-        assert not cluster.waiting and not cluster.denied
-        found = best(((fill.MEMORY,) * 4,) * 3, tuple(map(Item, sizes)))
-        assert found.proven
-        gpus = [fill.MEMORY] * 12
-        for mib in sizes:
-            gpus[best_fit(gpus, mib)] -= mib
-        ours, fitted, optimum = (
-            ours + cluster.free_gpus(),
-            fitted + gpus.count(fill.MEMORY),
-            optimum + found.free,
-        )
+    ours, fitted, optimum, unproven = free.arriving(12, seed)
+    assert not unproven
     assert fitted - 1 <= ours <= optimum <= ours + 12, (ours, fitted, optimum)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8])
 def test_gpus_stay_free_while_pods_come_and_go(share: float) -> None:
     """Pods that end leave gaps on many GPUs. New ones go into the tightest gap, wherever that is, so large ones stay."""
-    rng = random.Random(7)
-    cluster = fill.Cluster(6, 4, fill.PACK, with_filter=True)
-    gpus = [fill.MEMORY] * 24
-    alive: list = []
-    ours = fitted = number = 0
-    for step in range(400):
-        while sum(mib for _, mib, _ in alive) < share * 24 * fill.MEMORY:
-            mib = rng.randrange(3_000, 52_000)
-            made = fill.pod(f"p{number}", mib, 0)
-            number += 1
-            cluster.state.apply_pod(made)
-            fits = any(free >= mib for free in gpus)
-            if not fits or not cluster.place(made, mib):
-                cluster.state.remove_pod(made["metadata"]["uid"], 0.0)
-                break
-            at = best_fit(gpus, mib)
-            gpus[at] -= mib
-            alive.append((made, mib, at))
-        made, mib, at = alive.pop(rng.randrange(len(alive)))
-        cluster.end(made, mib)
-        gpus[at] += mib
-        if step >= 100:
-            ours, fitted = ours + cluster.free_gpus(), fitted + gpus.count(fill.MEMORY)
-    assert ours >= 0.95 * fitted, (ours, fitted)
+    ours, fitted = free.coming_and_going(share, 400, 7)
+    assert ours >= 0.95 * fitted > 0, (ours, fitted)
 
 
 @pytest.mark.parametrize("placement", [fill.PACK, fill.SPREAD])

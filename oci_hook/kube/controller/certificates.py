@@ -44,6 +44,11 @@ class Certificates(Value):
         return "".join(filter(None, (self.authority.certificate, self.next.certificate, self.old)))
 
 
+def ends(have: Certificates) -> float:
+    """When the serving certificate does; Unix time, 0 without one that can be read."""
+    return _end(have.serving.certificate) if _readable(have.serving) else 0.0
+
+
 def renewed(have: Certificates, names: tuple[str, ...], life: float, now: float) -> Certificates:
     """The same object where nothing is due. names: DNS names and addresses of the server. life: of a serving certificate, in
     seconds. now: Unix time."""

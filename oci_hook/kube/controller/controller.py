@@ -31,6 +31,7 @@ from oci_hook.kube.controller.metrics import Metrics
 from oci_hook.kube.controller.objects import NAMESPACES, NODES, PODS, slim
 from oci_hook.kube.controller.options import Options, reached_at
 from oci_hook.kube.controller.own_secret import Own
+from oci_hook.kube.controller.page import Page
 from oci_hook.kube.controller.peer import Peer
 from oci_hook.kube.controller.reflector import Reflector
 from oci_hook.kube.controller.router import Router
@@ -49,7 +50,7 @@ DRAIN = 2.0  # seconds for which a pod that ends still passes requests on: until
 class Controller:
     def __init__(self, options: Options, client: Client, rules: Rules, log: Callable[[str], None]) -> None:
         self._client, self._log = client, log
-        identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        identity = self._identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._metrics = Metrics()
         self.leader = Leader(client, options.namespace, identity, options.reached_at, options.pod, self._begin, log)
         leads = self.leader.leads
@@ -92,7 +93,8 @@ class Controller:
         self._options = options
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._server = Server(self._service, Router(self._service, self._peer))
+        page = Page(self._copy, options.page_token, self._who)
+        self._server = Server(self._service, Router(self._service, self._peer), page)
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -120,8 +122,11 @@ class Controller:
         tasks = [asyncio.create_task(job) for job in jobs]
         stop = asyncio.create_task(self._stop.wait())
         done, _ = await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        led = self.leader.leads()
         await self._hand_over()
         await self._server.close()
+        if led and self._options.taint:
+            await self._marker.clear()
         for task in (stop, *tasks):
             task.cancel()
         await asyncio.gather(stop, *tasks, return_exceptions=True)
@@ -134,6 +139,8 @@ class Controller:
             await self._server.listen(options.host, options.port, self._tls)
             if options.extender_port:
                 await self._server.listen_loopback(options.extender_host, options.extender_port)
+            if options.page_port:
+                await self._server.listen_page(options.page_host, options.page_port)
         except OSError as e:
             raise ClusterError(Problem("GH-608", f"cannot listen: {e}; choose another --address")) from None
         self._log(f"listening on {options.host} port {options.port}")
@@ -175,6 +182,15 @@ class Controller:
             await self._evictor.evict(self._options.namespace, pod)
         except ApiError as e:
             self._log(f"pod {pod} is not evicted: {e}")
+
+    def _who(self) -> dict[str, Any]:
+        """As the page shows it."""
+        return {
+            "leads": self._decides(),
+            "holder": self.leader.holder,
+            "own": self._identity,
+            "synced": self._synced(),
+        }
 
     def _synced(self) -> bool:
         return all(reflector.synced.is_set() for reflector in self._reflectors)

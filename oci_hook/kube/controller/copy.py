@@ -6,16 +6,17 @@ from typing import Any
 from oci_hook.kube import names
 from oci_hook.kube.controller.evictor import Evictor
 from oci_hook.kube.controller.taints import Tainter
+from oci_hook.kube.overview import Waiting
 from oci_hook.kube.state import ClusterState
 
 
 class Copy:
-    """waiting: UID of a pod that asked and got no place -> the code. modes: T9k's mode of each node that has one. enabled: the
+    """waiting: UID of a pod that asked and got no place -> why. modes: T9k's mode of each node that has one. enabled: the
     namespaces whose pods get GPUs, by their label."""
 
     def __init__(self, state: ClusterState, evictor: Evictor | None, tainter: Tainter | None, now: Callable[[], float]):
         self.state = state
-        self.waiting: dict[str, str] = {}
+        self.waiting: dict[str, Waiting] = {}
         self.modes: dict[str, str] = {}
         self.enabled: set[str] = set()
         self.not_read = 0

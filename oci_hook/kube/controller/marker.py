@@ -2,6 +2,7 @@
 Nodes themselves remember: a new leader finds the taints of the one before."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from oci_hook.kube.state import ClusterState
 TAINT = {"key": names.FRAGMENTED, "value": "true", "effect": "PreferNoSchedule"}
 EVERY, IDLE = 0.5, 5.0  # seconds between two looks: while denied pods wait, and else
 STAYS = 10.0  # seconds for which a taint stays that is no longer needed: the next pods are often of the same sizes
+CLEAR = 2.0  # seconds
 AT_A_TIME, MOST = 8, 64  # writes side by side, and in one look
 
 
@@ -61,6 +63,12 @@ class Marker:
             if self._ready():
                 await self._look()
 
+    async def clear(self) -> None:
+        """Takes the taints off, as far as that goes quickly: the controller ends, and may not come back."""
+        marked = [node.name for node in self._state.nodes.values() if is_marked(node.taints)]
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._write_all([(name, False) for name in marked], lambda: True), CLEAR)
+
     async def _look(self) -> None:
         now = self._now()
         wanted: set[str] = set()
@@ -71,15 +79,18 @@ class Marker:
         marked = {node.name for node in self._state.nodes.values() if is_marked(node.taints)}
         over = [name for name in marked if self._needed.get(name, now - STAYS) + STAYS <= now]
         changes = [(name, True) for name in sorted(wanted - marked)] + [(name, False) for name in sorted(over)]
-        for first in range(0, min(len(changes), MOST), AT_A_TIME):
-            await asyncio.gather(*(self._write(*change) for change in changes[first : first + AT_A_TIME]))
+        await self._write_all(changes[:MOST], self._ready)
         self._needed = {name: when for name, when in self._needed.items() if when + STAYS > now}
 
-    async def _write(self, name: str, marked: bool) -> None:
+    async def _write_all(self, changes: list[tuple[str, bool]], may: Callable[[], bool]) -> None:
+        for first in range(0, len(changes), AT_A_TIME):
+            await asyncio.gather(*(self._write(*change, may) for change in changes[first : first + AT_A_TIME]))
+
+    async def _write(self, name: str, marked: bool, may: Callable[[], bool]) -> None:
         path = f"/api/v1/nodes/{name}"
         try:
             change = patch(await self._client.get(path), marked)
-            if change and self._ready():
+            if change and may():
                 await self._client.patch(path, change, JSON_PATCH)
         except ApiError as e:
             if e.status not in (404, 409, 422):  # else it changed meanwhile: the next look sees how

@@ -4,8 +4,11 @@ the text: there may be 40 000 GPUs."""
 import asyncio
 from collections import Counter as Tally
 from collections.abc import AsyncIterator, Callable, Iterable
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from oci_hook.kube.overview import STATES, GpuRow, Sums
 
 SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5)
 NODES_AT_A_TIME = 100  # between two of them other requests are answered
@@ -36,6 +39,11 @@ class Metrics:
             registry=own,
         )
         self.events = Gauge("gpu_hook_controller_events", "Events on pods so far.", ("result",), registry=own)
+        self.certificate_end = Gauge(
+            "gpu_hook_controller_certificate_end_timestamp_seconds",
+            "When the serving certificate ends; Unix time.",
+            registry=own,
+        )
         self.cut = Gauge(
             "gpu_hook_controller_connections_cut",
             "Connections cut because they dawdled or were too many.",
@@ -60,6 +68,10 @@ HEAD = """# HELP gpu_hook_controller_gpu_memory_mib Memory of a GPU.
 # TYPE gpu_hook_controller_gpu_free_mib gauge
 # HELP gpu_hook_controller_gpu_free_compute Compute of a GPU that is neither granted nor reserved, in per cent.
 # TYPE gpu_hook_controller_gpu_free_compute gauge
+# HELP gpu_hook_controller_gpu_offline_mib Memory of a GPU that pods of class offline have.
+# TYPE gpu_hook_controller_gpu_offline_mib gauge
+# HELP gpu_hook_controller_gpu_offline_compute Compute of a GPU that pods of class offline have, in per cent.
+# TYPE gpu_hook_controller_gpu_offline_compute gauge
 # HELP gpu_hook_controller_gpu_containers Containers on a GPU.
 # TYPE gpu_hook_controller_gpu_containers gauge
 # HELP gpu_hook_controller_node_grants Grants and reservations on a node.
@@ -67,37 +79,68 @@ HEAD = """# HELP gpu_hook_controller_gpu_memory_mib Memory of a GPU.
 """
 
 
-class GpuFigures:
-    """memory, free: MiB."""
+SUMS = """# HELP gpu_hook_controller_nodes Nodes with GPUs, or that should have gpu-hook.
+# TYPE gpu_hook_controller_nodes gauge
+{nodes}# HELP gpu_hook_controller_gpus GPUs by who is on them.
+# TYPE gpu_hook_controller_gpus gauge
+gpu_hook_controller_gpus{{state="free"}} {sums.free_gpus}
+gpu_hook_controller_gpus{{state="shared"}} {shared}
+gpu_hook_controller_gpus{{state="whole"}} {sums.whole_gpus}
+# HELP gpu_hook_controller_free_mib Free memory of all GPUs: on GPUs that are free, and on those in use.
+# TYPE gpu_hook_controller_free_mib gauge
+gpu_hook_controller_free_mib{{on="free"}} {free_mib}
+gpu_hook_controller_free_mib{{on="used"}} {sums.free_used_mib}
+# HELP gpu_hook_controller_holding_pods Pods that have GPUs, or a reservation.
+# TYPE gpu_hook_controller_holding_pods gauge
+gpu_hook_controller_holding_pods {sums.holders}
+"""
 
-    __slots__ = ("uuid", "memory", "free", "compute", "containers")
 
-    def __init__(self, uuid: str, memory: int, free: int, compute: int, containers: int) -> None:
-        self.uuid, self.memory, self.free, self.compute, self.containers = uuid, memory, free, compute, containers
+class GpuFigures(NamedTuple):
+    """free_mib, free_compute: what can still be granted."""
+
+    uuid: str
+    shown: GpuRow
+    free_mib: int
+    free_compute: int
 
 
-Figures = tuple[int, list[GpuFigures]]
+class NodeFigures(NamedTuple):
+    """state: one of overview.STATES. grants: how many."""
+
+    state: str
+    grants: int
+    gpus: list[GpuFigures]
+    sums: Sums
 
 
-async def node_lines(names: Iterable[str], figures: Callable[[str], Figures | None]) -> AsyncIterator[str]:
-    """figures: name of a node -> (how many grants, its GPUs), or None for a node without GPUs."""
+async def node_lines(names: Iterable[str], figures: Callable[[str], NodeFigures | None]) -> AsyncIterator[str]:
+    """figures: of the node of this name, None for one that is not shown."""
     yield HEAD
     lines: list[str] = []
+    states = dict.fromkeys(STATES, 0)
+    sums = Sums()
     for count, name in enumerate(names, 1):
         found = figures(name)
         if found is not None:
-            grants, gpus = found
-            lines.append(f'gpu_hook_controller_node_grants{{node="{name}"}} {grants}\n')
-            for gpu in gpus:
+            states[found.state] += 1
+            sums = sums.plus(found.sums)
+            lines.append(f'gpu_hook_controller_node_grants{{node="{name}"}} {found.grants}\n')
+            for gpu in found.gpus:
                 labels = f'{{node="{name}",gpu="{gpu.uuid}"}}'
                 lines.append(
-                    f"gpu_hook_controller_gpu_memory_mib{labels} {gpu.memory}\n"
-                    f"gpu_hook_controller_gpu_free_mib{labels} {gpu.free}\n"
-                    f"gpu_hook_controller_gpu_free_compute{labels} {gpu.compute}\n"
-                    f"gpu_hook_controller_gpu_containers{labels} {gpu.containers}\n"
+                    f"gpu_hook_controller_gpu_memory_mib{labels} {gpu.shown.memory_mib}\n"
+                    f"gpu_hook_controller_gpu_free_mib{labels} {gpu.free_mib}\n"
+                    f"gpu_hook_controller_gpu_free_compute{labels} {gpu.free_compute}\n"
+                    f"gpu_hook_controller_gpu_offline_mib{labels} {gpu.shown.offline_mib}\n"
+                    f"gpu_hook_controller_gpu_offline_compute{labels} {gpu.shown.offline_compute}\n"
+                    f"gpu_hook_controller_gpu_containers{labels} {gpu.shown.containers}\n"
                 )
         if count % NODES_AT_A_TIME == 0:
             yield "".join(lines)
             lines = []
             await asyncio.sleep(0)
     yield "".join(lines)
+    nodes = "".join(f'gpu_hook_controller_nodes{{state="{state}"}} {count}\n' for state, count in states.items())
+    shared = sums.gpus - sums.free_gpus - sums.whole_gpus
+    yield SUMS.format(nodes=nodes, sums=sums, shared=shared, free_mib=sums.free_mib - sums.free_used_mib)

@@ -11,8 +11,10 @@ DAY = 86_400.0
 class Options(Value):
     """host, port: where to listen. extender_host, extender_port: where to answer a scheduler without a token, on the loopback
     only; port 0: nowhere. names: for the serving certificate. certificate_life, key_life: in seconds. node_account: the
-    service account of the DaemonSet's pods. metrics_token: "" for none. place: over nodes. scheduler: for pods that name one of another
-    system. pod: the one that we run in, "" for none. reached_at: HOST:PORT for other controllers."""
+    service account of the DaemonSet's pods. metrics_token: "" for none. page_host, page_port: where to serve the page without a
+    token, on the loopback only; port 0: nowhere. page_token: who has it gets the page at host and port, too; "": nobody. place:
+    over nodes. scheduler: for pods that name one of another system. pod: the one that we run in, "" for none. reached_at:
+    HOST:PORT for other controllers."""
 
     host: str
     port: int
@@ -29,6 +31,9 @@ class Options(Value):
     certificate_life: float = 90 * DAY
     key_life: float = 30 * DAY
     metrics_token: str = ""
+    page_host: str = "127.0.0.1"
+    page_port: int = 0
+    page_token: str = ""
     place: str = ""
     scheduler: str = "default-scheduler"
     queue_label: str = ""
@@ -69,7 +74,7 @@ def loopback(text: str) -> tuple[str, int]:
         own = False
     if not own:
         raise ClusterError(
-            Problem("GH-608", f"{host} is no loopback address; a scheduler elsewhere uses --address and a token")
+            Problem("GH-608", f"{host} is no loopback address; who asks from elsewhere uses --address and a token")
         )
     return host, port
 

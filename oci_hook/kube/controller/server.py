@@ -1,4 +1,4 @@
-"""The HTTPS server: webhooks, the scheduler's extender, keys for nodes, health, metrics. What is asked is bounded in size, time
+"""The HTTPS server: webhooks, the scheduler's extender, keys for nodes, health, metrics, the page. What is asked is bounded in size, time
 and number; who asks for decisions must know the token in the path (own_secret.py). What is answered is service.py's."""
 
 import asyncio
@@ -13,6 +13,7 @@ from aiohttp import web
 from oci_hook.errors import GhError
 from oci_hook.kube.controller import own_secret
 from oci_hook.kube.controller.connections import Connections, GuardedServer
+from oci_hook.kube.controller.page import PATHS, Page
 from oci_hook.kube.controller.peer import FORWARDED
 from oci_hook.kube.controller.router import Call, Router, calls
 from oci_hook.kube.controller.service import NotNow, Service
@@ -21,7 +22,7 @@ BODY_SECONDS = HANDSHAKE_SECONDS = 5.0
 ENOUGH, PACE = 16, 0.004  # so many connections are accepted at once, the others with so many seconds between
 MAX_REVIEW = 8 << 20  # a pod has 1.5 MiB at most in etcd; an update's review has it twice
 MAX_FILTER = 64 << 20  # 5 000 whole Node objects, from a scheduler without nodeCacheCapable
-MAX_AT_A_TIME = {"review": 64, "filter": 2, "key": 8, "metrics": 4}
+MAX_AT_A_TIME = {"review": 64, "filter": 2, "key": 8, "metrics": 4, "page": 8}
 
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -31,14 +32,15 @@ class Busy(Exception):
 
 
 class Server:
-    def __init__(self, service: Service, router: Router) -> None:
-        self._service, self._router = service, router
+    def __init__(self, service: Service, router: Router, page: Page | None = None) -> None:
+        self._service, self._router, self._page = service, router, page
         self._bounds = {name: _Bound(most) for name, most in MAX_AT_A_TIME.items()}
         self._sockets: list[asyncio.Server] = []
         self._accepting: asyncio.Task[None] | None = None
         self._greetings: set[asyncio.Task[None]] = set()
         self.connections = Connections()
         self._raw = GuardedServer(self._guarded, self.connections)
+        self._pages = GuardedServer(self._guarded_page, self.connections)
         self._loopback = web.Server(self._guarded_loopback, access_log=None, keepalive_timeout=600)
         self.asked = 0  # requests under way
 
@@ -78,6 +80,11 @@ class Server:
         loop = asyncio.get_running_loop()
         self._sockets.append(await loop.create_server(self._loopback, host, port))
 
+    async def listen_page(self, host: str, port: int) -> None:
+        """Raises OSError."""
+        loop = asyncio.get_running_loop()
+        self._sockets.append(await loop.create_server(self._pages, host, port))
+
     async def close(self) -> None:
         """Ends after the last request has its answer, or after some seconds."""
         if self._accepting:
@@ -89,6 +96,7 @@ class Server:
             await asyncio.sleep(0.02)
         await self._raw.shutdown(1)
         await self._loopback.shutdown(1)
+        await self._pages.shutdown(1)
 
     async def _guarded(self, request: web.BaseRequest) -> web.StreamResponse:
         answer, proven = self._route(request)
@@ -122,10 +130,27 @@ class Server:
         finally:
             self.asked -= 1
 
+    async def _guarded_page(self, request: web.BaseRequest) -> web.StreamResponse:
+        assert self._page is not None
+        connection = self.connections.begins(request, True)
+        try:
+            return await self._answered(request, self._bounded_page(self._page.answer_on_loopback))
+        finally:
+            self.connections.ended(connection)
+
+    def _bounded_page(self, answer: Answer) -> Answer:
+        async def bounded(request: web.BaseRequest) -> web.StreamResponse:
+            with self._bounds["page"]:
+                return await answer(request)
+
+        return bounded
+
     def _route(self, request: web.BaseRequest) -> tuple[Answer | None, bool]:
         """(what answers, whether who asks knows a token)"""
         own = self._service.own()
         parts = request.path.split("/")[1:]
+        if self._page is not None and request.path in PATHS and request.method == "GET":
+            return self._bounded_page(self._page.answer), self._page.may(request)
         if request.method == "GET":
             return self._open().get(request.path), False
         if request.path == "/v1/node-key" and request.method == "POST":

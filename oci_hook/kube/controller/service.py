@@ -9,7 +9,7 @@ from urllib.parse import quote
 from oci_hook.errors import ClusterError, GhError, Problem
 from oci_hook.kube import admission, extender, mutate, names, review
 from oci_hook.kube.choose import Question
-from oci_hook.kube.controller import figures, own_secret
+from oci_hook.kube.controller import certificates, figures, own_secret
 from oci_hook.kube.controller.client import ApiError, Client
 from oci_hook.kube.controller.copy import Copy
 from oci_hook.kube.controller.metrics import Metrics, node_lines
@@ -17,6 +17,7 @@ from oci_hook.kube.controller.node_key import node_of
 from oci_hook.kube.controller.objects import PODS, slim
 from oci_hook.kube.controller.options import Options
 from oci_hook.kube.controller.own_secret import Own
+from oci_hook.kube.overview import Waiting
 from oci_hook.kube.pods import PodWords, words
 from oci_hook.kube.signing import Signer
 
@@ -125,8 +126,8 @@ class Service:
     def _note(self, request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         pod = self._copy.state.pending(request.get("namespace") or "", request.get("name") or "")
         if pod is not None and not answer["response"]["allowed"]:
-            self._copy.waiting[pod.uid] = code = _code(answer["response"]["status"]["message"])
-            if code not in OF_PODS:
+            self._copy.waiting[pod.uid] = why = _why(answer["response"]["status"]["message"])
+            if why.code not in OF_PODS:
                 target = (request.get("object") or {}).get("target") or {}
                 self.denied(pod, str(target.get("name") or ""))
 
@@ -148,7 +149,7 @@ class Service:
         failed = answer.get("FailedNodes") or {}
         refused = not (answer.get("NodeNames") or (answer.get("Nodes") or {}).get("items"))
         if refused and (uid := _uid(asked)) in self._copy.state.pods:
-            self._copy.waiting[uid] = next((_code(text) for text in failed.values()), "GH-607")
+            self._copy.waiting[uid] = next(map(_why, failed.values()), Waiting("GH-607", ""))
         self._count(FILTER, "refused" if refused else "ok", began)
         return answer
 
@@ -206,7 +207,8 @@ class Service:
         metrics.objects.labels("nodes").set(len(state.nodes))
         metrics.objects.labels("pods").set(len(state.pods))
         metrics.objects.labels("reservations").set(len(state.reservations))
-        metrics.set_pending(self._copy.waiting.values())
+        metrics.certificate_end.set(certificates.ends(self._own.certificates))
+        metrics.set_pending(why.code for why in self._copy.waiting.values())
         return await metrics.text(node_lines(list(state.nodes), lambda name: figures.of_node(state, name)))
 
     def failed(self, why: str) -> None:
@@ -247,6 +249,10 @@ def _ours(pod: Mapping[str, Any]) -> dict[str, str]:
 def _uid(asked: Mapping[str, Any]) -> str:
     pod = asked.get("Pod") or asked.get("pod") or {}
     return str((pod.get("metadata") or {}).get("uid") or "")
+
+
+def _why(text: str) -> Waiting:
+    return Waiting(_code(text), text)
 
 
 def _code(text: str) -> str:

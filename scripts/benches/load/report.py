@@ -22,6 +22,9 @@ def figure(value: float, unit: str, budget: float | None, least: bool = False) -
 
 
 def label(data: Json) -> str:
+    """How the figures came about."""
+    if "label" in data:
+        return str(data["label"])
     return f"simulated (calibration {data['calibration']}, time scale {data['time_scale']})"
 
 

@@ -1,0 +1,83 @@
+"""A real kube-scheduler without our extender on a nearly full cluster. It chooses nodes by sums and packs, so it chooses the fullest
+node that has the sum, whose GPUs have no room: the Binding is denied. Every pod that fits must get its node nevertheless."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from oci_hook.kube import extender, names
+from scripts.cluster_lab import plain_nodes
+from scripts.cluster_lab.machine import wait
+from tests.cluster import lab
+from tests.cluster.plane import Plane, make
+from tests.cluster.test_odd_pods import objects, state_of
+
+NODES, GPUS, MIB = 5, 4, 80_000
+ODD = (7_000, 13_000, 23_000, 37_000, 50_000)
+
+
+def packing(resource: str) -> dict[str, Any]:
+    """The scheduler's configuration that packs by this resource. In v1beta2 (Kubernetes 1.22) and later this is the strategy
+    MostAllocated of NodeResourcesFit."""
+    score = {
+        "disabled": [{"name": "NodeResourcesLeastAllocated"}, {"name": "NodeResourcesBalancedAllocation"}],
+        "enabled": [{"name": "NodeResourcesMostAllocated", "weight": 1}],
+    }
+    args = {"resources": [{"name": resource, "weight": 1}]}
+    config = [{"name": "NodeResourcesMostAllocated", "args": args}]
+    return {"profiles": [{"schedulerName": "default-scheduler", "plugins": {"score": score}, "pluginConfig": config}]}
+
+
+@pytest.fixture
+def plane(runnable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
+    folder = tmp_path_factory.mktemp("plane")
+    cluster = lab.Cluster(folder / "state")
+    try:
+        cluster.up([], flags={"kube-controller-manager": [plain_nodes.NO_CONTROLLER_MANAGER_OF_NODES]})
+        made = make(cluster, folder)
+        yield made
+        for controller in made.controllers:
+            controller.stop()
+        made.api.close()
+    finally:
+        cluster.down()
+
+
+def test_a_packing_scheduler_without_extender_binds_every_pod_that_fits(plane: Plane) -> None:
+    plane.clean()
+    controller = plane.ready(plane.controller("--place", "binpack"))
+    plane.control.use_scheduler_config(packing(names.MEMORY))
+    for number in range(NODES):
+        plane.node(f"n{number}", *[MIB] * GPUS)
+    rng, left, count = random.Random(3), 0.9 * NODES * GPUS * MIB, 0
+    while left > 0:
+        mib = rng.choice(ODD)
+        plane.create(f"p{count}", str(mib))
+        left, count = left - mib, count + 1
+
+    def settled() -> bool:
+        nodes, pods = objects(plane)
+        state = state_of(nodes, pods)
+        waiting = [pod for pod in pods if not pod["spec"].get("nodeName")]
+        listed = [node["metadata"]["name"] for node in nodes]
+        return not any(
+            extender.filter({"Pod": pod, "NodeNames": listed}, state, 0.0, dry_run=True)["NodeNames"] for pod in waiting
+        )
+
+    wait(240, "every pod that fits has a node", settled, every=1)
+    bound = [pod for pod in plane.pods() if pod["spec"].get("nodeName")]
+    assert len(bound) > 0.9 * count
+    granted = plane.granted()
+    assert all(used <= MIB for used in granted.values())
+    denied = sum(n for name, n in controller.figures().items() if "refusals_total" in name and 'call="bind"' in name)
+    assert denied > 0, "no node misled the scheduler: this test shows nothing"
+    # Who waits is gone: the nodes are as before.
+    plane.api("DELETE", "/api/v1/namespaces/work/pods?gracePeriodSeconds=0")
+
+    def without_taint() -> bool:
+        nodes = plane.api.get("/api/v1/nodes")["items"]
+        return not any(t["key"] == names.FRAGMENTED for n in nodes for t in n["spec"].get("taints") or ())
+
+    wait(60, "the taints are taken off", without_taint, every=1)

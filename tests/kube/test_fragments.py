@@ -1,0 +1,173 @@
+"""Which nodes mislead a scheduler that has no extender, and what is written on them."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from oci_hook.kube import names
+from oci_hook.kube.controller.client import ApiError
+from oci_hook.kube.controller.marker import TAINT, Marker, patch
+from oci_hook.kube.fragments import MOST_NODES, MOST_PODS, Fragments
+from oci_hook.kube.pods import words
+from oci_hook.kube.state import ClusterState
+from tests.kube.cluster_objects import node, pod
+
+
+def cluster(*sizes: int) -> ClusterState:
+    """Nodes n0, n1, ... with two GPUs of so much memory each."""
+    state = ClusterState()
+    for number, mib in enumerate(sizes):
+        state.apply_node(node(f"n{number}", mib, mib))
+    state.refresh()
+    return state
+
+
+def waiting(state: ClusterState, name: str, **said: Any) -> Any:
+    made = pod(name, **said)
+    state.apply_pod(made)
+    return words(made)
+
+
+def marks(fragments: Fragments) -> set[str]:
+    return {name for some in fragments.marks() for name in some}
+
+
+def test_nodes_whose_sum_has_room_and_whose_gpus_have_not() -> None:
+    state = cluster(6000, 6000, 4000, 10_000)  # sums: 12000, 12000, 8000, 20000
+    fragments = Fragments(state)
+    fragments.denied(waiting(state, "p", memory=9000), "n0")
+    assert marks(fragments) == {"n0", "n1"}  # n2's sum says no itself, n3 has room
+
+
+@pytest.mark.parametrize("mib", [12_001, 20_001, 90_000])
+def test_no_node_is_marked_for_a_pod_that_fits_nowhere(mib: int) -> None:
+    state = cluster(6000, 6000, 10_000)
+    fragments = Fragments(state)
+    fragments.denied(waiting(state, "p", memory=mib), "n0")
+    assert marks(fragments) == set()
+
+
+def test_a_pod_that_has_a_node_or_is_gone_marks_nothing() -> None:
+    state = cluster(6000, 10_000)
+    fragments = Fragments(state)
+    fragments.denied(waiting(state, "p", memory=9000), "n0")
+    fragments.denied(waiting(state, "q", memory=9000), "n0")
+    assert marks(fragments) == {"n0"} and fragments
+    state.apply_pod(pod("p", memory=9000, node_name="n1"))
+    assert marks(fragments) == {"n0"}
+    state.remove_pod("u-q", 0.0)
+    assert marks(fragments) == set() and not fragments
+
+
+def test_a_node_that_denied_and_changed_since_is_looked_at_anew() -> None:
+    state = cluster(10_000, 10_000)
+    fragments = Fragments(state)
+    fragments.denied(waiting(state, "p", memory=9000), "n0")  # whatever the reason was: by its figures it has room
+    assert marks(fragments) == {"n0"}
+    state.apply_node(node("n0", 10_000, 10_000, 10_000))
+    assert marks(fragments) == set()
+
+
+def test_sums_of_several_gpus_and_of_compute() -> None:
+    state = cluster(6000, 6000, 30_000)
+    fragments = Fragments(state)
+    fragments.denied(waiting(state, "two", memory=7000, gpus=2), "n0")  # 14000 in sum: more than n1 has
+    assert marks(fragments) == {"n0"}
+    fragments.denied(waiting(state, "much", memory=7000, compute=100), "n0")
+    assert marks(fragments) == {"n0", "n1"}
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    state = cluster(*[6000] * (MOST_NODES + 5), 10_000)
+    fragments = Fragments(state)
+    for number in range(MOST_PODS + 3):
+        fragments.denied(waiting(state, f"p{number}", memory=9000), "n0")
+    assert len(fragments._denied) == MOST_PODS
+    assert len(marks(fragments)) == MOST_NODES + 1
+
+
+def on(*taints: dict[str, str]) -> dict[str, Any]:
+    return {"metadata": {"name": "n", "resourceVersion": "7"}, "spec": {"taints": list(taints)} if taints else {}}
+
+
+def test_other_taints_stay_as_they_are() -> None:
+    other = {"key": "k", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}
+    same = {"op": "test", "path": "/metadata/resourceVersion", "value": "7"}
+    assert patch(on(), True) == [same, {"op": "add", "path": "/spec/taints", "value": [TAINT]}]
+    assert patch(on(other), True) == [same, {"op": "add", "path": "/spec/taints", "value": [other, TAINT]}]
+    assert patch(on(TAINT, other), False) == [same, {"op": "add", "path": "/spec/taints", "value": [other]}]
+    assert patch(on(TAINT, other), True) == patch(on(other), False) == patch(on(), False) == []
+
+
+class Api:
+    """Plays the API server's nodes. refuse: how many writes are answered with a conflict."""
+
+    def __init__(self, state: ClusterState, count: int) -> None:
+        self.state, self.refuse = state, 0
+        self.nodes = {f"n{n}": on() for n in range(count)}
+
+    async def get(self, path: str) -> Any:
+        return json.loads(json.dumps(self.nodes[path.rpartition("/")[2]]))
+
+    async def patch(self, path: str, change: Any, kind: str) -> None:
+        if self.refuse:
+            self.refuse -= 1
+            raise ApiError(409, "Conflict", "it changed")
+        name = path.rpartition("/")[2]
+        self.nodes[name]["spec"]["taints"] = change[1]["value"]
+        self.state.nodes[name].taints = tuple((t["key"], t["value"], t["effect"]) for t in change[1]["value"])
+
+    def marked(self) -> set[str]:
+        return {
+            n for n, it in self.nodes.items() if any(t["key"] == names.FRAGMENTED for t in it["spec"].get("taints", ()))
+        }
+
+
+def test_taints_come_at_once_and_go_some_time_after_nobody_waits() -> None:
+    state = cluster(6000, 6000, 10_000)
+    api, clock, leads = Api(state, 3), [100.0], [True]
+    made = Marker(api, state, lambda: leads[0], lambda: clock[0], print)  # type: ignore[arg-type]
+
+    async def story() -> None:
+        made.denied(waiting(state, "p", memory=9000), "n0")
+        api.refuse = 1
+        await made._look()
+        assert len(api.marked()) == 1  # the other one changed meanwhile
+        await made._look()
+        assert api.marked() == {"n0", "n1"}
+        state.apply_pod(pod("p", memory=9000, node_name="n2"))
+        clock[0] += 9
+        await made._look()
+        assert api.marked() == {"n0", "n1"}
+        clock[0] += 2
+        await made._look()
+        assert api.marked() == set()
+
+    asyncio.run(story())
+
+
+def test_a_new_leader_takes_off_what_it_does_not_need() -> None:
+    state = cluster(6000, 10_000)
+    api = Api(state, 2)
+    api.nodes["n0"]["spec"]["taints"] = [TAINT]
+    state.nodes["n0"].taints = ((names.FRAGMENTED, "true", "PreferNoSchedule"),)
+    made = Marker(api, state, lambda: True, lambda: 5.0, print)  # type: ignore[arg-type]
+    asyncio.run(made._look())
+    assert api.marked() == set()
+
+
+def test_a_controller_that_ends_leaves_no_taint() -> None:
+    state = cluster(6000, 10_000)
+    api = Api(state, 2)
+    made = Marker(api, state, lambda: True, lambda: 5.0, print)  # type: ignore[arg-type]
+
+    async def story() -> None:
+        made.denied(waiting(state, "p", memory=9000), "n0")
+        await made._look()
+        assert api.marked() == {"n0"}
+        await made.clear()
+        assert api.marked() == set()
+
+    asyncio.run(story())
