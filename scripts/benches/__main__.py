@@ -20,6 +20,7 @@ SIMULATED = {
     "agent",
     "hostile",
     "boundary",
+    "chaos",
 }  # figures from the simulated driver; the others time host work only
 
 
