@@ -50,6 +50,17 @@ NEEDS = "the controller needs packages that a node does not: `pip install 'gpu-h
     help="Where other controllers reach us. [environment: POD_IP; default: --address's host]",
 )
 @click.option("--evict/--no-evict", default=True, help="Evict pods that their node refused.")
+@click.option(
+    "--preemption",
+    type=click.Choice(["off", "report", "on"]),
+    default="on",
+    help="End less important pods where only that makes room on a GPU; report: say so in events. [default: on]",
+)
+@click.option(
+    "--equal-offline/--no-equal-offline",
+    default=True,
+    help="End pods of class offline also for online ones of the same priority.",
+)
 def controller(**given: Any) -> None:
     """Run the cluster's controller: webhooks, the scheduler's extender, evictions, taints, nodes' keys.
 
@@ -97,6 +108,8 @@ def options_of(given: dict[str, Any], options: Any, access: Any) -> Any:
         scheduler=given["scheduler"],
         queue_label=given["queue_label"],
         evict=given["evict"],
+        preemption=given["preemption"],
+        equal_offline=given["equal_offline"],
         pod=given["pod"],
         reached_at=options.reached_at(given["reached_at"], host, port),
     )

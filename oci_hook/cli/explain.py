@@ -86,7 +86,14 @@ class ExplainedContainer:
 )
 @click.option("--label", "-l", multiple=True, metavar="K=V", help="... and with this label, which asks for nothing.")
 @click.option("--pod", default="", metavar="NAMESPACE/NAME", help="Explain a pod of the cluster instead.")
-@output.cluster_options("--pod")
+@click.option(
+    "--manifest",
+    default="",
+    type=click.Path(dir_okay=False),
+    metavar="FILE.yaml",
+    help="Explain whether all pods of this workload would have room in the cluster at once.",
+)
+@output.cluster_options("--pod or --manifest")
 @output.answers
 def explain(
     prefix: str,
@@ -97,6 +104,7 @@ def explain(
     container: str,
     label: tuple[str, ...],
     pod: str,
+    manifest: str,
     dump: str | None,
     kubeconfig: str | None,
 ) -> output.Report:
@@ -108,7 +116,14 @@ def explain(
 
     With --pod: every node and GPU of the cluster with numbers, as the controller would choose, and the smallest changes
     that would help a pod that waits. Exit status 1: no node has room.
+
+    With --manifest: the pods of a Job, JobSet, Deployment and others, placed one after another on the cluster's GPUs, without
+    a change of anything. Exit status 1: not all have room.
     """
+    if manifest:
+        from oci_hook.cli import cluster_objects, explain_manifest  # as below
+
+        return explain_manifest.report(manifest, cluster_objects.read(dump, kubeconfig))
     if pod:
         from oci_hook.cli import cluster_objects, explain_pod  # the cluster's part: not for every use
 

@@ -5,8 +5,10 @@ from typing import Any
 from oci_hook.cli import output
 from oci_hook.cli.cluster_objects import Objects, state_of
 from oci_hook.errors import refuse
+from oci_hook.kube import in_tree
 from oci_hook.kube.explain import Explanation, GpuView, NodeView, explain
 
+NO_NODE: dict[str, Any] = {"metadata": {}}
 SHOWN = 20  # nodes, for people; --json has all
 
 
@@ -20,7 +22,8 @@ def report(name: str, objects: Objects) -> output.Report:
             break
     else:
         raise refuse("GH-608", f"there is no pod {namespace}/{short} among {len(pods)} pods; check both names")
-    found = explain(state_of(nodes, pods), obj)
+    known = {node["metadata"]["name"]: node for node in nodes}
+    found = explain(state_of(nodes, pods), obj, lambda name: in_tree.accepts(known.get(name, NO_NODE), obj))
     return output.Report(as_data(found), lines(found), exit_status=0 if found.node or not found.asks else 1)
 
 
@@ -43,6 +46,7 @@ def as_data(found: Explanation) -> dict[str, Any]:
             for node in found.nodes
         ],
         "suggestions": list(found.suggestions),
+        "would_preempt": {"node": found.victims_node, "pods": list(found.victims)} if found.victims else None,
     }
 
 
@@ -58,6 +62,10 @@ def lines(found: Explanation) -> list[str]:
         shown += node_lines(node)
     if len(found.nodes) > SHOWN:
         shown.append(f"and {output.count(len(found.nodes) - SHOWN, 'more node')}; --json has all")
+    if found.victims:
+        shown.append(
+            f"would preempt {', '.join(found.victims)} on node {found.victims_node}, as disruption budgets allow"
+        )
     if found.suggestions:
         shown += ["what would help", *(f"  {text}" for text in found.suggestions)]
     return list(map(output.printable, shown))

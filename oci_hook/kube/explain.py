@@ -1,5 +1,6 @@
 """Why a pod waits, or where it could go: every node and GPU with numbers, by the code that would choose; and what is taken."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from oci_hook.core import suggest
@@ -10,6 +11,7 @@ from oci_hook.errors import Problem
 from oci_hook.kube.choose import Question, Refused, choose, judge, summary
 from oci_hook.kube.fit import Fit, as_grants, fit
 from oci_hook.kube.pods import INIT, PodWords, words
+from oci_hook.kube.preempt import plan
 from oci_hook.kube.records import Node, Pod
 from oci_hook.kube.state import ClusterState
 
@@ -41,7 +43,8 @@ class NodeView(Value):
 
 
 class Explanation(Value):
-    """node: where the pod is, or else where it would go, "" for nowhere. bound: whether it is there."""
+    """node: where the pod is, or else where it would go, "" for nowhere. bound: whether it is there. victims: NAMESPACE/NAME
+    of the pods that would end on `victims_node` so that it gets room."""
 
     pod: PodWords
     asks: bool
@@ -50,10 +53,15 @@ class Explanation(Value):
     nodes: tuple[NodeView, ...]
     suggestions: tuple[str, ...]
     problem: Problem | None = None
+    victims: tuple[str, ...] = ()
+    victims_node: str = ""
 
 
-def explain(state: ClusterState, obj: dict[str, Any]) -> Explanation:
-    """obj: the pod's API object. The state may know the pod; what it holds itself does not count against it."""
+def explain(
+    state: ClusterState, obj: dict[str, Any], lets_in: Callable[[str], bool] = lambda name: True
+) -> Explanation:
+    """obj: the pod's API object. The state may know the pod; what it holds itself does not count against it. lets_in: whether
+    a node's labels and taints let the pod in."""
     pod = words(obj)
     at = (obj.get("spec") or {}).get("nodeName") or ""
     held = state.reservations.get(pod.uid)
@@ -73,10 +81,20 @@ def explain(state: ClusterState, obj: dict[str, Any]) -> Explanation:
         if not isinstance(best, dict):
             return Explanation(pod, True, best.node, False, tuple(views), ())
         changes = suggestions(state, question, refused)
-        return Explanation(pod, True, "", False, tuple(views), changes, summary(refused.values()))
+        ends = preemption(state, pod, (name for name in sorted(refused) if not refused[name].final and lets_in(name)))
+        return Explanation(pod, True, "", False, tuple(views), changes, summary(refused.values()), *ends)
     finally:
         if held is not None:
             state.restore(held)
+
+
+def preemption(state: ClusterState, pod: PodWords, names: Iterable[str]) -> tuple[tuple[str, ...], str]:
+    """(pods that would end, on which node): the controller's choice, disruption budgets left aside."""
+    plans = [one for name in names if (one := plan(state, Question(pod), name)) is not None]
+    best = min(plans, key=lambda one: (one.cost, one.node), default=None)
+    if best is None:
+        return (), ""
+    return tuple(f"{state.pods[uid].namespace}/{state.pods[uid].name}" for uid in best.victims), best.node
 
 
 def node_view(state: ClusterState, question: Question, name: str, found: Fit | Refused) -> NodeView:

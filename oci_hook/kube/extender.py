@@ -8,9 +8,10 @@ from typing import Any
 
 from oci_hook.errors import Problem
 from oci_hook.kube.choose import OWNED, Chosen, Question, Refused, choose, judge
+from oci_hook.kube.disruption import Budgets
 from oci_hook.kube.fit import Fit
 from oci_hook.kube.pods import PodWords, words
-from oci_hook.kube.preempt import victims
+from oci_hook.kube.preempt import NO_BUDGETS, USUAL, Terms, victims
 from oci_hook.kube.state import ClusterState
 
 
@@ -79,13 +80,34 @@ def nodes_of(args: dict[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
 def reserved(
     state: ClusterState, question: Question, listed: list[str], now: float
 ) -> tuple[list[str], dict[str, Refused]]:
-    """The chosen node. A reservation that the pod has is dropped before, since the scheduler asks anew."""
+    """The chosen node. A reservation that the pod has is dropped before, since the scheduler asks anew; a hold stays where
+    there is no room yet."""
+    held = state.reservations.get(question.pod.uid)
     state.release(question.pod.uid)
-    found = choose(state, question, Names(listed))
+    among = Names(listed)
+    found = choose(state, question, among)
+    if not isinstance(found, Chosen):
+        found = before_lesser_holds(state, question, among) or found
     if isinstance(found, Chosen):
         state.reserve(question.pod, found.node, found.fit, now)
         return [found.node], {}
+    if held is not None and held.victims:
+        state.restore(held)
     return [], found
+
+
+def before_lesser_holds(state: ClusterState, question: Question, among: Names) -> Chosen | None:
+    """Room that is held for less important pods. They lose their hold on the chosen node."""
+    lesser = [one for one in state.reservations.values() if one.victims and one.pod.priority < question.pod.priority]
+    if not lesser:
+        return None
+    for one in lesser:
+        state.release(one.pod.uid)
+    found = choose(state, question, among)
+    for one in lesser:
+        if not (isinstance(found, Chosen) and one.node == found.node):
+            state.restore(one)
+    return found if isinstance(found, Chosen) else None
 
 
 def everywhere(state: ClusterState, question: Question, listed: Iterable[str]) -> tuple[list[str], dict[str, Refused]]:
@@ -141,9 +163,15 @@ def in_words(problem: Problem) -> str:
     return str(problem).replace("%", "per cent")
 
 
-def preempt(args: dict[str, Any], state: ClusterState, pod: PodWords | None = None) -> dict[str, Any]:
-    """ExtenderPreemptionArgs -> ExtenderPreemptionResult: the nodes where the end of some pods gives this one its GPUs.
-    pod: counts instead of the one in args."""
+def preempt(
+    args: dict[str, Any],
+    state: ClusterState,
+    pod: PodWords | None = None,
+    budgets: Budgets = NO_BUDGETS,
+    terms: Terms = USUAL,
+) -> dict[str, Any]:
+    """ExtenderPreemptionArgs -> ExtenderPreemptionResult: the nodes where the end of some pods gives this one its GPUs; none
+    while it waits for others that end already. pod: counts instead of the one in args."""
     given = args.get("NodeNameToMetaVictims")
     if given is None:
         full = args.get("NodeNameToVictims") or {}
@@ -157,11 +185,16 @@ def preempt(args: dict[str, Any], state: ClusterState, pod: PodWords | None = No
     question = Question(pod or words(args["Pod"]))
     if not question.asks:
         return {"NodeNameToMetaVictims": given}
+    held = state.reservations.get(question.pod.uid)
+    if held is not None and held.victims:
+        return NO_VICTIMS
     answer = {}
     for name, one in given.items():
         uids = [p["UID"] for p in one.get("Pods") or ()]
-        found = victims(state, question, name, uids)
+        found = victims(state, question, name, uids, one.get("NumPDBViolations") or 0, budgets, terms)
+        if found is not None and not found.uids:
+            return NO_VICTIMS
         if found is not None:
-            pods = [{"UID": uid} for uid in found]
-            answer[name] = {"Pods": pods, "NumPDBViolations": one.get("NumPDBViolations", 0)}
+            pods = [{"UID": uid} for uid in found.uids]
+            answer[name] = {"Pods": pods, "NumPDBViolations": found.violations}
     return {"NodeNameToMetaVictims": answer}

@@ -22,7 +22,8 @@ Asked = tuple[tuple[str, str, Request], ...]  # (container, RUN | SIDECAR | INIT
 
 class PodWords(Value):
     """What a pod says before it has a node. containers: (name, RUN | SIDECAR | INIT), in the order in which they start.
-    annotations: ours alone. daemon: a DaemonSet's, or from a static manifest: every node has it."""
+    annotations: ours alone. daemon: a DaemonSet's, or from a static manifest: every node has it. may_preempt: its
+    preemptionPolicy is not Never."""
 
     uid: str
     namespace: str
@@ -31,6 +32,7 @@ class PodWords(Value):
     annotations: dict[str, str]
     daemon: bool
     priority: int
+    may_preempt: bool = True
 
     @property
     def whole_node(self) -> bool:
@@ -55,6 +57,7 @@ def words(pod: dict[str, Any]) -> PodWords:
         annotations,
         is_daemon(meta),
         spec.get("priority") or 0,
+        spec.get("preemptionPolicy") != "Never",
     )
 
 

@@ -1,5 +1,6 @@
 """What the controller remembers of a node, a pod and a reservation: few fields, since there are many."""
 
+import functools
 import sys
 from typing import Any
 
@@ -45,11 +46,12 @@ class Node:
 class Pod:
     """words, created: only while it has no node. rows: what it was given. was_listed: its node's ledger had it once. gone: when the
     object went away while its containers may still run; None while the object exists. claim: its decision, where we cannot verify
-    that, and the pod's words: counts as far as its node's ledger has it."""
+    that, and the pod's words: counts as far as its node's ledger has it. offline: every container that asks was decided
+    to be of class offline. labels: of a pod with words of ours."""
 
     __slots__ = (
         *("uid", "namespace", "name", "node", "words", "rows", "ended", "deleting", "daemon", "whole_node", "priority"),
-        *("was_listed", "gone", "claim", "created"),
+        *("was_listed", "gone", "claim", "created", "offline", "labels"),
     )
 
     def __init__(self, obj: dict[str, Any]) -> None:
@@ -70,6 +72,8 @@ class Pod:
         self.was_listed = False
         self.gone: float | None = None
         self.claim: tuple[Decision, PodWords] | None = None
+        self.offline = False
+        self.labels = _shared(obj["metadata"].get("labels") or {}) if said.annotations else ()
 
     def counts(self, listed: bool) -> bool:
         """Whether its share is taken. listed: its node's ledger has it now. A container that waits for its next start holds
@@ -83,9 +87,10 @@ class Pod:
 
 class Reservation:
     """Room for a pod that has no node yet. bound: the Binding was answered, so the pod may have its node already, and the
-    room stays taken until that is known."""
+    room stays taken until that is known. victims: UIDs of pods that were told to end for it; the room is theirs and its own
+    until they did (a hold)."""
 
-    __slots__ = ("pod", "node", "fit", "deadline", "bound")
+    __slots__ = ("pod", "node", "fit", "deadline", "bound", "victims")
 
     def __init__(self, pod: PodWords, node: str, fit: Fit, deadline: float, bound: bool) -> None:
         self.pod = pod
@@ -93,6 +98,21 @@ class Reservation:
         self.fit = fit
         self.deadline = deadline
         self.bound = bound
+        self.victims: tuple[str, ...] = ()
+
+
+@functools.lru_cache(4096)
+def _same(labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    return labels
+
+
+def _shared(labels: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    """In order; one tuple for all pods of one owner."""
+    return _same(tuple(sorted(labels.items())))
+
+
+def is_offline(decision: Decision) -> bool:
+    return bool(decision.terms) and all(terms.priority_class == OFFLINE for _, terms in decision.terms)
 
 
 def rows_of(decision: Decision, pod: PodWords) -> tuple[Row, ...]:

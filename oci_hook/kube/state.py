@@ -23,7 +23,7 @@ from oci_hook.kube.fit import NOBODY, Fit, as_grants
 from oci_hook.kube.node_info import Digest, NodeInventory, read_digest, read_inventory
 from oci_hook.kube.peaks import Row
 from oci_hook.kube.pods import PodWords, words
-from oci_hook.kube.records import Node, Pod, Reservation, rows_of
+from oci_hook.kube.records import Node, Pod, Reservation, is_offline, rows_of
 from oci_hook.kube.room import room_of
 
 RESERVED = 30.0  # seconds until a reservation that no Binding consumed is dropped
@@ -148,6 +148,13 @@ class ClusterState:
         self.reservations[pod.uid] = self._node(node).reserved[pod.uid] = one
         self._changed.add(node)
 
+    def hold(self, pod: PodWords, node: str, found: Fit, victims: tuple[str, ...], deadline: float) -> None:
+        """Reserves room that the victims, who were told to end, still have: nobody else gets what becomes free of it."""
+        self.release(pod.uid)
+        one = Reservation(pod, node, found, deadline, bound=False)
+        one.victims = victims
+        self.restore(one)
+
     def release(self, uid: str) -> None:
         """Drops the pod's reservation, if it has one."""
         one = self.reservations.pop(uid, None)
@@ -271,11 +278,11 @@ class ClusterState:
     def _decide_rows(self, pod: Pod, obj: dict[str, Any], old: Pod | None) -> None:
         """What the pod holds, once it is known, stays: whoever may write to the pod cannot change it."""
         if old is not None and old.rows and old.claim is None:
-            pod.rows, pod.whole_node = old.rows, old.whole_node
+            pod.rows, pod.whole_node, pod.offline = old.rows, old.whole_node, old.offline
             return
         decision = _decision(pod, obj)
         if decision is not None and self._verify(decision):
-            pod.rows = rows_of(decision, words(obj))
+            pod.rows, pod.offline = rows_of(decision, words(obj)), is_offline(decision)
             return
         if old is not None and old.claim is not None:
             pod.claim, pod.whole_node = old.claim, old.whole_node

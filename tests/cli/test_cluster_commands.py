@@ -4,6 +4,7 @@ import http.server
 import json
 import threading
 import urllib.parse
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -55,6 +56,56 @@ def test_explain_as_json(dump):
     ]
     data = json.loads(run("explain", "--pod", "default/would", "--dump", dump, "--json").output)
     assert data["node"] == "n2" and data["nodes"][1]["gpus"][0]["given"] == ["main: 4096 MiB"]
+
+
+def test_explain_says_who_would_end_and_where(dump):
+    data = json.loads(run("explain", "--pod", "waits", "--dump", dump, "--json").output)
+    assert data["would_preempt"] is None
+    items = json.loads(Path(dump).read_text())
+    waits = next(one for one in items["items"] if one["metadata"]["name"] == "waits")
+    waits["spec"]["priority"] = 5
+    Path(dump).write_text(json.dumps(items))
+    said = run("explain", "--pod", "waits", "--dump", dump)
+    assert "would preempt default/runs on node n1, as disruption budgets allow" in said.output
+    data = json.loads(run("explain", "--pod", "waits", "--dump", dump, "--json").output)
+    assert data["would_preempt"] == {"node": "n1", "pods": ["default/runs"]}
+    items["items"][0]["spec"]["taints"] = [{"key": "k", "effect": "NoSchedule"}]
+    Path(dump).write_text(json.dumps(items))
+    assert "would preempt" not in run("explain", "--pod", "waits", "--dump", dump).output
+
+
+JOB = """
+kind: Job
+metadata: {name: train}
+spec:
+  parallelism: %d
+  template:
+    metadata: {annotations: {gpu-hook.io/memory: 3Gi}}
+    spec: {containers: [{name: main}]}
+"""
+
+
+@pytest.mark.parametrize(("count", "fits"), [(1, 1), (3, 3), (4, 3)])
+def test_a_manifest_s_pods_at_once(dump, tmp_path, count, fits):
+    path = tmp_path / "a job.yaml"
+    path.write_text(JOB % count)
+    said = run("explain", "--manifest", str(path), "--dump", dump)
+    assert said.exit_code == (count != fits) and f"train: {fits} of {count} have room: " in said.output
+    if count == fits:
+        assert f"{count} pod" in said.output and "all have room at once" in said.output
+    else:
+        assert "GH-607: 0 of 2 nodes have room" in said.output
+    data = json.loads(run("explain", "--manifest", str(path), "--dump", dump, "--json").output)
+    assert data["fits"] == (count == fits) and sum(data["pods"][0]["nodes"].values()) == fits
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff", b"{kind: Service}", b"[[["])
+def test_what_is_no_manifest_is_one_line_with_its_code(dump, tmp_path, text):
+    path = tmp_path / "m.yaml"
+    path.write_bytes(text)
+    said = run("explain", "--manifest", str(path), "--dump", dump)
+    assert said.exit_code != 0 and "GH-107" in said.output and len(said.output.strip().splitlines()) == 1
+    assert run("explain", "--manifest", str(tmp_path / "no"), "--dump", dump).exit_code != 0
 
 
 @pytest.mark.parametrize(

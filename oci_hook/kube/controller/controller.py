@@ -21,6 +21,7 @@ from oci_hook.errors import ClusterError, Problem, SettingsError
 from oci_hook.kube import mutate
 from oci_hook.kube.controller import access, certificates, keys
 from oci_hook.kube.controller.authority import Authority
+from oci_hook.kube.controller.budgets import BudgetWatch
 from oci_hook.kube.controller.client import ApiError, Client
 from oci_hook.kube.controller.copy import Copy
 from oci_hook.kube.controller.events import Events
@@ -33,6 +34,7 @@ from oci_hook.kube.controller.options import Options, reached_at
 from oci_hook.kube.controller.own_secret import Own
 from oci_hook.kube.controller.page import Page
 from oci_hook.kube.controller.peer import Peer
+from oci_hook.kube.controller.preemptor import Preemptor
 from oci_hook.kube.controller.reflector import Reflector
 from oci_hook.kube.controller.router import Router
 from oci_hook.kube.controller.server import Server
@@ -40,6 +42,7 @@ from oci_hook.kube.controller.service import Service
 from oci_hook.kube.controller.taints import Tainter
 from oci_hook.kube.controller.takeover import Takeover
 from oci_hook.kube.controller.waker import Waker
+from oci_hook.kube.preempt import Terms
 from oci_hook.kube.state import ClusterState
 
 TICK = 2.0  # seconds
@@ -67,6 +70,20 @@ class Controller:
             self._tainter if options.taint else None,
             time.monotonic,
         )
+        self._budgets = BudgetWatch(client, log)
+        attempts = self._metrics.preemptions
+        self._preemptor = Preemptor(
+            client,
+            self._state,
+            self._budgets.budgets,
+            self._events,
+            self._decides,
+            time.monotonic,
+            options.preemption,
+            Terms(options.equal_offline),
+            lambda outcome: attempts.labels(outcome).inc(),
+            log,
+        )
         self._reflectors = [
             Reflector(client, NAMESPACES, self._copy.namespaces, log),
             Reflector(client, NODES, self._copy.nodes, log),
@@ -76,6 +93,7 @@ class Controller:
             client,
             options,
             self._copy,
+            self._preemptor,
             self._metrics,
             mutate.Options(rules, options.scheduler, queue_label=options.queue_label),
             self._decides,
@@ -114,6 +132,8 @@ class Controller:
             self._events.run(),
             self._evictor.run(),
             self._tainter.run(),
+            self._budgets.run(),
+            self._preemptor.run(),
             *([self._marker.run()] if self._options.taint else []),
             self._waker.run(),
             self._server.connections.run(),

@@ -7,6 +7,7 @@ from typing import Any
 
 from oci_hook.kube.controller.client import ApiError, Client
 from oci_hook.kube.controller.events import About, Events
+from oci_hook.kube.controller.evictions import Evictions
 from oci_hook.kube.controller.refused import Refusal, Refusals, refusal
 
 EVERY = 1.0
@@ -27,9 +28,9 @@ class Evictor:
         log: Callable[[str], None],
     ) -> None:
         self.refusals = Refusals()
-        self._client, self._events, self._leads, self._now = client, events, leads, now
+        self._events, self._leads, self._now = events, leads, now
         self._counted, self._log = counted, log
-        self._version = "policy/v1"
+        self._evictions = Evictions(client)
 
     def look(self, pod: Mapping[str, Any], reported: str = "") -> None:
         """At each change of a pod."""
@@ -55,7 +56,7 @@ class Evictor:
             self.refusals.told(one)
             return
         try:
-            await self._evict(one)
+            await self._evictions.evict(one.namespace, one.name, one.uid)
         except ApiError as e:
             if e.status in (404, 409):  # gone, or another pod of this name
                 self.refusals.over(one.uid)
@@ -68,26 +69,6 @@ class Evictor:
         self._log(f"evicted {one.namespace}/{one.name}: {one.words}")
         self.refusals.evicted(one, self._now())
 
-    async def _evict(self, one: Refusal) -> None:
-        await self.evict(one.namespace, one.name, one.uid)
-
     async def evict(self, namespace: str, name: str, uid: str = "") -> None:
         """Raises ApiError."""
-        path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
-        try:
-            await self._client.post(path, self._eviction(namespace, name, uid))
-        except ApiError as e:
-            # Before Kubernetes 1.22 the API server knows policy/v1beta1 only; it calls the other one a bad request.
-            if self._version == "policy/v1" and e.status in (400, 404, 415, 422, 500) and "olicy" in e.message:
-                self._version = "policy/v1beta1"
-                await self._client.post(path, self._eviction(namespace, name, uid))
-                return
-            raise
-
-    def _eviction(self, namespace: str, name: str, uid: str) -> dict[str, Any]:
-        return {
-            "apiVersion": self._version,
-            "kind": "Eviction",
-            "metadata": {"name": name, "namespace": namespace},
-            **({"deleteOptions": {"preconditions": {"uid": uid}}} if uid else {}),
-        }
+        await self._evictions.evict(namespace, name, uid)

@@ -28,6 +28,10 @@ class Metrics:
         self.evictions = Counter(
             "gpu_hook_controller_evictions", "Pods evicted that their node had refused.", ("code",), registry=own
         )
+        self.preemptions = Counter(
+            "gpu_hook_controller_preemptions", "Attempts to make room by preemption.", ("outcome",), registry=own
+        )
+        self.holds = Gauge("gpu_hook_controller_holds", "Pods for which freed GPUs are held.", registry=own)
         self.failures = Counter("gpu_hook_controller_failures", "Requests that were not understood.", registry=own)
         self.leads = Gauge("gpu_hook_controller_leads", "1 where this controller leads.", registry=own)
         self.lists = Gauge("gpu_hook_controller_lists", "Lists of all objects so far.", ("kind",), registry=own)

@@ -130,6 +130,34 @@ class NamespaceList(TypedDict, total=False):
     items: list[Namespace]
 
 
+class BudgetSpec(TypedDict, total=False):
+    selector: dict[str, Any] | None
+
+
+class BudgetStatus(TypedDict, total=False):
+    disruptionsAllowed: int
+    observedGeneration: int
+    disruptedPods: dict[str, Any] | None
+
+
+class BudgetMeta(TypedDict, total=False):
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+
+
+class Budget(TypedDict, total=False):
+    metadata: BudgetMeta
+    spec: BudgetSpec
+    status: BudgetStatus
+
+
+class BudgetList(TypedDict, total=False):
+    metadata: ListMeta
+    items: list[Budget]
+
+
 class WatchEvent(msgspec.Struct):
     type: str
     object: msgspec.Raw
@@ -165,6 +193,8 @@ class Kind:
 PODS = Kind("pods", "/api/v1/pods", PodList, Pod, "uid")
 NAMESPACES = Kind("namespaces", "/api/v1/namespaces", NamespaceList, Namespace, "name")
 NODES = Kind("nodes", "/api/v1/nodes", NodeList, Node, "name")
+BUDGETS = Kind("poddisruptionbudgets", "/apis/policy/v1/poddisruptionbudgets", BudgetList, Budget, "uid")
+OLD_BUDGETS = Kind("poddisruptionbudgets", "/apis/policy/v1beta1/poddisruptionbudgets", BudgetList, Budget, "uid")
 EVENTS: msgspec.json.Decoder[WatchEvent] = msgspec.json.Decoder(WatchEvent)
 BOOKMARKS: msgspec.json.Decoder[Bookmark] = msgspec.json.Decoder(Bookmark)
 STATUSES: msgspec.json.Decoder[Status] = msgspec.json.Decoder(Status)

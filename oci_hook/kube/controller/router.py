@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from oci_hook.core.value import Value
+from oci_hook.kube.controller.dry_runs import DRY_RUNS
 from oci_hook.kube.controller.own_secret import Own
 from oci_hook.kube.controller.peer import FORWARDED, Peer, Unreachable
 from oci_hook.kube.controller.service import NotNow, Service
@@ -38,7 +39,12 @@ def calls(service: Service) -> dict[str, Call]:
             service.filter, lambda own: f"/extender/{own.extender_token}/filter", hint=service.filter_as_a_hint
         ),
         "preempt": Call(service.preempt, lambda own: f"/extender/{own.extender_token}/preempt"),
+        **{path: Call(service.dry_run(verb), _extender(path)) for path, verb in DRY_RUNS.items()},
     }
+
+
+def _extender(verb: str) -> Callable[[Own], str]:
+    return lambda own: f"/extender/{own.extender_token}/{verb}"
 
 
 class Router:

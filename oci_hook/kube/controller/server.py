@@ -13,6 +13,7 @@ from aiohttp import web
 from oci_hook.errors import GhError
 from oci_hook.kube.controller import own_secret
 from oci_hook.kube.controller.connections import Connections, GuardedServer
+from oci_hook.kube.controller.dry_runs import DRY_RUNS
 from oci_hook.kube.controller.page import PATHS, Page
 from oci_hook.kube.controller.peer import FORWARDED
 from oci_hook.kube.controller.router import Call, Router, calls
@@ -22,7 +23,7 @@ BODY_SECONDS = HANDSHAKE_SECONDS = 5.0
 ENOUGH, PACE = 16, 0.004  # so many connections are accepted at once, the others with so many seconds between
 MAX_REVIEW = 8 << 20  # a pod has 1.5 MiB at most in etcd; an update's review has it twice
 MAX_FILTER = 64 << 20  # 5 000 whole Node objects, from a scheduler without nodeCacheCapable
-MAX_AT_A_TIME = {"review": 64, "filter": 2, "key": 8, "metrics": 4, "page": 8}
+MAX_AT_A_TIME = {"review": 64, "filter": 2, "dry-run": 1, "key": 8, "metrics": 4, "page": 8}
 
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -161,10 +162,8 @@ class Server:
                 "bindings",
             ) else None, True
         if len(parts) == 3 and parts[0] == "extender" and own_secret.same(own.extender_token, parts[1]):
-            return self._verbs().get((request.method, f"/{parts[2]}")) if parts[2] in (
-                "filter",
-                "preempt",
-            ) else None, True
+            verb = parts[2] if parts[2] in ("filter", "preempt", *DRY_RUNS) else ""
+            return self._verbs().get((request.method, f"/{verb}")), True
         return None, False
 
     def _open(self) -> dict[str, Answer]:
@@ -177,6 +176,12 @@ class Server:
             ("POST", "/bindings"): self._json("review", MAX_REVIEW, found["bindings"]),
             ("POST", "/filter"): self._json("filter", MAX_FILTER, found["filter"]),
             ("POST", "/preempt"): self._json("filter", MAX_FILTER, found["preempt"]),
+            **{
+                ("POST", f"/{verb}"): self._json(
+                    "review" if verb == "predicate" else "dry-run", MAX_FILTER, found[verb]
+                )
+                for verb in DRY_RUNS
+            },
         }
 
     def _json(self, bound: str, most: int, call: Call) -> Answer:

@@ -2,7 +2,8 @@
 stretch of code without `await`, so none sees half of another."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -12,15 +13,19 @@ from oci_hook.kube.choose import Question
 from oci_hook.kube.controller import certificates, figures, own_secret
 from oci_hook.kube.controller.client import ApiError, Client
 from oci_hook.kube.controller.copy import Copy
+from oci_hook.kube.controller.dry_runs import DryRuns
 from oci_hook.kube.controller.metrics import Metrics, node_lines
 from oci_hook.kube.controller.node_key import node_of
 from oci_hook.kube.controller.objects import PODS, slim
 from oci_hook.kube.controller.options import Options
 from oci_hook.kube.controller.own_secret import Own
+from oci_hook.kube.controller.preemptor import Preemptor
+from oci_hook.kube.controller.wanting import MOST_NODES
 from oci_hook.kube.overview import Waiting
 from oci_hook.kube.pods import PodWords, words
 from oci_hook.kube.signing import Signer
 
+PREEMPTABLE = ("GH-201", "GH-204", "GH-609")  # refusals for what others hold
 BIND, CREATE, FILTER, PREEMPT = "bind", "create", "filter", "preempt"
 
 OF_PODS = ("GH-601", "GH-602", "GH-603")  # why a Binding is denied, whatever its node
@@ -39,6 +44,7 @@ class Service:
         client: Client,
         options: Options,
         copy: Copy,
+        preemptor: Preemptor,
         metrics: Metrics,
         mutation: mutate.Options,
         leads: Callable[[], bool],
@@ -47,12 +53,13 @@ class Service:
         measure: Callable[[], None],
         log: Callable[[str], None],
     ) -> None:
-        self._measure = measure
+        self._measure, self._preemptor = measure, preemptor
         self.denied: Callable[[PodWords, str], None] = lambda pod, node: None  # a Binding, because of its node
         self.signer = Signer({})
         self.bound_at = float("-inf")  # when we allowed a Binding last, by `now`
         self._own = Own()
         self._client, self._options, self._copy, self._metrics = client, options, copy, metrics
+        self._dry_runs = DryRuns(copy.state, self._mutating)
         self._mutation, self._leads, self._synced, self._now, self._log = mutation, leads, synced, now, log
 
     def own(self) -> Own:
@@ -85,10 +92,13 @@ class Service:
             if request.get("operation") == "UPDATE":
                 check_update(request.get("oldObject") or {}, pod)
                 return review.allowed(request)
-            done = mutate.mutate(pod, self._mutation.replace(modes=frozenset(self._copy.modes.values())))
+            done = mutate.mutate(pod, self._mutating())
         except GhError as e:
             return review.denied(request, e.problems)
         return review.allowed(request, done.patch, [str(problem) for problem in done.warnings])
+
+    def _mutating(self) -> mutate.Options:
+        return self._mutation.replace(modes=frozenset(self._copy.modes.values()))
 
     async def review_binding(self, asked: Any) -> Any:
         began = time.perf_counter()
@@ -128,8 +138,10 @@ class Service:
         if pod is not None and not answer["response"]["allowed"]:
             self._copy.waiting[pod.uid] = why = _why(answer["response"]["status"]["message"])
             if why.code not in OF_PODS:
-                target = (request.get("object") or {}).get("target") or {}
-                self.denied(pod, str(target.get("name") or ""))
+                target = str(((request.get("object") or {}).get("target") or {}).get("name") or "")
+                self.denied(pod, target)
+                if why.code in PREEMPTABLE:  # the scheduler took this node without asking our extender
+                    self._preemptor.note(pod, [target], more=True)
 
     # --- extender
 
@@ -150,6 +162,9 @@ class Service:
         refused = not (answer.get("NodeNames") or (answer.get("Nodes") or {}).get("items"))
         if refused and (uid := _uid(asked)) in self._copy.state.pods:
             self._copy.waiting[uid] = next(map(_why, failed.values()), Waiting("GH-607", ""))
+            if not isinstance(pod, Problem):
+                final = answer["FailedAndUnresolvableNodes"]
+                self._preemptor.note(pod, [name for name in islice(failed, MOST_NODES) if name not in final])
         self._count(FILTER, "refused" if refused else "ok", began)
         return answer
 
@@ -157,10 +172,25 @@ class Service:
         began = time.perf_counter()
         pod = await self._real(asked)
         refused = isinstance(pod, Problem)
-        answer = extender.NO_VICTIMS if isinstance(pod, Problem) else extender.preempt(asked, self._copy.state, pod)
+        answer = extender.NO_VICTIMS if isinstance(pod, Problem) else self._victims(asked, pod)
         self.check()
         self._count(PREEMPT, "refused" if refused else "ok", began)
         return answer
+
+    def dry_run(self, verb: str) -> Callable[[Any], Awaitable[Any]]:
+        """verb: the name of one of dry_runs.py's answers."""
+
+        async def answer(asked: Any) -> Any:
+            began = time.perf_counter()
+            found = getattr(self._dry_runs, verb)(asked)
+            self.check()
+            self._count("dry-run", "ok", began)
+            return found
+
+        return answer
+
+    def _victims(self, asked: Any, pod: PodWords) -> Any:
+        return extender.preempt(asked, self._copy.state, pod, self._preemptor.budgets, self._preemptor.terms)
 
     async def _real(self, asked: Mapping[str, Any], leads: bool = True) -> PodWords | Problem:
         """The pod that is asked about, as the API server has it: a caller may say anything, and a reservation for a pod that
@@ -207,6 +237,7 @@ class Service:
         metrics.objects.labels("nodes").set(len(state.nodes))
         metrics.objects.labels("pods").set(len(state.pods))
         metrics.objects.labels("reservations").set(len(state.reservations))
+        metrics.holds.set(sum(bool(one.victims) for one in state.reservations.values()))
         metrics.certificate_end.set(certificates.ends(self._own.certificates))
         metrics.set_pending(why.code for why in self._copy.waiting.values())
         return await metrics.text(node_lines(list(state.nodes), lambda name: figures.of_node(state, name)))

@@ -26,6 +26,7 @@ from oci_hook.kube.controller.server import MAX_AT_A_TIME, Server
 from oci_hook.kube.controller.service import Service
 from oci_hook.kube.state import ClusterState
 from tests.kube.cluster_objects import node
+from tests.kube.controller.parts import preemptor
 
 MOST = MAX_AT_A_TIME["metrics"]
 
@@ -60,6 +61,7 @@ def serve(act: Callable[[Held, Callable[[], Awaitable[tuple[int, str]]]], Awaita
             client,
             options,
             copy,
+            preemptor(client, copy),
             Metrics(),
             mutate.Options(Rules()),
             lambda: True,

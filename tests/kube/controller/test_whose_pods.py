@@ -21,6 +21,7 @@ from oci_hook.kube.controller.own_secret import Own
 from oci_hook.kube.controller.service import NotNow, Service
 from oci_hook.kube.state import ClusterState
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, node, pod
+from tests.kube.controller.parts import preemptor
 
 OPTIONS = Options("127.0.0.1", 0, "gpu-hook", ("a",))
 ENABLED = {"gpu-hook.io/namespace": "enabled"}
@@ -59,6 +60,7 @@ class Place:
                 client,
                 OPTIONS,
                 self.copy,
+                preemptor(client, self.copy),
                 Metrics(),
                 mutate.Options(Rules()),
                 lambda: True,

@@ -1,0 +1,40 @@
+"""`gpu-hook explain --manifest`: whether all pods of a workload would have room at once."""
+
+from oci_hook.cli import output
+from oci_hook.cli.cluster_objects import Objects, state_of
+from oci_hook.core import dialects
+from oci_hook.core.rules import Rules
+from oci_hook.errors import refuse
+from oci_hook.kube import gang, manifest, mutate
+
+SHOWN = 8  # nodes of one kind of pods
+
+
+def report(path: str, objects: Objects) -> output.Report:
+    """Raises RequestError GH-107."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(manifest.MAX_SIZE + 1)
+    except UnicodeDecodeError as e:
+        raise refuse("GH-107", f"{path}: not UTF-8 at byte {e.start}") from None
+    except OSError as e:
+        raise refuse("GH-107", f"{path}: {e.strerror}") from None
+    known = tuple(name for name in dialects.NAMES if name != "qgpu")  # whose unit only the controller is told
+    roles = manifest.roles(text, mutate.Options(Rules(dialects=known)))
+    answer = gang.dry_run(state_of(*objects), roles)
+    return output.Report(gang.as_data(answer), lines(answer), exit_status=0 if answer.all_fit else 1)
+
+
+def lines(answer: gang.Answer) -> list[str]:
+    total, fits = sum(one.count for one in answer.roles), sum(one.fits for one in answer.roles)
+    said = "all have room at once" if answer.all_fit else f"{fits} of {total} have room at once"
+    shown = [f"{output.count(total, 'pod')}: {said}"]
+    for one in answer.roles:
+        where = [f"{count} on {node}" for node, count in one.placed if node]
+        if len(where) > SHOWN:
+            where = [*where[:SHOWN], f"{len(where) - SHOWN} more nodes"]
+        text = f"{one.name}: {one.fits} of {one.count} have room"
+        shown.append(text + (f": {', '.join(where)}" if where else ""))
+        if one.why is not None:
+            shown.append(f"  {one.why}")
+    return list(map(output.printable, shown))

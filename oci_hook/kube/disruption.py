@@ -1,0 +1,114 @@
+"""PodDisruptionBudgets: how many of a set of pods may be disrupted now, counted as the eviction API counts.
+
+Kubernetes 1.20 has policy/v1beta1, 1.21 and newer policy/v1; 1.25 dropped v1beta1. An empty selector matches every pod of the
+namespace in v1 and none in v1beta1; without a selector a budget matches none.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from oci_hook.core.value import Value
+from oci_hook.kube.records import Pod
+
+BETA = "policy/v1beta1"
+
+
+class Expression(Value):
+    """One of matchExpressions; matchLabels are In with one value."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...]
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        value = labels.get(self.key)
+        if self.operator == "In":
+            return value in self.values
+        if self.operator == "NotIn":
+            return value not in self.values
+        return (value is not None) == (self.operator == "Exists")
+
+
+class Budget(Value):
+    """selector: None matches no pod. allowed: pods that may be disrupted now. disrupted: names of pods whose eviction was
+    accepted already and counted."""
+
+    uid: str
+    namespace: str
+    name: str
+    selector: tuple[Expression, ...] | None
+    allowed: int
+    disrupted: frozenset[str]
+
+    def matches(self, pod: Pod) -> bool:
+        if self.selector is None or pod.namespace != self.namespace:
+            return False
+        labels = dict(pod.labels)
+        return all(expression.holds(labels) for expression in self.selector)
+
+
+def budget(obj: Mapping[str, Any], beta: bool = False) -> Budget:
+    """Of an API object. Raises KeyError, TypeError or AttributeError for what is none."""
+    meta, status = obj["metadata"], obj.get("status") or {}
+    said = (obj.get("spec") or {}).get("selector")
+    selector = None if said is None else _expressions(said)
+    if beta and not selector:
+        selector = None
+    allowed = int(status.get("disruptionsAllowed") or 0)
+    if int(status.get("observedGeneration") or 0) < int(meta.get("generation") or 0):
+        allowed = 0  # the API server refuses evictions until the status is of the newest spec
+    return Budget(
+        meta["uid"], meta["namespace"], meta["name"], selector, allowed, frozenset(status.get("disruptedPods") or ())
+    )
+
+
+def _expressions(said: Mapping[str, Any]) -> tuple[Expression, ...]:
+    found = [Expression(key, "In", (value,)) for key, value in (said.get("matchLabels") or {}).items()]
+    for one in said.get("matchExpressions") or ():
+        found.append(Expression(one["key"], one["operator"], tuple(one.get("values") or ())))
+    return tuple(found)
+
+
+class Budgets:
+    """Those of the cluster, by namespace. known: all were read, so who is not protected here is not protected at all."""
+
+    def __init__(self, budgets: Iterable[Budget] = (), known: bool = True) -> None:
+        self.known = known
+        self._of: dict[str, dict[str, Budget]] = {}
+        for one in budgets:
+            self.put(one)
+
+    def put(self, one: Budget) -> None:
+        self._of.setdefault(one.namespace, {})[one.uid] = one
+
+    def drop(self, uid: str) -> None:
+        for budgets in self._of.values():
+            budgets.pop(uid, None)
+
+    def over(self, pod: Pod) -> tuple[Budget, ...]:
+        """Those that protect the pod."""
+        return tuple(one for one in self._of.get(pod.namespace, {}).values() if one.matches(pod))
+
+
+class Allowance:
+    """What the budgets still allow while victims are chosen for one pod."""
+
+    def __init__(self, budgets: Budgets) -> None:
+        self._budgets = budgets
+        self._left: dict[str, int] = {}
+
+    def take(self, pod: Pod) -> bool:
+        """Whether one more pod may be disrupted. What it takes is taken also where the answer is no."""
+        over = [one for one in self._budgets.over(pod) if pod.name not in one.disrupted]
+        may = len(over) < 2  # the eviction API refuses a pod of two budgets
+        for one in over:
+            left = self._left.get(one.uid, one.allowed) - 1
+            self._left[one.uid] = left
+            may &= left >= 0
+        return may
+
+
+def violations(budgets: Budgets, pods: Iterable[Pod]) -> int:
+    """How many of these, ended one after another, a budget would not allow."""
+    allowance = Allowance(budgets)
+    return sum(not allowance.take(pod) for pod in pods)

@@ -1,0 +1,110 @@
+"""The pods that a manifest makes: Kubernetes' own workloads, and those of engines that start pods together.
+
+JobSet jobset.x-k8s.io/v1alpha2, Volcano batch.volcano.sh/v1alpha1, Kueue kueue.x-k8s.io/v1beta1 (Workload), LeaderWorkerSet
+leaderworkerset.x-k8s.io/v1, Kubeflow's training jobs kubeflow.org/v1: by their documents; none of these engines has been run.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from oci_hook.errors import Problem, RequestError
+from oci_hook.kube.gang import Role, check_size, role_of
+from oci_hook.kube.mutate import Options
+
+MAX_SIZE = 1 << 20  # characters
+MAX_DEPTH = 8  # lists of lists
+Part = tuple[str, int, Mapping[str, Any]]  # (name, count, PodTemplateSpec)
+
+
+def roles(text: str, options: Options, namespace: str = "default") -> list[Role]:
+    """Raises RequestError GH-107."""
+    if len(text) > MAX_SIZE:
+        raise _refuse(f"has more than {MAX_SIZE} characters")
+    try:
+        documents = [one for one in yaml.safe_load_all(text) if one is not None]
+    except (yaml.YAMLError, RecursionError, ValueError) as e:
+        line = getattr(getattr(e, "problem_mark", None), "line", None)
+        raise _refuse("is no YAML" + (f": line {line + 1}" if line is not None else "")) from None
+    found: list[Role] = []
+    total = kinds = 0
+    try:
+        for obj in objects(documents):
+            meta = obj.get("metadata") or {}
+            for name, count, template in parts(obj):
+                kinds, total = kinds + 1, total + count
+                check_size(kinds, total)
+                found.append(role_of(name, str(meta.get("namespace") or namespace), count, template, options))
+    except ValueError as e:
+        raise _refuse(str(e)) from None
+    except (KeyError, TypeError, AttributeError) as e:
+        raise _refuse(f"is not as the API server has it: {type(e).__name__} {str(e)[:100]}") from None
+    if not found:
+        raise _refuse("makes no pods that we know of: write the workload itself, as a Job, JobSet or Deployment")
+    return found
+
+
+def objects(documents: list[Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    for one in documents:
+        if not isinstance(one, dict):
+            raise ValueError("has a document that is no object")
+        if str(one.get("kind") or "").endswith("List") and isinstance(one.get("items"), list):
+            if depth == MAX_DEPTH:
+                raise ValueError(f"has lists in lists, deeper than {MAX_DEPTH}")
+            yield from objects(one["items"], depth + 1)
+        else:
+            yield one
+
+
+def parts(obj: Mapping[str, Any]) -> Iterator[Part]:
+    """What of a kind that we do not know is no pod."""
+    kind, spec = str(obj.get("kind")), obj.get("spec") or {}
+    name = str((obj.get("metadata") or {}).get("name") or kind.lower())
+    if kind == "Pod":
+        yield name, 1, obj
+    elif kind in ("Deployment", "ReplicaSet", "StatefulSet", "ReplicationController"):
+        yield name, _count(spec, "replicas"), spec["template"]
+    elif kind == "Job" and "tasks" in spec:  # Volcano's
+        for task in spec["tasks"]:
+            yield f"{name}/{task.get('name', 'task')}", _count(task, "replicas"), task["template"]
+    elif kind == "Job":
+        yield name, _of_job(spec), spec["template"]
+    elif kind == "CronJob":
+        yield name, _of_job(spec["jobTemplate"]["spec"]), spec["jobTemplate"]["spec"]["template"]
+    elif kind == "JobSet":
+        for one in spec["replicatedJobs"]:
+            job = one["template"]["spec"]
+            yield f"{name}/{one['name']}", _count(one, "replicas") * _of_job(job), job["template"]
+    elif kind == "Workload":
+        for one in spec["podSets"]:
+            yield f"{name}/{one.get('name', 'main')}", _count(one, "count"), one["template"]
+    elif kind == "LeaderWorkerSet":
+        group = spec["leaderWorkerTemplate"]
+        leader = group.get("leaderTemplate")
+        groups, workers = _count(spec, "replicas"), _count(group, "size") - 1
+        yield f"{name}/leader", groups, leader or group["workerTemplate"]
+        yield f"{name}/worker", groups * workers, group["workerTemplate"]
+    else:
+        for key in [key for key in spec if key.endswith("ReplicaSpecs")]:  # pytorchReplicaSpecs, mpiReplicaSpecs ...
+            for role, one in spec[key].items():
+                yield f"{name}/{role}", _count(one, "replicas"), one["template"]
+
+
+def _of_job(spec: Mapping[str, Any]) -> int:
+    """Its pods that run at the same time."""
+    parallelism = _count(spec, "parallelism")
+    return parallelism if spec.get("completions") is None else min(parallelism, _count(spec, "completions"))
+
+
+def _count(spec: Mapping[str, Any], key: str) -> int:
+    count = spec.get(key)
+    if count is None:
+        return 1
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise ValueError(f"has {key} that is no number of pods")
+    return count
+
+
+def _refuse(why: str) -> RequestError:
+    return RequestError(Problem("GH-107", f"the manifest {why}"))
