@@ -21,6 +21,7 @@ SIMULATED = {
     "hostile",
     "boundary",
     "interference",
+    "chaos",
 }  # figures from the simulated driver, or a model; the others time host work only
 
 

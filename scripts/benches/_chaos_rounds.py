@@ -14,7 +14,7 @@ from scripts.benches import _chaos_check as check
 from scripts.benches import _chaos_churn as churn
 from scripts.cluster_lab.api import Api, Refused
 from scripts.cluster_lab.controllers import OWN
-from scripts.cluster_lab.faults import FAULTS, Fault, Strike
+from scripts.cluster_lab.faults import FAULTS, Fault, Strike, kill
 from scripts.cluster_lab.managed import Managed
 from scripts.cluster_lab.node import Gpus
 from scripts.cluster_lab.programs import CannotRun
@@ -22,6 +22,7 @@ from scripts.cluster_lab.programs import CannotRun
 SETTLED = 90.0  # seconds
 POLL = 0.3
 WATCH = 0.3
+MIXED = 0.2  # of the faults that mix: the leader is killed meanwhile
 CHANGES = 1.0  # seconds over which the pods change
 GPUS = [Gpus(2, "16Gi"), Gpus(2, "16Gi")]
 CONTROLLER = "gpu_hook_controller_"
@@ -64,6 +65,7 @@ class Rounds:
         jobs = [item["metadata"]["name"] for item in self._api.get(churn.JOBS)["items"]]
         operations = churn.draw(chance, seen.pods, jobs, bind=fault.bind)
         strike = Strike(self.site, random.Random(chance.random()), self._striker)
+        also = chance.uniform(0, 2 * CHANGES) if fault.mixes and chance.random() < MIXED else None
         pauses = [chance.uniform(0, CHANGES / len(operations)) for _ in operations]
         moment = 0.0 if fault.bind else chance.uniform(0, CHANGES)
         known, failed = len(self.refused), Counter[str]()
@@ -72,18 +74,23 @@ class Rounds:
         changes = threading.Thread(target=self._change, args=(operations, pauses, failed))
         began = time.monotonic()
         changes.start()
-        over_one = threading.Event()
+        ended = threading.Event()
         beyond: list[str] = []
-        watch = threading.Thread(target=self._watch_ledgers, args=(seen.gpus, over_one, beyond))
+        watch = threading.Thread(target=self._watch_ledgers, args=(seen.gpus, ended, beyond))
         watch.start()
+        other = threading.Timer(also or 0, self._kill_a_controller, (strike,))
+        if also is not None:
+            other.start()
         time.sleep(moment)
         try:
             fault.does(strike)
             trouble = []
         except AWAY as e:
             trouble = [f"the fault itself: {e}"]
+        if also is not None:
+            other.join()
         changes.join()
-        over_one.set()
+        ended.set()
         watch.join()
         over = time.monotonic()
         found = trouble + beyond + self._settle(over + SETTLED)
@@ -118,6 +125,13 @@ class Rounds:
                 self._changer(operation.method, operation.path, operation.body, kind)
             except Refused as e:  # as for any user at this moment
                 failed[f"{operation}: {e.status} {e.message[:120]}"] += 1
+
+    def _kill_a_controller(self, strike: Strike) -> None:
+        """The one that leads, if one does."""
+        running = [c for c in self.site.controllers if c.process is not None]
+        if running:
+            kill(next((c for c in running if c.leads()), running[0]))
+            strike.said["also"] = "leader-kill"
 
     def _watch_ledgers(self, gpus: Mapping[str, check.Gpu], stop: threading.Event, found: list[str]) -> None:
         """While it fails, too, no ledger may have more than its GPU. Twice in a row: its files are read one by one."""

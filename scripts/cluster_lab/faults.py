@@ -50,7 +50,8 @@ class Strike:
 
 @dataclass(frozen=True)
 class Fault:
-    """does: the fault. prepare: before the pods change. bind: it needs a pod that is being placed. weight: how often."""
+    """does: the fault. prepare: before the pods change. bind: it needs a pod that is being placed. weight: how often. mixes: the
+    leader may be killed meanwhile."""
 
     name: str
     weight: int
@@ -58,16 +59,17 @@ class Fault:
     does: Callable[[Strike], None]
     prepare: Callable[[Strike], None] | None = None
     bind: bool = False
+    mixes: bool = False
 
 
 FAULTS: dict[str, Fault] = {}
 
 
 def fault(
-    name: str, weight: int, what: str, prepare: Callable[[Strike], None] | None = None
+    name: str, weight: int, what: str, prepare: Callable[[Strike], None] | None = None, mixes: bool = False
 ) -> Callable[[Callable[[Strike], None]], Callable[[Strike], None]]:
     def add(does: Callable[[Strike], None]) -> Callable[[Strike], None]:
-        FAULTS[name] = Fault(name, weight, what, does, prepare, bind=prepare is not None)
+        FAULTS[name] = Fault(name, weight, what, does, prepare, bind=prepare is not None, mixes=mixes)
         return does
 
     return add
@@ -179,17 +181,17 @@ def restart(s: Strike, service: str) -> None:
     s.site.control.start(service)
 
 
-@fault("apiserver-kill", 7, "kill -9 of the API server")
+@fault("apiserver-kill", 7, "kill -9 of the API server", mixes=True)
 def apiserver_kill(s: Strike) -> None:
     restart(s, "kube-apiserver")
 
 
-@fault("etcd-kill", 7, "kill -9 of etcd")
+@fault("etcd-kill", 7, "kill -9 of etcd", mixes=True)
 def etcd_kill(s: Strike) -> None:
     restart(s, "etcd")
 
 
-@fault("scheduler-kill", 10, "kill -9 of the scheduler")
+@fault("scheduler-kill", 10, "kill -9 of the scheduler", mixes=True)
 def scheduler_kill(s: Strike) -> None:
     restart(s, "kube-scheduler")
 
@@ -241,17 +243,17 @@ def restart_on_node(s: Strike, service: str) -> None:
     node.start(service)
 
 
-@fault("kubelet-kill", 10, "kill -9 of a kubelet")
+@fault("kubelet-kill", 10, "kill -9 of a kubelet", mixes=True)
 def kubelet_kill(s: Strike) -> None:
     restart_on_node(s, "kubelet")
 
 
-@fault("containerd-kill", 8, "kill -9 of a node's containerd; its containers go on")
+@fault("containerd-kill", 8, "kill -9 of a node's containerd; its containers go on", mixes=True)
 def containerd_kill(s: Strike) -> None:
     restart_on_node(s, "containerd")
 
 
-@fault("agent-kill", 8, "kill -9 of a node's agent, and so of its reporter")
+@fault("agent-kill", 8, "kill -9 of a node's agent, and so of its reporter", mixes=True)
 def agent_kill(s: Strike) -> None:
     node = s.node()
     node.stop("agent", signal.SIGKILL)
@@ -259,7 +261,7 @@ def agent_kill(s: Strike) -> None:
     s.site.start_agent(node)
 
 
-@fault("node-power", 3, "a node loses its power, and starts 0 to 5 s later; its disk stays")
+@fault("node-power", 3, "a node loses its power, and starts 0 to 5 s later; its disk stays", mixes=True)
 def node_power(s: Strike) -> None:
     node = s.node()
     s.site.grants[node.name].close()
@@ -269,7 +271,7 @@ def node_power(s: Strike) -> None:
     s.site.start_agent(node)
 
 
-@fault("node-clock", 2, "the real time of a node's agent and reporter jumps by an hour or a day, and back")
+@fault("node-clock", 2, "the real time of a node's agent and reporter jumps by an hour or a day, and back", mixes=True)
 def node_clock(s: Strike) -> None:
     clock = s.site.clocks[s.node().name]
     s.said["seconds"] = seconds = s.chance.choice((3600, -3600, 86_400))
@@ -288,7 +290,9 @@ def delete_pod(s: Strike, name: str, grace: int) -> None:
         s.said["refused"] = str(e)[:200]
 
 
-@fault("statefulset-recreate", 6, "a StatefulSet's pods are deleted by force and come again with their names")
+@fault(
+    "statefulset-recreate", 6, "a StatefulSet's pods are deleted by force and come again with their names", mixes=True
+)
 def statefulset_recreate(s: Strike) -> None:
     for _ in range(s.chance.randint(1, 3)):
         listed = s.api.get(f"/api/v1/namespaces/{WORK}/pods?labelSelector=app%3Ds0")["items"]

@@ -4,9 +4,7 @@ played: readiness probes, and the restarts without their growing pauses.
 """
 
 import json
-import queue
 import signal
-import struct
 import subprocess
 import threading
 import time
@@ -17,84 +15,25 @@ from typing import Any
 import yaml
 
 from scripts.cluster_lab.api import Api, Refused
+from scripts.cluster_lab.clock import Clock
 from scripts.cluster_lab.cluster import Cluster
 from scripts.cluster_lab.control import SERVICES
 from scripts.cluster_lab.controllers import CONFIGURATIONS, OPTED_IN, OWN, Controller
 from scripts.cluster_lab.images import PROBE
+from scripts.cluster_lab.ledger import Grants
 from scripts.cluster_lab.machine import PYTHON, Machine, wait
+from scripts.cluster_lab.managed_objects import NODES, PACKAGING, daemon_set, endpoints, probe_period, scheduler
 from scripts.cluster_lab.node import SERVICES as NODE_SERVICES
 from scripts.cluster_lab.node import Gpus, Node
 from scripts.cluster_lab.pki import API
 from scripts.cluster_lab.programs import HERE, REPO
 
-PACKAGING = REPO / "packaging/kubernetes"
 PORTS = (8443, 8453)
 EXTENDER = 8460  # of the trap; each controller's own is at its port + 1
-NODES = "gpu-hook-node"  # service account and DaemonSet
 WORK = "work"  # the namespace of the pods
 RESTART = 1.0  # seconds until a controller that ended is started again
 TOKEN = "/etc/gpu-hook-token"
 DAY = 86_400
-
-
-class Clock:
-    """The clocks of one program, by clock_shift.c."""
-
-    def __init__(self, library: Path, file: Path) -> None:
-        self.file = file
-        self.environment = {"LD_PRELOAD": str(library), "CLOCK_SHIFT": str(file)}
-        self.set()
-
-    def set(self, real: float = 0, monotonic: float = 0, boot: float = 0) -> None:
-        """Seconds before (+) or behind (-) the computer's clocks. The two last ones may only grow while the program runs."""
-        self.now = real, monotonic, boot
-        data = struct.pack("3q", *(round(x * 1e9) for x in (real, monotonic, boot)))
-        with open(self.file, "r+b" if self.file.exists() else "wb") as f:
-            f.write(data)
-
-
-class Grants:
-    """What a node's ledger has, from a program that stays on it."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._process: subprocess.Popen[str] | None = None
-        self._lock = threading.RLock()
-
-    def read(self, timeout: float = 10) -> list[Any]:
-        """Raises RuntimeError or CannotRun while the node is off."""
-        with self._lock:
-            return self._read(timeout)
-
-    def _read(self, timeout: float) -> list[Any]:
-        if self._process is None or self._process.poll() is not None:
-            line = [str(REPO / ".venv/bin/python3"), "-B", str(HERE / "grants.py"), "/run/gpu-hook"]
-            self._process = subprocess.Popen(
-                self._node.machine.line(*line), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-        process, answers = self._process, queue.SimpleQueue[str]()
-        assert process.stdin and process.stdout
-        try:
-            process.stdin.write("\n")
-            process.stdin.flush()
-        except OSError:
-            self.close()
-            raise RuntimeError(f"{self._node.name} does not tell its grants") from None
-        reader = threading.Thread(target=lambda: answers.put(process.stdout.readline()), daemon=True)  # type: ignore[union-attr]
-        reader.start()
-        try:
-            found: list[Any] = json.loads(answers.get(timeout=timeout))
-        except (queue.Empty, ValueError):
-            self.close()
-            raise RuntimeError(f"{self._node.name} does not tell its grants") from None
-        return found
-
-    def close(self) -> None:
-        with self._lock:
-            if self._process is not None:
-                self._process.kill()
-                self._process.communicate()
-                self._process = None
 
 
 class Managed:
@@ -147,7 +86,7 @@ class Managed:
         with ThreadPoolExecutor(len(self.nodes)) as pool:
             list(pool.map(self._join, self.nodes))
         wait(60, "the webhooks answer", self._webhooks_answer)
-        self.control.use_scheduler_config(scheduler())
+        self.control.use_scheduler_config(scheduler(EXTENDER))
         return self
 
     def down(self) -> None:
@@ -323,42 +262,3 @@ def write(file: Path, text: str) -> None:
     new = file.with_name(f".{file.name}.new")
     new.write_text(text)
     new.rename(file)
-
-
-def endpoints(ports: list[int]) -> dict[str, Any]:
-    subsets = [{"addresses": [{"ip": API}], "ports": [{"name": "https", "port": port}]} for port in ports]
-    return {"subsets": subsets}
-
-
-def probe_period() -> float:
-    """Of the controller's readiness probe, as it is installed."""
-    documents = yaml.safe_load_all((PACKAGING / "controller.yaml").read_text())
-    deployment = next(one for one in documents if one["kind"] == "Deployment")
-    return float(deployment["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["periodSeconds"])
-
-
-def daemon_set() -> dict[str, Any]:
-    """One pod on each node, that does nothing but be the one for which the node's token is made, and name the ConfigMaps that
-    the node's credential may then read."""
-    labels = {"app": NODES}
-    volumes = [{"name": n, "configMap": {"name": n, "optional": True}} for n in ("gpu-hook-nodes", "gpu-hook-ca")]
-    spec = {
-        "serviceAccountName": NODES,
-        "tolerations": [{"operator": "Exists"}],
-        "terminationGracePeriodSeconds": 1,
-        "containers": [{"name": "main", "image": PROBE}],
-        "volumes": volumes,
-    }
-    template = {"metadata": {"labels": labels}, "spec": spec}
-    return {"metadata": {"name": NODES}, "spec": {"selector": {"matchLabels": labels}, "template": template}}
-
-
-def scheduler() -> dict[str, Any]:
-    extender = {
-        "urlPrefix": f"http://127.0.0.1:{EXTENDER}",
-        "filterVerb": "filter",
-        "preemptVerb": "preempt",
-        "nodeCacheCapable": True,
-        "managedResources": [{"name": "gpu-hook.io/gpus", "ignoredByScheduler": False}],
-    }
-    return {"extenders": [extender], "profiles": [{"schedulerName": "default-scheduler"}]}

@@ -22,6 +22,8 @@ PATIENCE = 8.0  # seconds that a pod waits before it is looked at: the scheduler
 GAP = 10.0  # between two changes
 MOST = 300.0  # between two changes for one pod: something else than GPUs keeps it, and only the scheduler knows what
 AT_A_TIME = 8  # pods that are looked at every time
+LONG = 0.02  # seconds, then the others have to wait for the next time
+REST = 50  # times as long as it took, whatever people let wait: 2 % of a processor
 
 
 class Sleeper:
@@ -75,15 +77,25 @@ class Waker:
 
     async def run(self) -> None:
         """Until cancelled."""
+        rest = EVERY
         while True:
-            await asyncio.sleep(EVERY)
-            found = []
-            for pod in self.due(time.monotonic()) if self._decides() else ():
-                if self.has_room(pod, time.monotonic()):
-                    found.append(pod)
-                await asyncio.sleep(0)  # requests come between
-            if found:
-                await self._wake(found)
+            await asyncio.sleep(rest)
+            rest = await self.turn() if self._decides() else EVERY
+
+    async def turn(self) -> float:
+        """Looks at some pods. Returns for how many seconds to rest: one of very many containers takes long to look at."""
+        found, spent = [], 0.0
+        for pod in self.due(time.monotonic()):
+            began = time.perf_counter()
+            if self.has_room(pod, time.monotonic()):
+                found.append(pod)
+            spent += time.perf_counter() - began
+            if spent > LONG:
+                break
+            await asyncio.sleep(0)  # requests come between
+        if found:
+            await self._wake(found)
+        return max(EVERY, REST * spent)
 
     def due(self, now: float) -> list[PodWords]:
         """The pods to be looked at now."""

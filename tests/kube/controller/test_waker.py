@@ -1,5 +1,7 @@
 """Which waiting pods the scheduler is woken for, and how often."""
 
+import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from oci_hook.kube.controller import waker
 from oci_hook.kube.controller.access import Access, Token
 from oci_hook.kube.controller.client import Client
 from oci_hook.kube.controller.waker import AT_A_TIME, EVERY, GAP, MOST, PATIENCE, Waker
-from oci_hook.kube.pods import words
+from oci_hook.kube.pods import PodWords, words
 from oci_hook.kube.preempt import plan
 from oci_hook.kube.state import ClusterState
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, node, pod
@@ -94,6 +96,25 @@ def test_who_waits_long_comes_first_and_a_woken_pod_that_went_is_forgotten(state
     assert woken(one, 10.0) == []
     state.apply_pod(pod("p", memory=600))  # the same again begins anew
     assert woken(one, 30.0) == [] and woken(one, 30.0 + PATIENCE) == ["p"]
+
+
+def test_pods_that_take_long_to_look_at_cost_no_more_than_a_small_part_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, state: ClusterState
+) -> None:
+    for n in range(3):
+        state.apply_pod(pod(f"p{n}", memory=1001))
+    one, looked = waker_of(state), []
+    assert one.due(0.0) == []
+
+    def slow(found: PodWords, now: float) -> bool:
+        looked.append(found.name)
+        time.sleep(2 * waker.LONG)
+        return False
+
+    monkeypatch.setattr(one, "has_room", slow)
+    monkeypatch.setattr(one, "due", lambda now, due=one.due: due(PATIENCE))
+    rest = asyncio.run(one.turn())
+    assert len(looked) == 1 and rest >= waker.REST * 2 * waker.LONG
 
 
 def test_the_change_differs_each_time(monkeypatch: pytest.MonkeyPatch, state: ClusterState) -> None:
