@@ -8,6 +8,7 @@ import pytest
 
 from scripts.benches import _chaos_check as check
 from scripts.benches import _chaos_churn as churn
+from scripts.benches import _chaos_read as read
 from scripts.benches import _chaos_rounds as rounds
 from scripts.benches._chaos_check import Gpu, Grant, Pod, Snapshot, problems, wrong
 from scripts.cluster_lab.faults import FAULTS
@@ -77,6 +78,21 @@ def test_what_may_never_be_is_apart_from_what_may_take_a_while() -> None:
     }
 
 
+def test_a_pod_whose_containers_ended_is_the_kubelets_to_remove() -> None:
+    ending = replace(P, deleting=True, runs=False)
+    others = replace(
+        pods(ending),
+        grants=GRANTS[1:],
+        told=frozenset({("n2", "u2", "c0")}),
+        free={"A": 16 * GIB, "B": 16 * GIB, "C": 0},
+        wanted={"StatefulSet/s0": 1},
+    )
+    seen = replace(others, pods=tuple(p for p in others.pods if p is not WAITS))
+    assert check.only_ending(problems(seen)) and len(problems(seen)) == 2
+    assert not check.only_ending(problems(replace(seen, grants=GRANTS))), "its share is not free"
+    assert not check.only_ending([*problems(seen), "w waits, though n1 has room"])
+
+
 @pytest.mark.parametrize(
     ("asks", "fits"),
     [
@@ -100,18 +116,18 @@ def test_room_is_what_a_person_would_find(asks: tuple[tuple[int, int], ...], fit
 def test_what_is_read_from_objects() -> None:
     container = {"name": "c0"}
     text = json.dumps({"v": 1, "uid": "u", "node": "n1", "c": {"c0": [["A", 512, 5, 5]]}})
-    notes = {"gpu-hook.io/memory.c0": "512", "gpu-hook.io/compute.c0": "5", check.ALLOC: text}
+    notes = {"gpu-hook.io/memory.c0": "512", "gpu-hook.io/compute.c0": "5", read.ALLOC: text}
     waits = {"name": "c0", "state": {"waiting": {"reason": "RunContainerError", "message": "create: GH-201 no room"}}}
     item = {
         "metadata": {"uid": "u", "name": "p", "annotations": notes, "ownerReferences": [{"kind": "Job", "name": "j"}]},
         "spec": {"nodeName": "n1", "containers": [container]},
         "status": {"phase": "Pending", "containerStatuses": [waits]},
     }
-    found = check.pod_of(item)
+    found = read.pod_of(item)
     assert found.asks == ((512, 5),) and found.decided == {"c0": (("A", 512, 5),)}
     assert found.refused == "GH-201" and found.of_job and not found.runs
     runs = {"name": "c0", "state": {"running": {}}, "lastState": {"terminated": {"message": "GH-606 no key"}}}
-    assert check.pod_of({**item, "status": {"containerStatuses": [runs]}}).refused == ""
+    assert read.pod_of({**item, "status": {"containerStatuses": [runs]}}).refused == ""
 
 
 def test_a_step_is_the_same_again_by_seed_and_number() -> None:

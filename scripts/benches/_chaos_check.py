@@ -3,14 +3,11 @@
 A snapshot is what everybody says at one moment: the API server's pods, the nodes' ledgers, the nodes' digests, the leader.
 """
 
-import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-ALLOC, INVENTORY, LEDGER = "gpu-hook.io/alloc", "gpu-hook.io/inventory", "gpu-hook.io/ledger"
-WORDS = ("memory", "compute", "gpus")  # that the churn uses
 FULL = 100  # per cent of a GPU's compute
 Share = tuple[str, int, int]  # GPU, MiB (0: the whole GPU), per cent
 
@@ -86,6 +83,16 @@ def unsettled(seen: Snapshot) -> list[str]:
     return [*pods_wrong(seen), *ledgers_differ(seen), *leader_differs(seen), *waiting(seen)]
 
 
+ENDING = "is still being deleted"
+OWES = re.compile(r"has \d+ of \d+ pods$")
+
+
+def only_ending(problems: Iterable[str]) -> bool:
+    """Nothing but pods whose containers have ended and whose objects stay, and owners that wait for their names: the kubelet's.
+    Where containerd goes while a kubelet ends a container, the kubelet looks at that pod again only 60 to 90 s later."""
+    return all(text.endswith(ENDING) or OWES.search(text) for text in problems)
+
+
 def beyond(gpus: Mapping[str, Gpu], shares: Iterable[Iterable[Share]]) -> list[str]:
     """GPUs on which more is taken than there is."""
     taken = sums(gpus, shares)
@@ -116,7 +123,7 @@ def pods_wrong(seen: Snapshot) -> list[str]:
         if pod.owner and not pod.deleting and not pod.over:
             counts[pod.owner] += 1
         if pod.deleting:
-            found.append(f"{pod.name} is still being deleted")
+            found.append(f"{pod.name} {ENDING}")
         elif pod.refused:
             found.append(f"{pod.name} was refused by {pod.node}: {pod.refused}")
         elif pod.node and not pod.over and not pod.runs:
@@ -130,7 +137,8 @@ def pods_wrong(seen: Snapshot) -> list[str]:
 
 
 def ledgers_differ(seen: Snapshot) -> list[str]:
-    """Pods' decisions, the ledgers and the digests say the same, container for container and GPU for GPU."""
+    """Pods' decisions, the ledgers and the digests say the same, container for container and GPU for GPU. The containers of a pod
+    that is being deleted may have ended."""
     decided = {
         (pod.node, pod.uid, container): shares
         for pod in seen.pods
@@ -150,7 +158,9 @@ def ledgers_differ(seen: Snapshot) -> list[str]:
         return f"{names.get(key[1], key[1])}/{key[2]} on {key[0]}"
 
     found += [f"leaked: {told(key)} has a grant and no decision" for key in granted.keys() - decided.keys()]
-    found += [f"{told(key)} has a decision and no grant" for key in decided.keys() - granted.keys()]
+    ending = {pod.uid for pod in seen.pods if pod.deleting}
+    missing = [key for key in decided.keys() - granted.keys() if key[1] not in ending]
+    found += [f"{told(key)} has a decision and no grant" for key in missing]
     found += [
         f"{told(key)} was given {list(granted[key])} for {list(decided[key])}"
         for key in granted.keys() & decided.keys()
@@ -231,77 +241,3 @@ def room(
         return False
 
     return place(free, asks)
-
-
-# ---- from the API server's objects --------------------------------------------------------------------------------------
-
-
-def pod_of(item: Mapping[str, Any]) -> Pod:
-    meta, spec, status = item["metadata"], item["spec"], item.get("status") or {}
-    notes = meta.get("annotations") or {}
-    owner = next(iter(meta.get("ownerReferences") or ()), {})
-    states = status.get("containerStatuses") or ()
-    waits = [s["state"].get("waiting") or s["state"].get("terminated") or {} for s in states]
-    said = " ".join(f"{w.get('reason', '')} {w.get('message', '')}".strip() for w in waits if w)
-    last = " ".join(((s.get("lastState") or {}).get("terminated") or {}).get("message") or "" for s in states)
-    runs = bool(states) and all("running" in s["state"] for s in states)
-    refused = "" if runs else next((w for w in f"{said} {last}".split() if w.startswith("GH-")), "")
-    return Pod(
-        uid=meta["uid"],
-        name=meta["name"],
-        node=spec.get("nodeName") or "",
-        phase=status.get("phase") or "Pending",
-        deleting="deletionTimestamp" in meta,
-        runs=runs,
-        refused=refused,
-        reason=" ".join(filter(None, (status.get("reason"), status.get("message"), said)))[:300],
-        of_job=owner.get("kind") == "Job",
-        owner=f"{owner['kind']}/{owner['name']}" if owner else "",
-        asks=asks_of(notes, [c["name"] for c in spec["containers"]]),
-        decided=decided_of(notes.get(ALLOC)),
-    )
-
-
-def asks_of(notes: Mapping[str, str], containers: list[str]) -> tuple[tuple[int, int], ...]:
-    """Of the few words that the churn uses: whole MiB, per cent, one GPU."""
-    found = []
-    for name in containers:
-        said = {word: notes.get(f"gpu-hook.io/{word}.{name}", notes.get(f"gpu-hook.io/{word}", "")) for word in WORDS}
-        if any(said.values()) and said["gpus"] != "none":
-            found.append((int(said["memory"] or 0), int(said["compute"] or 0)))
-    return tuple(found)
-
-
-def decided_of(text: str | None) -> dict[str, tuple[Share, ...]] | None:
-    if text is None:
-        return None
-    said = json.loads(text)["c"]
-    return {name: tuple((uuid, mib, compute) for uuid, mib, compute, *_ in shares) for name, shares in said.items()}
-
-
-def gpus_of(nodes: Iterable[Mapping[str, Any]]) -> dict[str, Gpu]:
-    found = {}
-    for node in nodes:
-        text = (node["metadata"].get("annotations") or {}).get(INVENTORY)
-        for uuid, _, _, memory, *_ in json.loads(text)["gpus"] if text else ():
-            found[uuid] = Gpu(node["metadata"]["name"], memory)
-    return found
-
-
-def told_of(nodes: Iterable[Mapping[str, Any]]) -> tuple[frozenset[tuple[str, str, str]], int]:
-    """(what the digests have, how many grants without a decision)"""
-    found, local = set(), 0
-    for node in nodes:
-        text = (node["metadata"].get("annotations") or {}).get(LEDGER)
-        said = json.loads(text) if text else {"pods": {}, "local": []}
-        local += len(said["local"])
-        found |= {(node["metadata"]["name"], uid, c) for uid, names in said["pods"].items() for c in names}
-    return frozenset(found), local
-
-
-def usable(node: Mapping[str, Any]) -> bool:
-    """Ready, and without a taint that keeps pods away."""
-    spec = node.get("spec") or {}
-    taints = [t for t in spec.get("taints") or () if t["effect"] in ("NoSchedule", "NoExecute")]
-    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"].get("conditions") or ())
-    return ready and not taints and not spec.get("unschedulable")

@@ -12,6 +12,7 @@ from typing import Any
 
 from scripts.benches import _chaos_check as check
 from scripts.benches import _chaos_churn as churn
+from scripts.benches import _chaos_read as read
 from scripts.cluster_lab.api import Api, Refused
 from scripts.cluster_lab.controllers import OWN
 from scripts.cluster_lab.faults import FAULTS, Fault, Strike, kill
@@ -20,6 +21,7 @@ from scripts.cluster_lab.node import Gpus
 from scripts.cluster_lab.programs import CannotRun
 
 SETTLED = 90.0  # seconds
+KUBELET = 60.0  # more, where nothing is left but its own: see check.only_ending
 POLL = 0.3
 WATCH = 0.3
 MIXED = 0.2  # of the faults that mix: the leader is killed meanwhile
@@ -161,7 +163,7 @@ class Rounds:
                 left = check.unsettled(seen)
             except AWAY as e:
                 left = [f"somebody does not answer: {type(e).__name__} {e}"]
-            if not left or time.monotonic() > end:
+            if not left or time.monotonic() > end + (KUBELET if check.only_ending(left) else 0):
                 return left
             self.lastly = left
             time.sleep(POLL)
@@ -169,10 +171,10 @@ class Rounds:
     def _look(self) -> check.Snapshot:
         """The ledgers last: who was granted something meanwhile is seen at the next look."""
         api = self._api
-        pods = tuple(check.pod_of(item) for item in api.get(churn.PODS)["items"])
+        pods = tuple(read.pod_of(item) for item in api.get(churn.PODS)["items"])
         nodes = api.get("/api/v1/nodes")["items"]
         wanted = dict(self._wanted(api))
-        told, local = check.told_of(nodes)
+        told, local = read.told_of(nodes)
         figures = self._leader()
         free = {
             name.partition('gpu="')[2].rstrip('"}'): int(value)
@@ -182,7 +184,7 @@ class Rounds:
         self.refused |= {pod.uid: f"{pod.name}: {pod.refused}" for pod in pods if pod.refused}
         grants = list(self._pool.map(self._grants, [node.name for node in self.site.nodes]))
         self.last = check.Snapshot(
-            gpus=check.gpus_of(nodes),
+            gpus=read.gpus_of(nodes),
             pods=pods,
             grants=tuple(one for some in grants for one in some),
             told=told,
@@ -191,7 +193,7 @@ class Rounds:
             routed=self._routed(),
             reservations=int(figures.get(f'{CONTROLLER}objects{{kind="reservations"}}', 0)),
             wanted=wanted,
-            usable=frozenset(node["metadata"]["name"] for node in nodes if check.usable(node)),
+            usable=frozenset(node["metadata"]["name"] for node in nodes if read.usable(node)),
         )
         return self.last
 
