@@ -14,8 +14,8 @@ class Options(Value):
     service account of the DaemonSet's pods. metrics_token: "" for none. page_host, page_port: where to serve the page without a
     token, on the loopback only; port 0: nowhere. page_token: who has it gets the page at host and port, too; "": nobody. place:
     over nodes. scheduler: for pods that name one of another system. pod: the one that we run in, "" for none. reached_at:
-    HOST:PORT for other controllers. preemption: off, report or on. equal_offline: pods of class offline end for online ones
-    of the same priority."""
+    HOST:PORT for other controllers. preemption: off, report or on. equal_offline: pods of class offline end for online ones of
+    the same priority."""
 
     host: str
     port: int
