@@ -28,16 +28,12 @@ __attribute__((constructor)) static void read_shift(void) {
 static int64_t shift_of(clockid_t clock) {
     switch (clock) {
     case CLOCK_REALTIME:
-    case CLOCK_REALTIME_COARSE:
-        return shift[0];
+    case CLOCK_REALTIME_COARSE: return shift[0];
     case CLOCK_MONOTONIC:
     case CLOCK_MONOTONIC_COARSE:
-    case CLOCK_MONOTONIC_RAW:
-        return shift[1];
-    case CLOCK_BOOTTIME:
-        return shift[2];
-    default:
-        return 0;
+    case CLOCK_MONOTONIC_RAW: return shift[1];
+    case CLOCK_BOOTTIME: return shift[2];
+    default: return 0;
     }
 }
 
