@@ -2,12 +2,15 @@
 what is wrong there."""
 
 import json
+import os
 import selectors
 import subprocess
+from collections.abc import Mapping
 from typing import Any
 
 from oci_hook.agent import child
 from oci_hook.agent.node import Node
+from oci_hook.agent.view import Watched
 from oci_hook.config.settings import OFF
 
 RETRY_SECONDS = 2.0  # doubled with each failure
@@ -15,6 +18,25 @@ RETRY_MAX = 60.0
 STEADY = 120.0  # seconds that it must run before the next failure counts as the first again
 MAX_LINE = 64 << 10
 ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}  # mallopt(3): its threads mostly wait, and a heap for each takes memory
+
+
+def busy(watched: Mapping[str, Watched]) -> dict[str, tuple[float, float]]:
+    """By grant's key: per cent of a GPU's time since the last look, and for how many milliseconds it kept the GPU once others wanted
+    it; on the GPU where each is most. By the gate; where that counts nothing, by what the driver reports."""
+    found = {}
+    for key, one in watched.items():
+        uuids = {*one.meters, *one.uses, *one.gates}
+        duties = [_duty(one, uuid) for uuid in uuids]
+        bursts = [1e3 * gate.preempt_bound for gate in one.gates.values()]
+        if uuids:
+            found[key] = round(max(duties), 1), round(max(bursts, default=0.0), 2)
+    return found
+
+
+def _duty(one: Watched, uuid: str) -> float:
+    meter, use = one.meters.get(uuid), one.uses.get(uuid)
+    counted = meter.used if meter is not None else None
+    return counted if counted is not None else max(0.0, float(use.busy)) if use is not None else 0.0
 
 
 class Reporter:
@@ -42,6 +64,19 @@ class Reporter:
         if wanted and self._process is None and now >= self._retry_at:
             self._start(now)
         self._node.problem("cluster", self._problem() if wanted else "")
+        if self._process is not None and self._node.options.interference:
+            self._tell(busy(self._node.watched))
+
+    def _tell(self, figures: dict[str, tuple[float, float]]) -> None:
+        """One that does not read gets nothing: the pipe is full. What of a line did not fit makes the next one readable by its
+        newline."""
+        assert self._process is not None and self._process.stdin is not None
+        line = json.dumps({"busy": figures}, separators=(",", ":")).encode()
+        try:
+            os.set_blocking(self._process.stdin.fileno(), False)
+            self._process.stdin.write(b"\n" + line + b"\n")
+        except OSError:
+            pass  # `poll` finds out that it has ended
 
     def view(self) -> dict[str, Any] | None:
         """None where the node is in no cluster."""

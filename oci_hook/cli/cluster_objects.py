@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oci_hook.errors import GhError, refuse
+from oci_hook.kube.budgets import Budget, budget
 from oci_hook.kube.controller import access
 from oci_hook.kube.state import ClusterState
 
@@ -27,6 +28,35 @@ def read(dump: str | None, kubeconfig: str | None) -> Objects:
     return from_dump(dump) if dump else from_server(kubeconfig or default_kubeconfig())
 
 
+def read_with_budgets(dump: str | None, kubeconfig: str | None) -> tuple[Objects, list[Budget] | None]:
+    """The same, and the PodDisruptionBudgets; None where they cannot be known. Raises ClusterError GH-608."""
+    if dump and not kubeconfig:
+        items = _items(dump)
+        objects = _nodes_and_pods(items)
+    else:
+        objects = read(dump, kubeconfig)
+    try:
+        if dump:
+            found = [budget(item) for item in items if item.get("kind") == "PodDisruptionBudget"]
+            return objects, found or None  # a dump without any may be one without the kind
+        opener, there = _opener(kubeconfig or default_kubeconfig())
+        return objects, budgets_of(opener, there)
+    except (KeyError, TypeError, AttributeError, ValueError) as e:
+        raise refuse(
+            "GH-608", f"a PodDisruptionBudget is not as the API server has it: {type(e).__name__} {e}"
+        ) from None
+
+
+def budgets_of(opener: urllib.request.OpenerDirector, there: access.Access) -> list[Budget] | None:
+    """policy/v1 is there from Kubernetes 1.21 on, policy/v1beta1 until 1.24."""
+    for version in ("policy/v1", "policy/v1beta1"):
+        try:
+            return [budget(item, version) for item in listed(opener, there, f"/apis/{version}/poddisruptionbudgets")]
+        except GhError:
+            continue  # no right to list them, or not this version
+    return None
+
+
 def default_kubeconfig() -> str:
     """As kubectl has it; "" in a pod that has none, where its service account counts."""
     named = os.environ.get("KUBECONFIG", "").partition(os.pathsep)[0]
@@ -36,20 +66,25 @@ def default_kubeconfig() -> str:
 
 def from_server(kubeconfig: str) -> Objects:
     """Lists in pages. Raises ClusterError GH-608."""
+    opener, there = _opener(kubeconfig)
+    return listed(opener, there, "/api/v1/nodes"), listed(opener, there, "/api/v1/pods")
+
+
+def _opener(kubeconfig: str) -> tuple[urllib.request.OpenerDirector, access.Access]:
     there = access.load(kubeconfig)
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if there.tls:
         handlers.append(urllib.request.HTTPSHandler(context=there.tls))
-    opener = urllib.request.build_opener(*handlers)
-    return listed(opener, there, "nodes"), listed(opener, there, "pods")
+    return urllib.request.build_opener(*handlers), there
 
 
-def listed(opener: urllib.request.OpenerDirector, there: access.Access, kind: str) -> list[dict[str, Any]]:
+def listed(opener: urllib.request.OpenerDirector, there: access.Access, path: str) -> list[dict[str, Any]]:
+    kind = path.rpartition("/")[2]
     items: list[dict[str, Any]] = []
     more = ""
     while True:
         query = urllib.parse.urlencode({"limit": PAGE, **({"continue": more} if more else {})})
-        asked = urllib.request.Request(f"{there.server}/api/v1/{kind}?{query}")
+        asked = urllib.request.Request(f"{there.server}{path}?{query}")
         try:
             if token := there.token.get():
                 asked.add_header("Authorization", f"Bearer {token}")
@@ -69,16 +104,23 @@ def listed(opener: urllib.request.OpenerDirector, there: access.Access, kind: st
 
 def from_dump(path: str) -> Objects:
     """The output of `kubectl get nodes,pods -A -o json`. Raises ClusterError GH-608."""
+    return _nodes_and_pods(_items(path))
+
+
+def _nodes_and_pods(items: list[dict[str, Any]]) -> Objects:
+    return [n for n in items if n.get("kind") == "Node"], [p for p in items if p.get("kind") == "Pod"]
+
+
+def _items(path: str) -> list[dict[str, Any]]:
     try:
         with open(path, "rb") as f:
             data = json.loads(f.read(MAX_DUMP))
         items = data["items"]
-        named = [item for item in items if item["metadata"]["name"]]
+        return [item for item in items if item["metadata"]["name"]]
     except OSError as e:
         raise refuse("GH-608", f"{path} cannot be read: {e.strerror or e}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise _no_list(path) from None
-    return [n for n in named if n.get("kind") == "Node"], [p for p in named if p.get("kind") == "Pod"]
 
 
 def state_of(nodes: list[dict[str, Any]], pods: list[dict[str, Any]]) -> ClusterState:

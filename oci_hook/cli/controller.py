@@ -51,6 +51,13 @@ NEEDS = "the controller needs packages that a node does not: `pip install 'gpu-h
 )
 @click.option("--evict/--no-evict", default=True, help="Evict pods that their node refused.")
 @click.option(
+    "--interference",
+    type=click.Choice(["on", "off"]),
+    default="off",
+    show_default=True,
+    help="Of equal places, take the one whose containers were measured to disturb least.",
+)
+@click.option(
     "--preemption",
     type=click.Choice(["off", "report", "on"]),
     default="on",
@@ -108,6 +115,7 @@ def options_of(given: dict[str, Any], options: Any, access: Any) -> Any:
         scheduler=given["scheduler"],
         queue_label=given["queue_label"],
         evict=given["evict"],
+        interference=given["interference"] == "on",
         preemption=given["preemption"],
         equal_offline=given["equal_offline"],
         pod=given["pod"],

@@ -1,4 +1,5 @@
-"""`gpu-hook why`: why a container was refused or is slow, with figures, and the smallest change that would help."""
+"""`gpu-hook why`: why a container was refused or is slow, with figures, and the smallest change that would help; and which
+moves would make room in a cluster."""
 
 import time
 from typing import Any
@@ -34,13 +35,43 @@ WAITS = {  # by the gate's mode: what the container's launches do
 @click.command()
 @click.argument("container", default="")
 @click.option("--annotation", "-a", multiple=True, metavar="K=V", help="Ask about a container with this annotation.")
+@click.option("--cluster", is_flag=True, help="Propose moves of the cluster's pods instead.")
+@click.option("--pod", default="", metavar="NAMESPACE/NAME", help="With --cluster: so that this waiting pod has room.")
+@click.option("--defrag", is_flag=True, help="With --cluster: so that as many GPUs as possible are free.")
+@click.option(
+    "--moves", type=click.IntRange(0, 1000), metavar="N", help="With --cluster: at most so many. [default: 20]"
+)
+@output.cluster_options("--cluster")
 @output.answers
-def why(prefix: str, container: str, annotation: tuple[str, ...]) -> output.Report:
+def why(
+    prefix: str,
+    container: str,
+    annotation: tuple[str, ...],
+    cluster: bool,
+    pod: str,
+    defrag: bool,
+    moves: int | None,
+    dump: str | None,
+    kubeconfig: str | None,
+) -> output.Report:
     """Explain why CONTAINER was refused or is slow, and what would help.
 
     CONTAINER is an id, the beginning of an id, or a name. To ask about a container that does not exist yet, describe it
     by its annotations.
+
+    With --cluster: the fewest pods to delete, in order, and where their owners should make them anew, so that a waiting
+    pod has room, or the most GPUs are free. Nothing is changed. Pods stay that nobody would make anew, that have whole
+    GPUs or nodes, or that a PodDisruptionBudget keeps. `explain --pod` has each node's figures. Exit status 1: no moves
+    give the pod room.
     """
+    if cluster or pod or defrag or moves is not None or dump or kubeconfig:
+        if not cluster or container or annotation or bool(pod) == defrag:
+            raise click.UsageError("--cluster wants a waiting pod by --pod, or --defrag, and no container")
+        from oci_hook.cli import cluster_objects, why_cluster  # the cluster's part: not for every use
+        from oci_hook.kube.defrag import MOST_MOVES
+
+        most = MOST_MOVES if moves is None else moves
+        return why_cluster.report(pod, most, *cluster_objects.read_with_budgets(dump, kubeconfig))
     if bool(container) == bool(annotation):
         raise click.UsageError("name a CONTAINER, or describe one by --annotation; not both")
     settings = node_settings.load(prefix)

@@ -171,6 +171,7 @@ AGENT = (
     "agent.namespace",
     "agent.controller_token",
     "agent.device_plugins",
+    "agent.interference",
 )
 
 READERS: "dict[str, Reader]" = {

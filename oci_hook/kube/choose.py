@@ -8,7 +8,8 @@ from oci_hook.core.rules import Rules, order_of
 from oci_hook.core.terms import ONLINE
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem, RequestError
-from oci_hook.kube.cut import BINPACK, SPREAD_SHARES, SPREAD_WHOLE
+from oci_hook.kube import calm
+from oci_hook.kube.cut import BINPACK, KEYS, SPREAD_SHARES, SPREAD_WHOLE
 from oci_hook.kube.fit import Fit, NoFit, fit, pinned
 from oci_hook.kube.names import NODE_PLACEMENT
 from oci_hook.kube.pods import Asked, PodWords, asked
@@ -123,20 +124,59 @@ def choose(
     order = order_for(state, question)
     if order == BINPACK and not whole_gpus(question):
         opening = 0
-        for name, room in state.cut.in_use(among, question.need, question.least_mib):
+        rest = state.cut.in_use(among, question.need, question.least_mib)
+        for name, room in rest:
             found = _try(state, question, name, room, tried, known)
             if isinstance(found, Fit):
                 if not opens(found, state, name, room):
-                    return Chosen(name, found)
+                    return _of_equals(state, question, "", Chosen(name, found), rest, tried, known)
                 opening += 1
                 if opening == OPENING:
                     break
-    for name, room in state.cut.walk(order, among, question.need):
+    walk = state.cut.walk(order, among, question.need)
+    for name, room in walk:
         found = _try(state, question, name, room, tried, known)
         if isinstance(found, Fit):
-            return Chosen(name, found)
+            return _of_equals(state, question, order, Chosen(name, found), walk, tried, known)
     names = state.nodes if among is None else among
     return {name: tried[name] if name in tried else _no_look(state, question, name) for name in names}
+
+
+def _of_equals(
+    state: ClusterState,
+    question: Question,
+    order: str,
+    first: Chosen,
+    rest: Iterable[tuple[str, Room]],
+    tried: dict[str, Refused],
+    known: dict[object, Refused],
+) -> Chosen:
+    """The first choice, which is the answer but for ClusterState.interference: then the calmest of those that the order puts level
+    with it. order: of the rest; "" where it is by the GPUs in use."""
+    if not state.interference:
+        return first
+    options = [first]
+    level = _level(state, order, first)
+    for name, room in rest:
+        if len(options) == calm.MOST or (order and KEYS[order](room) != level):
+            break
+        found = _try(state, question, name, room, tried, known)
+        if isinstance(found, Fit):
+            if not order and (opens(found, state, name, room) or _level(state, order, Chosen(name, found)) != level):
+                break
+            options.append(Chosen(name, found))
+    asked = [(one.node, one.fit, question.asked(state.nodes[one.node].rules)) for one in options]
+    return Chosen(*calm.calmest(state, question.pod.uid, asked))
+
+
+def _level(state: ClusterState, order: str, chosen: Chosen) -> object:
+    """What is equal for choices that the order puts level."""
+    room = state.cut.rooms[chosen.node]
+    if order:
+        return KEYS[order](room)
+    taken = {row.uuid for row in chosen.fit.rows}
+    gpus = state.inventory(state.nodes[chosen.node]).gpus
+    return sorted((s.free_mib, s.free_compute) for gpu, s in zip(gpus, room.spots, strict=True) if gpu.uuid in taken)
 
 
 def judge(state: ClusterState, question: Question, name: str) -> Fit | Refused:

@@ -12,7 +12,8 @@ default; who reads leaves out what it does not know. tests/kube/formats/ has wha
 ledger: {"v": 1, "pods": {POD'S UID: [container, ...]}, "local": [GRANT, ...], "refused": {POD'S UID: code}}. "pods" has the
 pods of which containers hold grants as their decision says; GRANT is a grant that no decision made (plain docker, static
 pods), or one that its decision does not explain: [name, uid or "", [[i, MiB, compute, ceiling, whole], ...], class,
-exclusive].
+exclusive]. Where the node measures it, also "busy": {POD'S UID: {container: [duty, burst]}}, levels of kube/interference.py. Readers
+ignore fields that they do not know.
 """
 
 import json
@@ -24,6 +25,8 @@ from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.rules import BY_CLASS, ORDERS, Rules
 from oci_hook.core.terms import BOUNDARIES, CLASSES, POLICIES, Terms
 from oci_hook.core.value import Value
+from oci_hook.kube import interference
+from oci_hook.kube.interference import PodsBusy
 
 VERSION = 1
 MAX_TEXT = 256 << 10  # the API server's bound of all annotations of an object
@@ -57,6 +60,7 @@ class Digest(Value):
     pods: tuple[tuple[str, tuple[str, ...]], ...] = ()
     local: tuple[Grant, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
+    busy: PodsBusy = {}
 
 
 def inventory_text(node: NodeInventory) -> str:
@@ -118,6 +122,7 @@ def digest_text(digest: Digest, inventory: Inventory) -> str:
             "pods": {uid: list(names) for uid, names in digest.pods},
             "local": [_grant_row(grant, place) for grant in digest.local],
             "refused": dict(digest.refused),
+            **({"busy": digest.busy} if digest.busy else {}),
         }
     )
 
@@ -130,6 +135,7 @@ def read_digest(text: str, inventory: Inventory) -> Digest:
             tuple((str(uid), tuple(map(str, names))) for uid, names in data["pods"].items()),
             tuple(_grant(row, n, inventory) for n, row in enumerate(data["local"])),
             tuple((str(uid), str(code)) for uid, code in data["refused"].items()),
+            interference.read(data.get("busy")),
         )
     except (KeyError, TypeError, IndexError, AttributeError) as e:
         raise ValueError(f"is not a ledger's digest: {type(e).__name__} {e}") from None

@@ -1,7 +1,9 @@
-"""Kubernetes' quantities, as far as they are whole numbers (apimachinery, resource.Quantity: 2k, 3e3, 4Ki, 1500m).
+"""Kubernetes' quantities (apimachinery, resource.Quantity: 2k, 3e3, 4Ki, 1500m) as whole numbers, or as thousandths.
 
 The API server rewrites them into its shortest form: what was applied as 2000 comes back as 2k.
 """
+
+import functools
 
 SUFFIXES = {
     **{"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18, "m": -3, "u": -6, "n": -9},
@@ -13,6 +15,23 @@ MAX_TEXT = 40
 
 def whole(text: str) -> int:
     """The number. Raises ValueError with the words to put after the text, for a fraction too."""
+    value, scale = _read(text)
+    if scale >= 0:
+        return value * int(10**scale)
+    if value % 10**-scale:
+        raise ValueError("is not a whole number")
+    return value // int(10**-scale)
+
+
+@functools.lru_cache(4096)  # most pods of a cluster ask for the same few amounts
+def milli(text: str) -> int:
+    """The number of thousandths, rounded up. Raises ValueError as `whole`."""
+    value, scale = _read(text)
+    return value * int(10 ** (scale + 3)) if scale >= -3 else -(-value // int(10 ** (-scale - 3)))
+
+
+def _read(text: str) -> tuple[int, int]:
+    """(value, scale): the number is value times 10 to the power of scale."""
     sign = -1 if text[:1] == "-" else 1
     rest = text[1:] if text[:1] in ("+", "-") else text
     number = rest.rstrip("KMGTPEikmunpe")
@@ -33,12 +52,7 @@ def whole(text: str) -> int:
         scale += SUFFIXES[suffix]
     else:
         raise ValueError("is not a quantity")
-    scale -= len(fraction)
-    if scale >= 0:
-        return sign * value * int(10**scale)
-    if value % 10**-scale:
-        raise ValueError("is not a whole number")
-    return sign * value // int(10**-scale)
+    return sign * value, scale - len(fraction)
 
 
 def plain(text: str) -> str:

@@ -10,6 +10,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.core.terms import OFFLINE
 from oci_hook.errors import RequestError
 from oci_hook.kube.fit import Fit
+from oci_hook.kube.interference import Busy
 from oci_hook.kube.peaks import Row, together
 from oci_hook.kube.pods import ENDED, PodWords, asked, words
 
@@ -17,11 +18,12 @@ from oci_hook.kube.pods import ENDED, PodWords, asked, words
 class Node:
     """text: the annotation with its inventory; "" before it has one. rules: its settings, with the policy of its label.
     mode: "whole", "shared" or "". key: the generation of its key. problem: why it cannot be chosen. listed: pods that hold
-    grants, as its ledger says. refused: pods that it refused, with the code. ours: its labels say that gpu-hook is to run there."""
+    grants, as its ledger says. refused: pods that it refused, with the code. ours: its labels say that gpu-hook is to run there.
+    busy: levels by pod, where it measures them."""
 
     __slots__ = (
         *("name", "present", "text", "policy", "ledger", "rules", "mode", "key", "problem", "listed", "local"),
-        *("refused", "pods", "reserved", "taints", "ours"),
+        *("refused", "pods", "reserved", "taints", "ours", "busy"),
     )
 
     def __init__(self, name: str) -> None:
@@ -41,17 +43,18 @@ class Node:
         self.pods: dict[str, Pod] = {}
         self.reserved: dict[str, Reservation] = {}
         self.taints: tuple[tuple[str, str, str], ...] = ()
+        self.busy: dict[str, Busy] = {}
 
 
 class Pod:
     """words, created: only while it has no node. rows: what it was given. was_listed: its node's ledger had it once. gone: when the
     object went away while its containers may still run; None while the object exists. claim: its decision, where we cannot verify
-    that, and the pod's words: counts as far as its node's ledger has it. offline: every container that asks was decided
-    to be of class offline. labels: of a pod with words of ours."""
+    that, and the pod's words: counts as far as its node's ledger has it. labels: of a pod with
+    words of ours."""
 
     __slots__ = (
         *("uid", "namespace", "name", "node", "words", "rows", "ended", "deleting", "daemon", "whole_node", "priority"),
-        *("was_listed", "gone", "claim", "created", "offline", "labels"),
+        *("was_listed", "gone", "claim", "labels", "created"),
     )
 
     def __init__(self, obj: dict[str, Any]) -> None:
@@ -72,8 +75,12 @@ class Pod:
         self.was_listed = False
         self.gone: float | None = None
         self.claim: tuple[Decision, PodWords] | None = None
-        self.offline = False
         self.labels = _shared(obj["metadata"].get("labels") or {}) if said.annotations else ()
+
+    @property
+    def offline(self) -> bool:
+        """Whether all that it holds was decided to be of class offline."""
+        return bool(self.rows) and all(row.offline for row in self.rows)
 
     def counts(self, listed: bool) -> bool:
         """Whether its share is taken. listed: its node's ledger has it now. A container that waits for its next start holds
@@ -109,10 +116,6 @@ def _same(labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
 def _shared(labels: dict[str, str]) -> tuple[tuple[str, str], ...]:
     """In order; one tuple for all pods of one owner."""
     return _same(tuple(sorted(labels.items())))
-
-
-def is_offline(decision: Decision) -> bool:
-    return bool(decision.terms) and all(terms.priority_class == OFFLINE for _, terms in decision.terms)
 
 
 def rows_of(decision: Decision, pod: PodWords) -> tuple[Row, ...]:

@@ -20,10 +20,11 @@ from oci_hook.core.value_parsers import policy
 from oci_hook.kube import names
 from oci_hook.kube.cut import Cut
 from oci_hook.kube.fit import NOBODY, Fit, as_grants
+from oci_hook.kube.interference import of_pods
 from oci_hook.kube.node_info import Digest, NodeInventory, read_digest, read_inventory
 from oci_hook.kube.peaks import Row
 from oci_hook.kube.pods import PodWords, words
-from oci_hook.kube.records import Node, Pod, Reservation, is_offline, rows_of
+from oci_hook.kube.records import Node, Pod, Reservation, rows_of
 from oci_hook.kube.room import room_of
 
 RESERVED = 30.0  # seconds until a reservation that no Binding consumed is dropped
@@ -40,6 +41,7 @@ class ClusterState:
 
     def __init__(self, placement: str = BY_CLASS, verify: Callable[[Decision], bool] = lambda decision: True) -> None:
         self.placement = placement
+        self.interference = False  # whether what nodes measure decides between equal places
         self.nodes: dict[str, Node] = {}
         self.pods: dict[str, Pod] = {}
         self.reservations: dict[str, Reservation] = {}
@@ -78,6 +80,7 @@ class ClusterState:
         node = self.nodes.get(name)
         if node is not None:
             node.present, node.text, node.ledger, node.listed, node.local = False, "", "", {}, ()
+            node.busy = {}
             self._inventories.pop(name, None)
             self._changed.add(name)
 
@@ -119,6 +122,13 @@ class ClusterState:
         else:
             self._forget(pod)
 
+    def forget(self, uid: str) -> None:
+        """As though this pod had never been, to ask what would be without it."""
+        self.release(uid)
+        pod = self.pods.get(uid)
+        if pod is not None:
+            self._forget(pod)
+
     def tick(self, now: float) -> tuple[PodWords, ...]:
         """Drops what is over by now. Returns the pods whose Binding was answered long ago and whose object still has no
         node here: the caller asks the API server for them, and then calls apply_pod, remove_pod or release."""
@@ -141,7 +151,7 @@ class ClusterState:
         deadline = now + (CONFIRMED if bound else RESERVED)
         held = self.reservations.get(pod.uid)
         if held is not None and held.node == node and held.fit is found:
-            held.deadline, held.bound = deadline, bound
+            held.deadline, held.bound, held.victims = deadline, bound, ()
             return
         self.release(pod.uid)
         one = Reservation(pod, node, found, deadline, bound)
@@ -215,7 +225,7 @@ class ClusterState:
 
     def without_node(self) -> list[Pod]:
         """The pods that wait for a node."""
-        return [self.pods[uid] for uid in self._pending.values()]
+        return [pod for uid in self._pending.values() if (pod := self.pods.get(uid)) is not None]
 
     def others(self, node: Node, uid: str) -> bool:
         """Whether the node has anything but this pod and DaemonSets' pods."""
@@ -278,11 +288,11 @@ class ClusterState:
     def _decide_rows(self, pod: Pod, obj: dict[str, Any], old: Pod | None) -> None:
         """What the pod holds, once it is known, stays: whoever may write to the pod cannot change it."""
         if old is not None and old.rows and old.claim is None:
-            pod.rows, pod.whole_node, pod.offline = old.rows, old.whole_node, old.offline
+            pod.rows, pod.whole_node = old.rows, old.whole_node
             return
         decision = _decision(pod, obj)
         if decision is not None and self._verify(decision):
-            pod.rows, pod.offline = rows_of(decision, words(obj)), is_offline(decision)
+            pod.rows = rows_of(decision, words(obj))
             return
         if old is not None and old.claim is not None:
             pod.claim, pod.whole_node = old.claim, old.whole_node
@@ -320,6 +330,7 @@ class ClusterState:
             return
         digest = read_digest(text, self.inventory(node) if node.text else EMPTY) if text else Digest()
         node.ledger, node.local, node.refused = text, digest.local, dict(digest.refused)
+        node.busy = of_pods(digest.busy)
         node.listed = {sys.intern(uid): containers for uid, containers in digest.pods}
         for uid in node.listed:
             if uid in node.pods:

@@ -21,7 +21,8 @@ SIMULATED = {
     "hostile",
     "boundary",
     "chaos",
-}  # figures from the simulated driver; the others time host work only
+    "interference",
+}  # figures from the simulated driver, or a model; the others time host work only
 
 
 DISTURBED = 2.0  # per cent taken by the hypervisor, from which on waits of milliseconds are not this code's

@@ -78,7 +78,7 @@ class Rounds:
         same = self.round(SAME)
         self.controller.start()
         try:
-            wait(120, "the controller leads", self._leads)
+            wait(120, "the controller leads", self.controller.leads)
             time.sleep(3)  # the API server reads the webhooks' tokens
             bind, both = self.round(BIND), self.round(FILTER)
             plain.append(self.round(PLAIN))
@@ -204,9 +204,6 @@ class Rounds:
         finally:
             connection.close()
         return next((int(line.split()[-1]) for line in text.splitlines() if line.startswith(SCHEDULED)), 0)
-
-    def _leads(self) -> bool:
-        return self.controller.ready() and self.controller.figures().get("gpu_hook_controller_leads") == 1
 
     def _cpu(self) -> dict[str, float]:
         process = self.controller.process

@@ -100,7 +100,12 @@ def test_selectors_labels_and_versions_fit() -> None:
     assert service["selector"].items() <= deployment["metadata"]["labels"].items()
     port = deployment["spec"]["containers"][0]["ports"][0]
     assert service["ports"][0]["targetPort"] == port["name"]
-    assert deployment["spec"]["containers"][0]["args"] == [f"--address=0.0.0.0:{port['containerPort']}"]
+    address, page = deployment["spec"]["containers"][0]["args"]
+    assert address == f"--address=0.0.0.0:{port['containerPort']}"
+    assert (
+        page == "--page-address=127.0.0.1:9410"
+        and "port-forward deployment/gpu-hook-controller 9410" in PAGE.read_text()
+    )
 
 
 def test_the_runtime_class_is_the_one_for_a_node_without_the_rest() -> None:

@@ -64,6 +64,7 @@ class Controller:
         )
         self._tainter = Tainter(client, leads, log)
         self._state = ClusterState(**({"placement": options.place} if options.place else {}), verify=self._verify)
+        self._state.interference = options.interference
         self._copy = Copy(
             self._state,
             self._evictor if options.evict else None,

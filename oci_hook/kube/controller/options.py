@@ -15,7 +15,7 @@ class Options(Value):
     token, on the loopback only; port 0: nowhere. page_token: who has it gets the page at host and port, too; "": nobody. place:
     over nodes. scheduler: for pods that name one of another system. pod: the one that we run in, "" for none. reached_at:
     HOST:PORT for other controllers. preemption: off, report or on. equal_offline: pods of class offline end for online ones of
-    the same priority."""
+    the same priority. interference: what nodes measure decides between equal places."""
 
     host: str
     port: int
@@ -42,6 +42,7 @@ class Options(Value):
     pod: str = ""
     reached_at: str = ""
     taint: bool = True
+    interference: bool = False
     preemption: str = "on"
     equal_offline: bool = True
 

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable
 
-from oci_hook.kube.choose import Chosen, Question, choose
+from oci_hook.kube.choose import Chosen, Question, choose, stays
 from oci_hook.kube.controller.client import MERGE, ApiError, Client
 from oci_hook.kube.controller.takeover import SERVICE
 from oci_hook.kube.pods import PodWords
@@ -99,18 +99,23 @@ class Waker:
 
     def due(self, now: float) -> list[PodWords]:
         """The pods to be looked at now."""
-        waiting = [
-            pod
-            for pod in self._state.waiting()
-            if pod.namespace in self._enabled and pod.uid not in self._state.reservations
-        ]
+        waiting = [pod for pod in self._state.waiting() if pod.namespace in self._enabled and self._may_wake(pod.uid)]
         due = self._sleepers.due(waiting, now)
         return due if now >= self._next else []
+
+    def _may_wake(self, uid: str) -> bool:
+        """A pod with a reservation is about to get its node; one whose room is held waits for it."""
+        one = self._state.reservations.get(uid)
+        return one is None or bool(one.victims)
 
     def has_room(self, pod: PodWords, now: float) -> bool:
         """Whether the scheduler is to be woken for it."""
         question = Question(pod)
-        found = question.asks and isinstance(choose(self._state, question), Chosen)
+        held = self._state.reservations.get(pod.uid)
+        if held is not None:  # for it others ended; see preemptor.py
+            found = question.asks and stays(self._state, question, held.node, held.fit)
+        else:
+            found = question.asks and isinstance(choose(self._state, question), Chosen)
         if found:
             self._next = now + GAP
             self._sleepers.woken(pod.uid, now)

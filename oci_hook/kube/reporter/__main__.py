@@ -5,12 +5,15 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 
 from oci_hook.errors import GhError, refuse
 from oci_hook.kube.reporter import credential, withdraw
 from oci_hook.kube.reporter.options import NONE, Options, load
 from oci_hook.kube.reporter.reporter import Reporter
 from oci_hook.kube.reporter.status import Status
+
+MAX_LINE = 1 << 20
 
 
 def node_name(options: Options, known: credential.Credential) -> str:
@@ -24,9 +27,14 @@ def node_name(options: Options, known: credential.Credential) -> str:
     return name
 
 
-def end_with_stdin() -> None:
-    while os.read(0, 4096):
-        pass
+def listen(hear: Callable[[bytes], None]) -> None:
+    """Hands on the agent's lines, and ends the process with standard input."""
+    text = b""
+    while data := os.read(0, 64 << 10):
+        *lines, text = (text + data).split(b"\n")
+        text = text[:MAX_LINE]
+        for line in filter(None, lines):
+            hear(line)
     os._exit(0)
 
 
@@ -41,8 +49,9 @@ def main(arguments: list[str]) -> int:
         if "--withdraw" in arguments[1:]:
             withdraw.withdraw(prefix, name, options, known)
             return 0
-        threading.Thread(target=end_with_stdin, daemon=True).start()
-        Reporter(prefix, name, options, known, status).run()
+        reporter = Reporter(prefix, name, options, known, status)
+        threading.Thread(target=listen, args=(reporter.hear,), daemon=True).start()
+        reporter.run()
     except GhError as e:
         status.problems["start"] = str(e)
         status.tell()

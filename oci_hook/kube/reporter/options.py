@@ -8,13 +8,14 @@ NONE = "none"
 
 class Options(Value):
     """kubeconfig, controller_token: a path or "none". node: the node's name, "none" where variable or credential say it.
-    namespace: of the controller. device_plugins: the kubelet's folder."""
+    namespace: of the controller. device_plugins: the kubelet's folder. interference: the digest says how busy containers are."""
 
     kubeconfig: str = NONE
     node: str = NONE
     namespace: str = "gpu-hook"
     controller_token: str = NONE
     device_plugins: str = "/var/lib/kubelet/device-plugins"
+    interference: bool = False
 
 
 def load(prefix: str) -> Options:

@@ -16,6 +16,7 @@ from oci_hook.kube.names import INVENTORY, LEDGER
 from oci_hook.kube.node_info import NodeInventory, digest_text, inventory_text
 from oci_hook.kube.reporter import credential, node_key, objects, publish, rules, rules_file
 from oci_hook.kube.reporter.api import FAILURES, JSON_PATCH, MERGE_PATCH, Api, ApiError
+from oci_hook.kube.reporter.busy import NodeBusy
 from oci_hook.kube.reporter.digest import digest
 from oci_hook.kube.reporter.key_keeper import KeyKeeper
 from oci_hook.kube.reporter.ledger import Ledger
@@ -27,6 +28,7 @@ from oci_hook.kube.reporter.watcher import BACKOFF, BACKOFF_MAX, Change, Watcher
 GUARD = "gpu-hook.io"  # a directory in the kubelet's device-plugins folder; an empty folder has it set all sums to 0
 LOOK = 5.0  # seconds between two looks where nothing is reported
 GAP = 1.0  # between two writes
+MOST_LINES = 16  # of the agent's that wait
 RULES_GAP = 30.0  # before a rule that could not be written is tried again
 
 
@@ -45,10 +47,17 @@ class Reporter:
         self._ledger = Ledger(prefix, self._selector)
         self._keys = KeyKeeper(prefix, node, options)
         self._status = status
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._busy = NodeBusy()
         self._inventory: NodeInventory | None = None
         self._next_write = 0.0
         self._backoff = BACKOFF
         self._said: tuple[Any, float] = (None, 0.0)  # the rules that were tried last, and when to try them again
+
+    def hear(self, line: bytes) -> None:
+        """A line of the agent's, from any thread; taken at the next step."""
+        if self._lines.qsize() < MOST_LINES:
+            self._lines.put(line)
 
     def run(self) -> None:
         """Does not return."""
@@ -64,6 +73,8 @@ class Reporter:
         """Do what is to be done now; the seconds until there may be more."""
         while not self._changes.empty():
             self._seen.take(self._changes.get())
+        while not self._lines.empty():
+            self._busy.take(self._lines.get(), now)
         problems = {what: f"{what} cannot be watched: {why}" for what, why in self._seen.failures.items()}
         refused: dict[str, str] = {}
         try:
@@ -85,7 +96,7 @@ class Reporter:
 
     def _report(self, refused: dict[str, str], problems: dict[str, str], now: float, wait: float) -> float:
         try:
-            wrote = self._write(refused, problems)
+            wrote = self._write(refused, problems, now)
         except GhError as e:
             problems["node"] = str(e)
             return wait
@@ -101,7 +112,7 @@ class Reporter:
             return min(wait, GAP)
         return wait
 
-    def _write(self, refused: dict[str, str], problems: dict[str, str]) -> bool:
+    def _write(self, refused: dict[str, str], problems: dict[str, str], now: float) -> bool:
         """Whether anything had to be written."""
         seen = self._seen
         if seen.node is None or seen.pods is None:
@@ -116,6 +127,9 @@ class Reporter:
         if any(grant.who.pod_uid and grant.who.pod_uid not in seen.pods for grant in grants):
             self._look_at_pods()  # the watch may be behind the kubelet; a decided grant must not be told as a local one
         said = digest(grants, seen.pods, refused, self._ledger.keys())
+        if self._options.interference:
+            before = seen.node.annotations.get(LEDGER, "")
+            said = said.replace(busy=self._busy.said(grants, before, now))
         wanted = {INVENTORY: inventory_text(self._inventory), LEDGER: digest_text(said, self._inventory.inventory)}
         changed = publish.annotations(seen.node, wanted)
         if changed:

@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
+from oci_hook.kube import admission
+from oci_hook.kube.choose import Question
 from oci_hook.kube.controller import waker
 from oci_hook.kube.controller.access import Access, Token
 from oci_hook.kube.controller.client import Client
 from oci_hook.kube.controller.waker import AT_A_TIME, EVERY, GAP, MOST, PATIENCE, Waker
-from oci_hook.kube.pods import PodWords
+from oci_hook.kube.pods import PodWords, words
+from oci_hook.kube.preempt import plan
 from oci_hook.kube.state import ClusterState
-from tests.kube.cluster_objects import node, pod
+from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, node, pod
 
 
 @pytest.fixture
@@ -133,3 +136,20 @@ def test_the_change_differs_each_time(monkeypatch: pytest.MonkeyPatch, state: Cl
             coroutine.send(None)
     assert {path for path, _ in said} == {"/api/v1/namespaces/gpu-hook/services/gpu-hook-controller"}
     assert len({text for _, text in said}) == 2 and "default/p" in said[0][1]
+
+
+def test_a_pod_whose_room_is_held_is_woken_for_as_soon_as_its_victims_have_ended(state: ClusterState) -> None:
+    victim, big = pod("victim", memory=600), pod("big", memory=700, priority=9)
+    state.apply_pod(victim)
+    state.apply_pod(bound(victim, "a", alloc_of(admission.bind(binding(victim, "a"), state, 0.0, SIGNER.sign))))
+    state.apply_pod(big)
+    found = plan(state, Question(words(big)), "a")
+    assert found is not None
+    state.hold(words(big), "a", found.fit, found.victims, 1000.0)
+    one = waker_of(state)
+    assert times(one, "big", 20) == []
+    state.remove_pod("u-victim", 20.0)
+    state.tick(30.0)
+    assert woken(one, 30.0) == ["big"]
+    state.reserve(words(big), "a", found.fit, 30.0)  # the scheduler asked, and it is on its way
+    assert woken(one, 100.0) == []

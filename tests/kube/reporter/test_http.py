@@ -28,18 +28,19 @@ Answer = Callable[[str, str, str], tuple[int, bytes]]  # method, path, Authoriza
 
 
 class Server:
-    """answer: may be replaced. asked: (method, path, Authorization) of each request."""
+    """answer: may be replaced. asked: (method, path, Authorization) of each request. bodies: theirs."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self.answer: Answer = lambda *_: (404, b"{}")
         self.asked: list[tuple[str, str, str]] = []
+        self.bodies: list[bytes] = []
         server = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def _any(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                server.bodies.append(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
                 what = (self.command, self.path, self.headers.get("Authorization") or "")
                 server.asked.append(what)
                 status, body = server.answer(*what)

@@ -1,0 +1,86 @@
+"""Which pods may be deleted because their owner makes them anew, and why the others may not."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from oci_hook.kube.budgets import Budget, in_the_way
+from oci_hook.kube.hosts import Amounts, Hosts, requests, rules_about_others
+from oci_hook.kube.peaks import Row
+from oci_hook.kube.records import Pod
+from oci_hook.kube.state import ClusterState
+
+
+class Mover:
+    """A pod that may be moved. obj: its API object."""
+
+    __slots__ = ("uid", "namespace", "name", "node", "rows", "obj", "_hosts")
+
+    def __init__(self, pod: Pod, obj: dict[str, Any], hosts: Hosts) -> None:
+        self.uid, self.namespace, self.name = pod.uid, pod.namespace, pod.name
+        self.node: str = pod.node
+        self.rows: tuple[Row, ...] = pod.rows
+        self.obj = obj
+        self._hosts = hosts
+
+    # Not kept: few of many pods are asked for these.
+
+    @property
+    def owner(self) -> str:
+        return owner_of(self.obj)
+
+    @property
+    def needs(self) -> Amounts:
+        """What it requests besides GPUs."""
+        return requests(self.obj)
+
+    @property
+    def allowed(self) -> frozenset[str]:
+        """The nodes that are for it."""
+        return self._hosts.allowed(self.obj)
+
+
+def movers(
+    state: ClusterState, pods: Iterable[dict[str, Any]], hosts: Hosts, budgets: Iterable[Budget]
+) -> tuple[dict[str, Mover], dict[str, int]]:
+    """(the pods on GPUs that may be moved, by UID; why -> how many of the others)"""
+    found: dict[str, Mover] = {}
+    fixed: dict[str, int] = {}
+    known = tuple(budgets)
+    for obj in pods:
+        pod = state.pods.get(obj["metadata"]["uid"])
+        if pod is None or not pod.rows or not pod.node:
+            continue
+        if why := why_fixed(pod, obj, known):
+            fixed[why] = fixed.get(why, 0) + 1
+        else:
+            found[pod.uid] = Mover(pod, obj, hosts)
+    return found, fixed
+
+
+def why_fixed(pod: Pod, obj: dict[str, Any], budgets: Iterable[Budget]) -> str:
+    """Why the pod stays where it is; "" for one that may be moved."""
+    if pod.ended or pod.deleting:
+        return "ends already"
+    if pod.daemon:
+        return "of a DaemonSet or a static manifest"
+    if not owner_of(obj):
+        return "without an owner that would make it anew"
+    if pod.claim is not None:
+        return "with a decision that cannot be verified"
+    if pod.whole_node:
+        return "with a node of its own"
+    if any(row.whole or row.alone for row in pod.rows):
+        return "with whole GPUs"
+    if rules_about_others(obj):
+        return "with rules about other pods, which are not judged here"
+    if in_the_way(budgets, pod.namespace, obj["metadata"].get("labels") or {}):
+        return "kept by a PodDisruptionBudget"
+    return ""
+
+
+def owner_of(obj: dict[str, Any]) -> str:
+    """KIND/NAME of the controller that makes the pod anew; "" for none."""
+    for owner in obj["metadata"].get("ownerReferences") or ():
+        if owner.get("controller") and owner.get("kind") not in ("DaemonSet", "Node"):
+            return f"{owner.get('kind')}/{owner.get('name')}"
+    return ""
