@@ -70,6 +70,7 @@ def figures(records: list[dict[str, Any]]) -> dict[str, dict[str, object]]:
         "faults": figure(len(records)),
         "failed_steps": figure(sum(not r["ok"] for r in records), "", 0),
         "refused_by_nodes": figure(sum(len(r["refused"]) for r in records)),
+        "with_kubernetes_own_pace_max_s": figure(max((r["all_s"] for r in records), default=0), "s"),
         "settle_max_s": figure(max((r["settle_s"] for r in records), default=0), "s", rounds.SETTLED),
     }
     for name, times in sorted(by_kind(records).items()):
