@@ -48,7 +48,7 @@ def run(short: bool, options: argparse.Namespace) -> dict[str, dict[str, object]
     failed = [record for record in records if not record["ok"]]
     for record in failed:
         again = f"--seed {record['seed']} --from {record['step']} --kills 1"
-        only = "".join(f" --only {name}" for name in options.only)
+        only = "".join(f" --only {name}" for name in options.only) + " --each" * options.each
         print(
             f"chaos: step {record['step']} failed ({record['fault']}): {again}{only}; {record['dump']}", file=sys.stderr
         )
