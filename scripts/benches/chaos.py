@@ -4,6 +4,7 @@ can run does within 90 s. Each fault is a line of JSON on standard error; one th
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from collections import defaultdict
@@ -43,6 +44,7 @@ def run(short: bool, options: argparse.Namespace) -> dict[str, dict[str, object]
             with open(options.lines, "a") as f:
                 print(line, file=f)
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("chaos: told to end"))  # by way of `finally`: the cluster goes
     steps = range(options.first, options.first + count)
     records = rounds.run(folder, options.seed, steps, options.only, 60 * options.minutes, told, options.each)
     failed = [record for record in records if not record["ok"]]
