@@ -69,8 +69,8 @@ def rank(pod: Pod) -> tuple[bool, int]:
 
 
 def ending(node: Node) -> frozenset[str]:
-    """Pods that hold GPUs of the node and were told to end, or whose object is gone."""
-    return frozenset(uid for uid, pod in node.pods.items() if pod.rows and (pod.deleting or pod.gone is not None))
+    """Pods that hold GPUs of the node and will soon have ended."""
+    return frozenset(uid for uid, pod in node.pods.items() if pod.rows and pod.ends)
 
 
 def awaited(state: ClusterState, question: Question, name: str) -> Fit | None:
@@ -90,21 +90,22 @@ def plan(
     budgets: Budgets = NO_BUDGETS,
     terms: Terms = USUAL,
     barred: Container[str] = (),
+    patient: bool = True,
 ) -> Plan | None:
     """The cheapest victims on this node, of those whom no disruption budget protects; None where they are not enough, or to
     find them takes too long.
 
-    barred: UIDs of pods that may not be chosen. Pods that end already count as gone.
+    barred: UIDs of pods that may not be chosen. patient: pods that end already count as gone.
     """
     state.refresh()
     node = state.nodes.get(name)
     if node is None or name not in state.cut.rooms or not question.pod.may_preempt:
         return None
-    gone = ending(node)
+    gone = ending(node) if patient else frozenset()
     lower = [
         pod
         for uid, pod in node.pods.items()
-        if pod.rows and uid not in gone and uid not in barred and not pod.ended and yields(pod, question, terms)
+        if pod.rows and not (pod.told_to_end or pod.ended) and uid not in barred and yields(pod, question, terms)
     ]
     lower = sorted(lower, key=lambda pod: (rank(pod), pod.uid))[:MAX_ASKED]
     if not lower or _without(state, question, node, gone | {pod.uid for pod in lower}) is None:
@@ -164,8 +165,10 @@ def victims(
     if node is None or name not in state.cut.rooms:
         return None
     wanted = set(proposed)
+    if any(pod.overdue and uid in wanted for uid, pod in node.pods.items()):
+        return None  # the scheduler counts on room that does not come
     gone = ending(node)
-    holders = {uid: pod for uid, pod in node.pods.items() if pod.rows and uid not in gone}
+    holders = {uid: pod for uid, pod in node.pods.items() if pod.rows and not pod.told_to_end}
     ours = [pod for uid, pod in holders.items() if uid in wanted]
     lower = {pod.uid: pod for pod in [*ours, *_added(holders.values(), ours, wanted, question, budgets, terms)]}
     blocked = _blocked(state, question, node, wanted | gone)

@@ -50,11 +50,11 @@ class Pod:
     """words, created: only while it has no node. rows: what it was given. was_listed: its node's ledger had it once. gone: when the
     object went away while its containers may still run; None while the object exists. claim: its decision, where we cannot verify
     that, and the pod's words: counts as far as its node's ledger has it. labels: of a pod with
-    words of ours."""
+    words of ours. overdue: was told to end long ago, and has not; see `ends`."""
 
     __slots__ = (
         *("uid", "namespace", "name", "node", "words", "rows", "ended", "deleting", "daemon", "whole_node", "priority"),
-        *("was_listed", "gone", "claim", "labels", "created"),
+        *("was_listed", "gone", "claim", "labels", "created", "overdue"),
     )
 
     def __init__(self, obj: dict[str, Any]) -> None:
@@ -73,6 +73,7 @@ class Pod:
         self.whole_node = said.whole_node
         self.priority = said.priority
         self.was_listed = False
+        self.overdue = False
         self.gone: float | None = None
         self.claim: tuple[Decision, PodWords] | None = None
         self.labels = _shared(obj["metadata"].get("labels") or {}) if said.annotations else ()
@@ -81,6 +82,15 @@ class Pod:
     def offline(self) -> bool:
         """Whether all that it holds was decided to be of class offline."""
         return bool(self.rows) and all(row.offline for row in self.rows)
+
+    @property
+    def told_to_end(self) -> bool:
+        return self.deleting or self.gone is not None
+
+    @property
+    def ends(self) -> bool:
+        """Whether its room will be free soon. Not for ever: the pod's owner chooses how long it may take to end."""
+        return self.told_to_end and not self.overdue
 
     def counts(self, listed: bool) -> bool:
         """Whether its share is taken. listed: its node's ledger has it now. A container that waits for its next start holds

@@ -30,6 +30,7 @@ from oci_hook.kube.room import room_of
 RESERVED = 30.0  # seconds until a reservation that no Binding consumed is dropped
 CONFIRMED = 60.0  # seconds until the caller has to look what became of a Binding
 GRACE = 5.0  # seconds for which a pod counts that went before its node's ledger ever had it
+ENDS = 600.0  # seconds for which a pod that was told to end counts as room to come, however long it is allowed to take
 INVENTORIES = 256  # parsed ones that are kept; the others are read again from their text
 T9K_MODES = {"xgn": "whole", "sgn": "shared"}
 
@@ -50,6 +51,7 @@ class ClusterState:
         self._pending: dict[tuple[str, str], str] = {}  # (namespace, name) -> UID, of pods without a node
         self._changed: set[str] = set()
         self._ghosts: dict[str, Pod] = {}  # the object is gone, the containers may run
+        self._ending: dict[str, float | None] = {}  # UID of a pod that was told to end -> the first tick that saw that
         self._rules: dict[Rules, Rules] = {}
         self._inventories: dict[str, tuple[str, Inventory]] = {}
 
@@ -96,7 +98,9 @@ class ClusterState:
         due, before = pod.node in self._changed or pod.node not in self.nodes, self._held(pod.uid, pod.node)
         if old is not None and old.node:
             self._forget(old)
-            pod.was_listed = old.was_listed
+            pod.was_listed, pod.overdue = old.was_listed, old.overdue
+        if pod.deleting:
+            self._ending.setdefault(pod.uid, None)
         self.release(pod.uid)
         self._drop_pending(pod)
         node = self._node(pod.node)
@@ -114,6 +118,7 @@ class ClusterState:
         if pod is None:
             return
         pod.gone = now
+        self._ending.setdefault(uid, now)
         if pod.node and pod.rows and not pod.ended and self._counts(pod):
             self._ghosts[uid] = pod
             self._changed.add(pod.node)
@@ -142,6 +147,7 @@ class ClusterState:
         for pod in list(self._ghosts.values()):
             if pod.gone is not None and pod.gone + GRACE <= now and pod.uid not in self._node(pod.node).listed:
                 self._forget(pod)
+        self._mark_overdue(now)
         return tuple(unknown)
 
     # --- reservations
@@ -259,6 +265,16 @@ class ClusterState:
         return not self._changed
 
     # --- inside
+
+    def _mark_overdue(self, now: float) -> None:
+        for uid, since in list(self._ending.items()):
+            pod = self.pods.get(uid)
+            if pod is None or pod.overdue:
+                del self._ending[uid]
+            elif since is None:
+                self._ending[uid] = now
+            elif since + ENDS <= now:
+                pod.overdue = True
 
     def _held(self, uid: str, name: str) -> tuple[Row, ...]:
         """What counts for the pod on this node, by its reservation or by its decision."""

@@ -103,7 +103,7 @@ class Controller:
             self._measure,
             log,
         )
-        self._marker = Marker(client, self._state, lambda: leads() and self._synced(), time.monotonic, log)
+        self._marker = Marker(client, self._state, lambda: self._decides() and self._synced(), time.monotonic, log)
         self._service.denied = self._marker.denied
         self._authority = Authority(client, options, self._use, leads, self._newest_key, log)
         self._takeover = Takeover(client, options, self._reflectors[-1], self._authority, log)
@@ -143,11 +143,8 @@ class Controller:
         tasks = [asyncio.create_task(job) for job in jobs]
         stop = asyncio.create_task(self._stop.wait())
         done, _ = await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        led = self.leader.leads()
         await self._hand_over()
         await self._server.close()
-        if led and self._options.taint:
-            await self._marker.clear()
         for task in (stop, *tasks):
             task.cancel()
         await asyncio.gather(stop, *tasks, return_exceptions=True)
@@ -174,8 +171,10 @@ class Controller:
         return self.leader.leads() and self._takeover.done
 
     async def _hand_over(self) -> None:
-        """From now on we decide nothing; requests that still come are passed on to the next leader."""
+        """We decide nothing any more; requests that still come are passed on to the next leader."""
         led = self.leader.leads()
+        if led and self._options.taint:
+            await self._marker.clear()  # while the Lease is ours: afterwards the taints are the next leader's
         self.leader.resign()
         if led:
             try:

@@ -44,6 +44,7 @@ class Marker:
         self._client, self._state, self._ready, self._now, self._log = client, state, ready, now, log
         self._wake = asyncio.Event()
         self._needed: dict[str, float] = {}  # node -> when its taint was last needed
+        self._ends = False
 
     def denied(self, pod: PodWords, node: str) -> None:
         self._fragments.denied(pod, node)
@@ -60,14 +61,15 @@ class Marker:
             await asyncio.sleep(
                 EVERY
             )  # also since the scheduler must have put the pod aside before a taint wakes that up
-            if self._ready():
+            if self._ready() and not self._ends:
                 await self._look()
 
     async def clear(self) -> None:
-        """Takes the taints off, as far as that goes quickly: the controller ends, and may not come back."""
-        marked = [node.name for node in self._state.nodes.values() if is_marked(node.taints)]
+        """Takes the taints off, as far as that goes quickly and we lead: the controller ends, and may not come back."""
+        self._ends = True
+        marked = {node.name for node in self._state.nodes.values() if is_marked(node.taints)} | self._needed.keys()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._write_all([(name, False) for name in marked], lambda: True), CLEAR)
+            await asyncio.wait_for(self._write_all([(name, False) for name in sorted(marked)]), CLEAR)
 
     async def _look(self) -> None:
         now = self._now()
@@ -79,18 +81,18 @@ class Marker:
         marked = {node.name for node in self._state.nodes.values() if is_marked(node.taints)}
         over = [name for name in marked if self._needed.get(name, now - STAYS) + STAYS <= now]
         changes = [(name, True) for name in sorted(wanted - marked)] + [(name, False) for name in sorted(over)]
-        await self._write_all(changes[:MOST], self._ready)
+        await self._write_all(changes[:MOST])
         self._needed = {name: when for name, when in self._needed.items() if when + STAYS > now}
 
-    async def _write_all(self, changes: list[tuple[str, bool]], may: Callable[[], bool]) -> None:
+    async def _write_all(self, changes: list[tuple[str, bool]]) -> None:
         for first in range(0, len(changes), AT_A_TIME):
-            await asyncio.gather(*(self._write(*change, may) for change in changes[first : first + AT_A_TIME]))
+            await asyncio.gather(*(self._write(*change) for change in changes[first : first + AT_A_TIME]))
 
-    async def _write(self, name: str, marked: bool, may: Callable[[], bool]) -> None:
+    async def _write(self, name: str, marked: bool) -> None:
         path = f"/api/v1/nodes/{name}"
         try:
             change = patch(await self._client.get(path), marked)
-            if change and may():
+            if change and self._ready() and not (marked and self._ends):
                 await self._client.patch(path, change, JSON_PATCH)
         except ApiError as e:
             if e.status not in (404, 409, 422):  # else it changed meanwhile: the next look sees how

@@ -16,18 +16,20 @@ from oci_hook.kube.controller.client import ApiError, Client
 from oci_hook.kube.controller.events import About, Events
 from oci_hook.kube.controller.evictions import Evictions
 from oci_hook.kube.controller.unasked import Unasked
-from oci_hook.kube.controller.wanting import Want, Wanting
+from oci_hook.kube.controller.wanting import Search, Want, Wanting
 from oci_hook.kube.disruption import Budgets
 from oci_hook.kube.pods import PodWords
 from oci_hook.kube.preempt import Plan, Terms, awaited, ending, plan, yields
 from oci_hook.kube.records import Pod, Reservation
-from oci_hook.kube.state import ClusterState
+from oci_hook.kube.state import ENDS, ClusterState
 
 EVERY = 1.0
 SHARE = 0.1  # of the time may be planning
-MOST_PLAN = 1_000  # of choose.MOST_WORK, for one node: 0.14 s
+SLICE = 0.3  # seconds of planning for one pod, then others have their turn: 2 s in all
+MOST_PLAN = 600  # of choose.MOST_WORK, for one node: 0.08 s
 ENOUGH = 32  # nodes with victims, of which the cheapest is taken
-MOST_HELD = 600.0  # seconds for which room is held while victims end
+LONG = 20.0  # seconds after which a search takes the cheapest that it has found so far
+MOST_HELD = ENDS  # seconds for which room is held while victims end
 AFTER = 90.0  # seconds for which it is held then: the scheduler of 1.20 looks again after 60 at most
 BARRED = 60.0  # seconds for which a pod is left alone that a budget protects
 TRIES = 3  # sets of victims for one attempt, and of one eviction
@@ -88,6 +90,7 @@ class Preemptor:
         self._barred = {uid: until for uid, until in self._barred.items() if until > now}
         await self._look_at_holds()
         await self._unasked.look(now)
+        self.wanting.tidy(now)
         self._planned = 0.0
         for want in self.wanting.due(now):
             if self._planned > SHARE * EVERY or not self._leads():
@@ -99,18 +102,30 @@ class Preemptor:
         if state.pending(pod.namespace, pod.name) != pod:
             self.wanting.drop(pod.uid)
             return
-        if pod.uid in state.reservations or await self._comes_free(want):
+        if pod.uid in state.reservations:
+            want.search = None
             want.at = self._now() + WAITING
             return
-        if want.acted:  # its room was made, and it is not there: something else keeps it off
-            want.acted = False
-            self.wanting.in_vain(want, self._now())
-            return
         for _ in range(TRIES):
-            best = await self._best(want)
+            search = want.search = want.search or Search(want.nodes, self._now())
+            if not self._is_patient(want):
+                search.free = len(search.nodes)
+            elif await self._comes_free(want, search):
+                want.search = None
+                want.at = self._now() + WAITING
+                return
+            if search.free == len(search.nodes):
+                if want.acted:  # its room was made, and it is not there: something else keeps it off
+                    want.acted, want.search = False, None
+                    self.wanting.in_vain(want, self._now())
+                    return
+                await self._look_for_victims(want, search)
+            if self._planned > SLICE and not self._is_done(search):
+                return  # the next rounds go on from here
+            want.search, best = None, search.best
             if best is None:
                 break
-            fresh = await self._fresh(pod)
+            fresh = await self._fresh(want)
             if fresh is None:
                 want.at = self._now() + WAITING
                 return
@@ -123,52 +138,67 @@ class Preemptor:
         self._counted("none" if best is None else "protected")
         self.wanting.in_vain(want, self._now())
 
-    async def _comes_free(self, want: Want) -> bool:
+    def _is_patient(self, want: Want) -> bool:
+        """Whether it still waits for others to end. Their owners choose how long that takes, and may tell one after the other
+        to end. For as long it waits for nobody then."""
+        if want.until is not None and self._now() >= want.until + MOST_HELD:
+            want.until = None
+        return want.until is None or self._now() < want.until
+
+    async def _comes_free(self, want: Want, search: Search) -> bool:
         """Whether pods that end already are enough. If they are less important, their room is held for this one."""
         state = self._state
-        for name in want.nodes:
+        while search.free < len(search.nodes) and self._planned <= SLICE:
+            name = search.nodes[search.free]
+            search.free += 1
             node = state.nodes.get(name)
             if node is None or not (gone := ending(node)):
                 continue
             began = time.perf_counter()
             found = awaited(state, Question(want.pod), name)
             if found is None:
-                await self._pause(began)
+                await self._pause(want, began)
             else:
+                if want.until is None:
+                    want.until = self._now() + MOST_HELD
                 lesser = tuple(uid for uid in gone if yields(node.pods[uid], Question(want.pod), self.terms))
                 if lesser and self.mode == ON:
-                    state.hold(want.pod, name, found, lesser, self._now() + MOST_HELD)
+                    state.hold(want.pod, name, found, lesser, want.until)
                 return True
         return False
 
-    async def _best(self, want: Want) -> Plan | None:
-        """Over all nodes, with a pause after each: other requests are answered then."""
-        best: Plan | None = None
-        found = 0
-        for name in want.nodes:
+    async def _look_for_victims(self, want: Want, search: Search) -> None:
+        """On one node after the other, with a pause after each: other requests are answered then."""
+        while not self._is_done(search) and self._planned <= SLICE:
             began = time.perf_counter()
-            one = self._plan(want.pod, name)
+            one = self._plan(want, search.nodes[search.planned])
+            search.planned += 1
             if one is not None:
-                found += 1
-                best = one if best is None else min(best, one, key=lambda each: (each.cost, each.node))
-                if found == ENOUGH:
-                    break
-            await self._pause(began)
-        return best
+                search.found += 1
+                best = search.best
+                search.best = one if best is None else min(best, one, key=lambda each: (each.cost, each.node))
+            await self._pause(want, began)
 
-    async def _pause(self, began: float) -> None:
+    def _is_done(self, search: Search) -> bool:
+        late = search.best is not None and self._now() - search.began > LONG
+        return search.planned == len(search.nodes) or search.found == ENOUGH or late
+
+    async def _pause(self, want: Want, began: float) -> None:
         """Others are answered for most of the time, however long a pod takes to place."""
         spent = time.perf_counter() - began
         self._planned += spent
+        self.wanting.charge(want.pod.namespace, spent, self._now())
         await asyncio.sleep(spent * (1 - SHARE) / SHARE if self._planned > SHARE else 0)
 
-    def _plan(self, pod: PodWords, name: str) -> Plan | None:
-        question = Question(pod)
+    def _plan(self, want: Want, name: str) -> Plan | None:
+        question = Question(want.pod)
         question.work = MOST_WORK - MOST_PLAN
-        return plan(self._state, question, name, self.budgets, self.terms, self._barred)
+        patient = self._is_patient(want)
+        return plan(self._state, question, name, self.budgets, self.terms, self._barred, patient)
 
-    async def _fresh(self, pod: PodWords) -> Any:
+    async def _fresh(self, want: Want) -> Any:
         """The pod's whole object; None where it is not to preempt anybody now."""
+        pod = want.pod
         try:
             found = await self._client.get(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}")
         except ApiError as e:
@@ -179,8 +209,11 @@ class Preemptor:
         if meta["uid"] != pod.uid or meta.get("deletionTimestamp") or spec.get("nodeName"):
             return None
         at = self._state.nodes.get((found.get("status") or {}).get("nominatedNodeName") or "")
-        # The scheduler itself preempts for it: its victims first.
-        return None if at is not None and any(each.deleting for each in at.pods.values()) else found
+        if at is not None and self._is_patient(want) and any(each.deleting and each.ends for each in at.pods.values()):
+            if want.until is None:
+                want.until = self._now() + MOST_HELD
+            return None  # the scheduler itself preempts for it: its victims first
+        return found
 
     async def _accepts(self, name: str, pod: Any) -> bool:
         try:
@@ -205,7 +238,7 @@ class Preemptor:
 
     async def _act(self, want: Want, found: Plan) -> None:
         pod = want.pod
-        again = self._plan(pod, found.node)
+        again = self._plan(want, found.node)
         waits = self._state.pending(pod.namespace, pod.name) == pod and pod.uid not in self._state.reservations
         if not waits or again is None or again.victims != found.victims or not self._leads():
             want.at = self._now() + EVERY  # something changed since the plan was made
@@ -217,8 +250,10 @@ class Preemptor:
             self._counted("reported")
             self.wanting.in_vain(want, self._now())
             return
-        self._state.hold(pod, found.node, again.fit, found.victims, self._now() + MOST_HELD)
+        until = want.until = self._now() + MOST_HELD
+        self._state.hold(pod, found.node, again.fit, found.victims, until)
         want.at, want.acted, want.tries = self._now() + WAITING, True, max(RESTS, want.tries)
+        want.has_acted = True
         for count, victim in enumerate(victims):
             if not await self._evict(victim, pod, found.node):
                 self._state.release(pod.uid)

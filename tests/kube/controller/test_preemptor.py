@@ -10,16 +10,17 @@ import pytest
 from aiohttp import web
 
 from oci_hook.kube import admission
+from oci_hook.kube.choose import Question
 from oci_hook.kube.controller.access import Access, Token
 from oci_hook.kube.controller.client import Client
 from oci_hook.kube.controller.events import Events
 from oci_hook.kube.controller.preemptor import BARRED, MOST_HELD, Preemptor
-from oci_hook.kube.controller.wanting import FIRST, MOST_NODES, MOST_PODS, Wanting
+from oci_hook.kube.controller.wanting import FIRST, HALF, MOST_NODES, MOST_PODS, Wanting
 from oci_hook.kube.disruption import Budgets
 from oci_hook.kube.pods import words
-from oci_hook.kube.preempt import Terms
+from oci_hook.kube.preempt import Terms, Victims, plan, victims
 from oci_hook.kube.state import ClusterState
-from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, node, pod
+from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, listing, node, pod
 
 BIG = pod("big", gpus=1, priority=9)
 
@@ -331,3 +332,165 @@ def test_what_is_remembered_is_bounded() -> None:
     wanting.note(words(pod("higher", memory=1, priority=2)), ["n1", "z"], 1.0, more=True)
     assert wanting.pods["u-higher"].nodes[:3] == ("n1", "z", "n0")
     assert wanting.due(FIRST)[0].pod.name == "higher"
+
+
+# --- what one tenant's pods may take from others
+
+
+def of(namespace: str, name: str, **more: Any) -> Any:
+    made = pod(name, **more)
+    made["metadata"] |= {"namespace": namespace, "uid": f"u-{namespace}-{name}"}
+    return words(made)
+
+
+@pytest.mark.parametrize("priority", [0, 1, 2])
+def test_a_namespace_that_fills_the_list_gives_way_to_others(priority: int) -> None:
+    wanting = Wanting()
+    for n in range(MOST_PODS):
+        wanting.note(of("evil", f"p{n}", memory=1, priority=1), ["a"], 0.0)
+    for n in range(9):
+        wanting.note(of("other", f"p{n}", memory=1, priority=priority), ["a"], 1.0)
+    wanting.note(of("evil", "urgent", memory=1, priority=9), ["a"], 1.0)
+    assert sum(want.pod.namespace == "other" for want in wanting.pods.values()) == 9
+    assert len(wanting.pods) == MOST_PODS and "u-evil-urgent" in wanting.pods
+
+
+def test_two_namespaces_do_not_push_each_other_out_for_ever() -> None:
+    wanting = Wanting()
+    for n in range(MOST_PODS // 2):
+        for namespace in ("a", "b"):
+            wanting.note(of(namespace, f"p{n}", memory=1, priority=1), ["a"], 0.0)
+    before = set(wanting.pods)
+    for namespace in ("a", "b"):
+        wanting.note(of(namespace, "more", memory=1, priority=1), ["a"], 1.0)
+    assert set(wanting.pods) == before
+
+
+def test_who_has_acted_is_not_forgotten_to_begin_anew() -> None:
+    wanting = Wanting()
+    for n in range(MOST_PODS):
+        wanting.note(of("evil", f"p{n}", memory=1, priority=n and 5), ["a"], 0.0)
+    wanting.pods["u-evil-p0"].has_acted = True
+    wanting.note(of("other", "p", memory=1), ["a"], 1.0)
+    wanting.note(of("evil", "q", memory=1, priority=9), ["a"], 1.0)
+    assert {"u-evil-p0", "u-other-p", "u-evil-q"} <= wanting.pods.keys()
+
+
+def test_a_namespace_on_which_much_time_was_spent_comes_later_until_that_is_forgotten() -> None:
+    wanting = Wanting()
+    wanting.note(of("evil", "p", memory=1, priority=9), ["a"], 0.0)
+    wanting.note(of("other", "p", memory=1, priority=1), ["a"], 1.0)
+    assert [want.pod.namespace for want in wanting.due(5.0)] == ["evil", "other"]
+    wanting.charge("evil", 1.0, 5.0)
+    assert [want.pod.namespace for want in wanting.due(5.0)] == ["other", "evil"]
+    assert [want.pod.namespace for want in wanting.due(5.0 + 2 * HALF)] == ["evil", "other"]
+    wanting.tidy(1e6)
+    assert not wanting._spent
+
+
+@pytest.mark.parametrize("priority", [8, 9, 10])
+def test_a_pod_that_takes_long_to_plan_keeps_nobody_waiting(priority: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real plan, made slower for the one pod: 0.1 s on each of 500 nodes, a tenth of the time."""
+    place = Place(10)
+    for n in range(499):
+        place.state.apply_node(node(f"n{n}", 100))
+    place.waits(of_object("evil", "slow", gpus=8, priority=9), "a", *[f"n{n}" for n in range(499)])
+    slow: list[str] = []
+
+    def slowly(state: Any, question: Any, name: str, *rest: Any) -> Any:
+        if question.pod.name == "slow":
+            slow.append(name)
+            time.sleep(0.1)
+        return plan(state, question, name, *rest)
+
+    monkeypatch.setattr("oci_hook.kube.controller.preemptor.plan", slowly)
+    place.waits(pod("quick", gpus=1, priority=priority), "a")
+    place.wanting = ["a", *[f"n{n}" for n in range(499)]]
+    asyncio.run(asyncio.wait_for(place._run(4, FIRST + 1), 60))
+    assert place.evicted() == ["s0"]
+    assert 4 <= len(slow) == len(set(slow)) < 100  # and it goes on where it was
+
+
+def of_object(namespace: str, name: str, **more: Any) -> Any:
+    made = pod(name, **more)
+    made["metadata"] |= {"namespace": namespace}
+    return made
+
+
+def test_what_is_held_for_a_victim_that_never_ends_is_held_ten_minutes_in_all() -> None:
+    place = Place(10)
+    place.waits(BIG)
+    held: list[bool] = []
+    place.between = lambda number: held.append("u-big" in place.state.reservations)
+    place.run(600, every=6.0)
+    assert place.evicted() == ["s0"] and MOST_HELD / 6 - 2 <= sum(held) <= MOST_HELD / 6 and not any(held[110:])
+
+
+def test_another_ends_where_the_first_victim_never_does() -> None:
+    place = Place(10, 20)
+    place.waits(BIG)
+    place.run(180, every=6.0)
+    assert sorted(place.evicted()) == ["s0", "s1"]
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_pod_that_ends_for_ever_is_no_room_to_come(gone: bool) -> None:
+    """gone: its object was deleted by force, and its node, which may be dead, still says that it has it."""
+    place = Place(10, 20)
+    place.state.apply_pod(bound(place.objects["s0"], "a", place.texts["s0"], deleting=True))
+    if gone:
+        place.state.apply_node(node("a", 100, 100, digest=listing("u-s0", "u-s1")))
+        place.state.remove_pod("u-s0", place.time)
+        place.objects.pop("s0")
+    place.waits(BIG)
+    place.run(90, every=6.0)
+    assert place.evicted() == []  # honest ones have their time
+    place.run(20, every=6.0)
+    assert place.evicted() == ["s1"]
+
+
+@pytest.mark.parametrize("nominated", [False, True])
+def test_pods_that_end_one_after_another_for_ever_keep_nobody_waiting_for_ever(nominated: bool) -> None:
+    """A tenant tells a new one to end before the time of the last one is over."""
+    place = Place(*[10] * 8)
+    for n in range(8):
+        place.runs(pod(f"t{n}", memory=5, devices="GPU-a-0"))
+    place.waits(BIG)
+    if nominated:  # the scheduler waits for some of its victims, and these are not enough
+        place.objects["big"] = {**BIG, "status": {"nominatedNodeName": "a"}}
+    ends = [f"t{n}" for n in range(8)] if nominated else [f"s{n}" for n in range(1, 8)]
+
+    waited: list[int] = []  # rounds in which nobody was evicted
+
+    def between(number: int) -> None:
+        if not place.evicted():
+            waited.append(number)
+            if number % 50 == 49:
+                end(ends.pop(0))
+
+    def end(name: str) -> None:
+        place.state.apply_pod(bound(place.objects[name], "a", place.texts[name], deleting=True))
+
+    end(ends.pop(0))
+    place.between = between
+    place.run(130, every=6.0)
+    assert 90 < len(waited) < 120 and len(place.evicted()) == 1
+
+
+def test_the_scheduler_s_victims_are_not_chosen_beside_one_that_ends_for_ever() -> None:
+    place = Place(60, 60)
+    text = place.texts["s0"]
+    place.state.apply_pod(bound(place.objects["s0"], "a", text, deleting=True))
+    place.waits(BIG)
+    question = Question(words(BIG))
+    place.state.tick(0.0)
+    assert victims(place.state, question, "a", ["u-s0"]) == Victims((), 0)
+    assert victims(place.state, question, "a", []) == Victims((), 0)  # it ends already
+    place.state.tick(MOST_HELD)
+    place.state.apply_pod(bound(place.objects["s0"], "a", text, deleting=True))  # an event changes nothing
+    assert victims(place.state, question, "a", ["u-s0"]) is None
+    assert (
+        victims(place.state, question, "a", [])
+        == victims(place.state, question, "a", ["u-s1"])
+        == Victims(("u-s1",), 0)
+    )
