@@ -171,3 +171,40 @@ def test_a_controller_that_ends_leaves_no_taint() -> None:
         assert api.marked() == set()
 
     asyncio.run(story())
+
+
+def test_who_no_longer_leads_leaves_the_taints_to_the_next() -> None:
+    state = cluster(6000, 10_000)
+    api, leads = Api(state, 2), [True]
+    made = Marker(api, state, lambda: leads[0], lambda: 5.0, print)  # type: ignore[arg-type]
+
+    async def story() -> None:
+        made.denied(waiting(state, "p", memory=9000), "n0")
+        await made._look()
+        leads[0] = False
+        await made.clear()
+        assert api.marked() == {"n0"}
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_no_taint_comes_back_while_the_controller_ends(seen: bool) -> None:
+    """seen: our watch has brought the taint. A pod is denied meanwhile: we still lead."""
+    state = cluster(6000, 6000, 10_000)
+    api = Api(state, 3)
+    made = Marker(api, state, lambda: True, lambda: 5.0, print)  # type: ignore[arg-type]
+
+    async def story() -> None:
+        made.denied(waiting(state, "p", memory=9000), "n0")
+        await made._look()
+        assert api.marked() == {"n0", "n1"}
+        if not seen:
+            for node in state.nodes.values():
+                node.taints = ()
+        await made.clear()
+        assert api.marked() == set()
+        await made._look()  # one that had begun
+        assert api.marked() == set()
+
+    asyncio.run(story())
