@@ -1,5 +1,10 @@
 """Finds online pods about which the scheduler does not ask us, since offline pods of the same priority hold the sums everywhere."""
 
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable
+
 from oci_hook.kube import in_tree
 from oci_hook.kube.choose import Question
 from oci_hook.kube.controller.client import ApiError, Client
@@ -10,6 +15,7 @@ from oci_hook.kube.state import ClusterState
 
 PATIENCE = 3.0  # seconds that a pod may wait before we ask the API server why
 NEW_AT_A_TIME, ASKED_AT_A_TIME = 100, 4
+LONG = 0.05  # seconds for the words of new pods, then the others have to wait for the next time
 AGAIN, MOST = 15.0, 300.0
 
 
@@ -31,13 +37,20 @@ class Unasked:
             return
         waiting = {pod.uid: pod for pod in self._state.waiting()}
         self._seen = {uid: seen for uid, seen in self._seen.items() if uid in waiting}
-        fresh = [uid for uid in waiting if uid not in self._seen][:NEW_AT_A_TIME]
+        fresh = _in_turn([pod for uid, pod in waiting.items() if uid not in self._seen], NEW_AT_A_TIME)
+        spent = 0.0
         for uid in fresh:
+            if spent > LONG:
+                break
+            began = time.perf_counter()
             is_online = waiting[uid].may_preempt and online(Question(waiting[uid]))
             self._seen[uid] = _Seen(is_online, now + PATIENCE)
+            spent += time.perf_counter() - began
+            await asyncio.sleep(0)  # requests come between: the words of one pod take up to 30 ms
         due = [uid for uid, seen in self._seen.items() if seen.online and seen.at <= now]
         due = [uid for uid in due if uid not in self._wanting.pods and uid not in self._state.reservations]
-        for uid in sorted(due, key=lambda uid: self._seen[uid].at)[:ASKED_AT_A_TIME]:
+        due.sort(key=lambda uid: self._seen[uid].at)
+        for uid in _in_turn([waiting[uid] for uid in due], ASKED_AT_A_TIME):
             seen = self._seen[uid]
             seen.at, seen.wait = now + seen.wait, min(MOST, seen.wait * 2)
             await self._ask(waiting[uid], now)
@@ -60,3 +73,13 @@ class Unasked:
             ]
             if nodes:
                 self._wanting.note(pod, nodes, now)
+
+
+def _in_turn(pods: Iterable[PodWords], most: int) -> list[str]:
+    """UIDs: the first of each namespace, then the second of each, and so on."""
+    count: Counter[str] = Counter()
+    turns: list[tuple[int, str]] = []
+    for pod in pods:
+        turns.append((count[pod.namespace], pod.uid))
+        count[pod.namespace] += 1
+    return [uid for _, uid in sorted(turns, key=lambda turn: turn[0])[:most]]

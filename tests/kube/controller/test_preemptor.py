@@ -15,6 +15,7 @@ from oci_hook.kube.controller.access import Access, Token
 from oci_hook.kube.controller.client import Client
 from oci_hook.kube.controller.events import Events
 from oci_hook.kube.controller.preemptor import BARRED, MOST_HELD, Preemptor
+from oci_hook.kube.controller.unasked import Unasked
 from oci_hook.kube.controller.wanting import FIRST, HALF, MOST_NODES, MOST_PODS, Wanting
 from oci_hook.kube.disruption import Budgets
 from oci_hook.kube.pods import words
@@ -494,3 +495,19 @@ def test_the_scheduler_s_victims_are_not_chosen_beside_one_that_ends_for_ever() 
         == victims(place.state, question, "a", ["u-s1"])
         == Victims(("u-s1",), 0)
     )
+
+
+def test_pods_whose_words_take_long_to_read_stall_nobody_and_others_have_their_turn() -> None:
+    """100 pods of 128 containers came first: 2 s for all."""
+    place = Place(10)
+    for n in range(100):
+        containers = [f"c{n}-{i}" for i in range(128)]
+        place.state.apply_pod(of_object("evil", f"p{n}", containers=containers, memory=60, **{"class": "online"}))
+    honest = pod("honest", memory=60, **{"class": "online"})
+    place.state.apply_pod(honest)
+    unasked = Unasked(None, place.state, Wanting(), Terms())  # type: ignore[arg-type]
+    asyncio.run(unasked.look(100.0))
+    assert "u-honest" in unasked._seen and 1 <= len(unasked._seen) < 100
+    for _ in range(200):
+        asyncio.run(unasked.look(100.0))
+    assert len(unasked._seen) == 101
