@@ -177,6 +177,7 @@ class Controller:
         """From now on we decide nothing; requests that still come are passed on to the next leader."""
         led = self.leader.leads()
         self.leader.resign()
+        self._server.end_connections()
         if led:
             try:
                 await asyncio.wait_for(self.leader.give_back(time.monotonic() - self._service.bound_at), GIVE_BACK)

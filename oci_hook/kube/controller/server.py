@@ -6,6 +6,7 @@ import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -26,6 +27,7 @@ MAX_FILTER = 64 << 20  # 5 000 whole Node objects, from a scheduler without node
 MAX_AT_A_TIME = {"review": 64, "filter": 2, "dry-run": 1, "key": 8, "metrics": 4, "page": 8}
 
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+R = TypeVar("R", bound=web.StreamResponse)
 
 
 class Busy(Exception):
@@ -44,6 +46,7 @@ class Server:
         self._pages = GuardedServer(self._guarded_page, self.connections)
         self._loopback = web.Server(self._guarded_loopback, access_log=None, keepalive_timeout=600)
         self.asked = 0  # requests under way
+        self._ending = False
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext) -> None:
         """Raises OSError."""
@@ -86,6 +89,11 @@ class Server:
         loop = asyncio.get_running_loop()
         self._sockets.append(await loop.create_server(self._pages, host, port))
 
+    def end_connections(self) -> None:
+        """From now on each connection ends with its next answer. One that is closed without such a word may be closed while its
+        peer writes a request, which then fails: the API server does not repeat a POST, and the user's pod is not created."""
+        self._ending = True
+
     async def close(self) -> None:
         """Ends after the last request has its answer, or after some seconds."""
         if self._accepting:
@@ -103,7 +111,8 @@ class Server:
         answer, proven = self._route(request)
         connection = self.connections.begins(request, proven)
         try:
-            return await self._answered(request, answer)
+            response = await self._answered(request, answer)
+            return _closing(response) if self._ending else response
         finally:
             self.connections.ended(connection)
 
@@ -266,6 +275,6 @@ async def _body(request: web.BaseRequest, most: int) -> bytes:
     return b"".join(parts)
 
 
-def _closing(response: web.Response) -> web.Response:
+def _closing(response: R) -> R:
     response.force_close()
     return response

@@ -35,6 +35,7 @@ class Held(Service):
     """Its figures wait for `go`, so that requests stand in each other's way for certain."""
 
     go: asyncio.Event
+    server: Server
     inside = 0
 
     async def metrics_text(self) -> bytes:
@@ -76,6 +77,7 @@ def serve(act: Callable[[Held, Callable[[], Awaitable[tuple[int, str]]]], Awaita
         leader = Leader(client, "gpu-hook", "a", "", "", lambda term: None, lambda line: None)
         router = Router(service, Peer(leader, nothing, nothing, lambda line: None))
         server, port = Server(service, router), free_port()
+        service.server = server
         await server.listen("127.0.0.1", port, tls)
         try:
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=False)) as session:
@@ -137,5 +139,24 @@ def test_who_goes_away_leaves_the_place() -> None:
             service.go.set()
             while (await ask())[0] != 200:
                 await asyncio.sleep(0.05)
+
+    serve(act)
+
+
+def test_a_server_that_ends_says_so_before_it_closes_a_connection() -> None:
+    """A connection that is closed under its peer's next request costs a pod: the API server does not repeat a POST."""
+
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        service.go.set()
+        connections = service.server.connections
+        assert (await ask())[0] == 200 and (await ask())[0] == 200
+        (kept,) = connections.open
+        service.server.end_connections()
+        assert (await ask())[0] == 200
+        async with asyncio.timeout(30):
+            while kept in connections.open:
+                await asyncio.sleep(0.01)
+        assert not connections.cut, "it ended by itself"
+        assert (await ask())[0] == 200, "who comes anew meanwhile has an answer as well"
 
     serve(act)
