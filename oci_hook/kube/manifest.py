@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from oci_hook.core.units import show
 from oci_hook.errors import Problem, RequestError
 from oci_hook.kube.gang import Role, check_size, role_of
 from oci_hook.kube.mutate import Options
@@ -29,6 +30,7 @@ def roles(text: str, options: Options, namespace: str = "default") -> list[Role]
         raise _refuse("is no YAML" + (f": line {line + 1}" if line is not None else "")) from None
     found: list[Role] = []
     total = kinds = 0
+    obj: Mapping[str, Any] = {}
     try:
         for obj in objects(documents):
             meta = obj.get("metadata") or {}
@@ -38,11 +40,21 @@ def roles(text: str, options: Options, namespace: str = "default") -> list[Role]
                 found.append(role_of(name, str(meta.get("namespace") or namespace), count, template, options))
     except ValueError as e:
         raise _refuse(str(e)) from None
-    except (KeyError, TypeError, AttributeError) as e:
-        raise _refuse(f"is not as the API server has it: {type(e).__name__} {str(e)[:100]}") from None
+    except KeyError as e:
+        raise _refuse(f"lacks {e} in a {named_kind(obj)}") from None
+    except (TypeError, AttributeError):
+        raise _refuse(
+            f"has a value of the wrong kind in a {named_kind(obj)}; `kubectl apply --dry-run=server` says where"
+        ) from None
     if not found:
         raise _refuse("makes no pods that we know of: write the workload itself, as a Job, JobSet or Deployment")
     return found
+
+
+def named_kind(obj: Mapping[str, Any]) -> str:
+    """For people: the kind is the user's word, and may be anything."""
+    kind = obj.get("kind")
+    return show(kind) if isinstance(kind, str) and kind else "document"
 
 
 def objects(documents: list[Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:

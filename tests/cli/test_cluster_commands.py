@@ -250,3 +250,20 @@ def test_the_page_has_every_key(dump):
     (held,) = json.loads(run("ps", "--cluster", "--dump", dump, "--json").output)["pods"]
     keys = {*explained, *explained["nodes"][0], *explained["nodes"][0]["gpus"][0], *explained["problem"], *held}
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        ({"kind": "Job"}, "lacks 'template' in a 'Job'"),
+        ({"kind": "Job", "spec": 5}, "a value of the wrong kind in a 'Job'"),
+        ({"kind": "Job", "spec": {"template": 5}}, "a value of the wrong kind in a 'Job'"),
+        ({"kind": "Pod", "spec": {"containers": [5]}}, "a value of the wrong kind in a 'Pod'"),
+    ],
+)
+def test_a_broken_manifest_is_told_in_words_of_its_own(dump, tmp_path, manifest, words):
+    path = tmp_path / "a job.json"
+    path.write_text(json.dumps(manifest))
+    said = run("explain", "--manifest", str(path), "--dump", dump)
+    assert said.exit_code == 1 and f"GH-107: the manifest {'' if words[0] == 'l' else 'has '}{words}" in said.output
+    assert "Error" not in said.output
