@@ -74,7 +74,9 @@ def _expressions(said: Mapping[str, Any]) -> tuple[Expression, ...]:
     return tuple(found)
 
 
-MOST_WORDS = 1000  # of all budgets of a namespace: more take too long to compare with pods, so all its pods count as protected
+MOST_WORDS = (
+    1000  # of all budgets of a namespace: more take too long to compare with pods, so all its pods count as protected
+)
 MOST_LABELS = 1024  # different ones of a namespace that are remembered
 TOO_MANY = Budget("", "", "", (), 0, frozenset())
 

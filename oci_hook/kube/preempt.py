@@ -9,7 +9,7 @@ from collections.abc import Collection, Container, Iterable
 from oci_hook.core.terms import ONLINE
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem
-from oci_hook.kube.choose import MOST_WORK, PLAIN, Question, unsuited, weight, work_of
+from oci_hook.kube.choose import MOST_WORK, PLAIN, Question, unsuited, work_of
 from oci_hook.kube.disruption import Allowance, Budgets, violations
 from oci_hook.kube.fit import Fit, as_grants, fit
 from oci_hook.kube.records import Node, Pod
@@ -232,7 +232,7 @@ def _without(state: ClusterState, question: Question, node: Node, gone: Collecti
         return None
     requests = question.asked(node.rules)
     inventory = state.inventory(node)
-    work = work_of(requests, len(inventory.gpus)) or weight(len(inventory.gpus))
+    work = work_of(requests, len(inventory.gpus)) or max(1, len(inventory.gpus) // 16)
     if max(question.work, work) > MOST_WORK:
         return None
     question.work += work

@@ -14,7 +14,6 @@ from oci_hook.kube.interference import Busy
 from oci_hook.kube.peaks import Row, together
 from oci_hook.kube.pods import ENDED, PodWords, asked, words
 
-
 MOST_GRACE = 540  # seconds that a pod may take to end for another; a hold lasts 600
 
 

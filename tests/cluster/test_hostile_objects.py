@@ -10,7 +10,7 @@ import pytest
 from scripts.cluster_lab import plain_nodes
 from scripts.cluster_lab.machine import wait
 from tests.cluster import lab
-from tests.cluster.plane import PODS, Plane, answers, make
+from tests.cluster.plane import Plane, answers, make
 
 ELSEWHERE = "/api/v1/namespaces/default/pods"  # our webhooks are not asked there
 DEEP = 1500  # json.loads and msgspec refuse some 1000 levels

@@ -69,7 +69,9 @@ class Preemptor:
         self._may_nominate = True
         self._planned = 0.0  # seconds in this round
         self._looked = 0.0  # seconds for this pod
-        self._vain: dict[str, tuple[int, float]] = {}  # namespace -> (victims in vain, until when nobody ends for its pods)
+        self._vain: dict[
+            str, tuple[int, float]
+        ] = {}  # namespace -> (victims in vain, until when nobody ends for its pods)
 
     def note(self, pod: PodWords, nodes: list[str], more: bool = False) -> None:
         """No node has room for the pod, and on these it is for what others hold."""

@@ -12,8 +12,8 @@ MOST_PODS, MOST_NODES = 1024, 500
 
 
 class Want:
-    """nodes: where the pod may go by everything but GPUs. at: when it is looked at next. acted: victims were ended for it. held_until: when room
-    is held for it no longer."""
+    """nodes: where the pod may go by everything but GPUs. at: when it is looked at next. acted: victims were ended for it.
+    held_until: when room is held for it no longer."""
 
     __slots__ = ("pod", "nodes", "at", "tries", "acted", "held_until")
 
