@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from oci_hook.errors import GhError, refuse
-from oci_hook.kube.budgets import Budget, budget
 from oci_hook.kube.controller import access
+from oci_hook.kube.disruption import Budget, budget
 from oci_hook.kube.state import ClusterState
 
 MAX_DUMP = 2 << 30  # bytes

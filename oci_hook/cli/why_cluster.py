@@ -8,9 +8,9 @@ from oci_hook.cli.cluster_objects import Objects, state_of
 from oci_hook.core.units import show
 from oci_hook.errors import Problem, refuse
 from oci_hook.kube import defrag
-from oci_hook.kube.budgets import Budget
 from oci_hook.kube.choose import Question
 from oci_hook.kube.defrag import Move, Plan
+from oci_hook.kube.disruption import Budget
 from oci_hook.kube.hosts import Hosts, requests
 from oci_hook.kube.movable import movers
 from oci_hook.kube.pods import ENDED, words

@@ -9,6 +9,7 @@ from typing import Any
 
 from oci_hook.core.value import Value
 from oci_hook.kube.records import Pod
+from oci_hook.kube.selector import holds
 
 BETA = "policy/v1beta1"
 
@@ -21,12 +22,7 @@ class Expression(Value):
     values: tuple[str, ...]
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        value = labels.get(self.key)
-        if self.operator == "In":
-            return value in self.values
-        if self.operator == "NotIn":
-            return value not in self.values
-        return (value is not None) == (self.operator == "Exists")
+        return holds(labels, self.key, self.operator, self.values)
 
 
 class Budget(Value):
@@ -45,16 +41,17 @@ class Budget(Value):
         """How much there is to compare."""
         return 1 + sum(1 + len(expression.values) for expression in self.selector or ())
 
-    def matches(self, pod: Pod) -> bool:
-        if self.selector is None or pod.namespace != self.namespace:
+    def covers(self, namespace: str, labels: Mapping[str, str]) -> bool:
+        if self.selector is None or namespace != self.namespace:
             return False
-        labels = dict(pod.labels)
         return all(expression.holds(labels) for expression in self.selector)
 
 
-def budget(obj: Mapping[str, Any], beta: bool = False) -> Budget:
-    """Of an API object. Raises KeyError, TypeError or AttributeError for what is none."""
+def budget(obj: Mapping[str, Any], version: str = "") -> Budget:
+    """Of an API object. version: its apiVersion, where the object does not say it, as in a list. Raises KeyError, TypeError,
+    ValueError or AttributeError for what is none."""
     meta, status = obj["metadata"], obj.get("status") or {}
+    beta = (obj.get("apiVersion") or version) == BETA
     said = (obj.get("spec") or {}).get("selector")
     selector = None if said is None else _expressions(said)
     if beta and not selector:
@@ -63,7 +60,12 @@ def budget(obj: Mapping[str, Any], beta: bool = False) -> Budget:
     if int(status.get("observedGeneration") or 0) < int(meta.get("generation") or 0):
         allowed = 0  # the API server refuses evictions until the status is of the newest spec
     return Budget(
-        meta["uid"], meta["namespace"], meta["name"], selector, allowed, frozenset(status.get("disruptedPods") or ())
+        meta.get("uid") or "",
+        meta["namespace"],
+        meta["name"],
+        selector,
+        allowed,
+        frozenset(status.get("disruptedPods") or ()),
     )
 
 
@@ -74,9 +76,15 @@ def _expressions(said: Mapping[str, Any]) -> tuple[Expression, ...]:
     return tuple(found)
 
 
-MOST_WORDS = (
-    1000  # of all budgets of a namespace: more take too long to compare with pods, so all its pods count as protected
-)
+def in_the_way(budgets: Iterable[Budget], namespace: str, labels: Mapping[str, str]) -> str:
+    """The name of a budget that does not let such a pod be ended now; "" where it may be. The API server evicts no pod with two
+    budgets."""
+    found = [one for one in budgets if one.covers(namespace, labels)]
+    return next((one.name for one in found if one.allowed < 1 or len(found) > 1), "")
+
+
+# Of all budgets of a namespace: more take too long to compare with pods, so all its pods count as protected.
+MOST_WORDS = 1000
 MOST_LABELS = 1024  # different ones of a namespace that are remembered
 TOO_MANY = Budget("", "", "", (), 0, frozenset())
 
@@ -119,7 +127,8 @@ class Budgets:
         if found is None:
             if len(known) >= MOST_LABELS:
                 known.clear()
-            found = known[pod.labels] = tuple(one for one in budgets.values() if one.matches(pod))
+            labels = dict(pod.labels)
+            found = known[pod.labels] = tuple(one for one in budgets.values() if one.covers(pod.namespace, labels))
         return found
 
 

@@ -6,10 +6,10 @@ Rules about other pods (affinity among pods, spread constraints) are not judged 
 from collections.abc import Iterable
 from typing import Any
 
-from oci_hook.kube.budgets import holds
 from oci_hook.kube.names import SUMS
 from oci_hook.kube.pods import ENDED
 from oci_hook.kube.quantity import milli
+from oci_hook.kube.selector import holds
 
 Amounts = dict[str, int]  # resource -> thousandths
 UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from oci_hook.kube.budgets import Budget, in_the_way
+from oci_hook.kube.disruption import Budget, in_the_way
 from oci_hook.kube.hosts import Amounts, Hosts, requests, rules_about_others
 from oci_hook.kube.peaks import Row
 from oci_hook.kube.records import Pod

@@ -20,8 +20,8 @@ SIMULATED = {
     "agent",
     "hostile",
     "boundary",
-    "interference",
     "chaos",
+    "interference",
 }  # figures from the simulated driver, or a model; the others time host work only
 
 

@@ -88,8 +88,9 @@ OWES = re.compile(r"has \d+ of \d+ pods$")
 
 
 def only_ending(problems: Iterable[str]) -> bool:
-    """Nothing but pods whose containers have ended and whose objects stay, and owners that wait for their names: the kubelet's.
-    Where containerd goes while a kubelet ends a container, the kubelet looks at that pod again only 60 to 90 s later."""
+    """Nothing but what Kubernetes does at its own pace: pods whose containers have ended and whose objects stay (a kubelet whose
+    containerd goes while it ends a container looks at that pod again 60 to 90 s later), and owners that have not made their pods
+    yet (a controller that missed an event waits for it for up to 5 minutes)."""
     return all(text.endswith(ENDING) or OWES.search(text) for text in problems)
 
 

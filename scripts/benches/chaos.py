@@ -4,6 +4,7 @@ can run does within 90 s. Each fault is a line of JSON on standard error; one th
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from collections import defaultdict
@@ -43,12 +44,13 @@ def run(short: bool, options: argparse.Namespace) -> dict[str, dict[str, object]
             with open(options.lines, "a") as f:
                 print(line, file=f)
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("chaos: told to end"))  # by way of `finally`: the cluster goes
     steps = range(options.first, options.first + count)
     records = rounds.run(folder, options.seed, steps, options.only, 60 * options.minutes, told, options.each)
     failed = [record for record in records if not record["ok"]]
     for record in failed:
         again = f"--seed {record['seed']} --from {record['step']} --kills 1"
-        only = "".join(f" --only {name}" for name in options.only)
+        only = "".join(f" --only {name}" for name in options.only) + " --each" * options.each
         print(
             f"chaos: step {record['step']} failed ({record['fault']}): {again}{only}; {record['dump']}", file=sys.stderr
         )
@@ -70,6 +72,7 @@ def figures(records: list[dict[str, Any]]) -> dict[str, dict[str, object]]:
         "faults": figure(len(records)),
         "failed_steps": figure(sum(not r["ok"] for r in records), "", 0),
         "refused_by_nodes": figure(sum(len(r["refused"]) for r in records)),
+        "with_kubernetes_own_pace_max_s": figure(max((r["all_s"] for r in records), default=0), "s"),
         "settle_max_s": figure(max((r["settle_s"] for r in records), default=0), "s", rounds.SETTLED),
     }
     for name, times in sorted(by_kind(records).items()):

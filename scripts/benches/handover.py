@@ -46,6 +46,7 @@ def run(short, options):
     try:
         cluster.up([], flags=FLAGS)
         plane = make(cluster, folder)
+        plane.clean()  # makes the webhook configuration
         fill(plane, options.nodes, options.pods)
         kills = options.kills or (SHORT_KILLS if short else KILLS)
         return measured(plane, kills, signal.SIGTERM if options.term else signal.SIGKILL, options.seed)

@@ -43,7 +43,8 @@ class Replicas:
 
     def end(self) -> None:
         self._over.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         self._own.close()
         for path in ("endpoints", "services"):
             gone(self.api, f"{CORE}/{path}/{NAME}")

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oci_hook.kube import admission, defrag
-from oci_hook.kube.budgets import budget, in_the_way
 from oci_hook.kube.choose import Chosen, Question, choose
+from oci_hook.kube.disruption import budget, in_the_way
 from oci_hook.kube.hosts import Hosts, requests, rules_about_others
 from oci_hook.kube.movable import movers
 from oci_hook.kube.pods import words

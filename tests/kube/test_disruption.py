@@ -2,7 +2,7 @@
 
 import pytest
 
-from oci_hook.kube.disruption import Allowance, Budgets, budget, violations
+from oci_hook.kube.disruption import BETA, Allowance, Budgets, budget, violations
 from oci_hook.kube.records import Pod
 from tests.kube.cluster_objects import pod
 
@@ -16,7 +16,7 @@ def made(name, namespace="default", **labels):
 def pdb(selector, allowed=1, beta=False, observed=1, generation=1, **status):
     meta = {"uid": "b", "name": "b", "namespace": "default", "generation": generation}
     status = {"disruptionsAllowed": allowed, "observedGeneration": observed, **status}
-    return budget({"metadata": meta, "spec": {"selector": selector}, "status": status}, beta)
+    return budget({"metadata": meta, "spec": {"selector": selector}, "status": status}, BETA if beta else "")
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def pdb(selector, allowed=1, beta=False, observed=1, generation=1, **status):
 )
 def test_whom_a_selector_means(selector, beta, matches):
     one = pdb(selector, beta=beta)
-    assert one.matches(made("p", app="s")) == matches
-    assert not one.matches(made("p", "other", app="s"))
+    assert one.covers("default", {"app": "s"}) == matches
+    assert not one.covers("other", {"app": "s"})
 
 
 @pytest.mark.parametrize(("allowed", "pods", "over"), [(0, 0, 0), (0, 1, 1), (1, 1, 0), (1, 2, 1), (64, 65, 1)])

@@ -34,7 +34,7 @@ class _Sink:
         self._watch = watch
 
     def apply(self, thing: Any) -> None:
-        self._watch.budgets.put(disruption.budget(thing, beta=self._watch.kind is OLD_BUDGETS))
+        self._watch.budgets.put(disruption.budget(thing, disruption.BETA if self._watch.kind is OLD_BUDGETS else ""))
 
     def remove(self, key: str) -> None:
         self._watch.budgets.drop(key)
