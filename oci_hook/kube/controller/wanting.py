@@ -11,6 +11,16 @@ AGAIN, MOST = 10.0, 300.0  # after an attempt without an outcome
 MOST_PODS, MOST_NODES = 1024, 500
 
 
+def in_turns(pods: Iterable[PodWords]) -> list[PodWords]:
+    """One of each namespace, then the next one of each: nobody comes late because of another's many."""
+    ranks: Counter[str] = Counter()
+    found = []
+    for pod in pods:
+        found.append((ranks[pod.namespace], pod))
+        ranks[pod.namespace] += 1
+    return [pod for _, pod in sorted(found, key=lambda one: one[0])]
+
+
 class Want:
     """nodes: where the pod may go by everything but GPUs. at: when it is looked at next. acted: victims were ended for it.
     held_until: when room is held for it no longer."""

@@ -16,9 +16,12 @@ from oci_hook.kube.controller.evictions import Evictions
 from oci_hook.kube.controller.objects import EVENTS, PODS
 from oci_hook.kube.controller.preemptor import MOST_HELD
 from oci_hook.kube.controller.shallow import MOST, decode, shallow
+from oci_hook.kube.controller.unasked import ASKED_AT_A_TIME, Unasked
 from oci_hook.kube.controller.wanting import FIRST, MOST_PODS, Wanting
 from oci_hook.kube.pods import words
+from oci_hook.kube.preempt import Terms
 from oci_hook.kube.records import MOST_GRACE
+from oci_hook.kube.state import ClusterState
 from tests.kube.cluster_objects import bound, pod
 from tests.kube.controller.test_preemptor import BIG, Place
 
@@ -138,6 +141,33 @@ def test_one_namespace_does_not_take_all_turns() -> None:
     wanting.looks(first[1], 100.0)  # the time was enough for one
     first[1].at = 101.0
     assert [want.pod.name for want in wanting.due(100.0)][:3] == ["high", "q", "p1"]
+
+
+def test_a_namespace_of_many_pods_does_not_keep_others_from_being_asked_about() -> None:
+    state = ClusterState()
+    for n in range(1000):
+        obj = pod(f"p{n}", memory=10, **{"class": "online"})
+        obj["metadata"]["namespace"] = "flood" if n else "first"
+        state.apply_pod(obj)
+    late = pod("q", memory=10, **{"class": "online"})
+    late["metadata"]["namespace"] = "team"
+    state.apply_pod(late)
+    asked: list[str] = []
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        asked.append(request.path)
+        return web.json_response({"code": 404}, status=404)
+
+    async def run() -> None:
+        server = await asyncio.get_running_loop().create_server(web.Server(answer), "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server, Client(Access(url, None, Token("x"))) as client:
+            unasked = Unasked(client, state, Wanting(), Terms())
+            for second in (0.0, 5.0):
+                await unasked.look(second)
+
+    asyncio.run(run())
+    assert "/api/v1/namespaces/team/pods/q" in asked and len(asked) == ASKED_AT_A_TIME
 
 
 def test_planning_for_one_pod_pauses_and_goes_on_at_the_next_node(monkeypatch: pytest.MonkeyPatch) -> None:
