@@ -7,7 +7,8 @@ from typing import Any, Protocol
 import msgspec
 
 MOST = 64  # levels; those of a pod that we read are below 16
-TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]')
+# Runs of brackets are one match each: a tenant's object may have half a million.
+TOKENS = re.compile(rb'(?P<keys>(?:\{"[^"\\]*":)+)|(?P<close>[}\]]+)|(?P<open>[{\[])|"[^"\\]*(?:\\.[^"\\]*)*"')
 
 
 class Decoder(Protocol):
@@ -29,17 +30,22 @@ def shallow(text: bytes) -> bytes:
     """The same JSON, with null for each object and list that is deeper than MOST."""
     parts: list[bytes] = []
     depth = kept = 0
-    for found in TOKEN.finditer(text):
-        token = found.group()
-        if token in b"{[":
-            depth += 1
-            if depth == MOST + 1:
-                parts.append(text[kept : found.start()])
-        elif token in b"}]":
-            if depth == MOST + 1:
+    for found in TOKENS.finditer(text):
+        start, count = found.start(), 1
+        if found.lastgroup == "close":
+            count = found.end() - start
+            if depth > MOST >= depth - count:
                 parts.append(b"null")
-                kept = found.end()
-            depth -= 1
+                kept = start + depth - MOST
+            depth -= count
+        elif found.lastgroup is not None:
+            if found.lastgroup == "keys":
+                count = found.group().count(b'":')
+            if depth <= MOST < depth + count:
+                for _ in range(MOST - depth):
+                    start = text.index(b'":', start) + 2
+                parts.append(text[kept:start])
+            depth += count
     if depth > MOST:
         raise msgspec.DecodeError("the JSON ends too early")
     return b"".join([*parts, text[kept:]])

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,30 @@ def test_shallow_json_stays_as_it_is() -> None:
         text = json.dumps(value).encode()
         assert shallow(text) == text
     assert decode(b"[" * 2000 + b"]" * 2000) is not None
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_what_is_too_deep_becomes_null_and_nothing_else(seed: int) -> None:
+    chance = random.Random(seed)
+    keys = ("a{", '":', "x", "\\", 'f:{"b":')
+
+    def make(depth: int) -> Any:
+        if not depth or chance.random() < 0.01:
+            return chance.choice(['":', '{"a":', '\\"}', 1, None, {}, [], "x{"])
+        if chance.random() < 0.5:
+            return [make(depth - 1), *[chance.choice([{}, [[]], "}"])] * chance.randrange(2)]
+        return {chance.choice(keys): make(depth - 1), **({"z": [{"q": "]"}]} if chance.random() < 0.3 else {})}
+
+    def cut(value: Any, depth: int = 0) -> Any:
+        if isinstance(value, (dict, list)) and depth == MOST:
+            return None
+        if isinstance(value, dict):
+            return {key: cut(one, depth + 1) for key, one in value.items()}
+        return [cut(one, depth + 1) for one in value] if isinstance(value, list) else value
+
+    made = make(chance.choice((5, MOST - 1, MOST, MOST + 1, 2 * MOST)))
+    text = json.dumps(made, separators=(",", ":") if seed % 2 else None).encode()
+    assert json.loads(shallow(text)) == cut(made)
 
 
 @pytest.mark.parametrize("text", (b"[" * 2000, b'{"a":' * 2000 + b"x" + b"}" * 1999))
