@@ -13,6 +13,7 @@ from oci_hook.kube.state import ClusterState
 
 Option = tuple[str, Fit]
 MOST = 16  # equal nodes that are compared
+MOST_OF_NODE = 512  # GPUs that are looked at for the alternatives of one node: each alternative looks at all of them
 
 
 def calmest(state: ClusterState, uid: str, options: Iterable[tuple[str, Fit, Asked]]) -> Option:
@@ -59,8 +60,12 @@ def alternatives(state: ClusterState, node: Node, uid: str, found: Fit, asked: A
     key = ORDERS[placement_of(asks[0], node.rules)]
     uses = usage(inventory, beside, node.rules)
     chosen = next(key(use) for use in uses if use.gpu.uuid == found.rows[0].uuid)
+    looked = 0
     for use in uses:
         if use.gpu.uuid != found.rows[0].uuid and key(use) == chosen:
+            looked += len(uses)
+            if looked > MOST_OF_NODE:
+                return
             narrowed = tuple((name, kind, r.replace(narrow_to=(use.gpu.uuid,))) for name, kind, r in asked)
             other = fit(narrowed, inventory, beside, node.rules)
             if isinstance(other, Fit):

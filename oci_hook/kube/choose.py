@@ -19,7 +19,7 @@ from oci_hook.kube.state import ClusterState
 
 PLAIN = Rules()
 BELOW_CONTEXT = "less memory than a program's context takes"
-MOST_WORK = 5_000  # containers times their GPUs that are placed for one answer: 0.7 s at most
+MOST_WORK = 5_000  # containers times their GPUs that are placed for one answer: 1 s at most
 KEPT_WORDS = 4096  # characters of a pod's words that may be remembered with what they mean
 OPENING = 8  # nodes that are tried for room on GPUs in use, before a free GPU is taken
 
@@ -271,16 +271,17 @@ def _try(
     why = forbidden(state, question, node)
     if why is None:
         requests = question.asked(node.rules)
-        if question.work > MOST_WORK:
+        work = work_of(requests, len(room.spots))
+        if max(question.work, work) > MOST_WORK:
             tried[name] = TOO_MUCH
             return TOO_MUCH
-        question.work += work_of(requests) // 8
+        question.work += work // 8
         if not fits_each(room, requests, node.rules):
             why = _words(room, question)
         elif (alike := (node.rules, room.spots)) in known:
             why = known[alike]
     if why is None:
-        question.work += work_of(requests)
+        question.work += work
         beside = state.grants(node, without=question.pod.uid)
         found = fit(requests, state.inventory(node), beside, node.rules)
         if isinstance(found, Fit):
@@ -292,9 +293,14 @@ def _try(
     return why
 
 
-def work_of(requests: Asked) -> int:
-    """0 for one container, which the first look answers nearly always."""
-    return sum(len(request.gpus) for _, _, request in requests) if len(requests) > 1 else 0
+def work_of(requests: Asked, gpus: int) -> int:
+    """To place them on a node of so many GPUs; 0 for one container, which the first look answers nearly always."""
+    return sum(len(request.gpus) for _, _, request in requests) * weight(gpus) if len(requests) > 1 else 0
+
+
+def weight(gpus: int) -> int:
+    """How much longer it takes on a node of so many GPUs than on one of 8: a node may say that it has 512."""
+    return max(1, gpus // 4 - 1)
 
 
 def _refused(found: NoFit) -> Refused:

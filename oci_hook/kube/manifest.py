@@ -15,6 +15,7 @@ from oci_hook.kube.gang import Role, check_size, role_of
 from oci_hook.kube.mutate import Options
 
 MAX_SIZE = 1 << 20  # characters
+MAX_VALUES = 4 << 20  # and characters
 MAX_DEPTH = 8  # lists of lists
 Part = tuple[str, int, Mapping[str, Any]]  # (name, count, PodTemplateSpec)
 
@@ -24,10 +25,13 @@ def roles(text: str, options: Options, namespace: str = "default") -> list[Role]
     if len(text) > MAX_SIZE:
         raise _refuse(f"has more than {MAX_SIZE} characters")
     try:
-        documents = [one for one in yaml.safe_load_all(text) if one is not None]
+        documents = [one for one in yaml.load_all(text, _Loader) if one is not None]
+        many = unfolded(documents, {}) > MAX_VALUES
     except (yaml.YAMLError, RecursionError, ValueError) as e:
         line = getattr(getattr(e, "problem_mark", None), "line", None)
         raise _refuse("is no YAML" + (f": line {line + 1}" if line is not None else "")) from None
+    if many:
+        raise _refuse(f"has aliases that unfold to more than {MAX_VALUES} values and characters")
     found: list[Role] = []
     total = kinds = 0
     obj: Mapping[str, Any] = {}
@@ -55,6 +59,29 @@ def named_kind(obj: Mapping[str, Any]) -> str:
     """For people: the kind is the user's word, and may be anything."""
     kind = obj.get("kind")
     return show(kind) if isinstance(kind, str) and kind else "document"
+
+
+class _Loader(yaml.SafeLoader):
+    """Merge keys (<<) of merge keys would unfold while the text is read."""
+
+    merged = 0
+
+    def flatten_mapping(self, node: Any) -> None:
+        super().flatten_mapping(node)
+        self.merged += len(node.value)
+        if self.merged > MAX_VALUES // 16:
+            raise yaml.YAMLError("too many merge keys")
+
+
+def unfolded(value: Any, known: dict[int, int]) -> int:
+    """How many values and characters there are when each alias is written out; an alias within itself has no end. known: by id."""
+    if not isinstance(value, (dict, list)):
+        return 1 + len(value) if isinstance(value, str) else 1
+    if id(value) not in known:
+        known[id(value)] = MAX_VALUES + 1  # as long as we are in it
+        inside = [*value, *value.values()] if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(unfolded(one, known) for one in inside)
+    return known[id(value)]
 
 
 def objects(documents: list[Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:

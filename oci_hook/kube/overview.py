@@ -22,6 +22,7 @@ from oci_hook.kube.state import ClusterState
 
 MOST_WAITING = 500  # pods that are listed; the sums count all
 MOST_GONE = 1_000  # names that are remembered for those who ask what changed
+MOST_CONTAINERS = 16  # of a pod for which it is worked out what would help: of many it takes milliseconds for each pod
 MOST_TEXT = 300  # characters of any text that a node or a pod wrote
 FEW = 64  # nodes or pods that take some 0.1 ms together
 FREE, SHARED, WHOLE = 0, 1, 2
@@ -296,6 +297,8 @@ def helps(pod: Pod, most: Need) -> list[str]:
     """What keeps the pod from every node, each with what would help. most: of most_of. A figure that fits somewhere is not
     named: then no node has all of them together."""
     assert pod.words is not None
+    if len(pod.words.containers) > MOST_CONTAINERS:
+        return []
     try:
         need = need_of(asked(pod.words, Rules()), Rules())
     except RequestError as e:

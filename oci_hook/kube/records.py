@@ -14,6 +14,8 @@ from oci_hook.kube.interference import Busy
 from oci_hook.kube.peaks import Row, together
 from oci_hook.kube.pods import ENDED, PodWords, asked, words
 
+MOST_GRACE = 540  # seconds that a pod may take to end for another; a hold lasts 600
+
 
 class Node:
     """text: the annotation with its inventory; "" before it has one. rules: its settings, with the policy of its label.
@@ -50,11 +52,11 @@ class Pod:
     """words, created: only while it has no node. rows: what it was given. was_listed: its node's ledger had it once. gone: when the
     object went away while its containers may still run; None while the object exists. claim: its decision, where we cannot verify
     that, and the pod's words: counts as far as its node's ledger has it. labels: of a pod with
-    words of ours."""
+    words of ours. grace: seconds that it has to end."""
 
     __slots__ = (
         *("uid", "namespace", "name", "node", "words", "rows", "ended", "deleting", "daemon", "whole_node", "priority"),
-        *("was_listed", "gone", "claim", "labels", "created"),
+        *("was_listed", "gone", "claim", "labels", "created", "grace"),
     )
 
     def __init__(self, obj: dict[str, Any]) -> None:
@@ -69,6 +71,9 @@ class Pod:
         self.rows: tuple[Row, ...] = ()
         self.ended = (obj.get("status") or {}).get("phase") in ENDED
         self.deleting = bool(obj["metadata"].get("deletionTimestamp"))
+        spec, meta = obj.get("spec") or {}, obj["metadata"]
+        given = meta.get("deletionGracePeriodSeconds") if self.deleting else spec.get("terminationGracePeriodSeconds")
+        self.grace: int = 30 if given is None else given
         self.daemon = said.daemon
         self.whole_node = said.whole_node
         self.priority = said.priority
@@ -76,6 +81,11 @@ class Pod:
         self.gone: float | None = None
         self.claim: tuple[Decision, PodWords] | None = None
         self.labels = _shared(obj["metadata"].get("labels") or {}) if said.annotations else ()
+
+    @property
+    def ends(self) -> bool:
+        """Whether it was told to end, and soon. A pod may have years of grace, in which it keeps what it has."""
+        return self.deleting and self.grace <= MOST_GRACE
 
     @property
     def offline(self) -> bool:

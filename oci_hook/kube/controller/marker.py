@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from oci_hook.kube import names
 from oci_hook.kube.controller.client import JSON_PATCH, ApiError, Client
@@ -87,7 +88,7 @@ class Marker:
             await asyncio.gather(*(self._write(*change, may) for change in changes[first : first + AT_A_TIME]))
 
     async def _write(self, name: str, marked: bool, may: Callable[[], bool]) -> None:
-        path = f"/api/v1/nodes/{name}"
+        path = f"/api/v1/nodes/{quote(name, safe='')}"
         try:
             change = patch(await self._client.get(path), marked)
             if change and may():

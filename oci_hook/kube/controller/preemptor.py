@@ -16,11 +16,12 @@ from oci_hook.kube.controller.client import ApiError, Client
 from oci_hook.kube.controller.events import About, Events
 from oci_hook.kube.controller.evictions import Evictions
 from oci_hook.kube.controller.unasked import Unasked
-from oci_hook.kube.controller.wanting import Want, Wanting
+from oci_hook.kube.controller.wanting import AGAIN, Want, Wanting
+from oci_hook.kube.controller.wanting import MOST as MOST_WAIT
 from oci_hook.kube.disruption import Budgets
 from oci_hook.kube.pods import PodWords
 from oci_hook.kube.preempt import Plan, Terms, awaited, ending, plan, yields
-from oci_hook.kube.records import Pod, Reservation
+from oci_hook.kube.records import MOST_GRACE, Pod, Reservation
 from oci_hook.kube.state import ClusterState
 
 EVERY = 1.0
@@ -30,8 +31,10 @@ ENOUGH = 32  # nodes with victims, of which the cheapest is taken
 MOST_HELD = 600.0  # seconds for which room is held while victims end
 AFTER = 90.0  # seconds for which it is held then: the scheduler of 1.20 looks again after 60 at most
 BARRED = 60.0  # seconds for which a pod is left alone that a budget protects
+MOST_LOOK = 1.0  # seconds of planning for one pod at a time: then it is others' turn
 TRIES = 3  # sets of victims for one attempt, and of one eviction
 RESTS = 4  # as after so many attempts in vain: 160 s at least between two sets of victims for one pod
+FORGET = 600.0  # seconds after which a namespace begins anew whose pods went when others had ended for them
 WAITING = 5.0  # seconds until we look again at a pod that waits for others to end
 PREEMPTS, WOULD, PREEMPTED = "GpuSharePreempts", "GpuShareWouldPreempt", "GpuSharePreempted"
 OFF, REPORT, ON = MODES = ("off", "report", "on")
@@ -65,6 +68,10 @@ class Preemptor:
         self._nominated: dict[str, PodWords] = {}
         self._may_nominate = True
         self._planned = 0.0  # seconds in this round
+        self._looked = 0.0  # seconds for this pod
+        self._vain: dict[
+            str, tuple[int, float]
+        ] = {}  # namespace -> (victims in vain, until when nobody ends for its pods)
 
     def note(self, pod: PodWords, nodes: list[str], more: bool = False) -> None:
         """No node has room for the pod, and on these it is for what others hold."""
@@ -86,6 +93,7 @@ class Preemptor:
     async def _round(self) -> None:
         now = self._now()
         self._barred = {uid: until for uid, until in self._barred.items() if until > now}
+        self._look_for_gone(now)
         await self._look_at_holds()
         await self._unasked.look(now)
         self._planned = 0.0
@@ -96,11 +104,16 @@ class Preemptor:
 
     async def _try(self, want: Want) -> None:
         pod, state = want.pod, self._state
+        self.wanting.looks(want, self._now())
+        self._looked = 0.0
         if state.pending(pod.namespace, pod.name) != pod:
             self.wanting.drop(pod.uid)
             return
         if pod.uid in state.reservations or await self._comes_free(want):
             want.at = self._now() + WAITING
+            return
+        if (again := self._vain.get(pod.namespace, (0, 0.0))[1]) > self._now():
+            want.at = again
             return
         if want.acted:  # its room was made, and it is not there: something else keeps it off
             want.acted = False
@@ -109,6 +122,9 @@ class Preemptor:
         for _ in range(TRIES):
             best = await self._best(want)
             if best is None:
+                if self._looked > MOST_LOOK:  # there are nodes that were not looked at
+                    want.at = self._now() + AGAIN
+                    return
                 break
             fresh = await self._fresh(pod)
             if fresh is None:
@@ -136,16 +152,20 @@ class Preemptor:
                 await self._pause(began)
             else:
                 lesser = tuple(uid for uid in gone if yields(node.pods[uid], Question(want.pod), self.terms))
-                if lesser and self.mode == ON:
-                    state.hold(want.pod, name, found, lesser, self._now() + MOST_HELD)
+                until = want.held_until = want.held_until or self._now() + MOST_HELD
+                if lesser and self.mode == ON and until > self._now():
+                    state.hold(want.pod, name, found, lesser, until)
                 return True
+            if self._looked > MOST_LOOK:
+                want.nodes = tuple(sorted(want.nodes, key=lambda other: other <= name))
+                return True  # nothing is known of the others yet
         return False
 
     async def _best(self, want: Want) -> Plan | None:
         """Over all nodes, with a pause after each: other requests are answered then."""
         best: Plan | None = None
         found = 0
-        for name in want.nodes:
+        for count, name in enumerate(want.nodes, 1):
             began = time.perf_counter()
             one = self._plan(want.pod, name)
             if one is not None:
@@ -154,12 +174,16 @@ class Preemptor:
                 if found == ENOUGH:
                     break
             await self._pause(began)
+            if self._looked > MOST_LOOK:
+                want.nodes = (*want.nodes[count:], *want.nodes[:count])  # the next time it goes on from here
+                break
         return best
 
     async def _pause(self, began: float) -> None:
         """Others are answered for most of the time, however long a pod takes to place."""
         spent = time.perf_counter() - began
         self._planned += spent
+        self._looked += spent
         await asyncio.sleep(spent * (1 - SHARE) / SHARE if self._planned > SHARE else 0)
 
     def _plan(self, pod: PodWords, name: str) -> Plan | None:
@@ -180,7 +204,7 @@ class Preemptor:
             return None
         at = self._state.nodes.get((found.get("status") or {}).get("nominatedNodeName") or "")
         # The scheduler itself preempts for it: its victims first.
-        return None if at is not None and any(each.deleting for each in at.pods.values()) else found
+        return None if at is not None and any(each.ends for each in at.pods.values()) else found
 
     async def _accepts(self, name: str, pod: Any) -> bool:
         try:
@@ -217,10 +241,12 @@ class Preemptor:
             self._counted("reported")
             self.wanting.in_vain(want, self._now())
             return
-        self._state.hold(pod, found.node, again.fit, found.victims, self._now() + MOST_HELD)
+        want.held_until = self._now() + MOST_HELD
+        self._state.hold(pod, found.node, again.fit, found.victims, want.held_until)
         want.at, want.acted, want.tries = self._now() + WAITING, True, max(RESTS, want.tries)
         for count, victim in enumerate(victims):
-            if not await self._evict(victim, pod, found.node):
+            here = self._state.pending(pod.namespace, pod.name) == pod
+            if not here or not await self._evict(victim, pod, found.node):
                 self._state.release(pod.uid)
                 want.acted = False
                 self._counted("stopped")
@@ -238,7 +264,8 @@ class Preemptor:
             if not self._leads():
                 return False
             try:
-                await self._evictions.evict(victim.namespace, victim.name, victim.uid)
+                grace = MOST_GRACE if victim.grace > MOST_GRACE else None
+                await self._evictions.evict(victim.namespace, victim.name, victim.uid, grace=grace)
             except ApiError as e:
                 if e.status in (404, 409):
                     return True  # gone by itself
@@ -259,6 +286,19 @@ class Preemptor:
 
     def _say(self, pod: PodWords, reason: str, text: str) -> None:
         self._events.add(About(pod.namespace, pod.name, pod.uid), reason, text, warning=False)
+
+    def _look_for_gone(self, now: float) -> None:
+        """A namespace whose pods go as soon as others ended for them: each next time, it takes longer until anybody ends for one."""
+        for want in [want for want in self.wanting.pods.values() if want.acted]:
+            known = self._state.pods.get(want.pod.uid)
+            if known is None or known.gone is not None:
+                times = self._vain.get(want.pod.namespace, (0, 0.0))[0]
+                self._vain[want.pod.namespace] = times + 1, now + min(MOST_WAIT, AGAIN * 2 ** min(times, 8))
+                self.wanting.drop(want.pod.uid)
+            elif known.node:
+                self._vain.pop(want.pod.namespace, None)
+                self.wanting.drop(want.pod.uid)
+        self._vain = {name: (n, until) for name, (n, until) in self._vain.items() if until + FORGET > now}
 
     # --- holds
 

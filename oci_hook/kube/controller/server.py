@@ -187,7 +187,7 @@ class Server:
             ("POST", "/preempt"): self._json("filter", MAX_FILTER, found["preempt"]),
             **{
                 ("POST", f"/{verb}"): self._json(
-                    "review" if verb == "predicate" else "dry-run", MAX_FILTER, found[verb]
+                    *(("review", MAX_REVIEW) if verb == "predicate" else ("dry-run", MAX_FILTER)), found[verb]
                 )
                 for verb in DRY_RUNS
             },

@@ -3,7 +3,7 @@
 from oci_hook.kube import in_tree
 from oci_hook.kube.choose import Question
 from oci_hook.kube.controller.client import ApiError, Client
-from oci_hook.kube.controller.wanting import Wanting
+from oci_hook.kube.controller.wanting import Wanting, in_turns
 from oci_hook.kube.pods import PodWords
 from oci_hook.kube.preempt import Terms, online, yields
 from oci_hook.kube.state import ClusterState
@@ -31,16 +31,17 @@ class Unasked:
             return
         waiting = {pod.uid: pod for pod in self._state.waiting()}
         self._seen = {uid: seen for uid, seen in self._seen.items() if uid in waiting}
-        fresh = [uid for uid in waiting if uid not in self._seen][:NEW_AT_A_TIME]
-        for uid in fresh:
-            is_online = waiting[uid].may_preempt and online(Question(waiting[uid]))
-            self._seen[uid] = _Seen(is_online, now + PATIENCE)
+        fresh = in_turns(pod for uid, pod in waiting.items() if uid not in self._seen)[:NEW_AT_A_TIME]
+        for pod in fresh:
+            is_online = pod.may_preempt and online(Question(pod))
+            self._seen[pod.uid] = _Seen(is_online, now + PATIENCE)
         due = [uid for uid, seen in self._seen.items() if seen.online and seen.at <= now]
         due = [uid for uid in due if uid not in self._wanting.pods and uid not in self._state.reservations]
-        for uid in sorted(due, key=lambda uid: self._seen[uid].at)[:ASKED_AT_A_TIME]:
-            seen = self._seen[uid]
+        oldest = sorted(due, key=lambda uid: self._seen[uid].at)
+        for pod in in_turns(waiting[uid] for uid in oldest)[:ASKED_AT_A_TIME]:
+            seen = self._seen[pod.uid]
             seen.at, seen.wait = now + seen.wait, min(MOST, seen.wait * 2)
-            await self._ask(waiting[uid], now)
+            await self._ask(pod, now)
 
     async def _ask(self, pod: PodWords, now: float) -> None:
         try:
