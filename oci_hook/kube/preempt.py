@@ -232,8 +232,12 @@ def _without(state: ClusterState, question: Question, node: Node, gone: Collecti
     requests = question.asked(node.rules)
     if question.work > MOST_WORK:
         return None
-    question.work += work_of(requests) or 1
-    found = fit(requests, state.inventory(node), tuple(beside), node.rules)
+    inventory = state.inventory(node)
+    work = work_of(requests, len(inventory.gpus)) or 1
+    question.work += work
+    if work > MOST_WORK:
+        return None
+    found = fit(requests, inventory, tuple(beside), node.rules)
     return found if isinstance(found, Fit) else None
 
 
