@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from oci_hook.errors import Problem
-from oci_hook.kube.choose import OWNED, Chosen, Question, Refused, choose, judge
+from oci_hook.kube.choose import OWNED, Chosen, Question, Refused, choose, judge_all
 from oci_hook.kube.disruption import Budgets
 from oci_hook.kube.fit import Fit
 from oci_hook.kube.pods import PodWords, words
@@ -119,7 +119,7 @@ def everywhere(state: ClusterState, question: Question, listed: Iterable[str]) -
     held = state.reservations.get(uid)
     state.release(uid)
     try:
-        judged = {name: judge(state, question, name) for name in listed}
+        judged = judge_all(state, question, listed)
     finally:
         if held is not None:
             state.restore(held)
