@@ -6,14 +6,16 @@ from oci_hook.cli import output
 from oci_hook.cli.cluster_objects import Objects, state_of
 from oci_hook.errors import refuse
 from oci_hook.kube import in_tree
+from oci_hook.kube.disruption import Budget, Budgets
 from oci_hook.kube.explain import Explanation, GpuView, NodeView, explain
 
 NO_NODE: dict[str, Any] = {"metadata": {}}
+UNLESS = " if no disruption budget protects them; which there are is not known here"
 SHOWN = 20  # nodes, for people; --json has all
 
 
-def report(name: str, objects: Objects) -> output.Report:
-    """name: NAMESPACE/NAME, or NAME in the namespace default."""
+def report(name: str, objects: Objects, budgets: list[Budget] | None) -> output.Report:
+    """name: NAMESPACE/NAME, or NAME in the namespace default. budgets: None where they cannot be known."""
     namespace, _, short = name.rpartition("/")
     namespace = namespace or "default"
     nodes, pods = objects
@@ -23,11 +25,13 @@ def report(name: str, objects: Objects) -> output.Report:
     else:
         raise refuse("GH-608", f"there is no pod {namespace}/{short} among {len(pods)} pods; check both names")
     known = {node["metadata"]["name"]: node for node in nodes}
-    found = explain(state_of(nodes, pods), obj, lambda name: in_tree.accepts(known.get(name, NO_NODE), obj))
+    protection = Budgets(budgets or (), known=budgets is not None)
+    found = explain(state_of(nodes, pods), obj, lambda name: in_tree.accepts(known.get(name, NO_NODE), obj), protection)
     return output.Report(as_data(found), lines(found), exit_status=0 if found.node or not found.asks else 1)
 
 
 def as_data(found: Explanation) -> dict[str, Any]:
+    ends = {"node": found.victims_node, "pods": list(found.victims)} if found.victims else None
     return {
         "namespace": found.pod.namespace,
         "pod": found.pod.name,
@@ -46,7 +50,8 @@ def as_data(found: Explanation) -> dict[str, Any]:
             for node in found.nodes
         ],
         "suggestions": list(found.suggestions),
-        "would_preempt": {"node": found.victims_node, "pods": list(found.victims)} if found.victims else None,
+        "would_preempt": None if found.protected else ends,
+        "protected": ends if found.protected else None,
     }
 
 
@@ -63,8 +68,11 @@ def lines(found: Explanation) -> list[str]:
     if len(found.nodes) > SHOWN:
         shown.append(f"and {output.count(len(found.nodes) - SHOWN, 'more node')}; --json has all")
     if found.victims:
+        victims = f"{', '.join(found.victims)} on node {found.victims_node}"
         shown.append(
-            f"would preempt {', '.join(found.victims)} on node {found.victims_node}, as disruption budgets allow"
+            f"would not preempt {victims}: disruption budgets do not allow it now"
+            if found.protected
+            else f"would preempt {victims}{'' if found.budgets_known else UNLESS}"
         )
     if found.suggestions:
         shown += ["what would help", *(f"  {text}" for text in found.suggestions)]

@@ -135,13 +135,10 @@ def lines(name: str, most: int, plan: Plan, fixed: dict[str, int], addresses: di
 def head(name: str, most: int, plan: Plan) -> str:
     before, after = plan.free
     moves = output.count(len(plan.moves), "move")
+    upto = f"series of up to {output.count(most, 'move')}"
     if name:
         if not plan.reached:
-            sure = (
-                f"no {output.count(most, 'move')} give"
-                if plan.proven
-                else "no moves were found in time that would give"
-            )
+            sure = f"no {upto} gives" if plan.proven else "no moves were found in time that would give"
             return f"pod {name} waits, and {sure} it room"
         if not plan.moves:
             return f"pod {name} has room without any move"
@@ -149,11 +146,7 @@ def head(name: str, most: int, plan: Plan) -> str:
         return f"pod {name} has room after {moves} ({sure})"
     gpus = output.count(before, "GPU")
     if not plan.moves:
-        sure = (
-            f"no {output.count(most, 'move')} free another"
-            if plan.proven
-            else "no moves were found in time that free another"
-        )
+        sure = f"no {upto} frees another" if plan.proven else "no moves were found in time that free another"
         return f"{gpus} without a container, and {sure}"
     sure = "more is not possible with so many" if plan.proven else "found; others may free more"
     return f"{gpus} without a container, {after} after {moves} ({sure})"

@@ -1,6 +1,6 @@
 """Of places that are equal by the placement order, the one where the neighbours disturb a new pod least."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from oci_hook.core.allocate import placement_of, usage
 from oci_hook.core.rules import ORDERS
@@ -13,21 +13,31 @@ from oci_hook.kube.state import ClusterState
 
 Option = tuple[str, Fit]
 MOST = 16  # equal nodes that are compared
+TRIES = 8  # calmer GPUs that `allocate` is asked about; it takes the first nearly always
 
 
 def calmest(state: ClusterState, uid: str, options: Iterable[tuple[str, Fit, Asked]]) -> Option:
     """options: at least one; of equal ones the first is taken."""
-    best: tuple[tuple[int, int], Option] | None = None
+    places: list[tuple[tuple[int, int], str, Fit, Asked, str]] = []
     for name, found, asked in options:
         node = state.nodes[name]
         busy = neighbours(state, node, uid)
         online = any(request.terms.priority_class == ONLINE for _, _, request in asked)
-        for one in alternatives(state, node, uid, found, asked):
-            expected = cost(online, [b for row in one.rows for b in busy.get(row.uuid, ())])
-            if best is None or expected < best[0]:
-                best = expected, (name, one)
-    assert best is not None
-    return best[1]
+        expected = cost(online, [b for row in found.rows for b in busy.get(row.uuid, ())])
+        places.append((expected, name, found, asked, ""))
+        for uuid in equals(state, node, uid, found, asked):
+            places.append((cost(online, busy.get(uuid, ())), name, found, asked, uuid))
+    places.sort(key=lambda place: place[0])
+    tries = 0
+    for _, name, found, asked, uuid in places:
+        if not uuid:
+            return name, found
+        if tries < TRIES:
+            tries += 1
+            other = moved(state, state.nodes[name], uid, asked, uuid)
+            if other is not None:
+                return name, other
+    raise AssertionError("no option")
 
 
 def neighbours(state: ClusterState, node: Node, uid: str) -> dict[str, list[Busy]]:
@@ -47,21 +57,21 @@ def neighbours(state: ClusterState, node: Node, uid: str) -> dict[str, list[Busy
     return found
 
 
-def alternatives(state: ClusterState, node: Node, uid: str, found: Fit, asked: Asked) -> Iterator[Fit]:
-    """This choice, and where one container asks for one GPU the same on the GPUs that are its equals by the node's order."""
-    yield found
+def equals(state: ClusterState, node: Node, uid: str, found: Fit, asked: Asked) -> list[str]:
+    """Where one container asks for one GPU: the GPUs that are this choice's equals by the node's order."""
     asks = [request for _, _, request in asked]
     if len(asks) != 1 or len(asks[0].gpus) != 1 or asks[0].gpus[0].device or asks[0].every_gpu or len(found.rows) != 1:
-        return
+        return []
     if asks[0].narrow_to is not None:
-        return
-    inventory, beside = state.inventory(node), state.grants(node, without=uid)
+        return []
     key = ORDERS[placement_of(asks[0], node.rules)]
-    uses = usage(inventory, beside, node.rules)
+    uses = usage(state.inventory(node), state.grants(node, without=uid), node.rules)
     chosen = next(key(use) for use in uses if use.gpu.uuid == found.rows[0].uuid)
-    for use in uses:
-        if use.gpu.uuid != found.rows[0].uuid and key(use) == chosen:
-            narrowed = tuple((name, kind, r.replace(narrow_to=(use.gpu.uuid,))) for name, kind, r in asked)
-            other = fit(narrowed, inventory, beside, node.rules)
-            if isinstance(other, Fit):
-                yield other
+    return [use.gpu.uuid for use in uses if use.gpu.uuid != found.rows[0].uuid and key(use) == chosen]
+
+
+def moved(state: ClusterState, node: Node, uid: str, asked: Asked, uuid: str) -> Fit | None:
+    """What the pod gets on this GPU of the node alone."""
+    narrowed = tuple((name, kind, request.replace(narrow_to=(uuid,))) for name, kind, request in asked)
+    found = fit(narrowed, state.inventory(node), state.grants(node, without=uid), node.rules)
+    return found if isinstance(found, Fit) else None

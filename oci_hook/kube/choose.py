@@ -2,8 +2,10 @@
 
 import functools
 from collections.abc import Collection, Iterable
+from math import comb
 
 from oci_hook.core.allocate import TOO_SMALL
+from oci_hook.core.policy_page import MAX_GPUS
 from oci_hook.core.rules import Rules, order_of
 from oci_hook.core.terms import ONLINE
 from oci_hook.core.value import Value
@@ -19,7 +21,9 @@ from oci_hook.kube.state import ClusterState
 
 PLAIN = Rules()
 BELOW_CONTEXT = "less memory than a program's context takes"
-MOST_WORK = 5_000  # containers times their GPUs that are placed for one answer: 0.7 s at most
+MOST_WORK = 5_000  # for one answer, of what work_of counts: some 0.1 ms each
+MOST_COMPARED = 500  # of the same, for all nodes that are equal to the first choice
+SMALL = 16  # GPUs: a node that has more costs one container something, too
 KEPT_WORDS = 4096  # characters of a pod's words that may be remembered with what they mean
 OPENING = 8  # nodes that are tried for room on GPUs in use, before a free GPU is taken
 
@@ -157,8 +161,12 @@ def _of_equals(
         return first
     options = [first]
     level = _level(state, order, first)
+    spent = 0
     for name, room in rest:
         if len(options) == calm.MOST or (order and KEYS[order](room) != level):
+            break
+        spent += cost_of(question.asked(room.rules), len(room.spots))
+        if spent > MOST_COMPARED:
             break
         found = _try(state, question, name, room, tried, known)
         if isinstance(found, Fit):
@@ -181,12 +189,25 @@ def _level(state: ClusterState, order: str, chosen: Chosen) -> object:
 
 def judge(state: ClusterState, question: Question, name: str) -> Fit | Refused:
     """Whether this node has room: what `choose` would say of it alone."""
+    return judge_all(state, question, (name,))[name]
+
+
+def judge_all(state: ClusterState, question: Question, names: Iterable[str]) -> dict[str, Fit | Refused]:
+    """The same of each of these nodes. The work for all of them together is bounded as `choose`'s is."""
     state.refresh()
+    tried: dict[str, Refused] = {}
+    known: dict[object, Refused] = {}
+    return {name: _judged(state, question, name, tried, known) for name in names}
+
+
+def _judged(
+    state: ClusterState, question: Question, name: str, tried: dict[str, Refused], known: dict[object, Refused]
+) -> Fit | Refused:
     room = state.cut.rooms.get(name)
     need = question.need(room.rules) if room is not None else None
     if room is None or need is None or not may_fit(room, need):
         return _no_look(state, question, name)
-    return _try(state, question, name, room, {}, {})
+    return _try(state, question, name, room, tried, known)
 
 
 def stays(state: ClusterState, question: Question, name: str, found: Fit) -> bool:
@@ -271,16 +292,17 @@ def _try(
     why = forbidden(state, question, node)
     if why is None:
         requests = question.asked(node.rules)
-        if question.work > MOST_WORK:
+        work = work_of(requests, len(room.spots))
+        if question.work + work > MOST_WORK:
             tried[name] = TOO_MUCH
             return TOO_MUCH
-        question.work += work_of(requests) // 8
+        question.work += work // 8
         if not fits_each(room, requests, node.rules):
             why = _words(room, question)
         elif (alike := (node.rules, room.spots)) in known:
             why = known[alike]
     if why is None:
-        question.work += work_of(requests)
+        question.work += work
         beside = state.grants(node, without=question.pod.uid)
         found = fit(requests, state.inventory(node), beside, node.rules)
         if isinstance(found, Fit):
@@ -292,9 +314,21 @@ def _try(
     return why
 
 
-def work_of(requests: Asked) -> int:
-    """0 for one container, which the first look answers nearly always."""
-    return sum(len(request.gpus) for _, _, request in requests) if len(requests) > 1 else 0
+def work_of(requests: Asked, gpus: int) -> int:
+    """How long `fit` takes on a node with so many GPUs. 0 for one container on a usual node: the first look answers it nearly
+    always."""
+    return cost_of(requests, gpus) if len(requests) > 1 or gpus > SMALL else 0
+
+
+def cost_of(requests: Asked, gpus: int) -> int:
+    """`allocate` looks at each GPU for each wish; for several wishes of one container, also at each pair of GPUs and at some sets."""
+    total = 0
+    for _, _, request in requests:
+        wishes = min(gpus, MAX_GPUS) if request.every_gpu else len(request.gpus)
+        total += -(-wishes * max(gpus, 8) // 8)
+        if wishes > 1:
+            total += gpus * gpus // 400 + min(50, comb(gpus, wishes) // 256)
+    return total
 
 
 def _refused(found: NoFit) -> Refused:

@@ -36,6 +36,11 @@ class Budget(Value):
     allowed: int
     disrupted: frozenset[str]
 
+    @property
+    def words(self) -> int:
+        """How much there is to compare."""
+        return 1 + sum(1 + len(expression.values) for expression in self.selector or ())
+
     def covers(self, namespace: str, labels: Mapping[str, str]) -> bool:
         if self.selector is None or namespace != self.namespace:
             return False
@@ -78,26 +83,53 @@ def in_the_way(budgets: Iterable[Budget], namespace: str, labels: Mapping[str, s
     return next((one.name for one in found if one.allowed < 1 or len(found) > 1), "")
 
 
+# Of all budgets of a namespace: more take too long to compare with pods, so all its pods count as protected.
+MOST_WORDS = 1000
+MOST_LABELS = 1024  # different ones of a namespace that are remembered
+TOO_MANY = Budget("", "", "", (), 0, frozenset())
+
+
 class Budgets:
     """Those of the cluster, by namespace. known: all were read, so who is not protected here is not protected at all."""
 
     def __init__(self, budgets: Iterable[Budget] = (), known: bool = True) -> None:
         self.known = known
         self._of: dict[str, dict[str, Budget]] = {}
+        self._words: dict[str, int] = {}
+        self._over: dict[str, dict[tuple[tuple[str, str], ...], tuple[Budget, ...]]] = {}
         for one in budgets:
             self.put(one)
 
     def put(self, one: Budget) -> None:
+        self._leave(one.namespace, one.uid)
         self._of.setdefault(one.namespace, {})[one.uid] = one
+        self._words[one.namespace] = self._words.get(one.namespace, 0) + one.words
 
     def drop(self, uid: str) -> None:
-        for budgets in self._of.values():
-            budgets.pop(uid, None)
+        for namespace in [name for name, budgets in self._of.items() if uid in budgets]:
+            self._leave(namespace, uid)
+
+    def _leave(self, namespace: str, uid: str) -> None:
+        self._over.pop(namespace, None)
+        before = self._of.get(namespace, {}).pop(uid, None)
+        if before is not None:
+            self._words[namespace] -= before.words
 
     def over(self, pod: Pod) -> tuple[Budget, ...]:
         """Those that protect the pod."""
-        labels = dict(pod.labels)
-        return tuple(one for one in self._of.get(pod.namespace, {}).values() if one.covers(pod.namespace, labels))
+        budgets = self._of.get(pod.namespace)
+        if not budgets:
+            return ()
+        if self._words[pod.namespace] > MOST_WORDS:
+            return (TOO_MANY,)
+        known = self._over.setdefault(pod.namespace, {})
+        found = known.get(pod.labels)
+        if found is None:
+            if len(known) >= MOST_LABELS:
+                known.clear()
+            labels = dict(pod.labels)
+            found = known[pod.labels] = tuple(one for one in budgets.values() if one.covers(pod.namespace, labels))
+        return found
 
 
 class Allowance:

@@ -9,12 +9,14 @@ from oci_hook.core.units import MAX_MEMORY_MIB
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem
 from oci_hook.kube.choose import Question, Refused, choose, judge, summary
+from oci_hook.kube.disruption import Budgets
 from oci_hook.kube.fit import Fit, as_grants, fit
 from oci_hook.kube.pods import INIT, PodWords, words
 from oci_hook.kube.preempt import plan
 from oci_hook.kube.records import Node, Pod
 from oci_hook.kube.state import ClusterState
 
+UNKNOWN = Budgets(known=False)
 MAX_SUGGESTING = 40  # nodes for which smaller requests are tried
 
 
@@ -44,7 +46,8 @@ class NodeView(Value):
 
 class Explanation(Value):
     """node: where the pod is, or else where it would go, "" for nowhere. bound: whether it is there. victims: NAMESPACE/NAME
-    of the pods that would end on `victims_node` so that it gets room."""
+    of the pods that would end on `victims_node` so that it gets room. protected: but for disruption budgets. budgets_known: these
+    were read; else they are left aside."""
 
     pod: PodWords
     asks: bool
@@ -55,10 +58,15 @@ class Explanation(Value):
     problem: Problem | None = None
     victims: tuple[str, ...] = ()
     victims_node: str = ""
+    protected: bool = False
+    budgets_known: bool = False
 
 
 def explain(
-    state: ClusterState, obj: dict[str, Any], lets_in: Callable[[str], bool] = lambda name: True
+    state: ClusterState,
+    obj: dict[str, Any],
+    lets_in: Callable[[str], bool] = lambda name: True,
+    budgets: Budgets = UNKNOWN,
 ) -> Explanation:
     """obj: the pod's API object. The state may know the pod; what it holds itself does not count against it. lets_in: whether
     a node's labels and taints let the pod in."""
@@ -81,16 +89,23 @@ def explain(
         if not isinstance(best, dict):
             return Explanation(pod, True, best.node, False, tuple(views), ())
         changes = suggestions(state, question, refused)
-        ends = preemption(state, pod, (name for name in sorted(refused) if not refused[name].final and lets_in(name)))
+        may = [name for name in sorted(refused) if not refused[name].final and lets_in(name)]
+        victims, at = preemption(state, pod, may, budgets)
+        protected = not victims
+        if protected:
+            victims, at = preemption(state, pod, may, UNKNOWN)
+        ends = victims, at, protected and bool(victims), budgets.known
         return Explanation(pod, True, "", False, tuple(views), changes, summary(refused.values()), *ends)
     finally:
         if held is not None:
             state.restore(held)
 
 
-def preemption(state: ClusterState, pod: PodWords, names: Iterable[str]) -> tuple[tuple[str, ...], str]:
-    """(pods that would end, on which node): the controller's choice, disruption budgets left aside."""
-    plans = [one for name in names if (one := plan(state, Question(pod), name)) is not None]
+def preemption(
+    state: ClusterState, pod: PodWords, names: Iterable[str], budgets: Budgets
+) -> tuple[tuple[str, ...], str]:
+    """(pods that would end, on which node): the controller's choice."""
+    plans = [one for name in names if (one := plan(state, Question(pod), name, budgets)) is not None]
     best = min(plans, key=lambda one: (one.cost, one.node), default=None)
     if best is None:
         return (), ""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from oci_hook.errors import Problem
-from oci_hook.kube.choose import OWNED, Chosen, Question, Refused, choose, judge
+from oci_hook.kube.choose import OWNED, Chosen, Question, Refused, choose, judge_all
 from oci_hook.kube.disruption import Budgets
 from oci_hook.kube.fit import Fit
 from oci_hook.kube.pods import PodWords, words
@@ -71,8 +71,11 @@ def nowhere(args: dict[str, Any], why: Problem) -> dict[str, Any]:
 
 def nodes_of(args: dict[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
     """(the nodes' objects, if the scheduler sends these; their names)"""
-    if args.get("NodeNames") is not None:
-        return None, args["NodeNames"]
+    listed = args.get("NodeNames")
+    if listed is not None:
+        if not (isinstance(listed, list) and {str}.issuperset(map(type, listed))):
+            raise ValueError("NodeNames is no list of names")
+        return None, listed
     objects = {node["metadata"]["name"]: node for node in (args.get("Nodes") or {}).get("items") or ()}
     return objects, list(objects)
 
@@ -115,9 +118,11 @@ def everywhere(state: ClusterState, question: Question, listed: Iterable[str]) -
     uid = question.pod.uid
     held = state.reservations.get(uid)
     state.release(uid)
-    judged = {name: judge(state, question, name) for name in listed}
-    if held is not None:
-        state.restore(held)
+    try:
+        judged = judge_all(state, question, listed)
+    finally:
+        if held is not None:
+            state.restore(held)
     failed = {name: found for name, found in judged.items() if isinstance(found, Refused)}
     return [name for name, found in judged.items() if isinstance(found, Fit)], failed
 

@@ -34,12 +34,16 @@ class Fragments:
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self._denied: dict[str, Denied] = {}
+        self._first = 0  # place of the kind whose turn it is
 
     def __bool__(self) -> bool:
         return bool(self._denied)
 
     def denied(self, pod: PodWords, node: str) -> None:
-        """The bind webhook denied this node to the pod, because of the node."""
+        """The bind webhook denied this node to the pod, because of the node. Who calls the webhook may name anything."""
+        found = self._state.nodes.get(node)
+        if found is None or not found.present:
+            return
         if pod.uid not in self._denied and len(self._denied) >= MOST_PODS:
             del self._denied[next(iter(self._denied))]
         one = self._denied.setdefault(pod.uid, Denied(pod))
@@ -54,7 +58,10 @@ class Fragments:
                 del self._denied[uid]  # it has a node, or is gone
             else:
                 kinds.setdefault((tuple(sorted(one.pod.annotations.items())), one.pod.containers), []).append(one)
-        for pods in list(kinds.values())[:MOST_KINDS]:
+        if len(kinds) > MOST_KINDS:  # some may wait for something else, and for ever
+            self._first = (self._first + MOST_KINDS) % len(kinds)
+        groups = list(kinds.values())
+        for pods in (groups[self._first :] + groups[: self._first])[:MOST_KINDS]:
             state.refresh()
             yield self._misleading(pods)
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import yaml
 
+from oci_hook.core.units import show
 from oci_hook.errors import Problem, RequestError
 from oci_hook.kube.gang import Role, check_size, role_of
 from oci_hook.kube.mutate import Options
 
 MAX_SIZE = 1 << 20  # characters
+MAX_VALUES = 4 << 20  # and characters
 MAX_DEPTH = 8  # lists of lists
 Part = tuple[str, int, Mapping[str, Any]]  # (name, count, PodTemplateSpec)
 
@@ -23,12 +25,16 @@ def roles(text: str, options: Options, namespace: str = "default") -> list[Role]
     if len(text) > MAX_SIZE:
         raise _refuse(f"has more than {MAX_SIZE} characters")
     try:
-        documents = [one for one in yaml.safe_load_all(text) if one is not None]
+        documents = [one for one in yaml.load_all(text, _Loader) if one is not None]
+        many = unfolded(documents, {}) > MAX_VALUES
     except (yaml.YAMLError, RecursionError, ValueError) as e:
         line = getattr(getattr(e, "problem_mark", None), "line", None)
         raise _refuse("is no YAML" + (f": line {line + 1}" if line is not None else "")) from None
+    if many:
+        raise _refuse(f"has aliases that unfold to more than {MAX_VALUES} values and characters")
     found: list[Role] = []
     total = kinds = 0
+    obj: Mapping[str, Any] = {}
     try:
         for obj in objects(documents):
             meta = obj.get("metadata") or {}
@@ -38,11 +44,44 @@ def roles(text: str, options: Options, namespace: str = "default") -> list[Role]
                 found.append(role_of(name, str(meta.get("namespace") or namespace), count, template, options))
     except ValueError as e:
         raise _refuse(str(e)) from None
-    except (KeyError, TypeError, AttributeError) as e:
-        raise _refuse(f"is not as the API server has it: {type(e).__name__} {str(e)[:100]}") from None
+    except KeyError as e:
+        raise _refuse(f"lacks {e} in a {named_kind(obj)}") from None
+    except (TypeError, AttributeError):
+        raise _refuse(
+            f"has a value of the wrong kind in a {named_kind(obj)}; `kubectl apply --dry-run=server` says where"
+        ) from None
     if not found:
         raise _refuse("makes no pods that we know of: write the workload itself, as a Job, JobSet or Deployment")
     return found
+
+
+def named_kind(obj: Mapping[str, Any]) -> str:
+    """For people: the kind is the user's word, and may be anything."""
+    kind = obj.get("kind")
+    return show(kind) if isinstance(kind, str) and kind else "document"
+
+
+class _Loader(yaml.SafeLoader):
+    """Merge keys (<<) of merge keys would unfold while the text is read."""
+
+    merged = 0
+
+    def flatten_mapping(self, node: Any) -> None:
+        super().flatten_mapping(node)
+        self.merged += len(node.value)
+        if self.merged > MAX_VALUES // 16:
+            raise yaml.YAMLError("too many merge keys")
+
+
+def unfolded(value: Any, known: dict[int, int]) -> int:
+    """How many values and characters there are when each alias is written out; an alias within itself has no end. known: by id."""
+    if not isinstance(value, (dict, list)):
+        return 1 + len(value) if isinstance(value, str) else 1
+    if id(value) not in known:
+        known[id(value)] = MAX_VALUES + 1  # as long as we are in it
+        inside = [*value, *value.values()] if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(unfolded(one, known) for one in inside)
+    return known[id(value)]
 
 
 def objects(documents: list[Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:

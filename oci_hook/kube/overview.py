@@ -1,7 +1,7 @@
 """The whole cluster as data for people: nodes and their GPUs, who waits and why, sums. Pure.
 
-The cost of a look is bounded: only nodes that changed are looked at anew, and `look` yields after each little piece of work,
-so that a caller with decisions to make can make them in between.
+The cost of a look is bounded: only nodes and pods that changed are looked at anew, of pods so many in one look, and `look` yields
+after each little piece of work, so that a caller with decisions to make can make them in between.
 """
 
 import json
@@ -15,7 +15,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.core.value import Value
 from oci_hook.errors import CODES, RequestError
 from oci_hook.kube.peaks import Row
-from oci_hook.kube.pods import asked
+from oci_hook.kube.pods import PodWords, asked
 from oci_hook.kube.records import Node, Pod
 from oci_hook.kube.room import Need, Room, need_of
 from oci_hook.kube.state import ClusterState
@@ -23,6 +23,9 @@ from oci_hook.kube.state import ClusterState
 MOST_WAITING = 500  # pods that are listed; the sums count all
 MOST_GONE = 1_000  # names that are remembered for those who ask what changed
 MOST_TEXT = 300  # characters of any text that a node or a pod wrote
+MOST_READ = 1_000  # of what reading_of counts, for pods whose words are read anew in one look: some 50 ms
+SMALL = 4  # of the same: a pod that is read at once, whatever others have
+MOST_WORDS = 500  # of the same: a pod with more is not read
 FEW = 64  # nodes or pods that take some 0.1 ms together
 FREE, SHARED, WHOLE = 0, 1, 2
 STATES = ("ok", "problem", "no report")  # of a node
@@ -88,6 +91,7 @@ class Overview:
         self._gone: deque[tuple[int, str]] = deque(maxlen=MOST_GONE)
         self._forgotten = 0  # versions up to this one may miss a name of a node that is gone
         self._parts: dict[str, tuple[int, str]] = {}  # (since, text) of what is not a node
+        self._asks: dict[str, tuple[PodWords, Need | str]] = {}  # of waiting pods, by UID: what their words mean
 
     def look(
         self,
@@ -137,9 +141,23 @@ class Overview:
         ]
         yield
         found.sort(key=lambda pod: (pod.created, pod.namespace, pod.name))
+        read = 0
+        asks: dict[str, tuple[PodWords, Need | str]] = {}
         for pod in found[:MOST_WAITING]:
-            pods.append(waiting_row(pod, waiting.get(pod.uid), most))
+            why = waiting.get(pod.uid)
+            if pod.words is not None and why is not None and why.code in FULL:
+                kept = self._asks.get(pod.uid)
+                work = reading_of(pod.words)
+                if kept is not None and kept[0] == pod.words:
+                    asks[pod.uid] = kept
+                elif work > MOST_WORDS:
+                    asks[pod.uid] = pod.words, "its containers and annotations are too many to say what would help"
+                elif work <= SMALL or read + work <= MOST_READ:
+                    read += work
+                    asks[pod.uid] = pod.words, asks_for(pod.words)
+            pods.append(waiting_row(pod, why, asks[pod.uid][1] if pod.uid in asks else None, most))
             yield
+        self._asks = asks
         figures = {**sums._asdict(), "nodes": states, "waiting": len(found), "reserved": len(state.reservations)}
         for name, value in (("leader", leader), ("figures", figures), ("waiting", pods)):
             changed |= self._put(name, json.dumps(value, separators=(",", ":")), version)
@@ -280,7 +298,9 @@ def most_of(most: Need, room: Room) -> Need:
     )
 
 
-def waiting_row(pod: Pod, why: Waiting | None, most: Need) -> dict[str, Any]:
+def waiting_row(pod: Pod, why: Waiting | None, need: Need | str | None, most: Need) -> dict[str, Any]:
+    """need: of asks_for; None where it is not known yet."""
+    hints = [] if need is None else helps(need, most)
     return {
         "namespace": pod.namespace,
         "name": pod.name,
@@ -288,18 +308,29 @@ def waiting_row(pod: Pod, why: Waiting | None, most: Need) -> dict[str, Any]:
         "priority": pod.priority,
         "code": why.code if why else "",
         "words": _short(why.words) if why else "",
-        "help": "" if why is None else "; ".join(helps(pod, most)) if why.code in FULL else CODES.get(why.code, ""),
+        "help": "" if why is None else "; ".join(hints) if why.code in FULL else CODES.get(why.code, ""),
     }
 
 
-def helps(pod: Pod, most: Need) -> list[str]:
+def reading_of(pod: PodWords) -> int:
+    """How long it takes to read what the pod asks for, in units of some 0.05 ms: every word is looked at for each container."""
+    letters = sum(len(key) + len(value) for key, value in pod.annotations.items())
+    return len(pod.containers) * (1 + letters // 1024)
+
+
+def asks_for(pod: PodWords) -> Need | str:
+    """What a node must have for the pod; or why that is not known."""
+    try:
+        return need_of(asked(pod, Rules()), Rules())
+    except RequestError as e:
+        return _short(str(e.problems[0]))
+
+
+def helps(need: Need | str, most: Need) -> list[str]:
     """What keeps the pod from every node, each with what would help. most: of most_of. A figure that fits somewhere is not
     named: then no node has all of them together."""
-    assert pod.words is not None
-    try:
-        need = need_of(asked(pod.words, Rules()), Rules())
-    except RequestError as e:
-        return [_short(str(e.problems[0]))]
+    if isinstance(need, str):
+        return [need]
     found = []
     if need.gpus > most.gpus:
         found.append(f"it asks for {need.gpus} GPUs of one node; {most.gpus} of a node have room at most")

@@ -49,8 +49,9 @@ class Victims(Value):
 
 
 def online(question: Question) -> bool:
+    """Whether all that it asks for is of class online: else a small online container would end others' pods for an offline one."""
     found = question.under(PLAIN)
-    return not isinstance(found, Problem) and any(request.terms.priority_class == ONLINE for _, _, request in found[0])
+    return not isinstance(found, Problem) and {r.terms.priority_class for _, _, r in found[0]} == {ONLINE}
 
 
 def yields(pod: Pod, question: Question, terms: Terms = USUAL) -> bool:
@@ -165,7 +166,7 @@ def victims(
     if node is None or name not in state.cut.rooms:
         return None
     wanted = set(proposed)
-    if any(pod.overdue and uid in wanted for uid, pod in node.pods.items()):
+    if any(pod.told_to_end and not pod.ends and uid in wanted for uid, pod in node.pods.items()):
         return None  # the scheduler counts on room that does not come
     gone = ending(node)
     holders = {uid: pod for uid, pod in node.pods.items() if pod.rows and not pod.told_to_end}
@@ -233,10 +234,12 @@ def _without(state: ClusterState, question: Question, node: Node, gone: Collecti
     if isinstance(question.under(node.rules), Problem):
         return None
     requests = question.asked(node.rules)
-    if question.work > MOST_WORK:
+    inventory = state.inventory(node)
+    work = work_of(requests, len(inventory.gpus)) or max(1, len(inventory.gpus) // 16)
+    if max(question.work, work) > MOST_WORK:
         return None
-    question.work += work_of(requests) or 1
-    found = fit(requests, state.inventory(node), tuple(beside), node.rules)
+    question.work += work
+    found = fit(requests, inventory, tuple(beside), node.rules)
     return found if isinstance(found, Fit) else None
 
 

@@ -14,6 +14,8 @@ from oci_hook.kube.interference import Busy
 from oci_hook.kube.peaks import Row, together
 from oci_hook.kube.pods import ENDED, PodWords, asked, words
 
+MOST_GRACE = 540  # seconds that a pod may take to end for another; a hold lasts 600
+
 
 class Node:
     """text: the annotation with its inventory; "" before it has one. rules: its settings, with the policy of its label.
@@ -50,11 +52,11 @@ class Pod:
     """words, created: only while it has no node. rows: what it was given. was_listed: its node's ledger had it once. gone: when the
     object went away while its containers may still run; None while the object exists. claim: its decision, where we cannot verify
     that, and the pod's words: counts as far as its node's ledger has it. labels: of a pod with
-    words of ours. overdue: was told to end long ago, and has not; see `ends`."""
+    words of ours. overdue: was told to end long ago, and has not; see `ends`. grace: seconds that it has to end."""
 
     __slots__ = (
         *("uid", "namespace", "name", "node", "words", "rows", "ended", "deleting", "daemon", "whole_node", "priority"),
-        *("was_listed", "gone", "claim", "labels", "created", "overdue"),
+        *("was_listed", "gone", "claim", "labels", "created", "overdue", "grace"),
     )
 
     def __init__(self, obj: dict[str, Any]) -> None:
@@ -69,6 +71,9 @@ class Pod:
         self.rows: tuple[Row, ...] = ()
         self.ended = (obj.get("status") or {}).get("phase") in ENDED
         self.deleting = bool(obj["metadata"].get("deletionTimestamp"))
+        spec, meta = obj.get("spec") or {}, obj["metadata"]
+        given = meta.get("deletionGracePeriodSeconds") if self.deleting else spec.get("terminationGracePeriodSeconds")
+        self.grace: int = 30 if given is None else given
         self.daemon = said.daemon
         self.whole_node = said.whole_node
         self.priority = said.priority
@@ -89,8 +94,8 @@ class Pod:
 
     @property
     def ends(self) -> bool:
-        """Whether its room will be free soon. Not for ever: the pod's owner chooses how long it may take to end."""
-        return self.told_to_end and not self.overdue
+        """Whether its room will be free soon. Its owner chooses how long it may take to end, which may be years."""
+        return self.told_to_end and not self.overdue and (self.gone is not None or self.grace <= MOST_GRACE)
 
     def counts(self, listed: bool) -> bool:
         """Whether its share is taken. listed: its node's ledger has it now. A container that waits for its next start holds

@@ -66,12 +66,41 @@ def test_explain_says_who_would_end_and_where(dump):
     waits["spec"]["priority"] = 5
     Path(dump).write_text(json.dumps(items))
     said = run("explain", "--pod", "waits", "--dump", dump)
-    assert "would preempt default/runs on node n1, as disruption budgets allow" in said.output
+    assert "would preempt default/runs on node n1 if no disruption budget protects them" in said.output
     data = json.loads(run("explain", "--pod", "waits", "--dump", dump, "--json").output)
-    assert data["would_preempt"] == {"node": "n1", "pods": ["default/runs"]}
+    assert data["would_preempt"] == {"node": "n1", "pods": ["default/runs"]} and data["protected"] is None
     items["items"][0]["spec"]["taints"] = [{"key": "k", "effect": "NoSchedule"}]
     Path(dump).write_text(json.dumps(items))
     assert "would preempt" not in run("explain", "--pod", "waits", "--dump", dump).output
+
+
+@pytest.mark.parametrize(("allowed", "covers"), [(0, True), (1, True), (0, False)])
+def test_explain_keeps_to_disruption_budgets(dump, allowed, covers):
+    items = json.loads(Path(dump).read_text())
+    for one in items["items"]:
+        if one["metadata"]["name"] == "waits":
+            one["spec"]["priority"] = 5
+        if one["metadata"]["name"] == "runs":
+            one["metadata"]["labels"] = {"app": "guarded" if covers else "other"}
+    items["items"].append(
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": {"name": "guard", "namespace": "default", "uid": "b"},
+            "spec": {"selector": {"matchLabels": {"app": "guarded"}}},
+            "status": {"disruptionsAllowed": allowed},
+        }
+    )
+    Path(dump).write_text(json.dumps(items))
+    said = run("explain", "--pod", "waits", "--dump", dump).output
+    data = json.loads(run("explain", "--pod", "waits", "--dump", dump, "--json").output)
+    ends = {"node": "n1", "pods": ["default/runs"]}
+    if allowed or not covers:
+        assert "\nwould preempt default/runs on node n1\n" in said
+        assert (data["would_preempt"], data["protected"]) == (ends, None)
+    else:
+        assert "would not preempt default/runs on node n1: disruption budgets do not allow it now" in said
+        assert (data["would_preempt"], data["protected"]) == (None, ends)
 
 
 JOB = """
@@ -152,12 +181,12 @@ class Api(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         url = urllib.parse.urlparse(self.path)
         query = dict(urllib.parse.parse_qsl(url.query))
-        kind = {"nodes": "Node", "pods": "Pod"}[url.path.removeprefix("/api/v1/")]
+        kind = {"/api/v1/nodes": "Node", "/api/v1/pods": "Pod"}.get(url.path)
         listed = [{k: v for k, v in one.items() if k != "kind"} for one in self.items if one["kind"] == kind]
         at = int(query.get("continue") or 0)
         assert int(query["limit"]) > 0
         more = str(at + 2) if at + 2 < len(listed) else ""
-        status = 200 if self.headers.get("Authorization") == "Bearer right" else 403
+        status = 403 if self.headers.get("Authorization") != "Bearer right" else 200 if kind else 404
         body = json.dumps({"items": listed[at : at + 2], "metadata": {"continue": more}}).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
@@ -221,3 +250,20 @@ def test_the_page_has_every_key(dump):
     (held,) = json.loads(run("ps", "--cluster", "--dump", dump, "--json").output)["pods"]
     keys = {*explained, *explained["nodes"][0], *explained["nodes"][0]["gpus"][0], *explained["problem"], *held}
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        ({"kind": "Job"}, "lacks 'template' in a 'Job'"),
+        ({"kind": "Job", "spec": 5}, "a value of the wrong kind in a 'Job'"),
+        ({"kind": "Job", "spec": {"template": 5}}, "a value of the wrong kind in a 'Job'"),
+        ({"kind": "Pod", "spec": {"containers": [5]}}, "a value of the wrong kind in a 'Pod'"),
+    ],
+)
+def test_a_broken_manifest_is_told_in_words_of_its_own(dump, tmp_path, manifest, words):
+    path = tmp_path / "a job.json"
+    path.write_text(json.dumps(manifest))
+    said = run("explain", "--manifest", str(path), "--dump", dump)
+    assert said.exit_code == 1 and f"GH-107: the manifest {'' if words[0] == 'l' else 'has '}{words}" in said.output
+    assert "Error" not in said.output

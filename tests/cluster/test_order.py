@@ -22,6 +22,9 @@ SPREAD = {"gpu-hook.io/placement": "spread", "gpu-hook.io/node-placement": "spre
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def empty_plane(runnable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     folder = tmp_path_factory.mktemp("plane")

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from oci_hook.kube import admission, choose, extender
+from oci_hook.core.allocate import allocate
+from oci_hook.kube import admission, choose, extender, fit
 from oci_hook.kube import preempt as preempt_module
 from oci_hook.kube.state import ClusterState
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, node, pod
@@ -182,3 +183,39 @@ def test_a_pod_of_many_containers_keeps_nobody_waiting(monkeypatch):
     preempt(state, hard, **{name: [f"u-on-{name}"] for name in names})
     assert 1 < len(asked) <= 5
     assert ask(state, pod("next", memory=100), *names)["NodeNames"]
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("said", [{"memory": 100}, {"gpus": 4}, {"gpus": 16, "memory": 1}])
+def test_a_node_of_many_gpus_keeps_nobody_waiting(monkeypatch, said, dry_run):
+    """A node may say that it has 512 GPUs. A pod of 128 containers of 4 GPUs each took 9 s there."""
+    looked = []
+
+    def counted(request, inventory, *rest):
+        looked.append(len(request.gpus) * len(inventory.gpus))
+        return allocate(request, inventory, *rest)
+
+    monkeypatch.setattr(fit, "allocate", counted)
+    state = cluster(node("small", *[50_000] * 8), node("wide", *[100_000] * 512))
+    hard = pod("hard", containers=[f"c{i}" for i in range(128)], **said)
+    answer = ask(state, hard, "wide", dry_run=dry_run)
+    assert not answer["NodeNames"] and "not looked at" in answer["FailedNodes"]["wide"]
+    assert sum(looked) <= 8 * choose.MOST_WORK
+    few = pod("few", containers=("a", "b"), memory=100)
+    assert ask(state, few, "wide", dry_run=dry_run)["NodeNames"] == ["wide"]
+    many = pod("many", containers=[f"c{i}" for i in range(128)], memory=100)
+    assert ask(state, many, "small", "wide", dry_run=dry_run)["NodeNames"] == ["small"]
+
+
+def test_a_dry_run_on_many_wide_nodes_ends(monkeypatch):
+    """By one container, too: 1000 nodes of 64 GPUs took 4 s."""
+    looked = []
+    monkeypatch.setattr(choose, "fit", lambda *given, real=choose.fit: looked.append(given) or real(*given))
+    monkeypatch.setattr(choose, "MOST_WORK", 100)
+    names = [f"n{i}" for i in range(30)]
+    state = cluster(*(node(name, *[1000] * 64) for name in names))
+    answer = ask(state, pod("one", memory=10), *names, dry_run=True)
+    assert 0 < len(answer["NodeNames"]) == len(looked) <= 100 // 8
+    assert set(answer["FailedNodes"]) == set(names) - set(answer["NodeNames"])
+    usual = cluster(*(node(name, *[1000] * 8) for name in names))
+    assert ask(usual, pod("one", memory=10), *names, dry_run=True)["NodeNames"] == names

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from oci_hook.core.allocate import placement_of, usage
 from oci_hook.core.rules import ORDERS
-from oci_hook.kube import admission, extender
+from oci_hook.kube import admission, calm, extender
+from oci_hook.kube import choose as choose_module
 from oci_hook.kube.choose import Chosen, Question, choose, order_for
 from oci_hook.kube.cut import KEYS
-from oci_hook.kube.fit import Fit
+from oci_hook.kube.fit import Fit, fit
 from oci_hook.kube.interference import UNKNOWN, cost, of_pods, read
 from oci_hook.kube.node_info import digest_text, read_digest
 from oci_hook.kube.pods import words
@@ -198,3 +199,37 @@ def test_figures_that_are_none_cost_the_node_nothing(busy):
     text = json.dumps({**json.loads(digest_text(listing("u"), where)), "busy": busy, "of a newer version": 1})
     assert read_digest(text, where) == listing("u")
     assert read({"u": {"c": [1, 2, "of a newer version"], "d": 1}}) == {"u": {"c": (1, 2)}}
+
+
+@pytest.mark.parametrize(("said", "nodes"), [({"memory": 1000}, 8), ({"gpus": 1}, 8), ({"gpus": 4, "memory": 10}, 1)])
+def test_equal_gpus_of_wide_nodes_keep_nobody_waiting(monkeypatch, said, nodes):
+    """A node may say that it has 512 GPUs, all equal: each was placed on, 3 s for one such node."""
+    asked = []
+
+    def counted(requests, *rest):
+        asked.append(requests)
+        return fit(requests, *rest)
+
+    for module in (calm, choose_module):
+        monkeypatch.setattr(module, "fit", counted)
+    state = ClusterState()
+    state.interference = True
+    for name in "abcdefgh":
+        state.apply_node(node(name, *[100_000] * 512))
+    assert isinstance(choose(state, Question(words(pod("p", **said)))), Chosen)
+    assert 1 <= len(asked) <= nodes + (calm.TRIES if nodes > 1 else 0)
+
+
+def test_the_calmest_of_several_gpus_is_taken_though_it_is_the_last():
+    state = ClusterState()
+    state.interference = True
+    uuids = [f"GPU-a-{i}" for i in range(6)]
+    state.apply_node(node("a", *[40] * 6))
+    for n in range(6):
+        obj = pod(f"p{n}", memory=10, compute=10, devices=n)
+        state.apply_pod(obj)
+        state.apply_pod(bound(obj, "a", alloc_of(admission.bind(binding(obj, "a"), state, 0.0, SIGNER.sign))))
+    busy = {f"u-p{n}": {"main": (4 - n // 2, 4 - n // 2)} for n in range(5)} | {"u-p5": {"main": (0, 0)}}
+    state.apply_node(node("a", *[40] * 6, digest=listing(*busy).replace(busy=busy)))
+    found = choose(state, Question(words(pod("new", memory=10, compute=10))))
+    assert isinstance(found, Chosen) and [row.uuid for row in found.fit.rows] == uuids[5:]

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.rules import Rules
 from oci_hook.core.terms import Terms
 from oci_hook.errors import CODES
+from oci_hook.kube import overview
 from oci_hook.kube.choose import Question, choose
 from oci_hook.kube.node_info import Digest
 from oci_hook.kube.overview import FULL, MOST_GONE, MOST_WAITING, Overview, Waiting
+from oci_hook.kube.pods import PodWords, asked
 from oci_hook.kube.state import ClusterState
 from tests.kube.cluster_objects import node, pod
 
@@ -228,3 +231,47 @@ def test_each_piece_of_a_look_is_small() -> None:
     said = cluster.look()
     cluster.state.refresh()
     assert {n["name"] for n in said["nodes"]} == set(cluster.state.cut.rooms)
+
+
+def big_pod(n: int, containers: int, mib: int, **more: Any) -> Any:
+    return pod(f"big{n:03}", containers=[f"c{i}" for i in range(containers)], memory=mib, **more)
+
+
+def test_pods_of_many_containers_are_read_once_and_few_in_each_look(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """500 of 128 containers took 2 s of each look, every 2 s."""
+    read: list[int] = []
+
+    def counted(words: PodWords, rules: Rules) -> Any:
+        read.append(len(words.containers))
+        return asked(words, rules)
+
+    monkeypatch.setattr(overview, "asked", counted)
+    for n in range(20):
+        cluster.state.apply_pod(big_pod(n, 128, 2000 + n))
+    cluster.state.apply_pod(pod("zzz", memory=500))
+    cluster.waiting = {f"u-big{n:03}": Waiting("GH-201", "x") for n in range(20)}
+    cluster.waiting["u-zzz"] = Waiting("GH-201", "x")
+    looks = []
+    for _ in range(6):
+        read.clear()
+        rows = {row["name"]: row["help"] for row in cluster.look()["waiting"]}
+        assert rows["zzz"].startswith("it asks for 500 MiB"), "a usual pod waits for no other one"
+        looks.append((sum(read), sum(bool(text) for text in rows.values())))
+    assert all(0 < count <= overview.MOST_READ + 1 for count, _ in looks[:3]) and looks[-1] == (0, 21)
+    assert all(rows[f"big{n:03}"].startswith(f"it asks for {2000 + n} MiB") for n in range(20))
+    cluster.state.apply_pod(big_pod(3, 128, 3000))
+    assert cluster.look()["waiting"][3]["help"].startswith("it asks for 3000 MiB") and read == [128]
+    cluster.state.remove_pod("u-big003", 0.0)
+    assert len(cluster.look()["waiting"]) == 20 and read == [128]
+
+
+def test_a_pod_of_too_many_words_is_not_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    monkeypatch.setattr(overview, "asked", lambda words, rules: read.append(1) or asked(words, rules))
+    words = {f"memory__c{n}": "1" * 500 for n in range(100)}
+    cluster.state.apply_pod(big_pod(0, 128, 2000, **words))
+    cluster.waiting["u-big000"] = Waiting("GH-201", "no GPU has so much")
+    (row,) = cluster.look()["waiting"]
+    assert "too many" in row["help"] and row["words"] == "no GPU has so much" and not read

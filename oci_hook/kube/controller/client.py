@@ -10,6 +10,7 @@ import msgspec
 
 from oci_hook.kube.controller.access import Access
 from oci_hook.kube.controller.objects import STATUSES, Kind
+from oci_hook.kube.controller.shallow import decode
 
 PAGE = 500  # objects
 MAX_ANSWER = 64 << 20  # bytes of one page, one object or one watch event
@@ -60,16 +61,16 @@ class Client:
         await self._session.close()
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
-        return msgspec.json.decode(await self.request("GET", path, query=query))
+        return decode(await self.request("GET", path, query=query))
 
     async def post(self, path: str, body: Any) -> Any:
-        return msgspec.json.decode(await self.request("POST", path, body))
+        return decode(await self.request("POST", path, body))
 
     async def put(self, path: str, body: Any) -> Any:
-        return msgspec.json.decode(await self.request("PUT", path, body))
+        return decode(await self.request("PUT", path, body))
 
     async def patch(self, path: str, body: Any, kind: str = MERGE) -> Any:
-        return msgspec.json.decode(await self.request("PATCH", path, body, kind=kind))
+        return decode(await self.request("PATCH", path, body, kind=kind))
 
     async def request(
         self,
@@ -99,7 +100,7 @@ class Client:
             page = {**query, "limit": str(PAGE), **({"continue": more} if more else {})}
             text = await self.request("GET", kind.path, query=page, timeout=60)
             try:
-                listed = kind.lists.decode(text)
+                listed = decode(text, kind.lists)
             except msgspec.DecodeError as e:
                 raise ApiError(0, "", f"GET {kind.path}: {e}") from None
             meta = listed.get("metadata") or {}
@@ -192,7 +193,7 @@ async def bounded(content: aiohttp.StreamReader, most: int = MAX_ANSWER) -> byte
 
 def _error(answer: aiohttp.ClientResponse, text: bytes) -> ApiError:
     try:
-        status = STATUSES.decode(text)
+        status = decode(text, STATUSES)
     except (msgspec.DecodeError, msgspec.ValidationError):
         status = None
     reason = status.reason if status else ""

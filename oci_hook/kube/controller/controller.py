@@ -39,6 +39,7 @@ from oci_hook.kube.controller.reflector import Reflector
 from oci_hook.kube.controller.router import Router
 from oci_hook.kube.controller.server import Server
 from oci_hook.kube.controller.service import Service
+from oci_hook.kube.controller.shallow import decode
 from oci_hook.kube.controller.taints import Tainter
 from oci_hook.kube.controller.takeover import Takeover
 from oci_hook.kube.controller.waker import Waker
@@ -176,6 +177,7 @@ class Controller:
         if led and self._options.taint:
             await self._marker.clear()  # while the Lease is ours: afterwards the taints are the next leader's
         self.leader.resign()
+        self._server.end_connections()
         if led:
             try:
                 await asyncio.wait_for(self.leader.give_back(time.monotonic() - self._service.bound_at), GIVE_BACK)
@@ -250,7 +252,7 @@ class Controller:
         """What became of a pod whose Binding we answered long ago?"""
         try:
             text = await self._client.request("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
-            pod = slim(PODS.objects.decode(text))
+            pod = slim(decode(text, PODS.objects))
         except ApiError as e:
             if e.status == 404:
                 self._copy.no_pod(uid)

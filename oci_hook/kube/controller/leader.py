@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from oci_hook.kube.controller.client import ApiError, Client
 from oci_hook.kube.controller.election import LOOK, SETTLE, WRITTEN, Election, Seen
+from oci_hook.kube.controller.shallow import decode
 
 NAME = "gpu-hook-controller"
 WHERE = "gpu-hook.io/leader"  # annotation of the Lease: the holder's identity, address and pod, with blanks between
@@ -111,7 +110,7 @@ class Leader:
 
     async def _read(self) -> Any:
         try:
-            return msgspec.json.decode(await self._client.request("GET", self._path, timeout=CALL))
+            return decode(await self._client.request("GET", self._path, timeout=CALL))
         except ApiError as e:
             if e.status != 404:
                 raise
@@ -124,7 +123,7 @@ class Leader:
         return await self._client.post(self._folder, empty)
 
     async def _put(self, lease: Any) -> Any:
-        return msgspec.json.decode(await self._client.request("PUT", self._path, lease, timeout=CALL))
+        return decode(await self._client.request("PUT", self._path, lease, timeout=CALL))
 
     def _ours(self, term: int) -> Any:
         stamp = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

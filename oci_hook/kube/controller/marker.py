@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from oci_hook.kube import names
 from oci_hook.kube.controller.client import JSON_PATCH, ApiError, Client
@@ -89,7 +90,7 @@ class Marker:
             await asyncio.gather(*(self._write(*change) for change in changes[first : first + AT_A_TIME]))
 
     async def _write(self, name: str, marked: bool) -> None:
-        path = f"/api/v1/nodes/{name}"
+        path = f"/api/v1/nodes/{quote(name, safe='')}"
         try:
             change = patch(await self._client.get(path), marked)
             if change and self._ready() and not (marked and self._ends):

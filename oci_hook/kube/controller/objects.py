@@ -25,6 +25,7 @@ class Meta(TypedDict, total=False):
     resourceVersion: str
     creationTimestamp: str
     deletionTimestamp: str
+    deletionGracePeriodSeconds: int
     labels: dict[str, str]
     annotations: dict[str, str]
     ownerReferences: list[Owner]
@@ -46,6 +47,7 @@ class PodSpec(TypedDict, total=False):
     priority: int
     priorityClassName: str
     preemptionPolicy: str
+    terminationGracePeriodSeconds: int
     schedulerName: str
     runtimeClassName: str
     nodeSelector: dict[str, str]

@@ -16,11 +16,12 @@ from oci_hook.kube.controller.client import ApiError, Client
 from oci_hook.kube.controller.events import About, Events
 from oci_hook.kube.controller.evictions import Evictions
 from oci_hook.kube.controller.unasked import Unasked
-from oci_hook.kube.controller.wanting import Search, Want, Wanting
+from oci_hook.kube.controller.wanting import AGAIN, Search, Want, Wanting
+from oci_hook.kube.controller.wanting import MOST as MOST_WAIT
 from oci_hook.kube.disruption import Budgets
 from oci_hook.kube.pods import PodWords
 from oci_hook.kube.preempt import Plan, Terms, awaited, ending, plan, yields
-from oci_hook.kube.records import Pod, Reservation
+from oci_hook.kube.records import MOST_GRACE, Pod, Reservation
 from oci_hook.kube.state import ENDS, ClusterState
 
 EVERY = 1.0
@@ -34,6 +35,7 @@ AFTER = 90.0  # seconds for which it is held then: the scheduler of 1.20 looks a
 BARRED = 60.0  # seconds for which a pod is left alone that a budget protects
 TRIES = 3  # sets of victims for one attempt, and of one eviction
 RESTS = 4  # as after so many attempts in vain: 160 s at least between two sets of victims for one pod
+FORGET = 600.0  # seconds after which a namespace begins anew whose pods went when others had ended for them
 WAITING = 5.0  # seconds until we look again at a pod that waits for others to end
 PREEMPTS, WOULD, PREEMPTED = "GpuSharePreempts", "GpuShareWouldPreempt", "GpuSharePreempted"
 OFF, REPORT, ON = MODES = ("off", "report", "on")
@@ -67,6 +69,9 @@ class Preemptor:
         self._nominated: dict[str, PodWords] = {}
         self._may_nominate = True
         self._planned = 0.0  # seconds in this round
+        self._vain: dict[
+            str, tuple[int, float]
+        ] = {}  # namespace -> (victims in vain, until when nobody ends for its pods)
 
     def note(self, pod: PodWords, nodes: list[str], more: bool = False) -> None:
         """No node has room for the pod, and on these it is for what others hold."""
@@ -88,6 +93,7 @@ class Preemptor:
     async def _round(self) -> None:
         now = self._now()
         self._barred = {uid: until for uid, until in self._barred.items() if until > now}
+        self._look_for_gone(now)
         await self._look_at_holds()
         await self._unasked.look(now)
         self.wanting.tidy(now)
@@ -115,6 +121,9 @@ class Preemptor:
                 want.at = self._now() + WAITING
                 return
             if search.free == len(search.nodes):
+                if (again := self._vain.get(pod.namespace, (0, 0.0))[1]) > self._now():
+                    want.at, want.search = again, None
+                    return
                 if want.acted:  # its room was made, and it is not there: something else keeps it off
                     want.acted, want.search = False, None
                     self.wanting.in_vain(want, self._now())
@@ -255,7 +264,8 @@ class Preemptor:
         want.at, want.acted, want.tries = self._now() + WAITING, True, max(RESTS, want.tries)
         want.has_acted = True
         for count, victim in enumerate(victims):
-            if not await self._evict(victim, pod, found.node):
+            here = self._state.pending(pod.namespace, pod.name) == pod
+            if not here or not await self._evict(victim, pod, found.node):
                 self._state.release(pod.uid)
                 want.acted = False
                 self._counted("stopped")
@@ -273,7 +283,8 @@ class Preemptor:
             if not self._leads():
                 return False
             try:
-                await self._evictions.evict(victim.namespace, victim.name, victim.uid)
+                grace = MOST_GRACE if victim.grace > MOST_GRACE else None
+                await self._evictions.evict(victim.namespace, victim.name, victim.uid, grace=grace)
             except ApiError as e:
                 if e.status in (404, 409):
                     return True  # gone by itself
@@ -294,6 +305,19 @@ class Preemptor:
 
     def _say(self, pod: PodWords, reason: str, text: str) -> None:
         self._events.add(About(pod.namespace, pod.name, pod.uid), reason, text, warning=False)
+
+    def _look_for_gone(self, now: float) -> None:
+        """A namespace whose pods go as soon as others ended for them: each next time, it takes longer until anybody ends for one."""
+        for want in [want for want in self.wanting.pods.values() if want.acted]:
+            known = self._state.pods.get(want.pod.uid)
+            if known is None or known.gone is not None:
+                times = self._vain.get(want.pod.namespace, (0, 0.0))[0]
+                self._vain[want.pod.namespace] = times + 1, now + min(MOST_WAIT, AGAIN * 2 ** min(times, 8))
+                self.wanting.drop(want.pod.uid)
+            elif known.node:
+                self._vain.pop(want.pod.namespace, None)
+                self.wanting.drop(want.pod.uid)
+        self._vain = {name: (n, until) for name, (n, until) in self._vain.items() if until + FORGET > now}
 
     # --- holds
 

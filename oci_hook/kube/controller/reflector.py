@@ -10,6 +10,7 @@ import msgspec
 from oci_hook.kube.controller.backoff import Backoff
 from oci_hook.kube.controller.client import ApiError, Client
 from oci_hook.kube.controller.objects import BOOKMARKS, EVENTS, STATUSES, Kind, slim
+from oci_hook.kube.controller.shallow import decode
 
 WATCH_SECONDS = (240, 480)  # each watch ends after some minutes, so that a lost one is never noticed late
 
@@ -136,7 +137,7 @@ class Reflector:
 
     def _event(self, line: bytes) -> None:
         try:
-            event = EVENTS.decode(line)
+            event = decode(line, EVENTS)
             if event.type == "ERROR":
                 status = STATUSES.decode(event.object)
                 if status.code == 410:

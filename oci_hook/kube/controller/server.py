@@ -6,6 +6,7 @@ import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -23,9 +24,12 @@ BODY_SECONDS = HANDSHAKE_SECONDS = 5.0
 ENOUGH, PACE = 16, 0.004  # so many connections are accepted at once, the others with so many seconds between
 MAX_REVIEW = 8 << 20  # a pod has 1.5 MiB at most in etcd; an update's review has it twice
 MAX_FILTER = 64 << 20  # 5 000 whole Node objects, from a scheduler without nodeCacheCapable
-MAX_AT_A_TIME = {"review": 64, "filter": 2, "dry-run": 1, "key": 8, "metrics": 4, "page": 8}
+MAX_PREDICATE = 16 << 20  # a pod, and a node with all its pods
+MAX_BODIES = 160 << 20  # of all that are read or answered: two of the largest filters, and some others
+MAX_AT_A_TIME = {"review": 64, "predicate": 64, "filter": 2, "dry-run": 1, "key": 8, "metrics": 4, "page": 8}
 
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+R = TypeVar("R", bound=web.StreamResponse)
 
 
 class Busy(Exception):
@@ -36,6 +40,7 @@ class Server:
     def __init__(self, service: Service, router: Router, page: Page | None = None) -> None:
         self._service, self._router, self._page = service, router, page
         self._bounds = {name: _Bound(most) for name, most in MAX_AT_A_TIME.items()}
+        self._bodies = _Bound(MAX_BODIES)
         self._sockets: list[asyncio.Server] = []
         self._accepting: asyncio.Task[None] | None = None
         self._greetings: set[asyncio.Task[None]] = set()
@@ -44,6 +49,7 @@ class Server:
         self._pages = GuardedServer(self._guarded_page, self.connections)
         self._loopback = web.Server(self._guarded_loopback, access_log=None, keepalive_timeout=600)
         self.asked = 0  # requests under way
+        self._ending = False
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext) -> None:
         """Raises OSError."""
@@ -86,6 +92,11 @@ class Server:
         loop = asyncio.get_running_loop()
         self._sockets.append(await loop.create_server(self._pages, host, port))
 
+    def end_connections(self) -> None:
+        """From now on each connection ends with its next answer. One that is closed without such a word may be closed while its
+        peer writes a request, which then fails: the API server does not repeat a POST, and the user's pod is not created."""
+        self._ending = True
+
     async def close(self) -> None:
         """Ends after the last request has its answer, or after some seconds."""
         if self._accepting:
@@ -103,7 +114,8 @@ class Server:
         answer, proven = self._route(request)
         connection = self.connections.begins(request, proven)
         try:
-            return await self._answered(request, answer)
+            response = await self._answered(request, answer)
+            return _closing(response) if self._ending else response
         finally:
             self.connections.ended(connection)
 
@@ -176,21 +188,17 @@ class Server:
             ("POST", "/bindings"): self._json("review", MAX_REVIEW, found["bindings"]),
             ("POST", "/filter"): self._json("filter", MAX_FILTER, found["filter"]),
             ("POST", "/preempt"): self._json("filter", MAX_FILTER, found["preempt"]),
-            **{
-                ("POST", f"/{verb}"): self._json(
-                    "review" if verb == "predicate" else "dry-run", MAX_FILTER, found[verb]
-                )
-                for verb in DRY_RUNS
-            },
+            **{("POST", f"/{verb}"): self._json("dry-run", MAX_FILTER, found[verb]) for verb in DRY_RUNS},
+            ("POST", "/predicate"): self._json("predicate", MAX_PREDICATE, found["predicate"]),
         }
 
     def _json(self, bound: str, most: int, call: Call) -> Answer:
         async def answer(request: web.BaseRequest) -> web.Response:
             began = time.monotonic()
-            with self._bounds[bound]:
+            with self._bounds[bound], _Share(self._bodies) as held:
                 body = _whole(request, most)
                 if body is None:
-                    body = await asyncio.wait_for(_body(request, most), BODY_SECONDS)
+                    body = await asyncio.wait_for(_body(request, most, held.more), BODY_SECONDS)
                 return await self._router.ask(call, body, request.headers, began)
 
         return answer
@@ -244,6 +252,25 @@ class _Bound:
         self.used -= 1
 
 
+class _Share:
+    """A part of a bound that grows, until the end of `with`."""
+
+    def __init__(self, bound: _Bound) -> None:
+        self._bound, self._mine = bound, 0
+
+    def more(self, count: int) -> None:
+        if self._bound.used + count > self._bound.most:
+            raise Busy
+        self._bound.used += count
+        self._mine += count
+
+    def __enter__(self) -> "_Share":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bound.used -= self._mine
+
+
 def _whole(request: web.BaseRequest, most: int) -> bytes | None:
     """The body, if all of it came with the head, as nearly always: waiting with a time limit costs a task of its own."""
     if not request.content.is_eof():
@@ -254,7 +281,8 @@ def _whole(request: web.BaseRequest, most: int) -> bytes | None:
     return body
 
 
-async def _body(request: web.BaseRequest, most: int) -> bytes:
+async def _body(request: web.BaseRequest, most: int, count: Callable[[int], None]) -> bytes:
+    """count: is told of each part's bytes before it is kept."""
     if (request.content_length or 0) > most:
         raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
     parts, size = [], 0
@@ -262,10 +290,11 @@ async def _body(request: web.BaseRequest, most: int) -> bytes:
         size += len(chunk)
         if size > most:
             raise web.HTTPRequestEntityTooLarge(most, size)
+        count(len(chunk))
         parts.append(chunk)
     return b"".join(parts)
 
 
-def _closing(response: web.Response) -> web.Response:
+def _closing(response: R) -> R:
     response.force_close()
     return response

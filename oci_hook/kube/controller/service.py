@@ -20,6 +20,7 @@ from oci_hook.kube.controller.objects import PODS, slim
 from oci_hook.kube.controller.options import Options
 from oci_hook.kube.controller.own_secret import Own
 from oci_hook.kube.controller.preemptor import Preemptor
+from oci_hook.kube.controller.shallow import decode
 from oci_hook.kube.controller.wanting import MOST_NODES
 from oci_hook.kube.overview import Waiting
 from oci_hook.kube.pods import PodWords, words
@@ -131,7 +132,7 @@ class Service:
             if e.status == 404:
                 return
             raise ClusterError(Problem("GH-608", f"pod {namespace}/{name} cannot be read: {e}")) from None
-        self._copy.pod(slim(PODS.objects.decode(text)))
+        self._copy.pod(slim(decode(text, PODS.objects)))
 
     def _note(self, request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         pod = self._copy.state.pending(request.get("namespace") or "", request.get("name") or "")

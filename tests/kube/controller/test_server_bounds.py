@@ -12,6 +12,7 @@ import pytest
 
 from oci_hook.core.rules import Rules
 from oci_hook.kube import mutate
+from oci_hook.kube.controller import server as server_module
 from oci_hook.kube.controller.access import Access, Token
 from oci_hook.kube.controller.certificates import Certificates, renewed
 from oci_hook.kube.controller.client import Client
@@ -22,7 +23,7 @@ from oci_hook.kube.controller.metrics import Metrics
 from oci_hook.kube.controller.options import Options
 from oci_hook.kube.controller.peer import Peer
 from oci_hook.kube.controller.router import Router
-from oci_hook.kube.controller.server import MAX_AT_A_TIME, Server
+from oci_hook.kube.controller.server import MAX_AT_A_TIME, MAX_PREDICATE, Server
 from oci_hook.kube.controller.service import Service
 from oci_hook.kube.state import ClusterState
 from tests.kube.cluster_objects import node
@@ -35,6 +36,9 @@ class Held(Service):
     """Its figures wait for `go`, so that requests stand in each other's way for certain."""
 
     go: asyncio.Event
+    server: Server
+    said = ""  # in the last answer's header Connection
+    loopback: int  # the port for programs of the same machine
     inside = 0
 
     async def metrics_text(self) -> bytes:
@@ -76,12 +80,16 @@ def serve(act: Callable[[Held, Callable[[], Awaitable[tuple[int, str]]]], Awaita
         leader = Leader(client, "gpu-hook", "a", "", "", lambda term: None, lambda line: None)
         router = Router(service, Peer(leader, nothing, nothing, lambda line: None))
         server, port = Server(service, router), free_port()
+        service.server = server
         await server.listen("127.0.0.1", port, tls)
+        service.loopback = free_port()
+        await server.listen_loopback("127.0.0.1", service.loopback)
         try:
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=False)) as session:
 
                 async def ask() -> tuple[int, str]:
                     async with session.get(f"https://127.0.0.1:{port}/metrics") as answer:
+                        service.said = answer.headers.get("Connection", "")
                         return answer.status, await answer.text()
 
                 await act(service, ask)
@@ -137,5 +145,63 @@ def test_who_goes_away_leaves_the_place() -> None:
             service.go.set()
             while (await ask())[0] != 200:
                 await asyncio.sleep(0.05)
+
+    serve(act)
+
+
+def test_a_server_that_ends_says_so_before_it_closes_a_connection() -> None:
+    """A connection that is closed under its peer's next request costs a pod: the API server does not repeat a POST."""
+
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        service.go.set()
+        assert (await ask())[0] == 200 and service.said != "close"
+        service.server.end_connections()
+        for _ in range(2):  # who comes anew meanwhile has an answer as well
+            assert (await ask())[0] == 200 and service.said == "close"
+
+    serve(act)
+
+
+async def begin(port: int, path: str, size: int, sent: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request whose body has `size` bytes, of which some are sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {size}\r\n\r\n".encode() + b" " * sent)
+    return reader, writer
+
+
+async def status(reader: asyncio.StreamReader) -> int:
+    return int((await asyncio.wait_for(reader.readline(), 60)).split()[1])
+
+
+@pytest.mark.parametrize("path", ["/predicate", "/filter", "/pods"])
+def test_bodies_that_are_read_at_the_same_time_are_bounded_together(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 predicates of 64 MiB each were 4 GiB."""
+    monkeypatch.setattr(server_module, "MAX_BODIES", 300_000)
+    monkeypatch.setattr(server_module, "BODY_SECONDS", 60.0)
+
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        first, held = await begin(service.loopback, "/predicate", 400_000, 200_000)
+        await asyncio.sleep(0.5)
+        second, more = await begin(service.loopback, path, 200_000, 199_999)
+        assert await status(second) == 429
+        held.close()
+        more.close()
+        async with asyncio.timeout(60):
+            while True:
+                third, last = await begin(service.loopback, path, 200_000, 200_000)
+                found = await status(third)
+                last.close()
+                if found != 429:
+                    break
+        assert found in (400, 503), "it was read whole, and is no question; nobody leads here"
+
+    serve(act)
+
+
+def test_a_predicate_is_no_larger_than_a_node() -> None:
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        reader, writer = await begin(service.loopback, "/predicate", MAX_PREDICATE + 1, 1)
+        assert await status(reader) == 413
+        writer.close()
 
     serve(act)

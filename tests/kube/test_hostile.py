@@ -1,0 +1,184 @@
+"""What tenants, single nodes and callers who know a token may write must cost a bounded time, and change nothing of others."""
+
+from typing import Any
+
+import pytest
+
+from oci_hook.core.rules import Rules
+from oci_hook.errors import RequestError
+from oci_hook.kube import admission, calm, extender, manifest, mutate, preempt
+from oci_hook.kube.choose import TOO_MUCH, Chosen, Question, choose, judge
+from oci_hook.kube.disruption import MOST_WORDS, Budgets, budget
+from oci_hook.kube.fragments import MOST_KINDS, Fragments
+from oci_hook.kube.pods import words
+from oci_hook.kube.state import ClusterState
+from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, node, pod
+
+MANY = tuple(f"c{n}" for n in range(128))
+
+
+def cluster(*nodes: Any) -> ClusterState:
+    state = ClusterState(verify=SIGNER.holds)
+    for one in nodes:
+        state.apply_node(one)
+    return state
+
+
+def asked(obj: Any) -> Question:
+    return Question(words(obj))
+
+
+def run(state: ClusterState, obj: Any, where: str) -> None:
+    state.apply_pod(obj)
+    text = alloc_of(admission.bind(binding(obj, where), state, 0.0, SIGNER.sign))
+    state.apply_pod(bound(obj, where, text))
+
+
+# --- budgets
+
+
+def a_budget(uid: str, expressions: list[Any], allowed: int = 5) -> Any:
+    meta = {"uid": uid, "namespace": "default", "name": uid, "generation": 1}
+    status = {"disruptionsAllowed": allowed, "observedGeneration": 1}
+    return budget({"metadata": meta, "spec": {"selector": {"matchExpressions": expressions}}, "status": status})
+
+
+def test_more_budgets_than_can_be_compared_protect_their_namespace_alone() -> None:
+    state = cluster(node("a", 100, 100))
+    mine = pod("mine", memory=60, devices="GPU-a-0")
+    other = pod("other", memory=60, devices="GPU-a-1")
+    other["metadata"]["namespace"] = "default"
+    run(state, mine, "a")
+    run(state, other, "a")
+    expressions = [{"key": f"k{n}", "operator": "DoesNotExist"} for n in range(MOST_WORDS)]
+    expressions.append({"key": "never", "operator": "Exists"})
+    budgets = Budgets([a_budget("b", expressions)])
+    big = asked(pod("big", gpus=1, priority=9))
+    assert preempt.plan(state, big, "a", budgets) is None  # none is compared: that would take seconds
+    budgets.drop("b")
+    assert preempt.plan(state, asked(pod("big", gpus=1, priority=9)), "a", budgets) is not None
+
+
+def test_a_budgets_change_is_seen_though_what_it_protects_is_remembered() -> None:
+    state = cluster(node("a", 100))
+    run(state, pod("p", memory=60), "a")
+    found = state.pods["u-p"]
+    budgets = Budgets([a_budget("b", [{"key": "x", "operator": "DoesNotExist"}])])
+    assert [one.uid for one in budgets.over(found)] == ["b"]
+    budgets.put(a_budget("b", [{"key": "x", "operator": "Exists"}]))
+    assert budgets.over(found) == ()
+    budgets.put(a_budget("c", []))
+    assert [one.uid for one in budgets.over(found)] == ["c"]
+    budgets.drop("c")
+    assert budgets.over(found) == ()
+
+
+# --- nodes that say they have very many GPUs
+
+
+def test_a_node_of_512_gpus_is_not_looked_at_for_a_pod_of_very_many() -> None:
+    state = cluster(node("huge", *[1000] * 512))
+    large = pod("large", containers=MANY, gpus=4)
+    assert judge(state, asked(large), "huge") is TOO_MUCH
+    state.apply_node(node("usual", *[1000] * 8))
+    found = choose(state, asked(pod("p", containers=MANY, memory=1)))
+    assert isinstance(found, Chosen)
+
+
+def test_a_plan_on_a_node_of_512_gpus_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = cluster(node("huge", *[1000] * 512))
+    run(state, pod("small", memory=600, devices="GPU-huge-0"), "huge")
+    looked = []
+    real = preempt.fit
+    monkeypatch.setattr(preempt, "fit", lambda *args: looked.append(1) or real(*args))
+    assert preempt.plan(state, asked(pod("large", containers=MANY, gpus=4, priority=9)), "huge") is None
+    assert not looked
+
+
+def test_interference_compares_a_bounded_number_of_equal_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = cluster(node("huge", *[1000] * 512))
+    state.interference = True
+    looked = []
+    real = calm.fit
+    monkeypatch.setattr(calm, "fit", lambda *args: looked.append(1) or real(*args))
+    assert isinstance(choose(state, asked(pod("p", memory=10))), Chosen)
+    assert len(looked) <= calm.TRIES
+
+
+# --- callers who know a token
+
+
+@pytest.mark.parametrize("names", ([["a"]], [{}], "a", {"a": 1}, [1]))
+@pytest.mark.parametrize("dry_run", (False, True))
+def test_names_that_are_none_leave_the_reservation(names: Any, dry_run: bool) -> None:
+    state = cluster(node("a", 1000))
+    waits = pod("p", memory=10)
+    state.apply_pod(waits)
+    assert extender.filter({"Pod": waits, "NodeNames": ["a"]}, state, 0.0)["NodeNames"] == ["a"]
+    with pytest.raises(ValueError, match="no list of names"):
+        extender.filter({"Pod": waits, "NodeNames": names}, state, 0.0, dry_run=dry_run)
+    assert list(state.reservations) == ["u-p"]
+
+
+@pytest.mark.parametrize("name", ("../namespaces/kube-system/pods/x", "gone", "", "x" * 100_000))
+def test_nodes_that_are_not_there_are_not_marked(name: str) -> None:
+    state = cluster(node("good", 1000))
+    waits = pod("p", memory=10)
+    state.apply_pod(waits)
+    fragments = Fragments(state)
+    fragments.denied(words(waits), name)
+    assert not fragments
+    assert not set().union(*fragments.marks())
+
+
+def test_kinds_of_pods_that_are_denied_for_ever_keep_nobody_from_being_led_on() -> None:
+    state = cluster(node("bad", 50, 50, 50), node("good", 500, 500))
+    fragments = Fragments(state)
+    for n in range(3 * MOST_KINDS):
+        stays = pod(f"stays-{n}", memory=10**6 + n)
+        state.apply_pod(stays)
+        fragments.denied(words(stays), "bad")
+    waits = pod("p", memory=100)
+    state.apply_pod(waits)
+    fragments.denied(words(waits), "bad")
+    looks = [set().union(*fragments.marks()) for _ in range(6)]
+    assert {"bad"} in looks
+
+
+# --- classes
+
+
+def test_a_small_online_container_makes_no_online_pod() -> None:
+    mixed = {"memory__a": 1, "class__a": "online", "memory__b": 900, "class__b": "offline"}
+    assert not preempt.online(asked(pod("m", containers=("a", "b"), **mixed)))
+    assert preempt.online(asked(pod("m", containers=("a", "b"), **{**mixed, "class__b": "online"})))
+    assert not preempt.online(asked(pod("m")))
+
+
+# --- manifests
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
+)
+MERGES = "m0: &m0 {a: b}\n" + "".join(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 10)}]}}\n" for n in range(1, 9))
+JOB = "kind: Job\nmetadata: {name: %s}\nspec: {template: {spec: {containers: [{name: c}]}}}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    (
+        BOMB + JOB % "*a8",
+        BOMB + "kind: *a8\nspec: {}\n",
+        MERGES + JOB % "x",
+        f"s: &s {'x' * 500_000}\n" + JOB % f"[{', '.join(['*s'] * 5000)}]",
+        "kind: List\nitems: &l [{kind: List, items: *l}]\n",
+    ),
+)
+def test_aliases_that_unfold_without_end_are_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="GH-107"):
+        manifest.roles(text, mutate.Options(Rules(), ""))
+
+
+def test_aliases_of_a_usual_number_are_read() -> None:
+    text = "kind: Job\nmetadata: &m {name: j, labels: {a: &s b, c: *s}}\nspec: {template: {metadata: {<<: *m}, spec: {}}}\n"
+    assert [one.name for one in manifest.roles(text, mutate.Options(Rules(), ""))] == ["j"]
