@@ -6,6 +6,7 @@ from math import comb
 
 from oci_hook.core.allocate import TOO_SMALL
 from oci_hook.core.policy_page import MAX_GPUS
+from oci_hook.core.request import Request
 from oci_hook.core.rules import Rules, order_of
 from oci_hook.core.terms import ONLINE
 from oci_hook.core.value import Value
@@ -308,10 +309,15 @@ def _try(
         if isinstance(found, Fit):
             return found
         why = _refused(found)
-        if not any(wish.device for _, _, request in requests for wish in request.gpus):
+        if not any(map(_by_node, (request for _, _, request in requests))):
             known[alike] = why
     tried[name] = why
     return why
+
+
+def _by_node(request: Request) -> bool:
+    """Whether it asks for something that a node has or has not, whatever is free on its GPUs."""
+    return bool(request.required or request.terms.imex_channels or any(wish.device for wish in request.gpus))
 
 
 def work_of(requests: Asked, gpus: int) -> int:

@@ -23,7 +23,8 @@ def inventory(name, sizes, **more):
         for i, size in enumerate(sizes)
     )
     links = tuple((f"GPU-{name}-{a}", f"GPU-{name}-{b}", far) for a, b, far in more.get("links", ()))
-    return Inventory("", "535.1", "", True, gpus, (), (), "", "", links=links, cuda_version="12.2")
+    major = more.get("imex_major", -1)
+    return Inventory("", "535.1", "", True, gpus, (), (), "", "", links=links, imex_major=major, cuda_version="12.2")
 
 
 def node(name, *sizes, labels=None, rules=None, digest=None, **more):

@@ -279,3 +279,8 @@ def test_driver_files_alone_fit_on_a_full_node():
 
 def test_a_grant_counts_whatever_its_rows():
     assert as_grants("k", ()) == ()
+
+
+def test_a_node_that_lacks_something_says_nothing_about_equal_gpus_elsewhere():
+    state = cluster(node("a", 100), node("b", 100, imex_major=508))
+    assert put(state, pod("channels", gpus=1, imex_channels=0)) == "b"
