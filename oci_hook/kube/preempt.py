@@ -106,7 +106,10 @@ def plan(
     lower = [
         pod
         for uid, pod in node.pods.items()
-        if pod.rows and not (pod.told_to_end or pod.ended) and uid not in barred and yields(pod, question, terms)
+        if pod.rows
+        and not (pod.ended or (pod.told_to_end and not pod.may_be_hurried))
+        and uid not in barred
+        and yields(pod, question, terms)
     ]
     lower = sorted(lower, key=lambda pod: (rank(pod), pod.uid))[:MAX_ASKED]
     if not lower or _without(state, question, node, gone | {pod.uid for pod in lower}) is None:

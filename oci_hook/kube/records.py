@@ -97,6 +97,11 @@ class Pod:
         """Whether its room will be free soon. Its owner chooses how long it may take to end, which may be years."""
         return self.told_to_end and not self.overdue and (self.gone is not None or self.grace <= MOST_GRACE)
 
+    @property
+    def may_be_hurried(self) -> bool:
+        """Whether it was told to end in a time that is too long: another eviction can shorten that, never lengthen it."""
+        return self.deleting and self.gone is None and not self.overdue and self.grace > MOST_GRACE
+
     def counts(self, listed: bool) -> bool:
         """Whether its share is taken. listed: its node's ledger has it now. A container that waits for its next start holds
         no grant, so only a pod that ends or was deleted is free when the ledger no longer has it."""
