@@ -15,7 +15,7 @@ from oci_hook.core.slot_page import WAITS, Gate
 from oci_hook.core.terms import Terms
 from oci_hook.errors import CODES
 from oci_hook.observe.account import Usage
-from tests.agent.test_grafana import metrics as all_names
+from tests.agent.test_grafana import of_a_node as all_names
 
 MIB = 1 << 20
 ID = "c" * 64
