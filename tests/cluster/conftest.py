@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import lab
+from tests.cluster.plane import Plane, running
 from tests.cluster.whole import Namespace, Whole
 from tests.conftest import REPO
 
@@ -46,6 +47,19 @@ def cluster(runnable: None, native: Path, tmp_path_factory: pytest.TempPathFacto
     finally:
         if not given:
             made.down()
+
+
+@pytest.fixture(scope="module")
+def empty_plane(runnable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
+    with running(tmp_path_factory.mktemp("plane")) as plane:
+        yield plane
+
+
+@pytest.fixture
+def plane(empty_plane: Plane) -> Iterator[Plane]:
+    empty_plane.clean()
+    yield empty_plane
+    empty_plane.clean()
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,8 @@
 import base64
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,7 @@ class Plane:
 
     def clean(self) -> None:
         """No controller, no pod, no node, no Lease, no Secret."""
-        for controller in self.controllers:
-            controller.stop()
-        self.controllers.clear()
+        self._stop_controllers()
         configure(self.api, f"https://10.99.0.1:{PORTS[0]}")
         for folder in (f"/apis/apps/v1/namespaces/{WORK}/replicasets", PODS, "/api/v1/nodes"):
             self.api("DELETE", f"{folder}?gracePeriodSeconds=0")
@@ -67,6 +66,15 @@ class Plane:
                 self.api("DELETE", path)
             except Refused as e:
                 assert e.status == 404, e
+
+    def close(self) -> None:
+        self._stop_controllers()
+        self.api.close()
+
+    def _stop_controllers(self) -> None:
+        for controller in self.controllers:
+            controller.stop()
+        self.controllers.clear()
 
     def node(self, name: str, *sizes: int, labels: dict[str, str] | None = None) -> None:
         plain_nodes.create_node(self.api, plain_nodes.node(name, list(sizes), labels))
@@ -125,6 +133,24 @@ class Plane:
 
 
 PODS = f"/api/v1/namespaces/{WORK}/pods"
+CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Plane]:
+    """A plane with the priority classes `high` and `never`; its controllers end with it, also those that a failed test left."""
+    cluster = Cluster(folder / "state")
+    try:
+        cluster.up([], flags={"kube-controller-manager": [plain_nodes.NO_CONTROLLER_MANAGER_OF_NODES]})
+        plane = make(cluster, folder)
+        try:
+            plane.api("POST", CLASSES, {"metadata": {"name": "high"}, "value": 1000})
+            plane.api("POST", CLASSES, {"metadata": {"name": "never"}, "value": 1000, "preemptionPolicy": "Never"})
+            yield plane
+        finally:
+            plane.close()
+    finally:
+        cluster.down()
 
 
 def make(cluster: Cluster, folder: Path) -> Plane:

@@ -19,32 +19,11 @@ from scripts.cluster_lab.api import socket_in
 from scripts.cluster_lab.machine import wait
 from scripts.cluster_lab.pki import API
 from scripts.prometheus import GRAFANA, PROGRAM, Dashboard, Prometheus
-from tests.cluster import lab
-from tests.cluster.plane import PODS, PORTS, WORK, Plane, make
+from tests.cluster.plane import PODS, PORTS, WORK, Plane
 
 GIB = 1024
 PAGES = (9410, 9411)
 ZERO = {"Pods evicted that their node had refused", "Memory that offline pods hold"}
-
-
-@pytest.fixture(scope="module")
-def empty_plane(runnable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    folder = tmp_path_factory.mktemp("plane")
-    cluster = lab.Cluster(folder / "state")
-    try:
-        cluster.up([], flags={"kube-controller-manager": [plain_nodes.NO_CONTROLLER_MANAGER_OF_NODES]})
-        plane = make(cluster, folder)
-        yield plane
-        plane.api.close()
-    finally:
-        cluster.down()
-
-
-@pytest.fixture
-def plane(empty_plane: Plane) -> Iterator[Plane]:
-    empty_plane.clean()
-    yield empty_plane
-    empty_plane.clean()
 
 
 class Forward:

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,30 +18,9 @@ from scripts.cluster_lab.api import Refused
 from scripts.cluster_lab.controllers import OPTED_IN, Controller
 from scripts.cluster_lab.machine import wait
 from scripts.cluster_lab.plain_nodes import decision
-from tests.cluster import lab
-from tests.cluster.plane import EXTENDER, PODS, WORK, Plane, always, answers, make, text_of
+from tests.cluster.plane import EXTENDER, PODS, WORK, Plane, always, answers, text_of
 
 GIB = 1024
-
-
-@pytest.fixture(scope="module")
-def empty_plane(runnable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    folder = tmp_path_factory.mktemp("plane")
-    cluster = lab.Cluster(folder / "state")
-    try:
-        cluster.up([], flags={"kube-controller-manager": [plain_nodes.NO_CONTROLLER_MANAGER_OF_NODES]})
-        plane = make(cluster, folder)
-        yield plane
-        plane.api.close()
-    finally:
-        cluster.down()
-
-
-@pytest.fixture
-def plane(empty_plane: Plane) -> Iterator[Plane]:
-    empty_plane.clean()
-    yield empty_plane
-    empty_plane.clean()
 
 
 def signed_by(plane: Plane, pod: Any) -> bool:

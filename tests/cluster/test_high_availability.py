@@ -11,30 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from scripts.cluster_lab import plain_nodes
 from scripts.cluster_lab.controllers import OWN
 from scripts.cluster_lab.machine import wait
 from scripts.cluster_lab.pki import API
-from tests.cluster import lab
-from tests.cluster.plane import Plane, always, make
+from tests.cluster.plane import Plane, always
 from tests.cluster.replicas import LEADS, Replicas, bound_within, gone, pod_name
 
 GIB = 1024
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{OWN}/leases/gpu-hook-controller"
 SOON = 15.0  # seconds; 5 on a machine that does nothing else (scripts/bench handover)
-
-
-@pytest.fixture(scope="module")
-def empty_plane(runnable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    folder = tmp_path_factory.mktemp("replicas")
-    cluster = lab.Cluster(folder / "state")
-    try:
-        cluster.up([], flags={"kube-controller-manager": [plain_nodes.NO_CONTROLLER_MANAGER_OF_NODES]})
-        plane = make(cluster, folder)
-        yield plane
-        plane.api.close()
-    finally:
-        cluster.down()
 
 
 @pytest.fixture

@@ -9,25 +9,10 @@ import pytest
 
 from scripts.cluster_lab import plain_nodes
 from scripts.cluster_lab.machine import wait
-from tests.cluster import lab
-from tests.cluster.plane import Plane, answers, make
+from tests.cluster.plane import Plane, answers
 
 ELSEWHERE = "/api/v1/namespaces/default/pods"  # our webhooks are not asked there
 DEEP = 1500  # json.loads and msgspec refuse some 1000 levels
-
-
-@pytest.fixture(scope="module")
-def plane(runnable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    folder = tmp_path_factory.mktemp("plane")
-    cluster = lab.Cluster(folder / "state")
-    try:
-        cluster.up([], flags={"kube-controller-manager": [plain_nodes.NO_CONTROLLER_MANAGER_OF_NODES]})
-        made = make(cluster, folder)
-        yield made
-        made.clean()
-        made.api.close()
-    finally:
-        cluster.down()
 
 
 @pytest.fixture

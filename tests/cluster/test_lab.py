@@ -42,7 +42,8 @@ def in_cluster(pid: str, cluster: str) -> bool:
 def test_a_machine_cannot_change_the_computer(cluster: lab.Cluster) -> None:
     node = cluster.node(1)
     for path in ("/usr/gpu-hook-test", "/root/gpu-hook-test", f"{REPO}/gpu-hook-test"):
-        assert node.machine.run("touch", path, check=False).returncode, path
+        if not path.startswith("/tmp/"):  # a machine has its own /tmp, where this checkout may be
+            assert node.machine.run("touch", path, check=False).returncode, path
     overcommit = Path("/proc/sys/vm/overcommit_memory").read_text()
     node.machine.write("/proc/sys/vm/overcommit_memory", "2\n")
     node.machine.write("/etc/gpu-hook-test", "mine\n")

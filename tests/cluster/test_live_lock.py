@@ -2,16 +2,11 @@
 node that has the sum, whose GPUs have no room: the Binding is denied. Every pod that fits must get its node nevertheless."""
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from oci_hook.kube import extender, names
-from scripts.cluster_lab import plain_nodes
 from scripts.cluster_lab.machine import wait
-from tests.cluster import lab
-from tests.cluster.plane import Plane, make
+from tests.cluster.plane import Plane
 from tests.cluster.test_odd_pods import objects, state_of
 
 NODES, GPUS, MIB = 5, 4, 80_000
@@ -30,23 +25,7 @@ def packing(resource: str) -> dict[str, Any]:
     return {"profiles": [{"schedulerName": "default-scheduler", "plugins": {"score": score}, "pluginConfig": config}]}
 
 
-@pytest.fixture
-def plane(runnable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    folder = tmp_path_factory.mktemp("plane")
-    cluster = lab.Cluster(folder / "state")
-    try:
-        cluster.up([], flags={"kube-controller-manager": [plain_nodes.NO_CONTROLLER_MANAGER_OF_NODES]})
-        made = make(cluster, folder)
-        yield made
-        for controller in made.controllers:
-            controller.stop()
-        made.api.close()
-    finally:
-        cluster.down()
-
-
 def test_a_packing_scheduler_without_extender_binds_every_pod_that_fits(plane: Plane) -> None:
-    plane.clean()
     controller = plane.ready(plane.controller("--place", "binpack"))
     plane.control.use_scheduler_config(packing(names.MEMORY))
     for number in range(NODES):

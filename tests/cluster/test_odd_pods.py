@@ -3,7 +3,6 @@ refused. Nodes are plain objects, so no container runs."""
 
 import json
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,36 +10,20 @@ import pytest
 from oci_hook.cli import explain_pod, ps_cluster
 from oci_hook.kube import extender
 from oci_hook.kube.state import ClusterState
-from scripts.cluster_lab import plain_nodes
 from scripts.cluster_lab.machine import wait
-from tests.cluster import lab
-from tests.cluster.plane import EXTENDER, Plane, always, make
+from tests.cluster.plane import EXTENDER, Plane, always
 
 NODES = {"n1": (80_000, 80_000), "n2": (40_000, 40_000, 24_000), "n3": (16_000, 16_000, 16_000, 16_000)}
 SIZES = (700, 1_300, 2_300, 3_700, 5_900, 7_100)
 PODS = 200
 
 
-@pytest.fixture(scope="module")
-def plane(runnable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    folder = tmp_path_factory.mktemp("plane")
-    cluster = lab.Cluster(folder / "state")
-    try:
-        cluster.up([], flags={"kube-controller-manager": [plain_nodes.NO_CONTROLLER_MANAGER_OF_NODES]})
-        made = make(cluster, folder)
-        yield made
-        made.api.close()
-    finally:
-        cluster.down()
-
-
 @pytest.mark.parametrize("placement", ["binpack", "spread"])
 def test_every_pod_that_fits_gets_its_gpus_and_no_binding_is_refused(plane: Plane, placement: str) -> None:
-    plane.clean()
     controller = plane.ready(plane.controller("--extender-address", f"127.0.0.1:{EXTENDER}", "--place", placement))
     plane.use_extender()
-    for name, sizes in NODES.items():
-        plane.node(name, *sizes)
+    for name, found in NODES.items():
+        plane.node(name, *found)
     rng = random.Random(placement)
     for number in range(PODS):
         notes = rng.choice(({}, {}, {"gpu-hook.io/compute": str(rng.choice((3, 7)))}, {"gpu-hook.io/class": "offline"}))
@@ -51,8 +34,8 @@ def test_every_pod_that_fits_gets_its_gpus_and_no_binding_is_refused(plane: Plan
         nodes, pods = objects(plane)
         state = state_of(nodes, pods)
         waiting = [pod for pod in pods if not pod["spec"].get("nodeName")]
-        found = [extender.filter({"Pod": pod, "NodeNames": list(NODES)}, state, 0.0, dry_run=True) for pod in waiting]
-        return not any(answer["NodeNames"] for answer in found)
+        answers = [extender.filter({"Pod": pod, "NodeNames": list(NODES)}, state, 0.0, dry_run=True) for pod in waiting]
+        return not any(answer["NodeNames"] for answer in answers)
 
     wait(240, "every pod that fits has a node", settled)
     nodes, pods = objects(plane)
@@ -67,7 +50,7 @@ def test_every_pod_that_fits_gets_its_gpus_and_no_binding_is_refused(plane: Plan
 
     # What people are told agrees: of those that wait, and of those that run.
     waiting = next(pod for pod in pods if not pod["spec"].get("nodeName"))
-    said = explain_pod.report(f"work/{waiting['metadata']['name']}", (nodes, pods))
+    said = explain_pod.report(f"work/{waiting['metadata']['name']}", (nodes, pods), [])
     assert said.exit_status == 1 and said.data["problem"]["code"] == "GH-607"
     assert [node["fits"] for node in said.data["nodes"]] == [False] * len(NODES)
     listed = ps_cluster.report((nodes, pods)).data["pods"]
@@ -79,7 +62,6 @@ def test_every_pod_that_fits_gets_its_gpus_and_no_binding_is_refused(plane: Plan
     plane.api("DELETE", f"/api/v1/namespaces/work/pods/{largest['metadata']['name']}?gracePeriodSeconds=0")
     plane.create("last", "500")
     wait(120, "the scheduler has looked again", lambda: bool(plane.pod("last")["spec"].get("nodeName")))
-    plane.clean()
 
 
 def objects(plane: Plane) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -11,8 +11,7 @@ import pytest
 from scripts.cluster_lab import plain_nodes
 from scripts.cluster_lab.api import Api, Refused
 from scripts.cluster_lab.machine import wait
-from tests.cluster import lab
-from tests.cluster.plane import EXTENDER, PODS, Plane, make
+from tests.cluster.plane import EXTENDER, PODS, Plane
 from tests.cluster.test_preemption import extender
 
 GIB = 1024
@@ -23,20 +22,6 @@ CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture(scope="module")
-def empty_plane(runnable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    folder = tmp_path_factory.mktemp("plane")
-    cluster = lab.Cluster(folder / "state")
-    try:
-        cluster.up([], flags={"kube-controller-manager": [plain_nodes.NO_CONTROLLER_MANAGER_OF_NODES]})
-        plane = make(cluster, folder)
-        plane.api("POST", CLASSES, {"metadata": {"name": "high"}, "value": 1000})
-        yield plane
-        plane.api.close()
-    finally:
-        cluster.down()
 
 
 @pytest.fixture

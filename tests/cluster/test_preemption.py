@@ -10,30 +10,13 @@ from oci_hook.kube import names
 from oci_hook.kube.node_info import Digest, read_inventory
 from scripts.cluster_lab import plain_nodes
 from scripts.cluster_lab.machine import wait
-from tests.cluster import lab
-from tests.cluster.plane import EXTENDER, PODS, WORK, Plane, always, make
+from tests.cluster.plane import EXTENDER, PODS, WORK, Plane, always
 
 GIB = 1024
 EXTENDED = ("--extender-address", f"127.0.0.1:{EXTENDER}")
 BUDGETS = f"/apis/policy/v1beta1/namespaces/{WORK}/poddisruptionbudgets"
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 ONLINE, OFFLINE = {"gpu-hook.io/class": "online"}, {"gpu-hook.io/class": "offline"}
-
-
-@pytest.fixture(scope="module")
-def empty_plane(runnable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    folder = tmp_path_factory.mktemp("plane")
-    cluster = lab.Cluster(folder / "state")
-    try:
-        cluster.up([], flags={"kube-controller-manager": [plain_nodes.NO_CONTROLLER_MANAGER_OF_NODES]})
-        plane = make(cluster, folder)
-        plane.api("POST", CLASSES, {"metadata": {"name": "high"}, "value": 1000})
-        never = {"metadata": {"name": "never"}, "value": 1000, "preemptionPolicy": "Never"}
-        plane.api("POST", CLASSES, never)
-        yield plane
-        plane.api.close()
-    finally:
-        cluster.down()
 
 
 @pytest.fixture

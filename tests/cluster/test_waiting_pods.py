@@ -6,9 +6,7 @@ from oci_hook.kube.node_info import Digest
 from scripts.cluster_lab import plain_nodes
 from scripts.cluster_lab.controllers import OWN
 from tests.cluster.plane import PODS, Plane
-from tests.cluster.test_controller import empty_plane, plane
 
-__all__ = ["empty_plane", "plane"]
 SIZES = [16384]
 
 

@@ -4,28 +4,11 @@ objects, so no container runs."""
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from scripts.cluster_lab import plain_nodes
 from scripts.cluster_lab.machine import wait
-from tests.cluster import lab
-from tests.cluster.plane import EXTENDER, PODS, WORK, Plane, make
-
-
-@pytest.fixture(scope="module")
-def plane(runnable: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    folder = tmp_path_factory.mktemp("plane")
-    cluster = lab.Cluster(folder / "state")
-    try:
-        cluster.up([], flags={"kube-controller-manager": [plain_nodes.NO_CONTROLLER_MANAGER_OF_NODES]})
-        made = make(cluster, folder)
-        yield made
-        made.api.close()
-    finally:
-        cluster.down()
+from tests.cluster.plane import EXTENDER, PODS, WORK, Plane
 
 
 def why(plane: Plane, *words: str) -> dict[str, Any]:
@@ -53,7 +36,6 @@ def nodes_of(plane: Plane, app: str) -> list[str]:
 
 
 def test_a_proposal_is_carried_out(plane: Plane) -> None:
-    plane.clean()
     plane.ready(plane.controller("--extender-address", f"127.0.0.1:{EXTENDER}"))
     plane.use_extender()
     for name in ("n1", "n2"):
@@ -85,4 +67,3 @@ def test_a_proposal_is_carried_out(plane: Plane) -> None:
     plane.api.merge(f"/api/v1/nodes/{old}", {"spec": {"unschedulable": None}})
     assert plane.bound("big", 180)["spec"]["nodeName"] == old == found["place"]["node"]
     plane.api("DELETE", f"{budgets}/keep")
-    plane.clean()

@@ -1,6 +1,7 @@
 """The extender's answers to the scheduler: filter, dry run, preemption."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -104,7 +105,9 @@ def test_a_pod_that_asks_for_nothing_passes_but_not_onto_anothers_node():
 
 
 def preempt(state, obj, *, meta=True, **proposed):
-    given = {name: {"Pods": [{"UID": u} for u in uids], "NumPDBViolations": 0} for name, uids in proposed.items()}
+    given: dict[str, Any] = {
+        name: {"Pods": [{"UID": u} for u in uids], "NumPDBViolations": 0} for name, uids in proposed.items()
+    }
     if meta:
         args = {"Pod": obj, "NodeNameToVictims": None, "NodeNameToMetaVictims": given}
     else:
