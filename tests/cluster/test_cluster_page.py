@@ -119,7 +119,7 @@ def test_the_page_of_the_leader_and_of_a_stand_by(
             assert browser.errors == []
             await browser.open(f"http://127.0.0.1:{ports[1]}/")
             await browser.until("document.getElementById('leader').textContent.startsWith('This controller stands by')")
-            assert await browser.run("figures.holders") == 2, "by its own watch"
+            await browser.until("figures.holders === 2")  # by its own watch
             first.stop()
             await browser.until("document.getElementById('leader').textContent.startsWith('leader: ')")
 
