@@ -12,7 +12,7 @@ from oci_hook.kube.choose import Question, Refused, choose, judge, summary
 from oci_hook.kube.disruption import Budgets
 from oci_hook.kube.fit import Fit, as_grants, fit
 from oci_hook.kube.pods import INIT, PodWords, words
-from oci_hook.kube.preempt import plan
+from oci_hook.kube.preempt import Plan, plan
 from oci_hook.kube.records import Node, Pod
 from oci_hook.kube.state import ClusterState
 
@@ -105,7 +105,7 @@ def preemption(
     state: ClusterState, pod: PodWords, names: Iterable[str], budgets: Budgets
 ) -> tuple[tuple[str, ...], str]:
     """(pods that would end, on which node): the controller's choice."""
-    plans = [one for name in names if (one := plan(state, Question(pod), name, budgets)) is not None]
+    plans = [one for name in names if isinstance(one := plan(state, Question(pod), name, budgets), Plan)]
     best = min(plans, key=lambda one: (one.cost, one.node), default=None)
     if best is None:
         return (), ""

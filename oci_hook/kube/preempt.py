@@ -41,6 +41,13 @@ class Plan(Value):
     cost: tuple[tuple[bool, int], int, int, int]
 
 
+class Kept(Value):
+    """Enough less important pods are there, but they may not end: budgets, or an API server that refused it, keep them."""
+
+
+KEPT = Kept()
+
+
 class Victims(Value):
     """For the extender. violations: how many of `uids` a disruption budget protects."""
 
@@ -92,9 +99,9 @@ def plan(
     terms: Terms = USUAL,
     barred: Container[str] = (),
     patient: bool = True,
-) -> Plan | None:
-    """The cheapest victims on this node, of those whom no disruption budget protects; None where they are not enough, or to
-    find them takes too long.
+) -> Plan | Kept | None:
+    """The cheapest victims on this node, of those whom no disruption budget protects; KEPT where they would be enough without
+    budgets; None where they are not, or to find them takes too long.
 
     barred: UIDs of pods that may not be chosen. patient: pods that end already count as gone.
     """
@@ -106,22 +113,24 @@ def plan(
     lower = [
         pod
         for uid, pod in node.pods.items()
-        if pod.rows
-        and not (pod.ended or (pod.told_to_end and not pod.may_be_hurried))
-        and uid not in barred
-        and yields(pod, question, terms)
+        if pod.rows and not (pod.ended or (pod.told_to_end and not pod.may_be_hurried)) and yields(pod, question, terms)
     ]
     lower = sorted(lower, key=lambda pod: (rank(pod), pod.uid))[:MAX_ASKED]
     if not lower or _without(state, question, node, gone | {pod.uid for pod in lower}) is None:
         return None
+    lesser = frozenset(pod.uid for pod in lower)
+    lower = [pod for pod in lower if pod.uid not in barred]
     sets = [lower]
     uuids = dict.fromkeys(row.uuid for pod in lower for row in pod.rows)
     if len(uuids) > 1:  # all of one GPU: where a whole one must become free
         sets += [[pod for pod in lower if any(row.uuid == uuid for row in pod.rows)] for uuid in uuids]
     found = [one for some in sets if (one := _cheapest(state, question, node, some, gone, budgets)) is not None]
+    kept = False
+    if not found and _if_gone(state, question, node, gone) is None:
+        kept = _if_gone(state, question, node, gone | lesser) is not None
     if question.work > MOST_WORK:
         return None  # some may not be needed, and nobody looked
-    return min(found, key=lambda one: (one.cost, one.victims), default=None)
+    return KEPT if kept else min(found, key=lambda one: (one.cost, one.victims), default=None)
 
 
 def _cheapest(

@@ -9,7 +9,7 @@ from oci_hook.kube import admission, extender
 from oci_hook.kube.choose import Chosen, Question, choose
 from oci_hook.kube.disruption import Budgets, budget, violations
 from oci_hook.kube.pods import words
-from oci_hook.kube.preempt import Terms, awaited, plan, victims, yields
+from oci_hook.kube.preempt import KEPT, Plan, Terms, awaited, plan, victims, yields
 from tests.kube.cluster_objects import SIGNER, alloc_of, bound, listing, node, pod
 from tests.kube.test_extender import ask, binding, cluster, running
 
@@ -102,10 +102,10 @@ def test_budgets_are_counted_over_all_victims_together():
         running(state, labelled(pod(f"s{i}", memory=40), {"app": "s"}), "a")
     for allowed, possible in ((0, False), (1, False), (2, True), (3, True)):
         found = plan(state, asked(BIG), "a", Budgets([pdb("b", allowed)]))
-        assert (found is not None) == possible
+        assert isinstance(found, Plan) if possible else found is KEPT
     one = asked(pod("p", memory=50, priority=9))
     assert len(plan(state, one, "a", Budgets([pdb("b", 1)])).victims) == 1
-    assert plan(state, one, "a", Budgets([pdb("b", 5), pdb("c", 5)])) is None  # two budgets: it cannot be evicted
+    assert plan(state, one, "a", Budgets([pdb("b", 5), pdb("c", 5)])) is KEPT  # two budgets: it cannot be evicted
     assert plan(state, one, "a", Budgets([pdb("b", 0, disruptedPods={"s0": "t"})])).victims == ("u-s0",)
 
 
@@ -113,8 +113,10 @@ def test_the_protected_are_spared_where_others_will_do():
     state = sharers(10, 50)
     running(state, pod("free", memory=20, devices="GPU-a-1", priority=8), "a")
     protected = Budgets([pdb("b", 0, labels={"app": "s"})])
-    assert plan(state, asked(BIG), "a", protected) is None
-    assert plan(state, asked(pod("p", memory=60, devices="GPU-a-1", priority=9)), "a", protected) is None
+    assert plan(state, asked(BIG), "a", protected) is KEPT
+    assert plan(state, asked(pod("p", memory=60, devices="GPU-a-1", priority=9)), "a", protected) is KEPT
+    assert plan(state, asked(pod("p", memory=60, devices="GPU-a-1", priority=0)), "a", protected) is None
+    assert plan(state, asked(pod("p", memory=101, devices="GPU-a-1", priority=9)), "a", protected) is None
     assert plan(state, asked(pod("p", memory=45, devices="GPU-a-1", priority=9)), "a", protected).victims == ("u-free",)
 
 
@@ -122,7 +124,7 @@ def test_barred_pods_are_left_alone():
     state = sharers(10, 20)
     first = plan(state, asked(BIG), "a").victims
     second = plan(state, asked(BIG), "a", barred=first).victims
-    assert {*first, *second} == {"u-s0", "u-s1"} and plan(state, asked(BIG), "a", barred={"u-s0", "u-s1"}) is None
+    assert {*first, *second} == {"u-s0", "u-s1"} and plan(state, asked(BIG), "a", barred={"u-s0", "u-s1"}) is KEPT
 
 
 def test_those_that_end_already_are_waited_for_and_their_room_is_held():
@@ -226,10 +228,10 @@ def test_a_plan_is_found_where_there_is_one_and_ends_nobody_more_important(seed)
         return
     found, best = plan(state, asked(obj), "a", budgets), brute(state, question, budgets)
     if best is None:
-        assert found is None
+        assert (found is KEPT) == (brute(state, question, Budgets()) is not None) and not isinstance(found, Plan)
         return
-    if found is None:
-        assert budgets is not None and violations(budgets, [state.pods[u] for u, _, _ in state.made]) > 0
+    if found is KEPT:
+        assert violations(budgets, [state.pods[u] for u, _, _ in state.made]) > 0
         return
     pods = [state.pods[uid] for uid in found.victims]
     assert all(yields(one, question) for one in pods) and violations(budgets, pods) == 0

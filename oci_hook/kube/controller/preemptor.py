@@ -20,7 +20,7 @@ from oci_hook.kube.controller.wanting import AGAIN, Search, Want, Wanting
 from oci_hook.kube.controller.wanting import MOST as MOST_WAIT
 from oci_hook.kube.disruption import Budgets
 from oci_hook.kube.pods import PodWords
-from oci_hook.kube.preempt import Plan, Terms, awaited, ending, plan, yields
+from oci_hook.kube.preempt import Kept, Plan, Terms, awaited, ending, plan, yields
 from oci_hook.kube.records import MOST_GRACE, Pod, Reservation
 from oci_hook.kube.state import ENDS, ClusterState
 
@@ -38,6 +38,7 @@ RESTS = 4  # as after so many attempts in vain: 160 s at least between two sets 
 FORGET = 600.0  # seconds after which a namespace begins anew whose pods went when others had ended for them
 WAITING = 5.0  # seconds until we look again at a pod that waits for others to end
 PREEMPTS, WOULD, PREEMPTED = "GpuSharePreempts", "GpuShareWouldPreempt", "GpuSharePreempted"
+PROTECTED = "GpuShareProtected"
 OFF, REPORT, ON = MODES = ("off", "report", "on")
 
 
@@ -144,7 +145,15 @@ class Preemptor:
             elif await self._all_may_end(best):
                 await self._act(want, best)
                 return
-        self._counted("none" if best is None else "protected")
+        if best is None and not search.kept:
+            self._counted("none")
+        else:
+            self._counted("protected")
+            self._say(
+                pod,
+                PROTECTED,
+                "less important pods hold enough GPUs, but may not end: a PodDisruptionBudget keeps them",
+            )
         self.wanting.in_vain(want, self._now())
 
     def _is_patient(self, want: Want) -> bool:
@@ -182,7 +191,9 @@ class Preemptor:
             began = time.perf_counter()
             one = self._plan(want, search.nodes[search.planned])
             search.planned += 1
-            if one is not None:
+            if isinstance(one, Kept):
+                search.kept += 1
+            elif one is not None:
                 search.found += 1
                 best = search.best
                 search.best = one if best is None else min(best, one, key=lambda each: (each.cost, each.node))
@@ -199,7 +210,7 @@ class Preemptor:
         self.wanting.charge(want.pod.namespace, spent, self._now())
         await asyncio.sleep(spent * (1 - SHARE) / SHARE if self._planned > SHARE else 0)
 
-    def _plan(self, want: Want, name: str) -> Plan | None:
+    def _plan(self, want: Want, name: str) -> Plan | Kept | None:
         question = Question(want.pod)
         question.work = MOST_WORK - MOST_PLAN
         patient = self._is_patient(want)
@@ -249,7 +260,7 @@ class Preemptor:
         pod = want.pod
         again = self._plan(want, found.node)
         waits = self._state.pending(pod.namespace, pod.name) == pod and pod.uid not in self._state.reservations
-        if not waits or again is None or again.victims != found.victims or not self._leads():
+        if not waits or not isinstance(again, Plan) or again.victims != found.victims or not self._leads():
             want.at = self._now() + EVERY  # something changed since the plan was made
             return
         victims = self._pods(found.victims)

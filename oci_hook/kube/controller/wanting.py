@@ -20,13 +20,14 @@ STEP = 0.5  # seconds of planning: who used so much more comes later, however im
 
 class Search:
     """How far one look at a pod's nodes has come; it may be spread over several rounds. nodes: those of its beginning. free:
-    how many were looked at for room to come; planned: how many for victims. found: of these, with victims."""
+    how many were looked at for room to come; planned: how many for victims. found: of these, with victims. kept: with
+    victims that may not end."""
 
-    __slots__ = ("nodes", "began", "free", "planned", "found", "best")
+    __slots__ = ("nodes", "began", "free", "planned", "found", "kept", "best")
 
     def __init__(self, nodes: tuple[str, ...], began: float) -> None:
         self.nodes, self.began = nodes, began
-        self.free = self.planned = self.found = 0
+        self.free = self.planned = self.found = self.kept = 0
         self.best: Plan | None = None
 
 

@@ -57,6 +57,10 @@ class Place:
         self.state.apply_pod(obj)
         self.wanting = list(names or ("a",))
 
+    def written(self) -> list[tuple[str, str, dict[str, Any]]]:
+        """The events that wait to be written."""
+        return [self.events._queue.get_nowait() for _ in range(self.events._queue.qsize())]
+
     def evicted(self, dry: bool = False) -> list[str]:
         return [name for what, name in self.calls if what == ("dry" if dry else "evict")]
 
@@ -132,7 +136,8 @@ def test_nothing_ends_where_the_dry_run_of_one_says_no() -> None:
     place.waits(BIG)
     place.refuses = lambda name, dry: 429 if name == "s2" else 0
     place.run(5)
-    assert place.evicted() == [] and "s2" in place.evicted(dry=True) and set(place.outcomes) <= {"protected", "none"}
+    assert place.evicted() == [] and "s2" in place.evicted(dry=True) and set(place.outcomes) == {"protected"}
+    assert {body["reason"] for _, _, body in place.written()} == {"GpuShareProtected"}
     assert "u-big" not in place.state.reservations
 
 
