@@ -73,11 +73,19 @@ def nodes_of(args: dict[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
     """(the nodes' objects, if the scheduler sends these; their names)"""
     listed = args.get("NodeNames")
     if listed is not None:
-        if not (isinstance(listed, list) and {str}.issuperset(map(type, listed))):
+        if not (isinstance(listed, list) and _all_text(listed)):
             raise ValueError("NodeNames is no list of names")
         return None, listed
     objects = {node["metadata"]["name"]: node for node in (args.get("Nodes") or {}).get("items") or ()}
     return objects, list(objects)
+
+
+def _all_text(names: list[Any]) -> bool:
+    try:
+        "".join(names)  # of 5 000 in 0.025 ms; to look at each one's type takes 0.1
+    except TypeError:
+        return False
+    return True
 
 
 def reserved(
