@@ -54,9 +54,9 @@ def test_more_budgets_than_can_be_compared_protect_their_namespace_alone() -> No
     expressions.append({"key": "never", "operator": "Exists"})
     budgets = Budgets([a_budget("b", expressions)])
     big = asked(pod("big", gpus=1, priority=9))
-    assert preempt.plan(state, big, "a", budgets) is None  # none is compared: that would take seconds
+    assert preempt.plan(state, big, "a", budgets) is preempt.KEPT  # none is compared: that would take seconds
     budgets.drop("b")
-    assert preempt.plan(state, asked(pod("big", gpus=1, priority=9)), "a", budgets) is not None
+    assert isinstance(preempt.plan(state, asked(pod("big", gpus=1, priority=9)), "a", budgets), preempt.Plan)
 
 
 def test_a_budgets_change_is_seen_though_what_it_protects_is_remembered() -> None:
