@@ -190,6 +190,7 @@ def test_one_leads_and_who_was_paused_for_too_long_answers_nothing(plane: Plane)
     wait(60, "the second leads again", lambda: leads(second))
 
 
+@pytest.mark.long
 def test_certificates_and_authority_are_renewed_while_pods_come(plane: Plane) -> None:
     """Serving certificates of 60 s, an authority of 240 s: no admission fails while both are renewed."""
     controller = plane.ready(plane.controller("--certificate-days", f"{60 / 86400:.6f}"))
