@@ -42,6 +42,9 @@ class Value:
     def __init__(self, *values: "Any", **named: "Any") -> None:
         """The fields in order, or by name. Raises TypeError for one that is missing, unknown or given twice."""
         fields, given, record = self.FIELDS, len(values), self.__dict__
+        if given == len(fields) and not named:
+            record.update(zip(fields, values))  # noqa: B905  (they are of one length)
+            return
         if named or given < len(fields):
             record.update(self._blank or self._defaults())  # first: every record then has its fields in the same order
         record.update(zip(fields, values))  # noqa: B905  (the lengths are compared below)

@@ -12,7 +12,7 @@ from oci_hook.errors import RequestError
 from oci_hook.kube.fit import Fit
 from oci_hook.kube.interference import Busy
 from oci_hook.kube.peaks import Row, together
-from oci_hook.kube.pods import ENDED, PodWords, asked, words
+from oci_hook.kube.pods import ENDED, PodWords, asked
 
 MOST_GRACE = 540  # seconds that a pod may take to end for another; a hold lasts 600
 
@@ -59,9 +59,8 @@ class Pod:
         *("was_listed", "gone", "claim", "labels", "created", "overdue", "grace"),
     )
 
-    def __init__(self, obj: dict[str, Any]) -> None:
-        """Of an API object. Raises KeyError, TypeError or AttributeError for what is no pod."""
-        said = words(obj)
+    def __init__(self, obj: dict[str, Any], said: PodWords) -> None:
+        """Of an API object, and its words."""
         self.uid = said.uid
         self.namespace = sys.intern(said.namespace)
         self.name = said.name

@@ -1,5 +1,6 @@
 """Signs decisions for the node that will check them, and checks those that were read back from pods."""
 
+import functools
 import hashlib
 import hmac
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from oci_hook.core.decision import Decision, signed_text
 LABEL = b"gpu-hook.io/node-key\0"
 
 
+@functools.lru_cache(8192)
 def node_key(secret: bytes, node: str) -> bytes:
     """The key of a node, from the controller's secret of one generation."""
     return hmac.new(secret, LABEL + node.encode(), hashlib.sha256).digest()

@@ -88,7 +88,8 @@ class ClusterState:
 
     def apply_pod(self, obj: dict[str, Any]) -> None:
         """A pod's object. With a node name it confirms the pod's reservation, whatever that says."""
-        pod = Pod(obj)
+        said = words(obj)
+        pod = Pod(obj, said)
         old = self.pods.get(pod.uid)
         if not pod.node:
             if old is None or not old.node:  # else it is older than what is known: a node name stays
@@ -104,7 +105,7 @@ class ClusterState:
         self.release(pod.uid)
         self._drop_pending(pod)
         node = self._node(pod.node)
-        self._decide_rows(pod, obj, old if old is not None and old.node == pod.node else None)
+        self._decide_rows(pod, obj, said, old if old is not None and old.node == pod.node else None)
         pod.was_listed |= pod.uid in node.listed
         self.pods[pod.uid] = node.pods[pod.uid] = pod
         self._changed.add(pod.node)
@@ -301,19 +302,19 @@ class ClusterState:
         except KeyError:
             return bool(whole)
 
-    def _decide_rows(self, pod: Pod, obj: dict[str, Any], old: Pod | None) -> None:
+    def _decide_rows(self, pod: Pod, obj: dict[str, Any], said: PodWords, old: Pod | None) -> None:
         """What the pod holds, once it is known, stays: whoever may write to the pod cannot change it."""
         if old is not None and old.rows and old.claim is None:
             pod.rows, pod.whole_node = old.rows, old.whole_node
             return
         decision = _decision(pod, obj)
         if decision is not None and self._verify(decision):
-            pod.rows = rows_of(decision, words(obj))
+            pod.rows = rows_of(decision, said)
             return
         if old is not None and old.claim is not None:
             pod.claim, pod.whole_node = old.claim, old.whole_node
         elif decision is not None:
-            pod.claim = decision, words(obj)
+            pod.claim = decision, said
         _count_claim(pod, self._node(pod.node))
 
     def _forget(self, pod: Pod) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from oci_hook.kube.disruption import BETA, Allowance, Budgets, budget, violations
+from oci_hook.kube.pods import words
 from oci_hook.kube.records import Pod
 from tests.kube.cluster_objects import pod
 
@@ -10,7 +11,7 @@ from tests.kube.cluster_objects import pod
 def made(name, namespace="default", **labels):
     obj = pod(name, memory=1, node_name="a")
     obj["metadata"] |= {"labels": labels, "namespace": namespace}
-    return Pod(obj)
+    return Pod(obj, words(obj))
 
 
 def pdb(selector, allowed=1, beta=False, observed=1, generation=1, **status):
