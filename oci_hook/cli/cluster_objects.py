@@ -103,7 +103,7 @@ def listed(opener: urllib.request.OpenerDirector, there: access.Access, path: st
 
 
 def from_dump(path: str) -> Objects:
-    """The output of `kubectl get nodes,pods -A -o json`. Raises ClusterError GH-608."""
+    """The output of `kubectl get nodes,pods,pdb -A -o json`. Raises ClusterError GH-608."""
     return _nodes_and_pods(_items(path))
 
 
@@ -138,5 +138,5 @@ def state_of(nodes: list[dict[str, Any]], pods: list[dict[str, Any]]) -> Cluster
 
 
 def _no_list(path: str) -> GhError:
-    how = "kubectl get nodes,pods -A -o json"
+    how = "kubectl get nodes,pods,pdb -A -o json"
     return refuse("GH-608", f"{path} is no list of nodes and pods as `{how}` prints it")

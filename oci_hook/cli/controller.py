@@ -71,7 +71,7 @@ NEEDS = "the controller needs packages that a node does not: `pip install 'gpu-h
 def controller(**given: Any) -> None:
     """Run the cluster's controller: webhooks, the scheduler's extender, evictions, taints, nodes' keys.
 
-    Two or more may run: one leads, by a Lease; the others wait.
+    Two or more may run: one leads, by a Lease; the others pass on to it what it alone may decide.
     """
     try:
         from oci_hook.kube.controller import access, controller, options

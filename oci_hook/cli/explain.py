@@ -120,6 +120,8 @@ def explain(
     With --manifest: the pods of a Job, JobSet, Deployment and others, placed one after another on the cluster's GPUs, without
     a change of anything. Exit status 1: not all have room.
     """
+    if (pod or manifest) and (spec or annotation or env or volume or container or label or (pod and manifest)):
+        raise click.UsageError("--pod and --manifest take no options but --dump, --kubeconfig and --json")
     if manifest:
         from oci_hook.cli import cluster_objects, explain_manifest  # as below
 

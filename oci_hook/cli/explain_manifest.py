@@ -4,9 +4,10 @@ from oci_hook.cli import output
 from oci_hook.cli.cluster_objects import Objects, state_of
 from oci_hook.core import dialects
 from oci_hook.core.rules import Rules
-from oci_hook.errors import refuse
+from oci_hook.errors import Problem, refuse
 from oci_hook.kube import gang, manifest, mutate
 
+QGPU = Problem("GH-108", "qGPU's words are not read here, so its pods count as pods without a GPU")
 SHOWN = 8  # nodes of one kind of pods
 
 
@@ -20,9 +21,13 @@ def report(path: str, objects: Objects) -> output.Report:
     except OSError as e:
         raise refuse("GH-107", f"{path}: {e.strerror}") from None
     known = tuple(name for name in dialects.NAMES if name != "qgpu")  # whose unit only the controller is told
-    roles = manifest.roles(text, mutate.Options(Rules(dialects=known)))
+    left_out: set[str] = set()
+    roles = manifest.roles(text, mutate.Options(Rules(dialects=known)), left_out=left_out)
     answer = gang.dry_run(state_of(*objects), roles)
-    return output.Report(gang.as_data(answer), lines(answer), exit_status=0 if answer.all_fit else 1)
+    data = {**gang.as_data(answer), "left_out": sorted(left_out)}
+    warnings = (QGPU,) if "tencent.com/qgpu" in text else ()
+    shown = [*lines(answer), *([f"not counted: {', '.join(sorted(left_out))}"] if left_out else [])]
+    return output.Report(data, list(map(output.printable, shown)), warnings, 0 if answer.all_fit else 1)
 
 
 def lines(answer: gang.Answer) -> list[str]:

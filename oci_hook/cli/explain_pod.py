@@ -52,6 +52,7 @@ def as_data(found: Explanation) -> dict[str, Any]:
         "suggestions": list(found.suggestions),
         "would_preempt": None if found.protected else ends,
         "protected": ends if found.protected else None,
+        "budgets_known": found.budgets_known if ends else None,
     }
 
 

@@ -60,7 +60,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 def cluster_options(option: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a command: add --dump and --kubeconfig, which say where to read the cluster from. option: that uses them."""
-    dump = f"With {option}: read the cluster from this output of `kubectl get nodes,pods -A -o json`."
+    dump = f"With {option}: read the cluster from this output of `kubectl get nodes,pods,pdb -A -o json`."
     config = f"With {option}: how to reach the API server. [default: as kubectl, or the pod's service account]"
     path = click.Path(dir_okay=False)
 

@@ -124,7 +124,7 @@ def lines(name: str, most: int, plan: Plan, fixed: dict[str, int], addresses: di
         )
     if plan.moves:
         shown.append("to move a pod, delete it; wait until its successor runs in the new place before the next one")
-        if any(move.instead for move in plan.moves):
+        if any(move.instead not in ("", move.to_node) for move in plan.moves):
             shown.append("where the controller would choose another node, cordon that one meanwhile")
     if fixed and (plan.moves or not plan.reached):
         shown.append("not moved:")

@@ -36,12 +36,15 @@ class GpuView(Value):
 
 
 class NodeView(Value):
-    """fits: as the filter would say of this node alone. why: the reason where it does not."""
+    """fits: as the filter would say of this node alone, if the node lets the pod in. why: the reason where it does not."""
 
     name: str
     fits: bool
     why: Problem | None
     gpus: tuple[GpuView, ...]
+
+
+KEPT_OFF = Refused(Problem("GH-607", "a cordon, a taint or the pod's node selector keeps it off the node"), final=True)
 
 
 class Explanation(Value):
@@ -69,7 +72,7 @@ def explain(
     budgets: Budgets = UNKNOWN,
 ) -> Explanation:
     """obj: the pod's API object. The state may know the pod; what it holds itself does not count against it. lets_in: whether
-    a node's labels and taints let the pod in."""
+    a node's cordon, labels and taints let the pod in."""
     pod = words(obj)
     at = (obj.get("spec") or {}).get("nodeName") or ""
     held = state.reservations.get(pod.uid)
@@ -79,17 +82,23 @@ def explain(
         if at or not question.asks:
             return Explanation(pod, question.asks, at, bool(at), (), ())
         state.refresh()
-        views, refused = [], {}
+        views, refused, shut = [], {}, set()
         for name in sorted(state.nodes):
             found = judge(state, question, name)
-            views.append(node_view(state, question, name, found))
+            view = node_view(state, question, name, found)
             if isinstance(found, Refused):
                 refused[name] = found
-        best = choose(state, question)
+            if not lets_in(name):
+                shut.add(name)
+                if isinstance(found, Fit):
+                    view = kept_off(view)
+            views.append(view)
+        best = choose(state, question, state.nodes.keys() - shut)
         if not isinstance(best, dict):
             return Explanation(pod, True, best.node, False, tuple(views), ())
-        changes = suggestions(state, question, refused)
-        may = [name for name in sorted(refused) if not refused[name].final and lets_in(name)]
+        changes = suggestions(state, question, {name: one for name, one in refused.items() if name not in shut})
+        may = [name for name in sorted(refused) if not refused[name].final and name not in shut]
+        refused |= {name: KEPT_OFF for name in shut - refused.keys()}
         victims, at = preemption(state, pod, may, budgets)
         protected = not victims
         if protected:
@@ -110,6 +119,11 @@ def preemption(
     if best is None:
         return (), ""
     return tuple(f"{state.pods[uid].namespace}/{state.pods[uid].name}" for uid in best.victims), best.node
+
+
+def kept_off(view: NodeView) -> NodeView:
+    """Of a node that has room, and does not let the pod in."""
+    return view.replace(fits=False, why=KEPT_OFF.problem, gpus=tuple(gpu.replace(given=()) for gpu in view.gpus))
 
 
 def node_view(state: ClusterState, question: Question, name: str, found: Fit | Refused) -> NodeView:

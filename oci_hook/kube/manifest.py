@@ -20,8 +20,8 @@ MAX_DEPTH = 8  # lists of lists
 Part = tuple[str, int, Mapping[str, Any]]  # (name, count, PodTemplateSpec)
 
 
-def roles(text: str, options: Options, namespace: str = "default") -> list[Role]:
-    """Raises RequestError GH-107."""
+def roles(text: str, options: Options, namespace: str = "default", left_out: "set[str] | None" = None) -> list[Role]:
+    """left_out: gets the kinds of objects that make no pods that we know of. Raises RequestError GH-107."""
     if len(text) > MAX_SIZE:
         raise _refuse(f"has more than {MAX_SIZE} characters")
     try:
@@ -38,7 +38,10 @@ def roles(text: str, options: Options, namespace: str = "default") -> list[Role]
     try:
         for obj in objects(documents):
             meta = obj.get("metadata") or {}
-            for name, count, template in parts(obj):
+            known = list(parts(obj))
+            if left_out is not None and not known:
+                left_out.add(named_kind(obj))
+            for name, count, template in known:
                 kinds, total = kinds + 1, total + count
                 check_size(kinds, total)
                 found.append(role_of(name, str(meta.get("namespace") or namespace), count, template, options))

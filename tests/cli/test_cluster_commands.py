@@ -74,6 +74,31 @@ def test_explain_says_who_would_end_and_where(dump):
     assert "would preempt" not in run("explain", "--pod", "waits", "--dump", dump).output
 
 
+@pytest.mark.parametrize(
+    "spec", [{"unschedulable": True}, {"taints": [{"key": "k", "effect": "NoSchedule"}]}, {"taints": [{"key": "k"}]}]
+)
+def test_explain_names_no_node_that_keeps_the_pod_off(dump, spec):
+    items = json.loads(Path(dump).read_text())
+    items["items"][1]["spec"] = spec
+    Path(dump).write_text(json.dumps(items))
+    said = run("explain", "--pod", "would", "--dump", dump)
+    data = json.loads(run("explain", "--pod", "would", "--dump", dump, "--json").output)
+    n2 = data["nodes"][1]
+    if "effect" not in str(spec) and "taints" in spec:
+        assert said.exit_code == 0 and data["node"] == "n2" and n2["fits"]
+        return
+    assert said.exit_code == 1 and data["node"] is None and "would go" not in said.output
+    assert not n2["fits"] and n2["problem"]["code"] == "GH-607" and n2["gpus"][0]["given"] == []
+    assert "node n2: GH-607: a cordon, a taint or the pod's node selector keeps it off the node" in said.output
+    assert "(node n2)" not in said.output, "no change of the pod helps there"
+
+
+def test_pod_and_manifest_stand_alone(dump):
+    for more in (["-a", "gpu-hook.io/memory=1Gi"], ["--manifest", dump], ["--container", "x"], ["-l", "a=b"]):
+        said = run("explain", "--pod", "would", "--dump", dump, *more)
+        assert said.exit_code == 2 and "take no options but" in said.output, more
+
+
 @pytest.mark.parametrize(("allowed", "covers"), [(0, True), (1, True), (0, False)])
 def test_explain_keeps_to_disruption_budgets(dump, allowed, covers):
     items = json.loads(Path(dump).read_text())
@@ -126,6 +151,19 @@ def test_a_manifest_s_pods_at_once(dump, tmp_path, count, fits):
         assert "GH-607: 0 of 2 nodes have room" in said.output
     data = json.loads(run("explain", "--manifest", str(path), "--dump", dump, "--json").output)
     assert data["fits"] == (count == fits) and sum(data["pods"][0]["nodes"].values()) == fits
+
+
+def test_what_of_a_manifest_is_not_counted_is_named(dump, tmp_path):
+    path = tmp_path / "m.yaml"
+    more = "{kind: DaemonSet, metadata: {name: d}, spec: {template: {}}}\n---\n{kind: 'Ser\tvice'}\n"
+    path.write_text(f"{JOB % 1}---\n{more}")
+    said = run("explain", "--manifest", str(path), "--dump", dump)
+    assert said.exit_code == 0 and "not counted: 'DaemonSet', 'Ser\\tvice'" in said.output, said.output
+    data = json.loads(run("explain", "--manifest", str(path), "--dump", dump, "--json").output)
+    assert data["left_out"] == ["'DaemonSet'", "'Ser\\tvice'"] and "warnings" not in data
+    path.write_text((JOB % 1).replace("gpu-hook.io/memory: 3Gi", 'tencent.com/qgpu-memory: "10"'))
+    said = run("explain", "--manifest", str(path), "--dump", dump)
+    assert "qGPU's words are not read here" in said.stderr
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff", b"{kind: Service}", b"[[["])
@@ -248,7 +286,18 @@ def test_the_page_has_every_key(dump):
     page = (REPO / "docs/reference/json.md").read_text()
     explained = json.loads(run("explain", "--pod", "waits", "--dump", dump, "--json").output)
     (held,) = json.loads(run("ps", "--cluster", "--dump", dump, "--json").output)["pods"]
-    keys = {*explained, *explained["nodes"][0], *explained["nodes"][0]["gpus"][0], *explained["problem"], *held}
+    path = Path(dump).with_name("job.yaml")
+    path.write_text(JOB % 1)
+    manifest = json.loads(run("explain", "--manifest", str(path), "--dump", dump, "--json").output)
+    keys = {
+        *manifest,
+        *manifest["pods"][0],
+        *explained,
+        *explained["nodes"][0],
+        *explained["nodes"][0]["gpus"][0],
+        *explained["problem"],
+        *held,
+    }
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
 
 

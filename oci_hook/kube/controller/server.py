@@ -26,6 +26,7 @@ MAX_REVIEW = 8 << 20  # a pod has 1.5 MiB at most in etcd; an update's review ha
 MAX_FILTER = 64 << 20  # 5 000 whole Node objects, from a scheduler without nodeCacheCapable
 MAX_PREDICATE = 16 << 20  # a pod, and a node with all its pods
 MAX_BODIES = 160 << 20  # of all that are read or answered: two of the largest filters, and some others
+WEBHOOKS, EXTENDER = ("pods", "bindings"), ("filter", "preempt", *DRY_RUNS)
 MAX_AT_A_TIME = {"review": 64, "predicate": 64, "filter": 2, "dry-run": 1, "key": 8, "metrics": 4, "page": 8}
 
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -120,7 +121,10 @@ class Server:
             self.connections.ended(connection)
 
     async def _guarded_loopback(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self._answered(request, self._verbs().get((request.method, request.path)))
+        """The extender's verbs alone: the webhooks' answers are signed decisions."""
+        verb = request.path[1:]
+        answer = self._verbs().get((request.method, request.path)) if verb in EXTENDER else None
+        return await self._answered(request, answer)
 
     async def _answered(self, request: web.BaseRequest, answer: Answer | None) -> web.StreamResponse:
         self.asked += 1
@@ -169,13 +173,10 @@ class Server:
         if request.path == "/v1/node-key" and request.method == "POST":
             return self._node_key, False
         if len(parts) == 2 and own_secret.same(own.webhook_token, parts[1]):
-            return self._verbs().get((request.method, f"/{parts[0]}")) if parts[0] in (
-                "pods",
-                "bindings",
-            ) else None, True
+            return self._verbs().get((request.method, f"/{parts[0]}")) if parts[0] in WEBHOOKS else None, True
         if len(parts) == 3 and parts[0] == "extender" and own_secret.same(own.extender_token, parts[1]):
-            verb = parts[2] if parts[2] in ("filter", "preempt", *DRY_RUNS) else ""
-            return self._verbs().get((request.method, f"/{verb}")), True
+            answer = self._verbs().get((request.method, f"/{parts[2]}")) if parts[2] in EXTENDER else None
+            return answer, True
         return None, False
 
     def _open(self) -> dict[str, Answer]:

@@ -160,6 +160,18 @@ def test_a_server_that_ends_says_so_before_it_closes_a_connection() -> None:
     serve(act)
 
 
+def test_without_a_token_nobody_gets_a_webhooks_answer() -> None:
+    """Those are signed decisions. The loopback is the scheduler's."""
+
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        for path, wanted in (("/pods", 404), ("/bindings", 404), ("/filter", 503), ("/predicate", 503), ("/", 404)):
+            reader, writer = await begin(service.loopback, path, 2, 2)
+            assert await status(reader) in (wanted, 400 if wanted == 503 else wanted), path
+            writer.close()
+
+    serve(act)
+
+
 async def begin(port: int, path: str, size: int, sent: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A request whose body has `size` bytes, of which some are sent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -171,7 +183,7 @@ async def status(reader: asyncio.StreamReader) -> int:
     return int((await asyncio.wait_for(reader.readline(), 60)).split()[1])
 
 
-@pytest.mark.parametrize("path", ["/predicate", "/filter", "/pods"])
+@pytest.mark.parametrize("path", ["/predicate", "/filter", "/preempt"])
 def test_bodies_that_are_read_at_the_same_time_are_bounded_together(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """64 predicates of 64 MiB each were 4 GiB."""
     monkeypatch.setattr(server_module, "MAX_BODIES", 300_000)
