@@ -7,7 +7,7 @@ victims only when the first ones have ended.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from oci_hook.kube import in_tree
@@ -43,8 +43,8 @@ OFF, REPORT, ON = MODES = ("off", "report", "on")
 
 
 class Preemptor:
-    """mode: OFF, REPORT (events only) or ON. counted: called with the outcome of each attempt; ended: with the number of
-    victims."""
+    """mode: OFF, REPORT (events only) or ON. counted: called with the outcome of each attempt. enabled: the namespaces whose
+    pods get GPUs; for others nobody ends."""
 
     def __init__(
         self,
@@ -58,14 +58,15 @@ class Preemptor:
         terms: Terms,
         counted: Callable[[str], None],
         log: Callable[[str], None],
+        enabled: Collection[str],
     ) -> None:
         self.wanting = Wanting()
         self.mode, self.budgets = mode, budgets
         self.terms = terms if mode == ON else terms.replace(add=False)
         self._client, self._state, self._events, self._leads, self._now = client, state, events, leads, now
-        self._counted, self._log = counted, log
+        self._counted, self._log, self._enabled = counted, log, enabled
         self._evictions = Evictions(client)
-        self._unasked = Unasked(client, state, self.wanting, terms)
+        self._unasked = Unasked(client, state, self.wanting, terms, enabled)
         self._barred: dict[str, float] = {}  # UID of a protected pod -> until when
         self._nominated: dict[str, PodWords] = {}
         self._may_nominate = True
@@ -106,7 +107,7 @@ class Preemptor:
 
     async def _try(self, want: Want) -> None:
         pod, state = want.pod, self._state
-        if state.pending(pod.namespace, pod.name) != pod:
+        if state.pending(pod.namespace, pod.name) != pod or pod.namespace not in self._enabled:
             self.wanting.drop(pod.uid)
             return
         if pod.uid in state.reservations:

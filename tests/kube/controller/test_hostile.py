@@ -188,7 +188,7 @@ def test_a_namespace_of_many_pods_does_not_keep_others_from_being_asked_about() 
         server = await asyncio.get_running_loop().create_server(web.Server(answer), "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with server, Client(Access(url, None, Token("x"))) as client:
-            unasked = Unasked(client, state, Wanting(), Terms())
+            unasked = Unasked(client, state, Wanting(), Terms(), ("flood", "first", "team"))
             for second in (0.0, 5.0):
                 await unasked.look(second)
 
@@ -291,7 +291,7 @@ def test_pods_that_go_when_others_ended_for_them_have_fewer_and_fewer_end() -> N
             events = preemptor.Events(client, lambda: place.time)
             one = preemptor.Preemptor(
                 *(client, place.state, preemptor.Budgets(), events, lambda: True, lambda: place.time, "on"),
-                *(preemptor.Terms(), place.outcomes.append, lambda line: None),
+                *(preemptor.Terms(), place.outcomes.append, lambda line: None, ("default",)),
             )
             for _ in range(30):
                 obj = pod(f"again-{next(names)}", gpus=1, priority=9)
@@ -309,3 +309,25 @@ def test_pods_that_go_when_others_ended_for_them_have_fewer_and_fewer_end() -> N
 
     asyncio.run(run())
     assert 1 <= len(set(place.evicted())) <= 5  # 90 s: after 0, 10, 20 and 40 s
+
+
+# --- pods of namespaces without the label
+
+SUMS = "0/1 nodes are available: 1 Insufficient gpu-hook.io/memory-mib."
+
+
+@pytest.mark.parametrize("namespace", ("default", "strangers"))
+@pytest.mark.parametrize("noted", (False, True))
+def test_nobody_ends_for_a_pod_of_a_namespace_without_the_label(namespace: str, noted: bool) -> None:
+    """noted: it had the label while the scheduler asked."""
+    place = Place()
+    place.runs(pod("victim", memory=90, **{"class": "offline"}))
+    obj = pod("online", memory=50, **{"class": "online"})
+    obj["metadata"]["namespace"] = namespace
+    why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": SUMS}
+    obj["status"]["conditions"] = [why]
+    place.waits(obj)
+    if not noted:
+        place.wanting = []
+    place.run(6)
+    assert place.evicted() == (["victim"] if namespace == "default" else [])
