@@ -179,7 +179,7 @@ def victims(
         return None
     wanted = set(proposed)
     if any(pod.told_to_end and not pod.ends and uid in wanted for uid, pod in node.pods.items()):
-        return None  # the scheduler counts on room that does not come
+        return None  # the scheduler's deletion does not shorten the time of one that ends already; see extender.to_hurry
     gone = ending(node)
     holders = {uid: pod for uid, pod in node.pods.items() if pod.rows and not pod.told_to_end}
     ours = [pod for uid, pod in holders.items() if uid in wanted]

@@ -98,8 +98,8 @@ class Pod:
 
     @property
     def may_be_hurried(self) -> bool:
-        """Whether it was told to end in a time that is too long: another eviction can shorten that, never lengthen it."""
-        return self.deleting and self.gone is None and not self.overdue and self.grace > MOST_GRACE
+        """Whether it was told to end in a time that is too long, however long ago: an eviction with a shorter one shortens it."""
+        return self.deleting and self.gone is None and self.grace > MOST_GRACE
 
     def counts(self, listed: bool) -> bool:
         """Whether its share is taken. listed: its node's ledger has it now. A container that waits for its next start holds

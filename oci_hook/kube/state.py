@@ -100,7 +100,7 @@ class ClusterState:
         if old is not None and old.node:
             self._forget(old)
             pod.was_listed, pod.overdue = old.was_listed, old.overdue
-        if pod.deleting:
+        if pod.deleting and not pod.may_be_hurried:  # else its time begins when somebody hurries it
             self._ending.setdefault(pod.uid, None)
         self.release(pod.uid)
         self._drop_pending(pod)

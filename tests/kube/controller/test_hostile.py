@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from oci_hook.kube import extender
 from oci_hook.kube.choose import Question
 from oci_hook.kube.controller import preemptor
 from oci_hook.kube.controller.access import Access, Token
@@ -236,6 +237,29 @@ def test_a_pod_with_years_to_end_is_not_waited_for_and_not_immune(grace: int, ev
     assert place.evicted() == evicted
 
 
+def test_a_pod_with_years_to_end_never_becomes_immune() -> None:
+    """Also after the time in which one must have ended. Once it is hurried, it counts as room to come."""
+    place = Place(60)
+    endless(place, "s0", 10**9)
+    for now in (0.0, 100.0, 800.0, 900.0):
+        place.state.tick(now)
+        endless(place, "s0", 10**9)
+    place.time = 1000.0
+    place.waits(BIG)
+    real = place._evict
+
+    def evict(name: str, body: Any) -> web.Response:
+        answer = real(name, body)
+        if place.evicted():
+            endless(place, name, body["deleteOptions"]["gracePeriodSeconds"])
+        return answer
+
+    place._evict = evict  # type: ignore[method-assign]
+    place.run(rounds=3)
+    assert place.evicted() == ["s0"] and place.state.reservations["u-big"].victims == ("u-s0",)
+    assert place.state.pods["u-s0"].ends
+
+
 @pytest.mark.parametrize("grace", (MOST_GRACE, MOST_GRACE + 1, 10**9))
 def test_the_scheduler_s_victims_are_not_taken_where_one_has_years_to_end(grace: int) -> None:
     place = Place(60, 60)
@@ -243,6 +267,9 @@ def test_the_scheduler_s_victims_are_not_taken_where_one_has_years_to_end(grace:
     place.waits(BIG)
     found = victims(place.state, Question(words(BIG)), "a", ["u-s0"])
     assert found == (Victims((), 0) if grace == MOST_GRACE else None)
+    by = {"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "u-s0"}]}, "gone": {"Pods": [{"UID": "u-s0"}]}}}
+    # The scheduler's deletion does not shorten the time: we must.
+    assert extender.to_hurry(by, place.state) == ([] if grace == MOST_GRACE else ["a"])
     # Its object is deleted by force: the years are over, and the node still has its containers.
     place.state.apply_node(node("a", 100, 100, digest=listing("u-s0", "u-s1")))
     place.state.remove_pod("u-s0", place.time)
