@@ -108,8 +108,13 @@ def reserved(
 
 
 def before_lesser_holds(state: ClusterState, question: Question, among: Names) -> Chosen | None:
-    """Room that is held for less important pods. They lose their hold on the chosen node."""
-    lesser = [one for one in state.reservations.values() if one.victims and one.pod.priority < question.pod.priority]
+    """Room that is held for less important pods, or reserved for them again and again in vain. They lose it on the chosen node."""
+    pod = question.pod
+    lesser = [
+        one
+        for one in state.reservations.values()
+        if (one.victims and one.pod.priority < pod.priority) or one.yields_to(pod)
+    ]
     if not lesser:
         return None
     for one in lesser:

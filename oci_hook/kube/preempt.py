@@ -179,7 +179,9 @@ def victims(
         return None
     wanted = set(proposed)
     if any(pod.told_to_end and not pod.ends and uid in wanted for uid, pod in node.pods.items()):
-        return None  # the scheduler's deletion does not shorten the time of one that ends already; see extender.to_hurry
+        return (
+            None  # the scheduler's deletion does not shorten the time of one that ends already; see extender.to_hurry
+        )
     gone = ending(node)
     holders = {uid: pod for uid, pod in node.pods.items() if pod.rows and not pod.told_to_end}
     ours = [pod for uid, pod in holders.items() if uid in wanted]
@@ -241,7 +243,7 @@ def _without(state: ClusterState, question: Question, node: Node, gone: Collecti
         if uid not in gone and pod.rows and pod.counts(uid in node.listed):
             beside += as_grants(uid, pod.rows)
     for uid, one in node.reserved.items():
-        if uid != question.pod.uid:
+        if uid != question.pod.uid and not one.yields_to(question.pod):
             beside += as_grants(uid, one.fit.rows)
     if isinstance(question.under(node.rules), Problem):
         return None

@@ -10,6 +10,7 @@ from oci_hook.kube.choose import Chosen, Question, choose
 from oci_hook.kube.disruption import Budgets, budget, violations
 from oci_hook.kube.pods import words
 from oci_hook.kube.preempt import KEPT, Plan, Terms, awaited, plan, victims, yields
+from oci_hook.kube.records import MOST_TRIES
 from tests.kube.cluster_objects import SIGNER, alloc_of, bound, listing, node, pod
 from tests.kube.test_extender import ask, binding, cluster, running
 
@@ -285,3 +286,63 @@ def test_a_ghost_is_waited_for():
     state.apply_node(node("a", 100, digest=listing("u-s0")))
     state.remove_pod("u-s0", 0.0)
     assert awaited(state, asked(BIG), "a") is not None and plan(state, asked(BIG), "a") is None
+
+
+# --- pods whose Binding never succeeds
+
+
+@pytest.mark.parametrize(("priority", "gets"), [(0, False), (1, True)])
+def test_a_reservation_that_never_becomes_a_binding_keeps_no_room_from_more_important_pods(priority, gets):
+    state = cluster(node("a", 100, 100))
+    vain, other, low = (
+        pod("vain", memory=60),
+        pod("other", gpus=2, priority=priority),
+        pod("low", memory=50, priority=-1),
+    )
+    running(state, low, "a")
+    got, planned = [], []
+    for n in range(8):
+        state.tick(20.0 * n)
+        assert extender.filter({"Pod": vain, "NodeNames": ["a"]}, state, 20.0 * n)["NodeNames"] == ["a"]
+        planned.append(isinstance(plan(state, asked(other), "a"), Plan))
+        if n == 7:
+            state.remove_pod("u-low", 0.0)
+            state.tick(150.0)
+        got.append(bool(extender.filter({"Pod": other, "NodeNames": ["a"]}, state, 20.0 * n)["NodeNames"]))
+    assert planned == [gets and n >= MOST_TRIES for n in range(8)]
+    assert got == [False] * 7 + [gets]
+    state.remove_pod("u-vain", 200.0)
+    assert "u-vain" not in state._tries
+
+
+def test_a_bound_reservation_stays_however_often_it_was_tried():
+    state = cluster(node("a", 100))
+    vain = pod("vain", memory=60)
+    state.apply_pod(vain)
+    for _ in range(8):
+        ask(state, vain, "a")
+    assert admission.bind(binding(vain, "a"), state, 0.0, SIGNER.sign)["response"]["allowed"]
+    assert ask(state, BIG, "a")["NodeNames"] == []
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pod("p", containers=[f"c{i}" for i in range(65)], memory=1, priority=9),
+        pod(
+            "p", containers=["c"], init=[f"{'i' * 50}{n}" for n in range(63)], gpus=16, priority=9
+        ),  # the text is too long
+    ],
+)
+def test_what_no_binding_could_have_reserves_nothing_and_ends_nobody(made):
+    state = cluster(node("a", *[100] * 16, gpus="a" * 40))
+    running(state, pod("low", memory=90), "a")
+    assert ask(state, made, "a")["NodeNames"] == []
+    assert plan(state, asked(made), "a") is None and not state.reservations
+    state.remove_pod("u-low", 0.0)
+    state.tick(100.0)
+    answer = ask(state, made, "a")
+    assert answer["FailedAndUnresolvableNodes"]["a"].startswith("GH-602") and not state.reservations
+    assert admission.bind(binding(made, "a"), cluster(node("a", *[100] * 16, gpus="a" * 40), made), 0.0, SIGNER.sign)[
+        "response"
+    ]["status"]["message"].startswith("GH-602")
