@@ -65,10 +65,21 @@ def test_only_lower_priorities_end_and_nobody_for_who_may_not_preempt(priority, 
     assert (plan(sharers(10), asked(obj), "a") is not None) == ended
 
 
-@pytest.mark.parametrize("owner", ["DaemonSet", "Node"])
-def test_daemons_static_pods_and_kube_system_never_end(owner):
+@pytest.mark.parametrize("owner", ["DaemonSet", "Node", "ReplicaSet", None])
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(("priority", "ends"), [(8, True), (9, False), (2_000_001_000, False)])
+def test_what_a_pod_says_of_its_owner_makes_it_no_more_important(owner, later, priority, ends):
     state = cluster(node("a", 100))
-    running(state, pod("d", memory=10, owner=owner), "a")
+    made = pod("d", memory=10, owner=None if later else owner, priority=priority)
+    running(state, made, "a")
+    if later:
+        state.apply_pod(bound(pod("d", memory=10, owner=owner, priority=priority), "a", None))
+    assert (plan(state, asked(BIG), "a") is not None) == ends
+
+
+def test_static_pods_and_kube_system_never_end():
+    state = cluster(node("a", 100))
+    state.apply_pod(pod("static", memory=10, owner="Node", node_name="a", phase="Running"))  # without a Binding
     assert plan(state, asked(BIG), "a") is None
     state = sharers(10)
     state.pods["u-s0"].namespace = "kube-system"
@@ -171,6 +182,23 @@ def test_a_hold_ends_with_its_time_and_with_its_pod():
         assert ask(state, pod("p", gpus=1), "a")["NodeNames"] == []
         over(state)
         assert ask(state, pod("p", gpus=1), "a")["NodeNames"] == ["a"]
+
+
+def test_many_small_pods_hide_no_large_one():
+    state = cluster(node("a", *[1000] * 4))
+    running(state, pod("zz-large", memory=800, devices="GPU-a-0"), "a")
+    for i in range(180):
+        running(state, pod(f"tiny{i}", memory=1, devices=f"GPU-a-{1 + i % 3}", **{"class": "offline"}), "a")
+    big = pod("p", memory=900, devices="GPU-a-0", priority=9)
+    assert plan(state, asked(big), "a").victims == ("u-zz-large",)
+    assert victims(state, asked(big), "a", []).uids == ("u-zz-large",)
+
+
+def test_a_gpu_of_many_pods_becomes_whole_beside_others_of_many():
+    state = cluster(node("a", *[1000] * 4))
+    for i in range(240):
+        running(state, pod(f"s{i}", memory=1, devices=f"GPU-a-{i % 4}", priority=0 if i % 4 == 2 else 8), "a")
+    assert set(plan(state, asked(BIG), "a").victims) == {f"u-s{i}" for i in range(2, 240, 4)}
 
 
 def test_sixty_four_victims_and_no_more_are_looked_at():
