@@ -306,7 +306,9 @@ def test_evictions_stop_when_the_pod_is_gone() -> None:
     assert len(place.evicted()) == 1
 
 
-def test_pods_that_go_when_others_ended_for_them_have_fewer_and_fewer_end() -> None:
+@pytest.mark.parametrize(("how", "most"), (("waits", 5), ("bound", 5), ("ended", 5), ("ran", 30)))
+def test_pods_that_go_when_others_ended_for_them_have_fewer_and_fewer_end(how: str, most: int) -> None:
+    """how: what becomes of the pod for which others ended, before it is deleted."""
     place = Place(60)
     names = iter(range(1000))
     back: set[str] = set()
@@ -327,15 +329,28 @@ def test_pods_that_go_when_others_ended_for_them_have_fewer_and_fewer_end() -> N
                 one.note(words(obj), ["a"])
                 place.time += FIRST + 1
                 await one._round()
-                place.state.remove_pod(obj["metadata"]["uid"], place.time)
                 for name in set(place.evicted()) - back:  # its owner makes it anew, at the same place
                     back.add(name)
                     place.state.remove_pod(f"u-{name}", place.time - 10)
                     place.state.tick(place.time)
+                    if how != "waits":
+                        place.runs(obj)
+                        await one._round()
+                    if how == "ended":
+                        uid = obj["metadata"]["name"]
+                        place.state.apply_pod(bound(obj, "a", place.texts[uid], phase="Succeeded"))
+                        await one._round()
+                    if how == "ran":
+                        place.time += preemptor.RAN
+                        await one._round()
+                    place.state.remove_pod(obj["metadata"]["uid"], place.time - 10)
+                    place.state.tick(place.time)
                     place.runs(pod(f"{name}x", memory=60, devices="GPU-a-0"))
+                place.state.remove_pod(obj["metadata"]["uid"], place.time - 10)
 
     asyncio.run(run())
-    assert 1 <= len(set(place.evicted())) <= 5  # 90 s: after 0, 10, 20 and 40 s
+    assert most // 5 <= len(set(place.evicted())) <= most
+    assert how != "ran" or len(set(place.evicted())) == 30  # 90 s: after 0, 10, 20 and 40 s
 
 
 # --- pods of namespaces without the label
@@ -358,3 +373,29 @@ def test_nobody_ends_for_a_pod_of_a_namespace_without_the_label(namespace: str, 
         place.wanting = []
     place.run(6)
     assert place.evicted() == (["victim"] if namespace == "default" else [])
+
+
+def test_nobody_ends_while_the_budgets_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who may not end are not known then. The API server would let the first of several go."""
+    budgets = preemptor.Budgets(known=False)
+    monkeypatch.setattr("tests.kube.controller.test_preemptor.Budgets", lambda: budgets)
+    place = Place(10)
+    place.waits(BIG)
+
+    def between(number: int) -> None:
+        assert place.calls == [] or number > 5
+        budgets.known = number >= 5
+
+    place.between = between
+    place.run(10, every=6.0)
+    assert place.evicted() == ["s0"]
+
+
+def test_nobody_ends_where_the_budgets_are_lost_after_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets = preemptor.Budgets()
+    monkeypatch.setattr("tests.kube.controller.test_preemptor.Budgets", lambda: budgets)
+    place = Place(10)
+    place.waits(BIG)
+    place.after = lambda path: setattr(budgets, "known", not path.endswith("eviction"))
+    place.run(1)
+    assert place.evicted(dry=True) == ["s0"] and place.evicted() == []
