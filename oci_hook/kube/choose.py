@@ -346,6 +346,8 @@ def _refused(found: NoFit) -> Refused:
     }.get(first.code, "no GPU has room for all that the containers ask for")
     if TOO_SMALL in first.message:
         words = BELOW_CONTEXT
+    if first.code == "GH-602":
+        return Refused(first, found.notes, final=True)
     return Refused(Problem(first.code, words), found.notes)
 
 

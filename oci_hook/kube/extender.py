@@ -108,8 +108,13 @@ def reserved(
 
 
 def before_lesser_holds(state: ClusterState, question: Question, among: Names) -> Chosen | None:
-    """Room that is held for less important pods. They lose their hold on the chosen node."""
-    lesser = [one for one in state.reservations.values() if one.victims and one.pod.priority < question.pod.priority]
+    """Room that is held for less important pods, or reserved for them again and again in vain. They lose it on the chosen node."""
+    pod = question.pod
+    lesser = [
+        one
+        for one in state.reservations.values()
+        if (one.victims and one.pod.priority < pod.priority) or one.yields_to(pod)
+    ]
     if not lesser:
         return None
     for one in lesser:
@@ -185,16 +190,7 @@ def preempt(
 ) -> dict[str, Any]:
     """ExtenderPreemptionArgs -> ExtenderPreemptionResult: the nodes where the end of some pods gives this one its GPUs; none
     while it waits for others that end already. pod: counts instead of the one in args."""
-    given = args.get("NodeNameToMetaVictims")
-    if given is None:
-        full = args.get("NodeNameToVictims") or {}
-        given = {
-            name: {
-                "Pods": [{"UID": p["metadata"]["uid"]} for p in one.get("Pods") or ()],
-                "NumPDBViolations": one.get("NumPDBViolations", 0),
-            }
-            for name, one in full.items()
-        }
+    given = proposed(args)
     question = Question(pod or words(args["Pod"]))
     if not question.asks:
         return {"NodeNameToMetaVictims": given}
@@ -203,11 +199,40 @@ def preempt(
         return NO_VICTIMS
     answer = {}
     for name, one in given.items():
-        uids = [p["UID"] for p in one.get("Pods") or ()]
-        found = victims(state, question, name, uids, one.get("NumPDBViolations") or 0, budgets, terms)
+        found = victims(state, question, name, uids_of(one), one.get("NumPDBViolations") or 0, budgets, terms)
         if found is not None and not found.uids:
             return NO_VICTIMS
         if found is not None:
             pods = [{"UID": uid} for uid in found.uids]
             answer[name] = {"Pods": pods, "NumPDBViolations": found.violations}
     return {"NodeNameToMetaVictims": answer}
+
+
+def proposed(args: dict[str, Any]) -> dict[str, Any]:
+    """The scheduler's victims by node, each by its UID."""
+    given = args.get("NodeNameToMetaVictims")
+    if given is not None:
+        return dict(given)
+    return {
+        name: {
+            "Pods": [{"UID": p["metadata"]["uid"]} for p in one.get("Pods") or ()],
+            "NumPDBViolations": one.get("NumPDBViolations", 0),
+        }
+        for name, one in (args.get("NodeNameToVictims") or {}).items()
+    }
+
+
+def uids_of(one: dict[str, Any]) -> list[str]:
+    return [p["UID"] for p in one.get("Pods") or ()]
+
+
+def to_hurry(args: dict[str, Any], state: ClusterState) -> list[str]:
+    """The nodes where the scheduler proposes a pod that ends already and has too long for that. Its deletion would not shorten
+    the time, so `preempt` leaves these nodes out; only an eviction of ours does."""
+    found = []
+    for name, one in proposed(args).items():
+        node = state.nodes.get(name)
+        pods = [] if node is None else [node.pods[uid] for uid in uids_of(one) if uid in node.pods]
+        if any(pod.may_be_hurried for pod in pods):
+            found.append(name)
+    return found

@@ -2,8 +2,9 @@
 
 import functools
 
+from oci_hook.core import decision as decisions
 from oci_hook.core.allocate import Refusal, allocate
-from oci_hook.core.decision import DecidedShare, DecidedTerms
+from oci_hook.core.decision import DecidedShare, DecidedTerms, Decision
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.request import Request
@@ -16,6 +17,11 @@ from oci_hook.kube.pods import INIT, SIDECAR, Asked
 
 NOBODY = Identity("", "", "")
 NO_LIFE = Life("")
+
+
+TOO_LONG = "the decision about the pod would be too long; have fewer containers ask, or for fewer GPUs each"
+MANY_SHARES = 128  # of fewer, no decision is too long
+HEAD = 1024  # characters of a decision for the pod's UID, its node's name and the signature
 
 
 class Fit(Value):
@@ -70,9 +76,19 @@ def fit(asked: Asked, inventory: Inventory, grants: tuple[Grant, ...], rules: Ru
     order = [parts[name] for name, _, _ in asked]
     names = sorted(given)
     terms = {name: DecidedTerms(r.terms.policy, r.terms.priority_class) for name, _, r in asked}
-    return Fit(
+    found = Fit(
         tuple((name, given[name]) for name in names), tuple((name, terms[name]) for name in names), together(order)
     )
+    if is_too_long(found):  # no Binding could have it: it is not to keep room, and nobody is to end for it
+        return NoFit(asked[-1][0], (Problem("GH-602", TOO_LONG),))
+    return found
+
+
+def is_too_long(found: Fit) -> bool:
+    """Whether the decision would be longer than a pod's annotation of it may be."""
+    if sum(len(shares) for _, shares in found.shares) < MANY_SHARES:
+        return False
+    return len(decisions.text(Decision("", "", 0, found.shares, found.terms))) + HEAD > decisions.MAX_TEXT
 
 
 def near_to(request: Request, uuids: tuple[str, ...]) -> Request | None:

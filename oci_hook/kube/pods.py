@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from oci_hook.core.collect import split
+from oci_hook.core.decision import MAX_CONTAINERS as MAX_DECIDED
 from oci_hook.core.layout import NO_REQUEST
 from oci_hook.core.request import Request, parse
 from oci_hook.core.rules import Rules
@@ -91,6 +92,11 @@ def asked(pod: PodWords, rules: Rules) -> Asked:
     placement = pod.annotations.get(NODE_PLACEMENT)
     if placement is not None and placement not in PLACEMENTS:
         problems.append(Problem("GH-101", f"{NODE_PLACEMENT}={show(placement)} is not one of {', '.join(PLACEMENTS)}"))
+    if (
+        len(found) > MAX_DECIDED
+    ):  # else it would keep room, and others would end for it, in vain: no Binding has the decision
+        what = f"{len(found)} containers ask for a GPU, a decision has {MAX_DECIDED} at most"
+        problems.append(Problem("GH-602", f"{what}; have fewer containers ask"))
     if problems:
         raise RequestError(*problems)
     return tuple(found)

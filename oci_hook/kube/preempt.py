@@ -4,6 +4,7 @@ Kubernetes' own scheduler chooses victims by the sums of a node, which do not sa
 victims may not help, and where the sums have room it proposes nobody (1.20) or leaves the node out (1.22 and newer).
 """
 
+from collections import Counter
 from collections.abc import Collection, Container, Iterable
 
 from oci_hook.core.terms import ONLINE
@@ -15,7 +16,7 @@ from oci_hook.kube.fit import Fit, as_grants, fit
 from oci_hook.kube.records import Node, Pod
 from oci_hook.kube.state import ClusterState
 
-MAX_ASKED = 64  # pods of one node that are looked at
+MAX_ASKED = 128  # pods of one node that are looked at together; the usual kubelet has 110, and a GPU 64
 SPARED = ("kube-system",)  # namespaces whose pods are nobody's victims, unless the scheduler itself proposes them
 NO_BUDGETS = Budgets()
 
@@ -62,9 +63,9 @@ def online(question: Question) -> bool:
 
 
 def yields(pod: Pod, question: Question, terms: Terms = USUAL) -> bool:
-    """Whether this pod's importance is below the asking one's. A daemon's or a static pod's never is: its owner would make it
-    anew at the same place."""
-    if pod.daemon or pod.namespace in SPARED or not question.pod.may_preempt:
+    """Whether this pod's importance is below the asking one's. Whose it is does not count, as with Kubernetes' own preemption: anybody
+    may write that a DaemonSet owns his pod. A static pod has no decision, so it is nobody's victim."""
+    if pod.namespace in SPARED or not question.pod.may_preempt:
         return False
     if pod.priority < question.pod.priority:
         return True
@@ -115,22 +116,43 @@ def plan(
         for uid, pod in node.pods.items()
         if pod.rows and not (pod.ended or (pod.told_to_end and not pod.may_be_hurried)) and yields(pod, question, terms)
     ]
-    lower = sorted(lower, key=lambda pod: (rank(pod), pod.uid))[:MAX_ASKED]
+    lower.sort(key=lambda pod: (rank(pod), pod.uid))
     if not lower or _without(state, question, node, gone | {pod.uid for pod in lower}) is None:
         return None
     lesser = frozenset(pod.uid for pod in lower)
     lower = [pod for pod in lower if pod.uid not in barred]
-    sets = [lower]
+    sets = [_of_each_gpu(lower)]
     uuids = dict.fromkeys(row.uuid for pod in lower for row in pod.rows)
     if len(uuids) > 1:  # all of one GPU: where a whole one must become free
         sets += [[pod for pod in lower if any(row.uuid == uuid for row in pod.rows)] for uuid in uuids]
-    found = [one for some in sets if (one := _cheapest(state, question, node, some, gone, budgets)) is not None]
+    found = []
+    for some in sets:
+        one = _cheapest(state, question, node, some, gone, budgets)
+        if question.work > MOST_WORK:  # of the last set some may not be needed, and nobody looked
+            break
+        if one is not None:
+            found.append(one)
     kept = False
     if not found and _if_gone(state, question, node, gone) is None:
         kept = _if_gone(state, question, node, gone | lesser) is not None
-    if question.work > MOST_WORK:
-        return None  # some may not be needed, and nobody looked
+    if question.work > MOST_WORK and not found:
+        return None
     return KEPT if kept else min(found, key=lambda one: (one.cost, one.victims), default=None)
+
+
+def _of_each_gpu(pods: Iterable[Pod]) -> list[Pod]:
+    """MAX_ASKED of them at most, in the order in which they end. The largest of each GPU come first, then the second largest, and so
+    on: many small ones do not hide a large one, nor those on one GPU others'."""
+    found = sorted(pods, key=lambda pod: (*_minus(_freed([pod])), pod.uid))
+    if len(found) > MAX_ASKED:
+        count: Counter[str] = Counter()
+        turns = []
+        for pod in found:
+            uuids = {row.uuid for row in pod.rows}
+            turns.append(min(count[uuid] for uuid in uuids))
+            count.update(uuids)
+        found = [pod for _, pod in sorted(zip(turns, found, strict=True), key=lambda turn: turn[0])[:MAX_ASKED]]
+    return sorted(found, key=lambda pod: (rank(pod), pod.uid))
 
 
 def _cheapest(
@@ -179,7 +201,9 @@ def victims(
         return None
     wanted = set(proposed)
     if any(pod.told_to_end and not pod.ends and uid in wanted for uid, pod in node.pods.items()):
-        return None  # the scheduler counts on room that does not come
+        return (
+            None  # the scheduler's deletion does not shorten the time of one that ends already; see extender.to_hurry
+        )
     gone = ending(node)
     holders = {uid: pod for uid, pod in node.pods.items() if pod.rows and not pod.told_to_end}
     ours = [pod for uid, pod in holders.items() if uid in wanted]
@@ -220,8 +244,7 @@ def _added(
     for pod in ours:
         allowance.take(pod)
     more = [pod for pod in holders if pod.uid not in wanted and not pod.ended and yields(pod, question, terms)]
-    more = sorted(more, key=lambda pod: (rank(pod), pod.uid))[:MAX_ASKED]
-    return [pod for pod in more if allowance.take(pod)]
+    return [pod for pod in _of_each_gpu(more) if allowance.take(pod)]
 
 
 def _blocked(state: ClusterState, question: Question, node: Node, gone: Collection[str]) -> bool:
@@ -241,7 +264,7 @@ def _without(state: ClusterState, question: Question, node: Node, gone: Collecti
         if uid not in gone and pod.rows and pod.counts(uid in node.listed):
             beside += as_grants(uid, pod.rows)
     for uid, one in node.reserved.items():
-        if uid != question.pod.uid:
+        if uid != question.pod.uid and not one.yields_to(question.pod):
             beside += as_grants(uid, one.fit.rows)
     if isinstance(question.under(node.rules), Problem):
         return None

@@ -14,6 +14,7 @@ from oci_hook.kube.interference import Busy
 from oci_hook.kube.peaks import Row, together
 from oci_hook.kube.pods import ENDED, PodWords, asked
 
+MOST_TRIES = 4  # reservations of one pod without a Binding, until its room is no longer kept from more important ones
 MOST_GRACE = 540  # seconds that a pod may take to end for another; a hold lasts 600
 
 
@@ -98,8 +99,8 @@ class Pod:
 
     @property
     def may_be_hurried(self) -> bool:
-        """Whether it was told to end in a time that is too long: another eviction can shorten that, never lengthen it."""
-        return self.deleting and self.gone is None and not self.overdue and self.grace > MOST_GRACE
+        """Whether it was told to end in a time that is too long, however long ago: an eviction with a shorter one shortens it."""
+        return self.deleting and self.gone is None and self.grace > MOST_GRACE
 
     def counts(self, listed: bool) -> bool:
         """Whether its share is taken. listed: its node's ledger has it now. A container that waits for its next start holds
@@ -114,9 +115,9 @@ class Pod:
 class Reservation:
     """Room for a pod that has no node yet. bound: the Binding was answered, so the pod may have its node already, and the
     room stays taken until that is known. victims: UIDs of pods that were told to end for it; the room is theirs and its own
-    until they did (a hold)."""
+    until they did (a hold). tries: how often the pod got a reservation by now."""
 
-    __slots__ = ("pod", "node", "fit", "deadline", "bound", "victims")
+    __slots__ = ("pod", "node", "fit", "deadline", "bound", "victims", "tries")
 
     def __init__(self, pod: PodWords, node: str, fit: Fit, deadline: float, bound: bool) -> None:
         self.pod = pod
@@ -125,6 +126,11 @@ class Reservation:
         self.deadline = deadline
         self.bound = bound
         self.victims: tuple[str, ...] = ()
+        self.tries = 0
+
+    def yields_to(self, other: PodWords) -> bool:
+        """Whether a more important pod may have the room: it was reserved again and again, and no Binding ever succeeded."""
+        return self.tries > MOST_TRIES and not self.bound and self.pod.priority < other.priority
 
 
 @functools.lru_cache(4096)

@@ -51,6 +51,7 @@ class ClusterState:
         self._pending: dict[tuple[str, str], str] = {}  # (namespace, name) -> UID, of pods without a node
         self._changed: set[str] = set()
         self._ghosts: dict[str, Pod] = {}  # the object is gone, the containers may run
+        self._tries: dict[str, int] = {}  # UID of a pod without a node -> reservations that it got
         self._ending: dict[str, float | None] = {}  # UID of a pod that was told to end -> the first tick that saw that
         self._rules: dict[Rules, Rules] = {}
         self._inventories: dict[str, tuple[str, Inventory]] = {}
@@ -100,9 +101,10 @@ class ClusterState:
         if old is not None and old.node:
             self._forget(old)
             pod.was_listed, pod.overdue = old.was_listed, old.overdue
-        if pod.deleting:
+        if pod.deleting and not pod.may_be_hurried:  # else its time begins when somebody hurries it
             self._ending.setdefault(pod.uid, None)
         self.release(pod.uid)
+        self._tries.pop(pod.uid, None)
         self._drop_pending(pod)
         node = self._node(pod.node)
         self._decide_rows(pod, obj, said, old if old is not None and old.node == pod.node else None)
@@ -115,6 +117,7 @@ class ClusterState:
     def remove_pod(self, uid: str, now: float) -> None:
         """The object is gone. now: seconds of any steady clock, the same in all calls."""
         self.release(uid)
+        self._tries.pop(uid, None)
         pod = self.pods.get(uid)
         if pod is None:
             return
@@ -162,6 +165,7 @@ class ClusterState:
             return
         self.release(pod.uid)
         one = Reservation(pod, node, found, deadline, bound)
+        one.tries = self._tries[pod.uid] = self._tries.get(pod.uid, 0) + 1
         self.reservations[pod.uid] = self._node(node).reserved[pod.uid] = one
         self._changed.add(node)
 

@@ -14,7 +14,7 @@ from oci_hook.kube.pods import words
 from oci_hook.kube.state import ClusterState
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, node, pod
 
-MANY = tuple(f"c{n}" for n in range(128))
+MANY = tuple(f"c{n}" for n in range(64))
 
 
 def cluster(*nodes: Any) -> ClusterState:

@@ -10,6 +10,7 @@ from oci_hook.kube.choose import Chosen, Question, choose
 from oci_hook.kube.disruption import Budgets, budget, violations
 from oci_hook.kube.pods import words
 from oci_hook.kube.preempt import KEPT, Plan, Terms, awaited, plan, victims, yields
+from oci_hook.kube.records import MOST_TRIES
 from tests.kube.cluster_objects import SIGNER, alloc_of, bound, listing, node, pod
 from tests.kube.test_extender import ask, binding, cluster, running
 
@@ -64,10 +65,21 @@ def test_only_lower_priorities_end_and_nobody_for_who_may_not_preempt(priority, 
     assert (plan(sharers(10), asked(obj), "a") is not None) == ended
 
 
-@pytest.mark.parametrize("owner", ["DaemonSet", "Node"])
-def test_daemons_static_pods_and_kube_system_never_end(owner):
+@pytest.mark.parametrize("owner", ["DaemonSet", "Node", "ReplicaSet", None])
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(("priority", "ends"), [(8, True), (9, False), (2_000_001_000, False)])
+def test_what_a_pod_says_of_its_owner_makes_it_no_more_important(owner, later, priority, ends):
     state = cluster(node("a", 100))
-    running(state, pod("d", memory=10, owner=owner), "a")
+    made = pod("d", memory=10, owner=None if later else owner, priority=priority)
+    running(state, made, "a")
+    if later:
+        state.apply_pod(bound(pod("d", memory=10, owner=owner, priority=priority), "a", None))
+    assert (plan(state, asked(BIG), "a") is not None) == ends
+
+
+def test_static_pods_and_kube_system_never_end():
+    state = cluster(node("a", 100))
+    state.apply_pod(pod("static", memory=10, owner="Node", node_name="a", phase="Running"))  # without a Binding
     assert plan(state, asked(BIG), "a") is None
     state = sharers(10)
     state.pods["u-s0"].namespace = "kube-system"
@@ -170,6 +182,23 @@ def test_a_hold_ends_with_its_time_and_with_its_pod():
         assert ask(state, pod("p", gpus=1), "a")["NodeNames"] == []
         over(state)
         assert ask(state, pod("p", gpus=1), "a")["NodeNames"] == ["a"]
+
+
+def test_many_small_pods_hide_no_large_one():
+    state = cluster(node("a", *[1000] * 4))
+    running(state, pod("zz-large", memory=800, devices="GPU-a-0"), "a")
+    for i in range(180):
+        running(state, pod(f"tiny{i}", memory=1, devices=f"GPU-a-{1 + i % 3}", **{"class": "offline"}), "a")
+    big = pod("p", memory=900, devices="GPU-a-0", priority=9)
+    assert plan(state, asked(big), "a").victims == ("u-zz-large",)
+    assert victims(state, asked(big), "a", []).uids == ("u-zz-large",)
+
+
+def test_a_gpu_of_many_pods_becomes_whole_beside_others_of_many():
+    state = cluster(node("a", *[1000] * 4))
+    for i in range(240):
+        running(state, pod(f"s{i}", memory=1, devices=f"GPU-a-{i % 4}", priority=0 if i % 4 == 2 else 8), "a")
+    assert set(plan(state, asked(BIG), "a").victims) == {f"u-s{i}" for i in range(2, 240, 4)}
 
 
 def test_sixty_four_victims_and_no_more_are_looked_at():
@@ -285,3 +314,63 @@ def test_a_ghost_is_waited_for():
     state.apply_node(node("a", 100, digest=listing("u-s0")))
     state.remove_pod("u-s0", 0.0)
     assert awaited(state, asked(BIG), "a") is not None and plan(state, asked(BIG), "a") is None
+
+
+# --- pods whose Binding never succeeds
+
+
+@pytest.mark.parametrize(("priority", "gets"), [(0, False), (1, True)])
+def test_a_reservation_that_never_becomes_a_binding_keeps_no_room_from_more_important_pods(priority, gets):
+    state = cluster(node("a", 100, 100))
+    vain, other, low = (
+        pod("vain", memory=60),
+        pod("other", gpus=2, priority=priority),
+        pod("low", memory=50, priority=-1),
+    )
+    running(state, low, "a")
+    got, planned = [], []
+    for n in range(8):
+        state.tick(20.0 * n)
+        assert extender.filter({"Pod": vain, "NodeNames": ["a"]}, state, 20.0 * n)["NodeNames"] == ["a"]
+        planned.append(isinstance(plan(state, asked(other), "a"), Plan))
+        if n == 7:
+            state.remove_pod("u-low", 0.0)
+            state.tick(150.0)
+        got.append(bool(extender.filter({"Pod": other, "NodeNames": ["a"]}, state, 20.0 * n)["NodeNames"]))
+    assert planned == [gets and n >= MOST_TRIES for n in range(8)]
+    assert got == [False] * 7 + [gets]
+    state.remove_pod("u-vain", 200.0)
+    assert "u-vain" not in state._tries
+
+
+def test_a_bound_reservation_stays_however_often_it_was_tried():
+    state = cluster(node("a", 100))
+    vain = pod("vain", memory=60)
+    state.apply_pod(vain)
+    for _ in range(8):
+        ask(state, vain, "a")
+    assert admission.bind(binding(vain, "a"), state, 0.0, SIGNER.sign)["response"]["allowed"]
+    assert ask(state, BIG, "a")["NodeNames"] == []
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pod("p", containers=[f"c{i}" for i in range(65)], memory=1, priority=9),
+        pod(
+            "p", containers=["c"], init=[f"{'i' * 50}{n}" for n in range(63)], gpus=16, priority=9
+        ),  # the text is too long
+    ],
+)
+def test_what_no_binding_could_have_reserves_nothing_and_ends_nobody(made):
+    state = cluster(node("a", *[100] * 16, gpus="a" * 40))
+    running(state, pod("low", memory=90), "a")
+    assert ask(state, made, "a")["NodeNames"] == []
+    assert plan(state, asked(made), "a") is None and not state.reservations
+    state.remove_pod("u-low", 0.0)
+    state.tick(100.0)
+    answer = ask(state, made, "a")
+    assert answer["FailedAndUnresolvableNodes"]["a"].startswith("GH-602") and not state.reservations
+    assert admission.bind(binding(made, "a"), cluster(node("a", *[100] * 16, gpus="a" * 40), made), 0.0, SIGNER.sign)[
+        "response"
+    ]["status"]["message"].startswith("GH-602")

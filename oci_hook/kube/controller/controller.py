@@ -85,6 +85,7 @@ class Controller:
             Terms(options.equal_offline),
             lambda outcome: attempts.labels(outcome).inc(),
             log,
+            self._copy.enabled,
         )
         self._reflectors = [
             Reflector(client, NAMESPACES, self._copy.namespaces, log),

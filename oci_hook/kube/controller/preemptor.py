@@ -7,7 +7,7 @@ victims only when the first ones have ended.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from oci_hook.kube import in_tree
@@ -35,6 +35,7 @@ AFTER = 90.0  # seconds for which it is held then: the scheduler of 1.20 looks a
 BARRED = 60.0  # seconds for which a pod is left alone that a budget protects
 TRIES = 3  # sets of victims for one attempt, and of one eviction
 RESTS = 4  # as after so many attempts in vain: 160 s at least between two sets of victims for one pod
+RAN = 60.0  # seconds for which a pod must have its node, so that those who ended for it did not end in vain
 FORGET = 600.0  # seconds after which a namespace begins anew whose pods went when others had ended for them
 WAITING = 5.0  # seconds until we look again at a pod that waits for others to end
 PREEMPTS, WOULD, PREEMPTED = "GpuSharePreempts", "GpuShareWouldPreempt", "GpuSharePreempted"
@@ -43,8 +44,8 @@ OFF, REPORT, ON = MODES = ("off", "report", "on")
 
 
 class Preemptor:
-    """mode: OFF, REPORT (events only) or ON. counted: called with the outcome of each attempt; ended: with the number of
-    victims."""
+    """mode: OFF, REPORT (events only) or ON. counted: called with the outcome of each attempt. enabled: the namespaces whose
+    pods get GPUs; for others nobody ends."""
 
     def __init__(
         self,
@@ -58,14 +59,15 @@ class Preemptor:
         terms: Terms,
         counted: Callable[[str], None],
         log: Callable[[str], None],
+        enabled: Collection[str],
     ) -> None:
         self.wanting = Wanting()
         self.mode, self.budgets = mode, budgets
         self.terms = terms if mode == ON else terms.replace(add=False)
         self._client, self._state, self._events, self._leads, self._now = client, state, events, leads, now
-        self._counted, self._log = counted, log
+        self._counted, self._log, self._enabled = counted, log, enabled
         self._evictions = Evictions(client)
-        self._unasked = Unasked(client, state, self.wanting, terms)
+        self._unasked = Unasked(client, state, self.wanting, terms, enabled)
         self._barred: dict[str, float] = {}  # UID of a protected pod -> until when
         self._nominated: dict[str, PodWords] = {}
         self._may_nominate = True
@@ -73,6 +75,9 @@ class Preemptor:
         self._vain: dict[
             str, tuple[int, float]
         ] = {}  # namespace -> (victims in vain, until when nobody ends for its pods)
+        self._came: dict[
+            str, tuple[str, float]
+        ] = {}  # UID of a pod for which others ended -> (namespace, since when it has a node)
 
     def note(self, pod: PodWords, nodes: list[str], more: bool = False) -> None:
         """No node has room for the pod, and on these it is for what others hold."""
@@ -106,7 +111,7 @@ class Preemptor:
 
     async def _try(self, want: Want) -> None:
         pod, state = want.pod, self._state
-        if state.pending(pod.namespace, pod.name) != pod:
+        if state.pending(pod.namespace, pod.name) != pod or pod.namespace not in self._enabled:
             self.wanting.drop(pod.uid)
             return
         if pod.uid in state.reservations:
@@ -128,6 +133,9 @@ class Preemptor:
                 if want.acted:  # its room was made, and it is not there: something else keeps it off
                     want.acted, want.search = False, None
                     self.wanting.in_vain(want, self._now())
+                    return
+                if not self.budgets.known:  # whom they protect is not known
+                    want.at, want.search = self._now() + WAITING, None
                     return
                 await self._look_for_victims(want, search)
             if self._planned > SLICE and not self._is_done(search):
@@ -260,6 +268,7 @@ class Preemptor:
         pod = want.pod
         again = self._plan(want, found.node)
         waits = self._state.pending(pod.namespace, pod.name) == pod and pod.uid not in self._state.reservations
+        waits = waits and self.budgets.known
         if not waits or not isinstance(again, Plan) or again.victims != found.victims or not self._leads():
             want.at = self._now() + EVERY  # something changed since the plan was made
             return
@@ -322,13 +331,25 @@ class Preemptor:
         for want in [want for want in self.wanting.pods.values() if want.acted]:
             known = self._state.pods.get(want.pod.uid)
             if known is None or known.gone is not None:
-                times = self._vain.get(want.pod.namespace, (0, 0.0))[0]
-                self._vain[want.pod.namespace] = times + 1, now + min(MOST_WAIT, AGAIN * 2 ** min(times, 8))
+                self._was_vain(want.pod.namespace, now)
                 self.wanting.drop(want.pod.uid)
             elif known.node:
-                self._vain.pop(want.pod.namespace, None)
+                self._came[want.pod.uid] = want.pod.namespace, now
                 self.wanting.drop(want.pod.uid)
-        self._vain = {name: (n, until) for name, (n, until) in self._vain.items() if until + FORGET > now}
+        for uid, (namespace, since) in list(self._came.items()):
+            known = self._state.pods.get(uid)
+            if known is None or known.told_to_end or known.ended:
+                del self._came[uid]
+                self._was_vain(namespace, now)
+            elif since + RAN <= now:
+                del self._came[uid]
+                times, until = self._vain.get(namespace, (0, 0.0))
+                self._vain[namespace] = max(0, times - 1), until
+        self._vain = {name: (n, until) for name, (n, until) in self._vain.items() if n and until + FORGET > now}
+
+    def _was_vain(self, namespace: str, now: float) -> None:
+        times = self._vain.get(namespace, (0, 0.0))[0]
+        self._vain[namespace] = times + 1, now + min(MOST_WAIT, AGAIN * 2 ** min(times, 8))
 
     # --- holds
 

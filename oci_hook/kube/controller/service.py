@@ -191,6 +191,8 @@ class Service:
         return answer
 
     def _victims(self, asked: Any, pod: PodWords) -> Any:
+        if Question(pod).asks:
+            self._preemptor.note(pod, extender.to_hurry(asked, self._copy.state), more=True)
         return extender.preempt(asked, self._copy.state, pod, self._preemptor.budgets, self._preemptor.terms)
 
     async def _real(self, asked: Mapping[str, Any], leads: bool = True) -> PodWords | Problem:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from oci_hook.kube import in_tree
 from oci_hook.kube.choose import Question
@@ -27,15 +27,20 @@ class _Seen:
 
 
 class Unasked:
-    def __init__(self, client: Client, state: ClusterState, wanting: Wanting, terms: Terms) -> None:
+    """enabled: the namespaces whose pods get GPUs; for others nobody ends."""
+
+    def __init__(
+        self, client: Client, state: ClusterState, wanting: Wanting, terms: Terms, enabled: Collection[str]
+    ) -> None:
         self._client, self._state, self._wanting, self._terms = client, state, wanting, terms
+        self._enabled = enabled
         self._seen: dict[str, _Seen] = {}
 
     async def look(self, now: float) -> None:
         """A bounded number of pods each time."""
         if not self._terms.equal_offline:
             return
-        waiting = {pod.uid: pod for pod in self._state.waiting()}
+        waiting = {pod.uid: pod for pod in self._state.waiting() if pod.namespace in self._enabled}
         self._seen = {uid: seen for uid, seen in self._seen.items() if uid in waiting}
         fresh = _in_turn([pod for uid, pod in waiting.items() if uid not in self._seen], NEW_AT_A_TIME)
         spent = 0.0

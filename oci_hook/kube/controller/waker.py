@@ -8,6 +8,7 @@ its Service's annotations: a change of a Service is one of those things.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
 from oci_hook.kube.choose import Chosen, Question, choose, stays
@@ -29,10 +30,10 @@ REST = 50  # times as long as it took, whatever people let wait: 2 % of a proces
 class Sleeper:
     """at: when it is looked at next. wait: how long after the next change."""
 
-    __slots__ = ("at", "wait")
+    __slots__ = ("namespace", "at", "wait")
 
-    def __init__(self, at: float) -> None:
-        self.at, self.wait = at, GAP
+    def __init__(self, namespace: str, at: float) -> None:
+        self.namespace, self.at, self.wait = namespace, at, GAP
 
 
 class Sleepers:
@@ -40,22 +41,38 @@ class Sleepers:
 
     def __init__(self) -> None:
         self._known: dict[str, Sleeper] = {}
+        self._looks = 0
+        self._last: dict[str, int] = {}  # namespace -> the number of the last look at one of its pods
 
     def due(self, waiting: Iterable[PodWords], now: float) -> list[PodWords]:
-        """Those that wait for longest, a bounded number."""
+        """A bounded number. Namespaces take turns, whose pod was looked at longest ago first; of one, the pod that waits for longest."""
         here = {pod.uid: pod for pod in waiting}
-        self._known = {uid: self._known.get(uid) or Sleeper(now + PATIENCE) for uid in here}
-        found = sorted((one.at, uid) for uid, one in self._known.items() if one.at <= now)[:AT_A_TIME]
-        return [here[uid] for _, uid in found]
+        self._known = {uid: self._known.get(uid) or Sleeper(pod.namespace, now + PATIENCE) for uid, pod in here.items()}
+        namespaces = {pod.namespace for pod in here.values()}
+        self._last = {name: number for name, number in self._last.items() if name in namespaces}
+        count: Counter[str] = Counter()
+        turns: list[tuple[int, int, str]] = []
+        for _, uid in sorted((one.at, uid) for uid, one in self._known.items() if one.at <= now):
+            namespace = here[uid].namespace
+            turns.append((count[namespace], self._last.get(namespace, 0), uid))
+            count[namespace] += 1
+        turns.sort(key=lambda turn: turn[:2])
+        return [here[uid] for _, _, uid in turns[:AT_A_TIME]]
 
     def none(self, uid: str, now: float) -> None:
         """There is no room for it."""
-        self._known[uid].at = now + EVERY
+        self._looked(uid).at = now + EVERY
 
     def woken(self, uid: str, now: float) -> None:
-        one = self._known[uid]
+        one = self._looked(uid)
         one.at = now + one.wait
         one.wait = min(MOST, 2 * one.wait)
+
+    def _looked(self, uid: str) -> Sleeper:
+        one = self._known[uid]
+        self._looks += 1
+        self._last[one.namespace] = self._looks
+        return one
 
 
 class Waker:

@@ -13,5 +13,5 @@ def preemptor(client: Client, copy: Copy) -> Preemptor:
     events = Events(client, lambda: 0.0)
     return Preemptor(
         *(client, copy.state, Budgets(), events, lambda: True, lambda: 0.0, "on", Terms()),
-        *(lambda outcome: None, lambda line: None),
+        *(lambda outcome: None, lambda line: None, copy.enabled),
     )

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from oci_hook.kube import extender
 from oci_hook.kube.choose import Question
 from oci_hook.kube.controller import preemptor
 from oci_hook.kube.controller.access import Access, Token
@@ -188,7 +189,7 @@ def test_a_namespace_of_many_pods_does_not_keep_others_from_being_asked_about() 
         server = await asyncio.get_running_loop().create_server(web.Server(answer), "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with server, Client(Access(url, None, Token("x"))) as client:
-            unasked = Unasked(client, state, Wanting(), Terms())
+            unasked = Unasked(client, state, Wanting(), Terms(), ("flood", "first", "team"))
             for second in (0.0, 5.0):
                 await unasked.look(second)
 
@@ -236,6 +237,29 @@ def test_a_pod_with_years_to_end_is_not_waited_for_and_not_immune(grace: int, ev
     assert place.evicted() == evicted
 
 
+def test_a_pod_with_years_to_end_never_becomes_immune() -> None:
+    """Also after the time in which one must have ended. Once it is hurried, it counts as room to come."""
+    place = Place(60)
+    endless(place, "s0", 10**9)
+    for now in (0.0, 100.0, 800.0, 900.0):
+        place.state.tick(now)
+        endless(place, "s0", 10**9)
+    place.time = 1000.0
+    place.waits(BIG)
+    real = place._evict
+
+    def evict(name: str, body: Any) -> web.Response:
+        answer = real(name, body)
+        if place.evicted():
+            endless(place, name, body["deleteOptions"]["gracePeriodSeconds"])
+        return answer
+
+    place._evict = evict  # type: ignore[method-assign]
+    place.run(rounds=3)
+    assert place.evicted() == ["s0"] and place.state.reservations["u-big"].victims == ("u-s0",)
+    assert place.state.pods["u-s0"].ends
+
+
 @pytest.mark.parametrize("grace", (MOST_GRACE, MOST_GRACE + 1, 10**9))
 def test_the_scheduler_s_victims_are_not_taken_where_one_has_years_to_end(grace: int) -> None:
     place = Place(60, 60)
@@ -243,6 +267,9 @@ def test_the_scheduler_s_victims_are_not_taken_where_one_has_years_to_end(grace:
     place.waits(BIG)
     found = victims(place.state, Question(words(BIG)), "a", ["u-s0"])
     assert found == (Victims((), 0) if grace == MOST_GRACE else None)
+    by = {"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "u-s0"}]}, "gone": {"Pods": [{"UID": "u-s0"}]}}}
+    # The scheduler's deletion does not shorten the time: we must.
+    assert extender.to_hurry(by, place.state) == ([] if grace == MOST_GRACE else ["a"])
     # Its object is deleted by force: the years are over, and the node still has its containers.
     place.state.apply_node(node("a", 100, 100, digest=listing("u-s0", "u-s1")))
     place.state.remove_pod("u-s0", place.time)
@@ -279,7 +306,9 @@ def test_evictions_stop_when_the_pod_is_gone() -> None:
     assert len(place.evicted()) == 1
 
 
-def test_pods_that_go_when_others_ended_for_them_have_fewer_and_fewer_end() -> None:
+@pytest.mark.parametrize(("how", "most"), (("waits", 5), ("bound", 5), ("ended", 5), ("ran", 30)))
+def test_pods_that_go_when_others_ended_for_them_have_fewer_and_fewer_end(how: str, most: int) -> None:
+    """how: what becomes of the pod for which others ended, before it is deleted."""
     place = Place(60)
     names = iter(range(1000))
     back: set[str] = set()
@@ -291,7 +320,7 @@ def test_pods_that_go_when_others_ended_for_them_have_fewer_and_fewer_end() -> N
             events = preemptor.Events(client, lambda: place.time)
             one = preemptor.Preemptor(
                 *(client, place.state, preemptor.Budgets(), events, lambda: True, lambda: place.time, "on"),
-                *(preemptor.Terms(), place.outcomes.append, lambda line: None),
+                *(preemptor.Terms(), place.outcomes.append, lambda line: None, ("default",)),
             )
             for _ in range(30):
                 obj = pod(f"again-{next(names)}", gpus=1, priority=9)
@@ -300,12 +329,73 @@ def test_pods_that_go_when_others_ended_for_them_have_fewer_and_fewer_end() -> N
                 one.note(words(obj), ["a"])
                 place.time += FIRST + 1
                 await one._round()
-                place.state.remove_pod(obj["metadata"]["uid"], place.time)
                 for name in set(place.evicted()) - back:  # its owner makes it anew, at the same place
                     back.add(name)
                     place.state.remove_pod(f"u-{name}", place.time - 10)
                     place.state.tick(place.time)
+                    if how != "waits":
+                        place.runs(obj)
+                        await one._round()
+                    if how == "ended":
+                        uid = obj["metadata"]["name"]
+                        place.state.apply_pod(bound(obj, "a", place.texts[uid], phase="Succeeded"))
+                        await one._round()
+                    if how == "ran":
+                        place.time += preemptor.RAN
+                        await one._round()
+                    place.state.remove_pod(obj["metadata"]["uid"], place.time - 10)
+                    place.state.tick(place.time)
                     place.runs(pod(f"{name}x", memory=60, devices="GPU-a-0"))
+                place.state.remove_pod(obj["metadata"]["uid"], place.time - 10)
 
     asyncio.run(run())
-    assert 1 <= len(set(place.evicted())) <= 5  # 90 s: after 0, 10, 20 and 40 s
+    assert most // 5 <= len(set(place.evicted())) <= most
+    assert how != "ran" or len(set(place.evicted())) == 30  # 90 s: after 0, 10, 20 and 40 s
+
+
+# --- pods of namespaces without the label
+
+SUMS = "0/1 nodes are available: 1 Insufficient gpu-hook.io/memory-mib."
+
+
+@pytest.mark.parametrize("namespace", ("default", "strangers"))
+@pytest.mark.parametrize("noted", (False, True))
+def test_nobody_ends_for_a_pod_of_a_namespace_without_the_label(namespace: str, noted: bool) -> None:
+    """noted: it had the label while the scheduler asked."""
+    place = Place()
+    place.runs(pod("victim", memory=90, **{"class": "offline"}))
+    obj = pod("online", memory=50, **{"class": "online"})
+    obj["metadata"]["namespace"] = namespace
+    why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": SUMS}
+    obj["status"]["conditions"] = [why]
+    place.waits(obj)
+    if not noted:
+        place.wanting = []
+    place.run(6)
+    assert place.evicted() == (["victim"] if namespace == "default" else [])
+
+
+def test_nobody_ends_while_the_budgets_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who may not end are not known then. The API server would let the first of several go."""
+    budgets = preemptor.Budgets(known=False)
+    monkeypatch.setattr("tests.kube.controller.test_preemptor.Budgets", lambda: budgets)
+    place = Place(10)
+    place.waits(BIG)
+
+    def between(number: int) -> None:
+        assert place.calls == [] or number > 5
+        budgets.known = number >= 5
+
+    place.between = between
+    place.run(10, every=6.0)
+    assert place.evicted() == ["s0"]
+
+
+def test_nobody_ends_where_the_budgets_are_lost_after_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets = preemptor.Budgets()
+    monkeypatch.setattr("tests.kube.controller.test_preemptor.Budgets", lambda: budgets)
+    place = Place(10)
+    place.waits(BIG)
+    place.after = lambda path: setattr(budgets, "known", not path.endswith("eviction"))
+    place.run(1)
+    assert place.evicted(dry=True) == ["s0"] and place.evicted() == []

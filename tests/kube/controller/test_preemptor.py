@@ -101,7 +101,7 @@ class Place:
             self.events = Events(client, lambda: self.time)
             made = Preemptor(
                 *(client, self.state, Budgets(), self.events, lambda: self.leads, lambda: self.time, self.mode),
-                *(Terms(), self.outcomes.append, lambda line: None),
+                *(Terms(), self.outcomes.append, lambda line: None, ("default", "evil")),
             )
             for obj in self.objects.values():
                 if not self.state.pods[obj["metadata"]["uid"]].node:
@@ -510,7 +510,7 @@ def test_pods_whose_words_take_long_to_read_stall_nobody_and_others_have_their_t
         place.state.apply_pod(of_object("evil", f"p{n}", containers=containers, memory=60, **{"class": "online"}))
     honest = pod("honest", memory=60, **{"class": "online"})
     place.state.apply_pod(honest)
-    unasked = Unasked(None, place.state, Wanting(), Terms())  # type: ignore[arg-type]
+    unasked = Unasked(None, place.state, Wanting(), Terms(), ("default", "evil"))  # type: ignore[arg-type]
     asyncio.run(unasked.look(100.0))
     assert "u-honest" in unasked._seen and 1 <= len(unasked._seen) < 100
     for _ in range(200):

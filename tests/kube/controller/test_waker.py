@@ -153,3 +153,28 @@ def test_a_pod_whose_room_is_held_is_woken_for_as_soon_as_its_victims_have_ended
     assert woken(one, 30.0) == ["big"]
     state.reserve(words(big), "a", found.fit, 30.0)  # the scheduler asked, and it is on its way
     assert woken(one, 100.0) == []
+
+
+@pytest.mark.parametrize("floods", (1, 2 * AT_A_TIME))
+@pytest.mark.parametrize("looks", (1, AT_A_TIME))
+def test_namespaces_take_turns_however_many_pods_wait_in_one(floods: int, looks: int) -> None:
+    """looks: pods that there is time for."""
+
+    def of(namespace: str, name: str) -> PodWords:
+        obj = pod(f"{namespace}-{name}", memory=10**6)
+        obj["metadata"]["namespace"] = namespace
+        return words(obj)
+
+    waiting = [of(f"flood{n}", f"p{i}") for n in range(floods) for i in range(200)] + [of("team", "one")]
+    sleepers, seen = waker.Sleepers(), []
+    for number in range(200):
+        now = number * EVERY
+        for found in sleepers.due(waiting, now)[:looks]:
+            sleepers.none(found.uid, now)
+            if found.namespace == "team":
+                seen.append(number)
+    most = -(-(floods + 1) // looks) + 1  # rounds in which each namespace has its turn
+    assert seen[0] <= PATIENCE / EVERY + most
+    assert max(later - earlier for earlier, later in zip(seen, seen[1:], strict=False)) <= most
+    sleepers.due([of("other", "p")], 1e6)
+    assert not sleepers._last

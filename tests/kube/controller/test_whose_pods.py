@@ -182,3 +182,20 @@ def test_a_pod_that_asks_for_nothing_goes_anywhere_and_nobody_is_asked(place: Pl
     plain = within("plain", pod("plain"))
     assert place.filter(plain, "a", "b")["NodeNames"] == ["a", "b"]
     assert place.preempt(plain, "a", "u-v") and not place.gets
+
+
+def test_a_proposed_victim_with_years_to_end_is_left_to_our_own_preemption(place: Place) -> None:
+    """The scheduler asks about no other node where the sums are short, and its deletion would not shorten the years."""
+    victim, big = pod("v", memory=60), pod("big", gpus=1, priority=9)
+    place.copy.pod(victim)
+    ends = bound(victim, "a", alloc_of(place.bind(victim, "a")), deleting=True)
+    ends["metadata"]["deletionGracePeriodSeconds"] = 10**9
+    place.copy.pod(ends)
+    place.copy.pod(big)
+    asked = {"Pod": big, "NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "u-v"}], "NumPDBViolations": 0}}}
+
+    async def ask(service: Service) -> Any:
+        answer = await service.preempt(asked)
+        return answer["NodeNameToMetaVictims"], {w.pod.name: w.nodes for w in service._preemptor.wanting.pods.values()}
+
+    assert place.run(ask) == ({}, {"big": ("a",)})
