@@ -259,7 +259,7 @@ def container_names(annotations: dict[str, str], decode: "Decode" = no_json) -> 
         elif key == REQUEST:
             try:
                 gpus = decode(text)
-            except (ValueError, AttributeError):
+            except (ValueError, AttributeError, RecursionError):
                 gpus = None
             named = [str(name) for name in gpus] if isinstance(gpus, dict) else []
         elif key.startswith(PREFIX_KEY):
@@ -295,8 +295,9 @@ def read(
     else:
         try:
             value = reader(text)
-        except ValueError as e:
-            problems.append(Problem("GH-101", f"{show_key(key)}={show(text)} {e}{remedy(name, reader, str(e))}"))
+        except (ValueError, RecursionError) as e:
+            why = "is nested too deep" if isinstance(e, RecursionError) else str(e)
+            problems.append(Problem("GH-101", f"{show_key(key)}={show(text)} {why}{remedy(name, reader, why)}"))
         else:
             if value is None:
                 return

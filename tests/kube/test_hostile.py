@@ -1,18 +1,23 @@
 """What tenants, single nodes and callers who know a token may write must cost a bounded time, and change nothing of others."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from oci_hook.core.decision import POLICIES, DecidedShare, DecidedTerms, Decision
+from oci_hook.core.decision import text as decision_text
 from oci_hook.core.rules import Rules
 from oci_hook.errors import RequestError
 from oci_hook.kube import admission, calm, extender, manifest, mutate, preempt
 from oci_hook.kube.choose import TOO_MUCH, Chosen, Question, choose, judge
+from oci_hook.kube.controller import unasked
+from oci_hook.kube.controller.wanting import Wanting
 from oci_hook.kube.disruption import MOST_WORDS, Budgets, budget
 from oci_hook.kube.fragments import MOST_KINDS, Fragments
 from oci_hook.kube.pods import words
 from oci_hook.kube.state import ClusterState
-from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, node, pod
+from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, listing, node, pod
 
 MANY = tuple(f"c{n}" for n in range(128))
 
@@ -182,3 +187,45 @@ def test_aliases_that_unfold_without_end_are_refused(text: str) -> None:
 def test_aliases_of_a_usual_number_are_read() -> None:
     text = "kind: Job\nmetadata: &m {name: j, labels: {a: &s b, c: *s}}\nspec: {template: {metadata: {<<: *m}, spec: {}}}\n"
     assert [one.name for one in manifest.roles(text, mutate.Options(Rules(), ""))] == ["j"]
+
+
+# --- annotations of one pod
+
+DEEP = ("[" * 3000, '{"a":' * 3000, "[" * 3000 + "]" * 3000)
+
+
+@pytest.mark.parametrize("text", DEEP)
+def test_json_that_is_nested_too_deep_is_a_problem_of_its_pod(text: str) -> None:
+    with pytest.raises(RequestError, match=r"GH-101.*nested too deep"):
+        asked(pod("p", request=text)).asked(Rules())
+    with pytest.raises(RequestError, match=r"GH-101.*nested too deep"):
+        mutate.mutate(pod("p", request=text), mutate.Options(Rules()))
+
+
+@pytest.mark.parametrize("verified", (True, False))
+def test_a_decision_for_a_pod_whose_request_is_nested_too_deep_counts(verified: bool) -> None:
+    state = ClusterState(verify=SIGNER.holds if verified else lambda decision: False)
+    state.apply_node(node("a", 100))
+    share, terms = DecidedShare("GPU-a-0", 0), DecidedTerms(POLICIES[0], "default")
+    made = SIGNER.sign(Decision("u-p", "a", 0, (("main", (share,)),), (("main", terms),)), 1)
+    state.apply_pod(bound(pod("p", request=DEEP[0]), "a", decision_text(made)))
+    state.apply_node(node("a", 100, digest=listing("u-p")))
+    assert [row.alone for row in state.pods["u-p"].rows] == [True]
+
+
+def test_a_pod_that_cannot_be_read_does_not_end_the_look_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(question: Question) -> bool:
+        if question.pod.name == "bad":
+            raise ZeroDivisionError
+        return True
+
+    monkeypatch.setattr(unasked, "online", read)
+    state = cluster(node("a", 100))
+    for name in ("bad", "good"):
+        state.apply_pod(pod(name, memory=10))
+    said: list[str] = []
+    looks = unasked.Unasked(None, state, Wanting(), preempt.Terms(equal_offline=True), said.append)  # type: ignore[arg-type]
+    asyncio.run(looks.look(0.0))
+    asyncio.run(looks.look(1.0))
+    assert {uid: seen.online for uid, seen in looks._seen.items()} == {"u-bad": False, "u-good": True}
+    assert [line.split(":")[0] for line in said] == ["default/bad"]
