@@ -22,6 +22,7 @@ MAX_ALL = 1 << 20
 MAX_NAME = 253
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 KEY_CHARACTERS = NAME_CHARACTERS | frozenset("/ ")
+CONTROL_CHARACTERS = frozenset(map(chr, (*range(0x20), *range(0x7F, 0xA0))))
 CONTAINERS = PREFIX_KEY + "containers"
 REQUEST = PREFIX_KEY + "request"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
@@ -288,7 +289,7 @@ def read(
             Problem("GH-101", f"{show_key(key)} is {show(text)}; annotations are strings: put it in quotes")
         )
         text = ""
-    elif len(text) > MAX_OURS or any(c < " " or "\x7f" <= c <= "\x9f" for c in text):
+    elif len(text) > MAX_OURS or not CONTROL_CHARACTERS.isdisjoint(text):
         problems.append(
             Problem("GH-105", f"{show_key(key)}={show(text)} has control characters or is longer than {MAX_OURS} bytes")
         )
