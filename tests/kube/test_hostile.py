@@ -10,9 +10,10 @@ import pytest
 from oci_hook.core.decision import POLICIES, DecidedShare, DecidedTerms, Decision
 from oci_hook.core.decision import text as decision_text
 from oci_hook.core.rules import Rules
+from oci_hook.core.terms import GpuRequest
 from oci_hook.errors import RequestError
 from oci_hook.kube import admission, calm, extender, manifest, mutate, preempt
-from oci_hook.kube.choose import TOO_MUCH, Chosen, Question, choose, judge
+from oci_hook.kube.choose import TOO_MUCH, Chosen, Question, choose, judge, unsuited
 from oci_hook.kube.controller import unasked
 from oci_hook.kube.controller.wanting import Wanting
 from oci_hook.kube.disruption import MOST_WORDS, Budgets, budget
@@ -305,3 +306,19 @@ def test_containers_that_a_word_does_not_name_get_nothing_of_it() -> None:
     assert named(containers="b, gone", memory="10") == ["b"]
     assert named(containers="gone", memory="10") == []
     assert named(request=json.dumps({"c": [{"memory": 10}], "gone": [{"memory": 10}]})) == ["c"]
+
+
+def test_the_gpus_that_a_pod_names_are_collected_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = cluster(*(node(f"n{n}", 100) for n in range(20)))
+    names = ",".join(f"MIG-GPU-n/{n}/0" for n in range(16))
+    question = asked(pod("p", containers=MANY[:100], memory=10, devices=names))
+    wishes = sum(len(request.gpus) for _, _, request in question.asked(state.nodes["n0"].rules))
+    looked: list[int] = []
+    real = GpuRequest.__dict__["whole"].fget
+    monkeypatch.setattr(GpuRequest, "whole", property(lambda wish: looked.append(1) or real(wish)))
+    assert len(judge_names(state, question)) == 20
+    assert len(looked) <= 2 * wishes
+
+
+def judge_names(state: ClusterState, question: Question) -> list[Any]:
+    return [unsuited(question, one) for one in state.nodes.values()]
