@@ -22,6 +22,7 @@ MAX_ALL = 1 << 20
 MAX_NAME = 253
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 KEY_CHARACTERS = NAME_CHARACTERS | frozenset("/ ")
+CONTROL_CHARACTERS = frozenset(map(chr, (*range(0x20), *range(0x7F, 0xA0))))
 CONTAINERS = PREFIX_KEY + "containers"
 REQUEST = PREFIX_KEY + "request"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
@@ -259,7 +260,7 @@ def container_names(annotations: dict[str, str], decode: "Decode" = no_json) -> 
         elif key == REQUEST:
             try:
                 gpus = decode(text)
-            except (ValueError, AttributeError):
+            except (ValueError, AttributeError, RecursionError):
                 gpus = None
             named = [str(name) for name in gpus] if isinstance(gpus, dict) else []
         elif key.startswith(PREFIX_KEY):
@@ -288,15 +289,16 @@ def read(
             Problem("GH-101", f"{show_key(key)} is {show(text)}; annotations are strings: put it in quotes")
         )
         text = ""
-    elif len(text) > MAX_OURS or any(c < " " or "\x7f" <= c <= "\x9f" for c in text):
+    elif len(text) > MAX_OURS or not CONTROL_CHARACTERS.isdisjoint(text):
         problems.append(
             Problem("GH-105", f"{show_key(key)}={show(text)} has control characters or is longer than {MAX_OURS} bytes")
         )
     else:
         try:
             value = reader(text)
-        except ValueError as e:
-            problems.append(Problem("GH-101", f"{show_key(key)}={show(text)} {e}{remedy(name, reader, str(e))}"))
+        except (ValueError, RecursionError) as e:
+            why = "is nested too deep" if isinstance(e, RecursionError) else str(e)
+            problems.append(Problem("GH-101", f"{show_key(key)}={show(text)} {why}{remedy(name, reader, why)}"))
         else:
             if value is None:
                 return

@@ -58,6 +58,7 @@ class Question:
         self.work = 0  # how much was placed so far; see MOST_WORK
         self._under: dict[Rules, tuple[Asked, Need] | Problem] = {}
         self._last: tuple[Rules, tuple[Asked, Need] | Problem] | None = None
+        self._kinds: tuple[object, tuple[set[bool], tuple[str, ...]]] | None = None
 
     def under(self, rules: Rules) -> "tuple[Asked, Need] | Problem":
         if self._last is not None and self._last[0] is rules:  # most nodes have the same; comparing them takes longer
@@ -69,6 +70,19 @@ class Question:
             self._under[rules] = found
         self._last = rules, found
         return found
+
+    def kinds(self, found: "tuple[Asked, Need]") -> "tuple[set[bool], tuple[str, ...]]":
+        """Whether it asks for whole GPUs, and whether for shares; and what a node must have in its inventory for the GPUs that
+        are named. Once for all nodes: a pod may name two thousand. found: what `under` says."""
+        if self._kinds is None or self._kinds[0] is not found:
+            wishes = [(request, wish) for _, _, request in found[0] for wish in request.gpus]
+            kinds = {bool(request.exclusive or wish.whole) for request, wish in wishes}
+            devices = dict.fromkeys(
+                wish.device for _, wish in wishes if (wish.device or "").startswith(("GPU-", "MIG-"))
+            )
+            names = dict.fromkeys(str(name).split("/")[0].removeprefix("MIG-GPU") for name in devices)
+            self._kinds = found, (kinds, tuple(names))
+        return self._kinds[1]
 
     @property
     def asks(self) -> bool:
@@ -241,15 +255,13 @@ def unsuited(question: Question, node: Node) -> Refused | None:
         return Refused(found, final=True)
     if not node.mode and not question.named:
         return None
-    for _, _, request in found[0]:
-        for wish in request.gpus:
-            whole = request.exclusive or wish.whole
-            if node.mode == ("shared" if whole else "whole"):
-                takes = "shares" if whole else "whole GPUs"
-                return Refused(Problem("GH-607", f"the node takes {takes} only, by its label"), final=True)
-            name = wish.device or ""
-            if name.startswith(("GPU-", "MIG-")) and name.split("/")[0].removeprefix("MIG-GPU") not in node.text:
-                return Refused(Problem("GH-202", "the node does not have the GPU that is named"), final=True)
+    kinds, names = question.kinds(found)
+    for whole in kinds:
+        if node.mode == ("shared" if whole else "whole"):
+            takes = "shares" if whole else "whole GPUs"
+            return Refused(Problem("GH-607", f"the node takes {takes} only, by its label"), final=True)
+    if not all(name in node.text for name in names):
+        return Refused(Problem("GH-202", "the node does not have the GPU that is named"), final=True)
     return None
 
 

@@ -16,6 +16,7 @@ from oci_hook.core.units import show
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem, RequestError, refuse
 from oci_hook.kube import names, sums
+from oci_hook.kube.pods import MAX_CONTAINERS, check_size, each
 from oci_hook.kube.quantity import plain
 from oci_hook.kube.words import Container, Pod, Rows, read_pod, rows_of
 
@@ -63,10 +64,15 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
         if key.startswith(names.DECIDED):
             raise refuse("GH-605", f"{key[:80]} is in the pod; only gpu-hook itself writes it: leave it out")
     listed = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
-    check_size(annotations, len(listed))
     rows = rows_of(options.rules)
     if names.ASKED not in annotations:
         rows |= our_resources()
+    asking = [key for key in annotations if key in rows or key.startswith(names.PREFIX_KEY)]
+    if asking or any(has_one_of(container, rows) for container in listed):
+        check_size(annotations, asking, len(listed))
+    elif len(listed) > MAX_CONTAINERS:
+        return Mutation()  # nobody asks; a look for misspelt words would take long
+    check_number(annotations, len(listed))
     found = Pod("Pod", str(metadata.get("name") or metadata.get("generateName") or ""))
     try:
         read_pod(found, [container_of(c) for c in listed], annotations, rows, options.rules)
@@ -98,9 +104,14 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
     return Mutation(tuple(patch), True, warnings)
 
 
-def check_size(annotations: Mapping[str, str], containers: int) -> None:
+def has_one_of(container: Mapping[str, Any], rows: Rows) -> bool:
+    resources = container.get("resources") or {}
+    return any(key in rows for part in ("limits", "requests") for key in resources.get(part) or ())
+
+
+def check_number(annotations: Mapping[str, str], containers: int) -> None:
     """Nobody's pod may keep the webhook from the others' for long."""
-    odd = sum(not key.startswith(names.PREFIX_KEY) and any(part in key.lower() for part in ODD) for key in annotations)
+    odd = sum(not key.startswith(names.PREFIX_KEY) and is_odd(key) for key in annotations)
     if (len(annotations) + ODD_COSTS * odd) * containers > MOST_WORDS:
         what = (
             f"the pod has {len(annotations)} annotations, {odd} of them perhaps misspelt, and {containers} containers"
@@ -135,10 +146,9 @@ def requests_of(
     ours = rules.replace(dialects=())
     found: dict[str, Request | None] = {}
     problems: list[Problem] = []
-    for container in containers:
-        name = str(container.get("name"))
+    for name, mine in each(annotations, [str(container.get("name")) for container in containers]):
         try:
-            found[name] = parse(annotations, {}, name, ours, decode=json.loads)
+            found[name] = parse(mine, {}, name, ours, decode=json.loads)
         except RequestError as e:
             problems += [Problem(p.code, f"container {name}: {p.message}") for p in e.problems]
     if problems:
@@ -178,14 +188,34 @@ def misses(
     """Annotations that seem to ask for a GPU and are not understood. Raises RequestError where somebody surely asked us with
     one, unless the rules say that near misses are warnings."""
     found: dict[Problem, bool] = {}
-    for container in containers:
-        name = str(container.get("name"))
-        for miss in near_misses.in_annotations(annotations, name, rules, requests[name] is not None):
+    for name, mine in suspicious(annotations, [str(container.get("name")) for container in containers]):
+        for miss in near_misses.in_annotations(mine, name, rules, requests[name] is not None):
             found[miss.problem] = found.get(miss.problem, False) or miss.sure
     sure = [problem for problem, is_sure in found.items() if is_sure]
     if sure and rules.near_misses != "warn":
         raise RequestError(*sure)
     return tuple(found)
+
+
+def suspicious(annotations: Mapping[str, str], containers: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+    """Each container with the annotations that may be a misspelt word for it. What names another container of the pod is none;
+    one such stays under a name that no container has, to show that somebody asks."""
+    named: dict[str, dict[str, str]] = {name: {} for name in containers}
+    rest: dict[str, str] = {}
+    for key, text in annotations.items():
+        word, suffix = collect.split(key) if key.startswith(names.PREFIX_KEY) else ("", None)
+        if suffix in named:
+            named[suffix][key] = text
+            if word in near_misses.ASKING_KEYS:
+                rest[f"{names.PREFIX_KEY}memory.-"] = text
+        elif word or is_odd(key) or dialects.is_known(dialects.NAMES, key):
+            rest[key] = text
+    return [(name, {**rest, **named[name]}) for name in containers]
+
+
+def is_odd(key: str) -> bool:
+    low = key.lower()
+    return any(part in low for part in ODD)
 
 
 def own_problems(

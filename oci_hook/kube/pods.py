@@ -1,9 +1,11 @@
 """A pod as the controller needs it: whose it is, its containers in order, and what they ask for."""
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from oci_hook.core.collect import split
+from oci_hook.core import dialects, units
+from oci_hook.core.collect import CONTAINERS, REQUEST, is_name, split
 from oci_hook.core.decision import MAX_CONTAINERS as MAX_DECIDED
 from oci_hook.core.layout import NO_REQUEST
 from oci_hook.core.request import Request, parse
@@ -16,6 +18,8 @@ from oci_hook.kube.names import NODE_EXCLUSIVE, NODE_PLACEMENT, PREFIX_KEY
 RUN, SIDECAR, INIT = "run", "sidecar", "init"  # a sidecar: an init container that stays (restartPolicy: Always)
 PLACEMENTS = ("binpack", "spread")
 MAX_CONTAINERS = 128  # each is parsed by itself
+MAX_WORDS = 32 << 10  # characters of all annotations that ask: three for each of so many containers, with long names
+MAX_WORD = 4 << 10  # of one that is read for each container
 ENDED = ("Succeeded", "Failed")
 
 Asked = tuple[tuple[str, str, Request], ...]  # (container, RUN | SIDECAR | INIT, what it asks for), in the pod's order
@@ -72,18 +76,16 @@ def asked(pod: PodWords, rules: Rules) -> Asked:
     problem with its container's name."""
     if not pod.annotations:
         return ()
-    if len(pod.containers) > MAX_CONTAINERS:
-        what = f"the pod has {len(pod.containers)} containers, {MAX_CONTAINERS} are allowed where one asks for a GPU"
-        raise RequestError(Problem("GH-105", f"{what}; use more pods"))
+    check_size(pod.annotations, pod.annotations, len(pod.containers))
     found: list[tuple[str, str, Request]] = []
     problems: list[Problem] = []
     plain = rules.replace(dialects=())  # the create webhook has translated other systems' words
-    named = {split(key)[1] for key in pod.annotations if key not in NO_REQUEST}
-    for n, (name, kind) in enumerate(pod.containers):
-        if n and named.isdisjoint((None, name)):
-            continue  # not a word is for this one; what is wrong with the others' was seen with the first
+    kinds = [kind for _, kind in pod.containers]
+    for (name, mine), kind in zip(each(pod.annotations, [name for name, _ in pod.containers]), kinds, strict=True):
+        if not mine:
+            continue
         try:
-            request = parse(pod.annotations, {}, name, plain, decode=json.loads)
+            request = parse(mine, {}, name, plain, decode=json.loads)
         except RequestError as e:
             problems += [Problem(p.code, f"container {name[:60]}: {p.message}") for p in e.problems]
             continue
@@ -94,9 +96,77 @@ def asked(pod: PodWords, rules: Rules) -> Asked:
         problems.append(Problem("GH-101", f"{NODE_PLACEMENT}={show(placement)} is not one of {', '.join(PLACEMENTS)}"))
     if (
         len(found) > MAX_DECIDED
-    ):  # else it would keep room, and others would end for it, in vain: no Binding has the decision
+    ):  # else it would keep room in vain, and others would end for it: no Binding can say so much
         what = f"{len(found)} containers ask for a GPU, a decision has {MAX_DECIDED} at most"
         problems.append(Problem("GH-602", f"{what}; have fewer containers ask"))
     if problems:
         raise RequestError(*problems)
     return tuple(found)
+
+
+def check_size(annotations: Mapping[str, str], asking: Iterable[str], containers: int) -> None:
+    """Nobody's pod may keep the controller from the others' for long. asking: the keys that ask, in anybody's words. Raises
+    RequestError."""
+    if containers > MAX_CONTAINERS:
+        what = f"the pod has {containers} containers, {MAX_CONTAINERS} are allowed where one asks for a GPU"
+        raise RequestError(Problem("GH-105", f"{what}; use more pods"))
+    sizes = {key: len(key) + len(str(annotations[key])) for key in asking if key not in NO_REQUEST}
+    if sum(sizes.values()) > MAX_WORDS:
+        what = f"the annotations that ask for GPUs have {sum(sizes.values())} characters"
+        raise RequestError(Problem("GH-105", f"{what}, {MAX_WORDS} are allowed in one pod; shorten the longest"))
+    for key, size in sizes.items():
+        if size > MAX_WORD and key not in (CONTAINERS, REQUEST):
+            raise RequestError(_too_long(key, size))
+
+
+def _too_long(key: str, size: int) -> Problem:
+    return Problem("GH-105", f"{key[:80]} has {size} characters, {MAX_WORD} are allowed; shorten it")
+
+
+def each(annotations: Mapping[str, str], containers: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+    """Each container with those of our words that may be for it: what names others would be read again for every one. The first
+    has all words, so what is wrong with any is seen there."""
+    ours = {key: text for key, text in annotations.items() if key.startswith(PREFIX_KEY) and key not in NO_REQUEST}
+    native = dialects.table(dialects.NATIVE).KEYS
+    named: dict[str, dict[str, str]] = {}
+    shared: dict[str, str] = {}
+    for key, text in ours.items():
+        name, suffix = split(key)
+        if suffix is not None:
+            named.setdefault(suffix, {})[key] = text
+        elif name in native:
+            shared[key] = text
+    listed = _listed(ours[CONTAINERS], containers) if CONTAINERS in ours else None
+    if listed:
+        shared[CONTAINERS] = listed
+    said = _decoded(ours.get(REQUEST))
+    if REQUEST in ours and said is not None and not isinstance(said, dict):
+        if len(ours[REQUEST]) > MAX_WORD:
+            raise RequestError(_too_long(REQUEST, len(ours[REQUEST])))
+        shared[REQUEST] = ours[REQUEST]
+    found = []
+    for n, name in enumerate(containers):
+        mine = {**shared, **named.get(name, {})}
+        if isinstance(said, dict) and name in said:
+            mine[REQUEST] = json.dumps({name: said[name]})
+        found.append((name, mine if n else ours))
+    return found
+
+
+def _listed(text: str, containers: Sequence[str]) -> str:
+    """The list without the names that no container of the pod has; "" where it cannot be read."""
+    try:
+        listed = units.names(text)
+    except (ValueError, AttributeError):
+        return ""
+    if not all(map(is_name, listed)):
+        return ""
+    return ",".join(set(listed).intersection(containers)) or listed[0]
+
+
+def _decoded(text: str | None) -> Any:
+    """None where it cannot be read."""
+    try:
+        return json.loads(text.replace("\n", " ").replace("\t", " ")) if text is not None else None
+    except (ValueError, AttributeError, RecursionError):
+        return None

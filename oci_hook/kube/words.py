@@ -19,6 +19,7 @@ from oci_hook.core.units import show
 from oci_hook.core.value import Value
 from oci_hook.core.value_parsers import WITH_A_SHARE, Bounded
 from oci_hook.errors import Problem, RequestError
+from oci_hook.kube.pods import each
 
 MAX_NAME = 63  # characters of an annotation key after the slash
 Rows = dict[str, tuple[str, Any]]  # key -> (its dialect, its row)
@@ -69,13 +70,16 @@ def read_pod(
     """Set what the containers ask for in the words of `rows`, and the pod's new annotations for it. Raises RequestError with
     every problem."""
     problems: list[Problem] = []
+    shared: list[Wish] = []
+    of_all: list[Problem] = []
+    for key in annotations:
+        if key in rows:
+            read(rows[key], key, annotations[key], shared, of_all)
     for given in containers:
         container = ManifestContainer(given.name)
         pod.containers.append(container)
-        own: list[Problem] = []
-        for key in annotations:
-            if key in rows:
-                read(rows[key], key, annotations[key], container.wishes, own)
+        own = [*of_all]
+        container.wishes += shared
         for key, text in resources(given, rows, own).items():
             read(rows[key], key, text, container.wishes, own)
         resolve(container, pod, own, rules)
@@ -200,9 +204,11 @@ def check(pod: Pod, annotations: Mapping[str, str]) -> None:
                     f"{key}={show(ours[key])} is there already, and the resources mean {show(value)}; remove one",
                 )
             )
-    for container in pod.containers:
+    plain = Rules(dialects=())
+    words_of = each({**ours, **pod.annotations}, [container.name for container in pod.containers])
+    for container, (name, mine) in zip(pod.containers, words_of, strict=True):
         try:
-            request = parse({**ours, **pod.annotations}, {}, container.name, Rules(dialects=()), decode=json.loads)
+            request = parse(mine, {}, name, plain, decode=json.loads)
         except RequestError as e:
             problems += [Problem(p.code, f"container {container.name}: {p.message}") for p in e.problems]
             continue

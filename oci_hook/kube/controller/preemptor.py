@@ -67,7 +67,7 @@ class Preemptor:
         self._client, self._state, self._events, self._leads, self._now = client, state, events, leads, now
         self._counted, self._log, self._enabled = counted, log, enabled
         self._evictions = Evictions(client)
-        self._unasked = Unasked(client, state, self.wanting, terms, enabled)
+        self._unasked = Unasked(client, state, self.wanting, terms, enabled, log)
         self._barred: dict[str, float] = {}  # UID of a protected pod -> until when
         self._nominated: dict[str, PodWords] = {}
         self._may_nominate = True

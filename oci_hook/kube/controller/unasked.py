@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from oci_hook.kube import in_tree
 from oci_hook.kube.choose import Question
@@ -30,9 +30,15 @@ class Unasked:
     """enabled: the namespaces whose pods get GPUs; for others nobody ends."""
 
     def __init__(
-        self, client: Client, state: ClusterState, wanting: Wanting, terms: Terms, enabled: Collection[str]
+        self,
+        client: Client,
+        state: ClusterState,
+        wanting: Wanting,
+        terms: Terms,
+        enabled: Collection[str],
+        log: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._client, self._state, self._wanting, self._terms = client, state, wanting, terms
+        self._client, self._state, self._wanting, self._terms, self._log = client, state, wanting, terms, log
         self._enabled = enabled
         self._seen: dict[str, _Seen] = {}
 
@@ -48,8 +54,7 @@ class Unasked:
             if spent > LONG:
                 break
             began = time.perf_counter()
-            is_online = waiting[uid].may_preempt and online(Question(waiting[uid]))
-            self._seen[uid] = _Seen(is_online, now + PATIENCE)
+            self._seen[uid] = _Seen(self._is_online(waiting[uid]), now + PATIENCE)
             spent += time.perf_counter() - began
             await asyncio.sleep(0)  # requests come between: the words of one pod take up to 30 ms
         due = [uid for uid, seen in self._seen.items() if seen.online and seen.at <= now]
@@ -59,6 +64,13 @@ class Unasked:
             seen = self._seen[uid]
             seen.at, seen.wait = now + seen.wait, min(MOST, seen.wait * 2)
             await self._ask(waiting[uid], now)
+
+    def _is_online(self, pod: PodWords) -> bool:
+        try:
+            return pod.may_preempt and online(Question(pod))
+        except Exception as e:  # a tenant's words: one pod that we cannot read must not end the controller
+            self._log(f"{pod.namespace}/{pod.name}: what it asks for cannot be read: {type(e).__name__}")
+            return False
 
     async def _ask(self, pod: PodWords, now: float) -> None:
         try:
