@@ -7,6 +7,7 @@ from asyncio import sslproto
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
 MOST = 2048
@@ -44,6 +45,10 @@ class Handler(RequestHandler):
         if self.transport is not None:
             self._book.lost(self.transport)
         super().connection_lost(exc)
+
+    def log_exception(self, *args: Any, **more: Any) -> None:
+        if not isinstance(more.get("exc_info"), HttpProcessingError):  # a stranger's, and no traceback for each
+            super().log_exception(*args, **more)
 
 
 class GuardedServer(web.Server):

@@ -112,7 +112,10 @@ class Server:
         await self._pages.shutdown(1)
 
     async def _guarded(self, request: web.BaseRequest) -> web.StreamResponse:
-        answer, proven = self._route(request)
+        try:
+            answer, proven = self._route(request)
+        except Exception:  # whatever a stranger's bytes may cause: neither a line in the log nor a traceback for each
+            return _closing(web.Response(status=400, text="not understood\n"))
         connection = self.connections.begins(request, proven)
         try:
             response = await self._answered(request, answer)
@@ -206,7 +209,7 @@ class Server:
 
     async def _node_key(self, request: web.BaseRequest) -> web.Response:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not 0 < len(token) <= 8192:
+        if scheme.lower() != "bearer" or not 0 < len(token) <= 8192 or not token.isascii():
             return _closing(web.Response(status=401, text="a token is needed\n"))
         with self._bounds["key"]:
             try:

@@ -21,6 +21,8 @@ from oci_hook.kube.controller.copy import Copy
 from oci_hook.kube.controller.leader import Leader
 from oci_hook.kube.controller.metrics import Metrics
 from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.own_secret import Own
+from oci_hook.kube.controller.page import Page
 from oci_hook.kube.controller.peer import Peer
 from oci_hook.kube.controller.router import Router
 from oci_hook.kube.controller.server import MAX_AT_A_TIME, MAX_PREDICATE, Server
@@ -214,3 +216,40 @@ def test_a_predicate_is_no_larger_than_a_node() -> None:
         writer.close()
 
     serve(act)
+
+
+STRANGE = b"\xff\xff"
+
+
+@pytest.mark.parametrize(
+    ("line", "header", "expected"),
+    [
+        (b"GET /api/cluster", b"Bearer " + STRANGE, {400, 401}),
+        (b"GET /", b"Basic " + STRANGE, {400, 401}),
+        (b"GET /api/cluster", b"Basic /////w==", {400, 401}),
+        (b"GET /metrics", b"Bearer " + STRANGE, {401}),
+        (b"POST /v1/node-key", b"Bearer " + STRANGE, {401}),
+        (b"POST /pods/%ed%a0%80", b"", {404}),
+        (b"POST /pods/%ff%fe", b"", {404}),
+        (b"POST /pods/" + STRANGE, b"", {400}),
+        (b"GET http://[::1", b"", {400}),
+        (b"POST /extender/%ed%a0%80/filter", b"", {404}),
+    ],
+)
+def test_strange_bytes_are_a_wrong_request(
+    line: bytes, header: bytes, expected: set[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        lines: list[str] = []
+        service._log = lines.append
+        service.use(Own(webhook_token="a" * 32, extender_token="b" * 32))
+        service.server._page = Page(service._copy, "token", dict)
+        peer = await asyncio.get_running_loop().create_server(service.server._raw, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", peer.sockets[0].getsockname()[1])
+        writer.write(line + b" HTTP/1.1\r\nHost: x\r\nAuthorization: " + header + b"\r\nContent-Length: 0\r\n\r\n")
+        assert await status(reader) in expected
+        writer.close()
+        peer.close()
+        assert not lines and not caplog.records
+
+    serve(act, token="secret")
