@@ -13,7 +13,7 @@ from aiohttp import web
 
 from oci_hook.errors import GhError
 from oci_hook.kube.controller import own_secret
-from oci_hook.kube.controller.connections import Connections, GuardedServer
+from oci_hook.kube.controller.connections import Connections, Greetings, GuardedServer
 from oci_hook.kube.controller.dry_runs import DRY_RUNS
 from oci_hook.kube.controller.page import PATHS, Page
 from oci_hook.kube.controller.peer import FORWARDED
@@ -44,7 +44,7 @@ class Server:
         self._bodies = _Bound(MAX_BODIES)
         self._sockets: list[asyncio.Server] = []
         self._accepting: asyncio.Task[None] | None = None
-        self._greetings: set[asyncio.Task[None]] = set()
+        self._greetings = Greetings()
         self.connections = Connections()
         self._raw = GuardedServer(self._guarded, self.connections)
         self._pages = GuardedServer(self._guarded_page, self.connections)
@@ -66,14 +66,13 @@ class Server:
         with own:
             while True:
                 try:
-                    new, _ = await loop.sock_accept(own)
+                    new, peer = await loop.sock_accept(own)
                 except OSError:  # as with too many open files
                     await asyncio.sleep(0.1)
                     continue
                 greeting = asyncio.create_task(self._greet(new, tls))
-                self._greetings.add(greeting)
-                greeting.add_done_callback(self._greetings.discard)
-                if len(self.connections.open) >= ENOUGH:
+                self._greetings.add(greeting, str(peer[0]), new)
+                if len(self.connections.open) + len(self._greetings) >= ENOUGH:
                     await asyncio.sleep(PACE)
 
     async def _greet(self, new: socket.socket, tls: ssl.SSLContext) -> None:

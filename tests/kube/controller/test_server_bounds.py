@@ -12,6 +12,7 @@ import pytest
 
 from oci_hook.core.rules import Rules
 from oci_hook.kube import mutate
+from oci_hook.kube.controller import connections
 from oci_hook.kube.controller import server as server_module
 from oci_hook.kube.controller.access import Access, Token
 from oci_hook.kube.controller.certificates import Certificates, renewed
@@ -40,6 +41,7 @@ class Held(Service):
     go: asyncio.Event
     server: Server
     said = ""  # in the last answer's header Connection
+    port: int
     loopback: int  # the port for programs of the same machine
     inside = 0
 
@@ -82,7 +84,7 @@ def serve(act: Callable[[Held, Callable[[], Awaitable[tuple[int, str]]]], Awaita
         leader = Leader(client, "gpu-hook", "a", "", "", lambda term: None, lambda line: None)
         router = Router(service, Peer(leader, nothing, nothing, lambda line: None))
         server, port = Server(service, router), free_port()
-        service.server = server
+        service.server, service.port = server, port
         await server.listen("127.0.0.1", port, tls)
         service.loopback = free_port()
         await server.listen_loopback("127.0.0.1", service.loopback)
@@ -253,3 +255,62 @@ def test_strange_bytes_are_a_wrong_request(
         assert not lines and not caplog.records
 
     serve(act, token="secret")
+
+
+async def silent(port: int, count: int, address: str) -> list[socket.socket]:
+    """Connections that never begin their handshake."""
+    made = []
+    for _ in range(count):
+        one = socket.socket()
+        one.bind((address, 0))
+        one.setblocking(False)
+        one.connect_ex(("127.0.0.1", port))
+        made.append(one)
+        await asyncio.sleep(0)
+    return made
+
+
+def test_handshakes_that_never_begin_are_bounded_and_keep_no_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST_GREETINGS", 40)
+    monkeypatch.setattr(connections, "MOST_GREETINGS_OF_ONE", 16)
+    monkeypatch.setattr(server_module, "HANDSHAKE_SECONDS", 100.0)
+
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        service.go.set()
+        greetings = service.server._greetings
+        port = service.port
+        made = []
+        tasks: list[int] = []
+        for last in range(2, 7):
+            made += await silent(port, 30, f"127.0.0.{last}")
+            while greetings.cut + len(greetings) < len(made):
+                tasks.append(len(asyncio.all_tasks()))
+                await asyncio.sleep(0.01)
+            assert len(greetings) <= 40
+            assert (await ask())[0] == 200
+        assert greetings.cut == 150 - 40 and max(tasks) < 40 + 30
+        for one in made:
+            one.close()
+
+    serve(act)
+
+
+def test_connections_that_say_nothing_are_accepted_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a backlog at once took the event loop for as long."""
+    waits = 0
+
+    async def sleep(seconds: float, inner: Any = asyncio.sleep) -> None:
+        nonlocal waits
+        waits += seconds == server_module.PACE
+        await inner(seconds)
+
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        monkeypatch.setattr(server_module.asyncio, "sleep", sleep)
+        made = await silent(service.port, 60, "127.0.0.2")
+        while len(service.server._greetings) < 60:
+            await asyncio.sleep(0.01)
+        assert waits >= 60 - server_module.ENOUGH
+        for one in made:
+            one.close()
+
+    serve(act)
