@@ -2,10 +2,11 @@
 and number; who asks for decisions must know the token in the path (own_secret.py). What is answered is service.py's."""
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
@@ -21,6 +22,9 @@ from oci_hook.kube.controller.router import Call, Router, calls
 from oci_hook.kube.controller.service import NotNow, Service
 
 BODY_SECONDS = HANDSHAKE_SECONDS = 5.0
+SEND_SECONDS = 20.0  # for a large answer; who reads more slowly is cut
+SLOW = 1.0  # seconds after which a reader is cut where others wait
+PIECE = 64 << 10
 ENOUGH, PACE = 16, 0.004  # so many connections are accepted at once, the others with so many seconds between
 MAX_REVIEW = 8 << 20  # a pod has 1.5 MiB at most in etcd; an update's review has it twice
 MAX_FILTER = 64 << 20  # 5 000 whole Node objects, from a scheduler without nodeCacheCapable
@@ -51,6 +55,7 @@ class Server:
         self._loopback = web.Server(self._guarded_loopback, access_log=None, keepalive_timeout=600)
         self.asked = 0  # requests under way
         self._ending = False
+        self._sending: dict[int, tuple[web.BaseRequest, str, float]] = {}  # large answers, their bound, since when
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext) -> None:
         """Raises OSError."""
@@ -118,7 +123,7 @@ class Server:
         connection = self.connections.begins(request, proven)
         try:
             response = await self._answered(request, answer)
-            return _closing(response) if self._ending else response
+            return _closing(response) if self._ending and not response.prepared else response
         finally:
             self.connections.ended(connection)
 
@@ -159,10 +164,44 @@ class Server:
 
     def _bounded_page(self, answer: Answer) -> Answer:
         async def bounded(request: web.BaseRequest) -> web.StreamResponse:
-            with self._bounds["page"]:
-                return await answer(request)
+            async with self._place("page"):
+                return await self._sent(request, await answer(request))
 
         return bounded
+
+    @contextlib.asynccontextmanager
+    async def _place(self, bound: str) -> AsyncIterator[None]:
+        """One of the bound's places, until the answer is written. Where all are taken, the one whose reader has been reading for
+        the longest time gives way, if that is long: who does not read keeps nobody else out."""
+        places = self._bounds[bound]
+        slow = [one for one, of, since in self._sending.values() if of == bound and _age(since) > SLOW]
+        if places.used >= places.most and slow:
+            _cut(slow[0])
+            until = time.monotonic() + SLOW
+            while places.used >= places.most and time.monotonic() < until:
+                await asyncio.sleep(0.01)
+        with places:
+            yield
+
+    async def _sent(
+        self, request: web.BaseRequest, made: web.StreamResponse, bound: str = "page"
+    ) -> web.StreamResponse:
+        """Written in pieces, so that what is not read is in memory once, and within its place."""
+        body = getattr(made, "body", None)
+        if not isinstance(body, bytes) or len(body) <= PIECE:
+            return made
+        answer = web.StreamResponse(status=made.status, headers=made.headers)
+        answer.content_length = len(body)
+        if self._ending:
+            answer.force_close()
+        self._sending[id(request)] = request, bound, time.monotonic()
+        try:
+            await asyncio.wait_for(_written(request, answer, body), SEND_SECONDS)
+        except (asyncio.TimeoutError, ConnectionError):
+            _cut(request)
+        finally:
+            del self._sending[id(request)]
+        return answer
 
     def _route(self, request: web.BaseRequest) -> tuple[Answer | None, bool]:
         """(what answers, whether who asks knows a token)"""
@@ -235,9 +274,10 @@ class Server:
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
         if not self._service.may_read_metrics(request.headers.get("Authorization", "")):
             return _closing(web.Response(status=401, text="a token is needed\n"))
-        with self._bounds["metrics"]:  # each makes megabytes of text on a large cluster
+        async with self._place("metrics"):  # each makes megabytes of text on a large cluster
             text = await self._service.metrics_text()
-        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+            made = web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+            return await self._sent(request, made, "metrics")
 
 
 class _Bound:
@@ -272,6 +312,22 @@ class _Share:
 
     def __exit__(self, *_: object) -> None:
         self._bound.used -= self._mine
+
+
+def _age(since: float) -> float:
+    return time.monotonic() - since
+
+
+def _cut(request: web.BaseRequest) -> None:
+    if isinstance(request.transport, asyncio.Transport):
+        request.transport.abort()
+
+
+async def _written(request: web.BaseRequest, answer: web.StreamResponse, body: bytes) -> None:
+    await answer.prepare(request)
+    for begin in range(0, len(body), PIECE):
+        await answer.write(body[begin : begin + PIECE])
+    await answer.write_eof()
 
 
 def _whole(request: web.BaseRequest, most: int) -> bytes | None:
