@@ -327,6 +327,7 @@ async def _written(request: web.BaseRequest, answer: web.StreamResponse, body: b
     await answer.prepare(request)
     for begin in range(0, len(body), PIECE):
         await answer.write(body[begin : begin + PIECE])
+        await asyncio.sleep(0)  # others come between, and we hear that the reader is gone
     await answer.write_eof()
 
 
