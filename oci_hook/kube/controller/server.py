@@ -18,6 +18,7 @@ from oci_hook.kube.controller.connections import Connections, Greetings, Guarded
 from oci_hook.kube.controller.dry_runs import DRY_RUNS
 from oci_hook.kube.controller.page import PATHS, Page
 from oci_hook.kube.controller.peer import FORWARDED
+from oci_hook.kube.controller.reviews import Reviews
 from oci_hook.kube.controller.router import Call, Router, calls
 from oci_hook.kube.controller.service import NotNow, Service
 
@@ -30,6 +31,8 @@ MAX_REVIEW = 8 << 20  # a pod has 1.5 MiB at most in etcd; an update's review ha
 MAX_FILTER = 64 << 20  # 5 000 whole Node objects, from a scheduler without nodeCacheCapable
 MAX_PREDICATE = 16 << 20  # a pod, and a node with all its pods
 MAX_BODIES = 160 << 20  # of all that are read or answered: two of the largest filters, and some others
+NO_NODE = "this token is not of a gpu-hook pod on a node\n"
+COUNTED = "X-Gpu-Hook-Counted"  # with our token: another controller has counted the request by its address
 WEBHOOKS, EXTENDER = ("pods", "bindings"), ("filter", "preempt", *DRY_RUNS)
 MAX_AT_A_TIME = {"review": 64, "predicate": 64, "filter": 2, "dry-run": 1, "key": 8, "metrics": 4, "page": 8}
 
@@ -53,6 +56,7 @@ class Server:
         self._raw = GuardedServer(self._guarded, self.connections)
         self._pages = GuardedServer(self._guarded_page, self.connections)
         self._loopback = web.Server(self._guarded_loopback, access_log=None, keepalive_timeout=600)
+        self._reviews = Reviews()
         self.asked = 0  # requests under way
         self._ending = False
         self._sending: dict[int, tuple[web.BaseRequest, str, float]] = {}  # large answers, their bound, since when
@@ -249,19 +253,38 @@ class Server:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not 0 < len(token) <= 8192 or not token.isascii():
             return _closing(web.Response(status=401, text="a token is needed\n"))
+        own = self._service.own().webhook_token
+        address = "" if own_secret.same(own, request.headers.get(COUNTED, "")) else str(request.remote or "-")
+        if self._reviews.refused(token, time.monotonic()):
+            return _closing(web.Response(status=403, text=NO_NODE))
+        if not self._reviews.begin(address, time.monotonic()):
+            return _closing(web.Response(status=429, text="too many refused tokens\n", headers={"Retry-After": "1"}))
+        answer = None
+        try:
+            answer = await self._reviewed(request, token, {COUNTED: own})
+        finally:
+            if answer is not None and answer.status == 403:
+                self._reviews.failed(token, time.monotonic())
+            else:
+                self._reviews.passed(address)
+        return answer
+
+    async def _reviewed(self, request: web.BaseRequest, token: str, counted: dict[str, str]) -> web.Response:
         with self._bounds["key"]:
             try:
                 self._service.check()
             except NotNow:
                 if FORWARDED in request.headers:
                     raise
-                passed = await self._router.passed_on("/v1/node-key", b"", {"Authorization": f"Bearer {token}"})
+                passed = await self._router.passed_on(
+                    "/v1/node-key", b"", {**counted, "Authorization": f"Bearer {token}"}
+                )
                 if passed is None:
                     raise
                 return passed
             keys = await self._service.node_key(token)
         if keys is None:
-            return _closing(web.Response(status=403, text="this token is not of a gpu-hook pod on a node\n"))
+            return _closing(web.Response(status=403, text=NO_NODE))
         return web.Response(body=msgspec.json.encode(keys), content_type="application/json")
 
     async def _healthz(self, request: web.BaseRequest) -> web.Response:

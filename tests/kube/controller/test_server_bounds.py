@@ -378,3 +378,34 @@ def test_who_does_not_read_is_cut_after_a_while(monkeypatch: pytest.MonkeyPatch)
         made.close()
 
     serve(act)
+
+
+def test_a_flood_of_wrong_tokens_is_reviewed_rarely_and_slows_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    reviewed: list[str] = []
+
+    async def node_key(self: Held, token: str) -> Any:
+        reviewed.append(token)
+        return {"node": "a"} if token == "real" else None
+
+    monkeypatch.setattr(Held, "node_key", node_key)
+
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        monkeypatch.setattr(Held, "check", lambda self, leads=True: None)
+
+        async def post(token: str, address: str) -> int:
+            connector = aiohttp.TCPConnector(ssl=False, local_addr=(address, 0))
+            async with aiohttp.ClientSession(connector=connector) as session:
+                headers = {"Authorization": f"Bearer {token}"}
+                async with session.post(f"https://127.0.0.1:{service.port}/v1/node-key", headers=headers) as answer:
+                    return answer.status
+
+        start = time.monotonic()
+        assert [await post("same", "127.0.0.2") for _ in range(20)] == [403] * 20
+        assert len(reviewed) <= 1 + (time.monotonic() - start) / 10, "a refused token is remembered"
+        began = time.monotonic()
+        codes = [await post(f"other-{n}", "127.0.0.2") for n in range(60)]
+        most = 8 + 2 * (time.monotonic() - began)
+        assert set(codes) == {403, 429} and codes.count(403) <= most
+        assert [await post("real", "127.0.0.3") for _ in range(30)] == [200] * 30, "what passes does not count"
+
+    serve(act)
