@@ -227,7 +227,7 @@ def test_a_pod_that_cannot_be_read_does_not_end_the_look_at_the_others(monkeypat
     for name in ("bad", "good"):
         state.apply_pod(pod(name, memory=10))
     said: list[str] = []
-    looks = unasked.Unasked(None, state, Wanting(), preempt.Terms(equal_offline=True), said.append)  # type: ignore[arg-type]
+    looks = unasked.Unasked(None, state, Wanting(), preempt.Terms(equal_offline=True), ("default",), said.append)  # type: ignore[arg-type]
     asyncio.run(looks.look(0.0))
     asyncio.run(looks.look(1.0))
     assert {uid: seen.online for uid, seen in looks._seen.items()} == {"u-bad": False, "u-good": True}

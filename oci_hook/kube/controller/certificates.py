@@ -17,7 +17,9 @@ from oci_hook.core.value import Value
 AUTHORITY_LIVES = 4  # serving certificates' lives
 RENEW = 1 / 3  # of the life is left: renew
 OVERLAP = 1 / 10  # of a serving certificate's life
-SLACK = 300  # seconds that another clock may be behind ours
+SLACK = (
+    300  # seconds that another clock may be behind ours; what begins later than now was made by a clock that was wrong
+)
 
 
 class Pair(Value):
@@ -53,9 +55,9 @@ def renewed(have: Certificates, names: tuple[str, ...], life: float, now: float)
     """The same object where nothing is due. names: DNS names and addresses of the server. life: of a serving certificate, in
     seconds. now: Unix time."""
     result = have
-    if not (_readable(have.authority) and _end(have.authority.certificate) > now):
+    if not (_readable(have.authority) and _start(have.authority.certificate) <= now < _end(have.authority.certificate)):
         return _first(names, life, now)
-    if have.next and not _readable(have.next):
+    if have.next and not (_readable(have.next) and _start(have.next.certificate) <= now):
         result = result.replace(next=Pair())
     if not result.next and _left(result.authority.certificate, now) < RENEW:
         result = result.replace(next=_authority(life, now))
@@ -122,7 +124,7 @@ def _builder(
 
 def _serves(pair: Pair, authority: str, names: tuple[str, ...], now: float) -> bool:
     """Is it of this authority, for these names, and valid for long enough?"""
-    if not _readable(pair) or _left(pair.certificate, now) < RENEW:
+    if not _readable(pair) or _start(pair.certificate) > now or _left(pair.certificate, now) < RENEW:
         return False
     certificate = x509.load_pem_x509_certificate(pair.certificate.encode())
     try:

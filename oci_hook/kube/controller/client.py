@@ -13,7 +13,8 @@ from oci_hook.kube.controller.objects import STATUSES, Kind
 from oci_hook.kube.controller.shallow import decode
 
 PAGE = 500  # objects
-MAX_ANSWER = 64 << 20  # bytes of one page, one object or one watch event
+MAX_ANSWER = 64 << 20  # bytes of one object or one watch event
+MAX_PAGE = 16 << 20  # bytes; an object has some 3 MiB at most
 MERGE = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 STRATEGIC_MERGE = "application/strategic-merge-patch+json"
@@ -25,6 +26,10 @@ class ApiError(Exception):
     def __init__(self, status: int, reason: str, message: str, retry_after: float = 0.0) -> None:
         super().__init__(f"{status} {reason}: {message}" if status else message)
         self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
+
+
+class TooLarge(ApiError):
+    """The answer has more bytes than we take."""
 
 
 def keep_alive_socket(address: Any) -> socket.socket:
@@ -81,12 +86,13 @@ class Client:
         query: Mapping[str, str] | None = None,
         kind: str = "application/json",
         timeout: float = 10.0,
+        most: int = MAX_ANSWER,
     ) -> bytes:
         """The answer's body. Raises ApiError, for what the server says and for what happens on the way."""
         data = None if body is None else msgspec.json.encode(body)
         try:
             async with self._open(method, path, data, query, kind, aiohttp.ClientTimeout(total=timeout)) as answer:
-                text = await bounded(answer.content)
+                text = await bounded(answer.content, most)
                 if answer.status >= 300:
                     raise _error(answer, text)
                 return text
@@ -94,11 +100,21 @@ class Client:
             raise ApiError(0, "", f"{method} {path}: {type(e).__name__} {e}".rstrip()) from None
 
     async def pages(self, kind: Kind, query: Mapping[str, str]) -> AsyncIterator[tuple[list[Any], str]]:
-        """(objects, the list's version) page after page: never the whole list in memory."""
-        more = ""
+        """(objects, the list's version) page after page: never the whole list in memory. A page that is too large (a tenant may
+        write 256 KiB of annotations into each object) is asked for again with half as many objects."""
+        more, limit = "", PAGE
         while True:
-            page = {**query, "limit": str(PAGE), **({"continue": more} if more else {})}
-            text = await self.request("GET", kind.path, query=page, timeout=60)
+            page = {**query, "limit": str(limit), **({"continue": more} if more else {})}
+            try:
+                text = await self.request(
+                    "GET", kind.path, query=page, timeout=60, most=MAX_PAGE if limit > 1 else MAX_ANSWER
+                )
+            except TooLarge:
+                if limit == 1:  # then also a server that knows no limit has been asked
+                    raise
+                limit //= 2
+                continue
+            limit = min(PAGE, limit + limit // 8 + 1)
             try:
                 listed = decode(text, kind.lists)
             except msgspec.DecodeError as e:
@@ -186,7 +202,7 @@ async def bounded(content: aiohttp.StreamReader, most: int = MAX_ANSWER) -> byte
     async for chunk in content.iter_any():
         size += len(chunk)
         if size > most:
-            raise ApiError(0, "", f"the answer is larger than {most} bytes")
+            raise TooLarge(0, "", f"the answer is larger than {most} bytes")
         parts.append(chunk)
     return b"".join(parts)
 

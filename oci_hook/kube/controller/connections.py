@@ -2,16 +2,22 @@
 tokens; until then it may be cut to make room, and it is cut when it dawdles."""
 
 import asyncio
+import contextlib
+import socket
 import time
 from asyncio import sslproto
+from collections import Counter
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
 MOST = 2048
 MOST_UNPROVEN_OF_ONE = 512  # of one address; an API server opens some hundred at once when many pods are bound
 BUFFER = 32 << 10  # bytes of each TLS connection; asyncio's own 256 KiB would be half a gigabyte for all
+MOST_GREETINGS = 256  # TLS handshakes under way; each takes some 90 KiB
+MOST_GREETINGS_OF_ONE = 64
 UNPROVEN_SECONDS = 10.0  # from its begin to its end, or to a request with a token
 IDLE_SECONDS = 300.0  # the API server itself closes after 90
 EVERY = 1.0
@@ -44,6 +50,10 @@ class Handler(RequestHandler):
         if self.transport is not None:
             self._book.lost(self.transport)
         super().connection_lost(exc)
+
+    def log_exception(self, *args: Any, **more: Any) -> None:
+        if not isinstance(more.get("exc_info"), HttpProcessingError):  # a stranger's, and no traceback for each
+            super().log_exception(*args, **more)
 
 
 class GuardedServer(web.Server):
@@ -111,6 +121,39 @@ class Connections:
         self.cut += 1
         self.open.pop(connection.transport, None)
         connection.transport.abort()
+
+
+class Greetings:
+    """TLS handshakes under way. Whoever opens connections and says nothing has its own oldest ones cut."""
+
+    def __init__(self) -> None:
+        self.cut = 0
+        self._under_way: dict[asyncio.Task[None], tuple[str, socket.socket]] = {}  # oldest first
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def add(self, greeting: asyncio.Task[None], address: str, on: socket.socket) -> None:
+        self._under_way[greeting] = address, on
+        greeting.add_done_callback(self._done)
+        count = Counter(of for of, _ in self._under_way.values())
+        if count[address] > MOST_GREETINGS_OF_ONE:
+            self._cut(address)
+        elif len(self._under_way) > MOST_GREETINGS:
+            self._cut(max(count, key=lambda one: count[one]))
+
+    def _done(self, greeting: asyncio.Task[None]) -> None:
+        self._under_way.pop(greeting, None)
+        self._ending.discard(greeting)
+
+    def _cut(self, address: str) -> None:
+        greeting, on = next((task, on) for task, (of, on) in self._under_way.items() if of == address)
+        del self._under_way[greeting]
+        self._ending.add(greeting)
+        self.cut += 1
+        with contextlib.suppress(OSError):  # it is over already
+            on.shutdown(socket.SHUT_RDWR)  # the handshake fails, and its own end closes the socket
 
 
 def overdue(connection: Connection, now: float) -> bool:

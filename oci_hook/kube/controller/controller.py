@@ -90,7 +90,7 @@ class Controller:
         self._reflectors = [
             Reflector(client, NAMESPACES, self._copy.namespaces, log),
             Reflector(client, NODES, self._copy.nodes, log),
-            Reflector(client, PODS, self._copy.pods, log),
+            Reflector(client, PODS, self._copy.pods, log, beside=self._copy.beside),
         ]
         self._service = Service(
             client,
@@ -252,7 +252,8 @@ class Controller:
     async def _ask(self, namespace: str, name: str, uid: str) -> None:
         """What became of a pod whose Binding we answered long ago?"""
         try:
-            text = await self._client.request("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
+            with self._copy.beside.reading() as reading:
+                text = await self._client.request("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
             pod = slim(decode(text, PODS.objects))
         except ApiError as e:
             if e.status == 404:
@@ -262,7 +263,7 @@ class Controller:
             self._copy.no_pod(uid)
         elif not (pod.get("spec") or {}).get("nodeName"):
             self._state.release(uid)
-        else:
+        elif reading.counts(uid):  # else the watch knows better, or we ask again in a while
             self._copy.pod(pod)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from oci_hook.kube import names
+from oci_hook.kube.controller.beside import Beside
 from oci_hook.kube.controller.evictor import Evictor
 from oci_hook.kube.controller.taints import Tainter
 from oci_hook.kube.overview import Waiting
@@ -12,7 +13,7 @@ from oci_hook.kube.state import ClusterState
 
 class Copy:
     """waiting: UID of a pod that asked and got no place -> why. modes: T9k's mode of each node that has one. enabled: the
-    namespaces whose pods get GPUs, by their label."""
+    namespaces whose pods get GPUs, by their label. beside: pods that are read on their own."""
 
     def __init__(self, state: ClusterState, evictor: Evictor | None, tainter: Tainter | None, now: Callable[[], float]):
         self.state = state
@@ -20,6 +21,7 @@ class Copy:
         self.modes: dict[str, str] = {}
         self.enabled: set[str] = set()
         self.not_read = 0
+        self.beside = Beside()
         self._evictor, self._tainter, self._now = evictor, tainter, now
         self.nodes = NodeSink(self)
         self.pods = PodSink(self)

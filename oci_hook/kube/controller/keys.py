@@ -7,6 +7,7 @@ from oci_hook.core.value import Value
 from oci_hook.kube.signing import node_key
 
 MOST_BELIEVED = 1 << 20  # a generation that nodes may name: far below a decision's bound
+SKEW = 300.0  # seconds that clocks may differ
 KEPT = 64  # a pod runs longer than keys do: its containers start again, and its node checks its decision then
 
 
@@ -29,7 +30,8 @@ def rotated(have: Secrets, life: float, now: float, fresh: bytes, above: int = 0
     """The same object where nothing is due. life: seconds after which a new generation is made. fresh: 32 random bytes. above:
     the highest generation that a node has: where our secret was lost, the new one must not take an old number."""
     if have.generations and now - have.since < life and have.newest >= above:
-        return have
+        # By a clock that was far ahead: not a new generation, of which some are kept only, but its time from now on.
+        return have if have.since - now <= SKEW else have.replace(since=now)
     number = max(have.newest, above) + 1
     return Secrets((*have.generations, (number, fresh))[-KEPT:], now)
 

@@ -88,7 +88,7 @@ def renewed(
 
 def same(token: str, given: str) -> bool:
     """In a time that does not depend on how much is right."""
-    return bool(token) and hmac.compare_digest(token.encode(), given.encode())
+    return bool(token) and hmac.compare_digest(token.encode(), given.encode(errors="surrogatepass"))
 
 
 def _token(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from oci_hook.kube.controller.backoff import Backoff
+from oci_hook.kube.controller.beside import Beside
 from oci_hook.kube.controller.client import ApiError, Client
 from oci_hook.kube.controller.objects import BOOKMARKS, EVENTS, STATUSES, Kind, slim
 from oci_hook.kube.controller.shallow import decode
@@ -36,8 +37,10 @@ class Reflector:
         log: Callable[[str], None],
         query: Mapping[str, str] | None = None,
         backoff: Backoff | None = None,
+        beside: Beside | None = None,
     ) -> None:
         self.kind = kind
+        self._beside = beside or Beside()
         self.synced = asyncio.Event()
         self.lists = 0
         self._client, self._sink, self._log, self._query = client, sink, log, dict(query or {})
@@ -85,9 +88,13 @@ class Reflector:
     async def _list(self) -> None:
         self._stop_watch.clear()
         seen: set[str] = set()
-        version = ""
+        version, fixed = "", False
+        self._keys |= self._beside.list_begins()
         try:
             async for things, listed in self._client.pages(self.kind, self._query):
+                if not fixed:
+                    fixed = True
+                    self._beside.list_is_fixed()
                 version = listed
                 for thing in things:
                     self._apply(thing, seen)
@@ -95,9 +102,14 @@ class Reflector:
             if e.status == 410:  # the list's own pages are too old
                 raise Gone from None
             raise
-        for key in self._keys - seen:
-            self._sink.remove(key)
-        self._keys = seen
+        else:
+            for key in self._keys - seen - self._beside.read:
+                self._beside.brought(key)
+                self._sink.remove(key)
+            self._keys.clear()
+        finally:
+            self._keys |= seen  # what half a list brought has to be in the next one too
+            self._beside.list_ended()
         if self._stop_watch.is_set():
             return  # asked again meanwhile: what was listed may be older than the question
         self._version = version
@@ -160,11 +172,14 @@ class Reflector:
     def _change(self, change: str, thing: Any) -> None:
         if change == "DELETED":
             key = thing["metadata"][self.kind.key]
+            self._beside.brought(key)
             self._keys.discard(key)
             self._sink.remove(key)
         else:
             self._apply(thing, self._keys)
 
     def _apply(self, thing: Any, keys: set[str]) -> None:
-        keys.add(thing["metadata"][self.kind.key])
+        key = thing["metadata"][self.kind.key]
+        keys.add(key)
+        self._beside.brought(key)
         self._sink.apply(slim(thing))

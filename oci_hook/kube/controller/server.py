@@ -2,10 +2,11 @@
 and number; who asks for decisions must know the token in the path (own_secret.py). What is answered is service.py's."""
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
@@ -13,19 +14,25 @@ from aiohttp import web
 
 from oci_hook.errors import GhError
 from oci_hook.kube.controller import own_secret
-from oci_hook.kube.controller.connections import Connections, GuardedServer
+from oci_hook.kube.controller.connections import Connections, Greetings, GuardedServer
 from oci_hook.kube.controller.dry_runs import DRY_RUNS
 from oci_hook.kube.controller.page import PATHS, Page
 from oci_hook.kube.controller.peer import FORWARDED
+from oci_hook.kube.controller.reviews import Reviews
 from oci_hook.kube.controller.router import Call, Router, calls
 from oci_hook.kube.controller.service import NotNow, Service
 
 BODY_SECONDS = HANDSHAKE_SECONDS = 5.0
+SEND_SECONDS = 20.0  # for a large answer; who reads more slowly is cut
+SLOW = 1.0  # seconds after which a reader is cut where others wait
+PIECE = 64 << 10
 ENOUGH, PACE = 16, 0.004  # so many connections are accepted at once, the others with so many seconds between
 MAX_REVIEW = 8 << 20  # a pod has 1.5 MiB at most in etcd; an update's review has it twice
 MAX_FILTER = 64 << 20  # 5 000 whole Node objects, from a scheduler without nodeCacheCapable
 MAX_PREDICATE = 16 << 20  # a pod, and a node with all its pods
 MAX_BODIES = 160 << 20  # of all that are read or answered: two of the largest filters, and some others
+NO_NODE = "this token is not of a gpu-hook pod on a node\n"
+COUNTED = "X-Gpu-Hook-Counted"  # with our token: another controller has counted the request by its address
 WEBHOOKS, EXTENDER = ("pods", "bindings"), ("filter", "preempt", *DRY_RUNS)
 MAX_AT_A_TIME = {"review": 64, "predicate": 64, "filter": 2, "dry-run": 1, "key": 8, "metrics": 4, "page": 8}
 
@@ -44,13 +51,15 @@ class Server:
         self._bodies = _Bound(MAX_BODIES)
         self._sockets: list[asyncio.Server] = []
         self._accepting: asyncio.Task[None] | None = None
-        self._greetings: set[asyncio.Task[None]] = set()
+        self._greetings = Greetings()
         self.connections = Connections()
         self._raw = GuardedServer(self._guarded, self.connections)
         self._pages = GuardedServer(self._guarded_page, self.connections)
         self._loopback = web.Server(self._guarded_loopback, access_log=None, keepalive_timeout=600)
+        self._reviews = Reviews()
         self.asked = 0  # requests under way
         self._ending = False
+        self._sending: dict[int, tuple[web.BaseRequest, str, float]] = {}  # large answers, their bound, since when
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext) -> None:
         """Raises OSError."""
@@ -66,14 +75,13 @@ class Server:
         with own:
             while True:
                 try:
-                    new, _ = await loop.sock_accept(own)
+                    new, peer = await loop.sock_accept(own)
                 except OSError:  # as with too many open files
                     await asyncio.sleep(0.1)
                     continue
                 greeting = asyncio.create_task(self._greet(new, tls))
-                self._greetings.add(greeting)
-                greeting.add_done_callback(self._greetings.discard)
-                if len(self.connections.open) >= ENOUGH:
+                self._greetings.add(greeting, str(peer[0]), new)
+                if len(self.connections.open) + len(self._greetings) >= ENOUGH:
                     await asyncio.sleep(PACE)
 
     async def _greet(self, new: socket.socket, tls: ssl.SSLContext) -> None:
@@ -112,11 +120,14 @@ class Server:
         await self._pages.shutdown(1)
 
     async def _guarded(self, request: web.BaseRequest) -> web.StreamResponse:
-        answer, proven = self._route(request)
+        try:
+            answer, proven = self._route(request)
+        except Exception:  # whatever a stranger's bytes may cause: neither a line in the log nor a traceback for each
+            return _closing(web.Response(status=400, text="not understood\n"))
         connection = self.connections.begins(request, proven)
         try:
             response = await self._answered(request, answer)
-            return _closing(response) if self._ending else response
+            return _closing(response) if self._ending and not response.prepared else response
         finally:
             self.connections.ended(connection)
 
@@ -157,10 +168,44 @@ class Server:
 
     def _bounded_page(self, answer: Answer) -> Answer:
         async def bounded(request: web.BaseRequest) -> web.StreamResponse:
-            with self._bounds["page"]:
-                return await answer(request)
+            async with self._place("page"):
+                return await self._sent(request, await answer(request))
 
         return bounded
+
+    @contextlib.asynccontextmanager
+    async def _place(self, bound: str) -> AsyncIterator[None]:
+        """One of the bound's places, until the answer is written. Where all are taken, the one whose reader has been reading for
+        the longest time gives way, if that is long: who does not read keeps nobody else out."""
+        places = self._bounds[bound]
+        slow = [one for one, of, since in self._sending.values() if of == bound and _age(since) > SLOW]
+        if places.used >= places.most and slow:
+            _cut(slow[0])
+            until = time.monotonic() + SLOW
+            while places.used >= places.most and time.monotonic() < until:
+                await asyncio.sleep(0.01)
+        with places:
+            yield
+
+    async def _sent(
+        self, request: web.BaseRequest, made: web.StreamResponse, bound: str = "page"
+    ) -> web.StreamResponse:
+        """Written in pieces, so that what is not read is in memory once, and within its place."""
+        body = getattr(made, "body", None)
+        if not isinstance(body, bytes) or len(body) <= PIECE:
+            return made
+        answer = web.StreamResponse(status=made.status, headers=made.headers)
+        answer.content_length = len(body)
+        if self._ending:
+            answer.force_close()
+        self._sending[id(request)] = request, bound, time.monotonic()
+        try:
+            await asyncio.wait_for(_written(request, answer, body), SEND_SECONDS)
+        except (asyncio.TimeoutError, ConnectionError):
+            _cut(request)
+        finally:
+            del self._sending[id(request)]
+        return answer
 
     def _route(self, request: web.BaseRequest) -> tuple[Answer | None, bool]:
         """(what answers, whether who asks knows a token)"""
@@ -206,21 +251,40 @@ class Server:
 
     async def _node_key(self, request: web.BaseRequest) -> web.Response:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not 0 < len(token) <= 8192:
+        if scheme.lower() != "bearer" or not 0 < len(token) <= 8192 or not token.isascii():
             return _closing(web.Response(status=401, text="a token is needed\n"))
+        own = self._service.own().webhook_token
+        address = "" if own_secret.same(own, request.headers.get(COUNTED, "")) else str(request.remote or "-")
+        if self._reviews.refused(token, time.monotonic()):
+            return _closing(web.Response(status=403, text=NO_NODE))
+        if not self._reviews.begin(address, time.monotonic()):
+            return _closing(web.Response(status=429, text="too many refused tokens\n", headers={"Retry-After": "1"}))
+        answer = None
+        try:
+            answer = await self._reviewed(request, token, {COUNTED: own})
+        finally:
+            if answer is not None and answer.status == 403:
+                self._reviews.failed(token, time.monotonic())
+            else:
+                self._reviews.passed(address)
+        return answer
+
+    async def _reviewed(self, request: web.BaseRequest, token: str, counted: dict[str, str]) -> web.Response:
         with self._bounds["key"]:
             try:
                 self._service.check()
             except NotNow:
                 if FORWARDED in request.headers:
                     raise
-                passed = await self._router.passed_on("/v1/node-key", b"", {"Authorization": f"Bearer {token}"})
+                passed = await self._router.passed_on(
+                    "/v1/node-key", b"", {**counted, "Authorization": f"Bearer {token}"}
+                )
                 if passed is None:
                     raise
                 return passed
             keys = await self._service.node_key(token)
         if keys is None:
-            return _closing(web.Response(status=403, text="this token is not of a gpu-hook pod on a node\n"))
+            return _closing(web.Response(status=403, text=NO_NODE))
         return web.Response(body=msgspec.json.encode(keys), content_type="application/json")
 
     async def _healthz(self, request: web.BaseRequest) -> web.Response:
@@ -233,9 +297,10 @@ class Server:
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
         if not self._service.may_read_metrics(request.headers.get("Authorization", "")):
             return _closing(web.Response(status=401, text="a token is needed\n"))
-        with self._bounds["metrics"]:  # each makes megabytes of text on a large cluster
+        async with self._place("metrics"):  # each makes megabytes of text on a large cluster
             text = await self._service.metrics_text()
-        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+            made = web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+            return await self._sent(request, made, "metrics")
 
 
 class _Bound:
@@ -270,6 +335,23 @@ class _Share:
 
     def __exit__(self, *_: object) -> None:
         self._bound.used -= self._mine
+
+
+def _age(since: float) -> float:
+    return time.monotonic() - since
+
+
+def _cut(request: web.BaseRequest) -> None:
+    if isinstance(request.transport, asyncio.Transport):
+        request.transport.abort()
+
+
+async def _written(request: web.BaseRequest, answer: web.StreamResponse, body: bytes) -> None:
+    await answer.prepare(request)
+    for begin in range(0, len(body), PIECE):
+        await answer.write(body[begin : begin + PIECE])
+        await asyncio.sleep(0)  # others come between, and we hear that the reader is gone
+    await answer.write_eof()
 
 
 def _whole(request: web.BaseRequest, most: int) -> bytes | None:

@@ -1,6 +1,7 @@
 """Answers: what the pure parts decide, with what they cannot have: the API server, the Lease, the counters. Each decision is one
 stretch of code without `await`, so none sees half of another."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import islice
@@ -29,6 +30,7 @@ from oci_hook.kube.signing import Signer
 PREEMPTABLE = ("GH-201", "GH-204", "GH-609")  # refusals for what others hold
 BIND, CREATE, FILTER, PREEMPT = "bind", "create", "filter", "preempt"
 
+READINGS = 4  # of a pod, where lists of all pods begin meanwhile
 OF_PODS = ("GH-601", "GH-602", "GH-603")  # why a Binding is denied, whatever its node
 
 
@@ -126,13 +128,21 @@ class Service:
     async def _fetch(self, namespace: str, name: str) -> None:
         """A pod that the watch has not brought yet."""
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
-        try:
-            text = await self._client.request("GET", path, timeout=1.0)
-        except ApiError as e:
-            if e.status == 404:
+        for _ in range(READINGS):
+            try:
+                with self._copy.beside.reading() as reading:
+                    text = await self._client.request("GET", path, timeout=1.0)
+            except ApiError as e:
+                if e.status == 404:
+                    return
+                raise ClusterError(Problem("GH-608", f"pod {namespace}/{name} cannot be read: {e}")) from None
+            if not reading.crossed():
+                pod = slim(decode(text, PODS.objects))
+                if reading.counts(pod["metadata"]["uid"]):
+                    self._copy.pod(pod)
                 return
-            raise ClusterError(Problem("GH-608", f"pod {namespace}/{name} cannot be read: {e}")) from None
-        self._copy.pod(slim(decode(text, PODS.objects)))
+            await asyncio.sleep(0.1)
+        raise ClusterError(Problem("GH-608", f"pod {namespace}/{name} cannot be read while all pods are listed anew"))
 
     def _note(self, request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         pod = self._copy.state.pending(request.get("namespace") or "", request.get("name") or "")

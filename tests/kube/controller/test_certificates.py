@@ -7,6 +7,7 @@ import ssl
 import tempfile
 import threading
 
+import pytest
 from cryptography import x509
 
 from oci_hook.kube.controller import certificates as c
@@ -70,6 +71,23 @@ def test_after_years_without_a_controller_all_begins_anew() -> None:
     have = c.renewed(c.Certificates(), NAMES, LIFE, NOW)
     later = c.renewed(have, NAMES, LIFE, NOW + 100 * LIFE)
     assert later.authority != have.authority and trusted(later.serving, later.bundle, NOW + 100 * LIFE)
+
+
+@pytest.mark.parametrize("step", [0.7, 2.9, 5.0])
+@pytest.mark.parametrize("looks", [1, 20])
+def test_what_a_clock_far_ahead_made_is_made_anew_when_it_is_right(step: float, looks: int) -> None:
+    have = c.renewed(c.Certificates(), NAMES, LIFE, NOW)
+    for look in range(looks):
+        have = c.renewed(have, NAMES, LIFE, NOW + (step + 0.02 * look) * LIFE)
+    right = c.renewed(have, NAMES, LIFE, NOW)
+    assert trusted(right.serving, right.bundle, NOW)
+    assert c.renewed(right, NAMES, LIFE, NOW + 1) is right
+    assert not right.next or c._start(right.next.certificate) <= NOW
+
+
+def test_a_clock_a_little_ahead_changes_nothing() -> None:
+    have = c.renewed(c.Certificates(), NAMES, LIFE, NOW)
+    assert c.renewed(have, NAMES, LIFE, NOW - 299) is have
 
 
 def trusted(serving: c.Pair, bundle: str, now: float) -> bool:

@@ -12,11 +12,12 @@ from aiohttp import web
 
 from oci_hook.kube import extender
 from oci_hook.kube.choose import Question
+from oci_hook.kube.controller import client as client_module
 from oci_hook.kube.controller import preemptor
 from oci_hook.kube.controller.access import Access, Token
-from oci_hook.kube.controller.client import ApiError, Client
+from oci_hook.kube.controller.client import PAGE, ApiError, Client
 from oci_hook.kube.controller.evictions import Evictions
-from oci_hook.kube.controller.objects import EVENTS, PODS
+from oci_hook.kube.controller.objects import BUDGETS, EVENTS, NAMESPACES, PODS, Kind
 from oci_hook.kube.controller.preemptor import MOST_HELD
 from oci_hook.kube.controller.shallow import MOST, decode, shallow
 from oci_hook.kube.controller.unasked import ASKED_AT_A_TIME, Unasked
@@ -399,3 +400,58 @@ def test_nobody_ends_where_the_budgets_are_lost_after_the_dry_run(monkeypatch: p
     place.after = lambda path: setattr(budgets, "known", not path.endswith("eviction"))
     place.run(1)
     assert place.evicted(dry=True) == ["s0"] and place.evicted() == []
+
+
+# --- pages that are too large
+
+
+@pytest.mark.parametrize("kind", [PODS, NAMESPACES, BUDGETS])
+@pytest.mark.parametrize("size", [20, 140, 1500])
+def test_lists_of_large_objects_are_read_in_smaller_pages(
+    kind: Kind, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes in bytes here, in KiB really: 500 pods of 140 KiB were more than one answer may have, and never read."""
+    monkeypatch.setattr(client_module, "MAX_PAGE", 16 << 10)
+    things = [
+        {"metadata": {"uid": f"u{i}", "namespace": "team", "name": f"p{i}", "annotations": {"a/b": "x" * size}}}
+        for i in range(1200)
+    ]
+    things += [{**one, "metadata": {**one["metadata"], "annotations": {}}} for one in things]  # small ones after them
+    asked: list[int] = []
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        begin, limit = int(request.query.get("continue", "0")), int(request.query["limit"])
+        asked.append(limit)
+        more = str(begin + limit) if begin + limit < len(things) else ""
+        meta = {"resourceVersion": "5", "continue": more}
+        return web.json_response({"metadata": meta, "items": things[begin : begin + limit]})
+
+    async def run() -> list[list[str]]:
+        server = await asyncio.get_running_loop().create_server(web.Server(answer), "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server, Client(Access(url, None, Token("x"))) as client:
+            return [[one["metadata"]["name"] for one in page] async for page, _ in client.pages(kind, {})]
+
+    pages = asyncio.run(run())
+    assert sum(pages, []) == [one["metadata"]["name"] for one in things]
+    assert asked[0] == PAGE
+    assert len(asked) - len(pages) <= 6 + len(asked) / 4, "few are asked for in vain"
+    assert asked[-1] > 3 * min(asked) or size == 20, "and small objects in larger pages again"
+
+
+def test_one_object_that_is_too_large_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "MAX_PAGE", 1024)
+    monkeypatch.setattr(client_module, "MAX_ANSWER", 4096)
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(body=b" " * 4097, content_type="application/json")
+
+    async def run() -> None:
+        server = await asyncio.get_running_loop().create_server(web.Server(answer), "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server, Client(Access(url, None, Token("x"))) as client:
+            with pytest.raises(ApiError, match="larger than"):
+                async for _ in client.pages(PODS, {}):
+                    pass
+
+    asyncio.run(run())

@@ -56,6 +56,15 @@ def test_one_node_does_not_say_which_generation_is_the_newest(said: list[int], b
     assert keys.from_text(keys.to_text(have), have.since) == have
 
 
+def test_a_generation_made_by_a_clock_far_ahead_is_followed_by_the_next_in_time() -> None:
+    have = keys.rotated(grown(2), DAY, 50 * DAY, b"x" * 32)
+    right = keys.rotated(have, DAY, 3 * DAY, b"y" * 32)
+    assert right.newest == have.newest == 3 and right.since == 3 * DAY
+    assert keys.rotated(right, DAY, 3 * DAY + 1, b"y" * 32) is right
+    assert keys.rotated(right, DAY, 4 * DAY, b"y" * 32).newest == 4
+    assert keys.rotated(right, DAY, 3 * DAY - 299, b"y" * 32) is right
+
+
 def test_a_secret_that_was_lost_takes_no_number_that_nodes_have() -> None:
     assert keys.rotated(keys.Secrets(), DAY, 0, b"x" * 32, above=7).newest == 8
     assert keys.rotated(grown(3), DAY, 2 * DAY + 2, b"x" * 32, above=3).newest == 3

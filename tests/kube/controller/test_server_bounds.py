@@ -12,6 +12,7 @@ import pytest
 
 from oci_hook.core.rules import Rules
 from oci_hook.kube import mutate
+from oci_hook.kube.controller import connections
 from oci_hook.kube.controller import server as server_module
 from oci_hook.kube.controller.access import Access, Token
 from oci_hook.kube.controller.certificates import Certificates, renewed
@@ -21,6 +22,8 @@ from oci_hook.kube.controller.copy import Copy
 from oci_hook.kube.controller.leader import Leader
 from oci_hook.kube.controller.metrics import Metrics
 from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.own_secret import Own
+from oci_hook.kube.controller.page import Page
 from oci_hook.kube.controller.peer import Peer
 from oci_hook.kube.controller.router import Router
 from oci_hook.kube.controller.server import MAX_AT_A_TIME, MAX_PREDICATE, Server
@@ -38,6 +41,7 @@ class Held(Service):
     go: asyncio.Event
     server: Server
     said = ""  # in the last answer's header Connection
+    port: int
     loopback: int  # the port for programs of the same machine
     inside = 0
 
@@ -80,7 +84,7 @@ def serve(act: Callable[[Held, Callable[[], Awaitable[tuple[int, str]]]], Awaita
         leader = Leader(client, "gpu-hook", "a", "", "", lambda term: None, lambda line: None)
         router = Router(service, Peer(leader, nothing, nothing, lambda line: None))
         server, port = Server(service, router), free_port()
-        service.server = server
+        service.server, service.port = server, port
         await server.listen("127.0.0.1", port, tls)
         service.loopback = free_port()
         await server.listen_loopback("127.0.0.1", service.loopback)
@@ -212,5 +216,196 @@ def test_a_predicate_is_no_larger_than_a_node() -> None:
         reader, writer = await begin(service.loopback, "/predicate", MAX_PREDICATE + 1, 1)
         assert await status(reader) == 413
         writer.close()
+
+    serve(act)
+
+
+STRANGE = b"\xff\xff"
+
+
+@pytest.mark.parametrize(
+    ("line", "header", "expected"),
+    [
+        (b"GET /api/cluster", b"Bearer " + STRANGE, {400, 401}),
+        (b"GET /", b"Basic " + STRANGE, {400, 401}),
+        (b"GET /api/cluster", b"Basic /////w==", {400, 401}),
+        (b"GET /metrics", b"Bearer " + STRANGE, {401}),
+        (b"POST /v1/node-key", b"Bearer " + STRANGE, {401}),
+        (b"POST /pods/%ed%a0%80", b"", {404}),
+        (b"POST /pods/%ff%fe", b"", {404}),
+        (b"POST /pods/" + STRANGE, b"", {400}),
+        (b"GET http://[::1", b"", {400}),
+        (b"POST /extender/%ed%a0%80/filter", b"", {404}),
+    ],
+)
+def test_strange_bytes_are_a_wrong_request(
+    line: bytes, header: bytes, expected: set[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        lines: list[str] = []
+        service._log = lines.append
+        service.use(Own(webhook_token="a" * 32, extender_token="b" * 32))
+        service.server._page = Page(service._copy, "token", dict)
+        peer = await asyncio.get_running_loop().create_server(service.server._raw, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", peer.sockets[0].getsockname()[1])
+        writer.write(line + b" HTTP/1.1\r\nHost: x\r\nAuthorization: " + header + b"\r\nContent-Length: 0\r\n\r\n")
+        assert await status(reader) in expected
+        writer.close()
+        peer.close()
+        assert not lines and not caplog.records
+
+    serve(act, token="secret")
+
+
+async def silent(port: int, count: int, address: str) -> list[socket.socket]:
+    """Connections that never begin their handshake."""
+    made = []
+    for _ in range(count):
+        one = socket.socket()
+        one.bind((address, 0))
+        one.setblocking(False)
+        one.connect_ex(("127.0.0.1", port))
+        made.append(one)
+        await asyncio.sleep(0)
+    return made
+
+
+def test_handshakes_that_never_begin_are_bounded_and_keep_no_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST_GREETINGS", 40)
+    monkeypatch.setattr(connections, "MOST_GREETINGS_OF_ONE", 16)
+    monkeypatch.setattr(server_module, "HANDSHAKE_SECONDS", 100.0)
+
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        service.go.set()
+        greetings = service.server._greetings
+        port = service.port
+        made = []
+        tasks: list[int] = []
+        for last in range(2, 7):
+            made += await silent(port, 30, f"127.0.0.{last}")
+            while greetings.cut + len(greetings) < len(made):
+                tasks.append(len(asyncio.all_tasks()))
+                await asyncio.sleep(0.01)
+            assert len(greetings) <= 40
+            assert (await ask())[0] == 200
+        assert greetings.cut >= 150 - 40 and max(tasks) < 40 + 30
+        for one in made:
+            one.close()
+
+    serve(act)
+
+
+def test_connections_that_say_nothing_are_accepted_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a backlog at once took the event loop for as long."""
+    waits = 0
+
+    async def sleep(seconds: float, inner: Any = asyncio.sleep) -> None:
+        nonlocal waits
+        waits += seconds == server_module.PACE
+        await inner(seconds)
+
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        monkeypatch.setattr(server_module.asyncio, "sleep", sleep)
+        made = await silent(service.port, 60, "127.0.0.2")
+        while len(service.server._greetings) < 60:
+            await asyncio.sleep(0.01)
+        assert waits >= 60 - server_module.ENOUGH
+        for one in made:
+            one.close()
+
+    serve(act)
+
+
+async def unread(port: int) -> ssl.SSLSocket:
+    """Who asks for the metrics, and reads nothing."""
+
+    def ask() -> ssl.SSLSocket:
+        tls = ssl.create_default_context()
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+        one = tls.wrap_socket(socket.create_connection(("127.0.0.1", port)))
+        one.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        return one
+
+    return await asyncio.to_thread(ask)
+
+
+def test_an_answer_that_is_not_read_keeps_its_place_and_gives_way_to_who_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = 0
+
+    async def large(self: Held) -> bytes:
+        nonlocal texts
+        texts += 1
+        return b"# " + b"x" * (24 << 20)
+
+    monkeypatch.setattr(Held, "metrics_text", large)
+
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        server = service.server
+        made = [await unread(service.port) for _ in range(MOST)]
+        while texts < MOST:
+            await asyncio.sleep(0.01)
+        assert server._bounds["metrics"].used == MOST
+        server._sending = {n: (one, bound, time.monotonic() + 100) for n, (one, bound, _) in server._sending.items()}
+        assert (await ask())[0] == 429 and texts == MOST, "nobody has been reading for long"
+        server._sending = {n: (one, bound, time.monotonic() - 5) for n, (one, bound, _) in server._sending.items()}
+        status, text = await ask()
+        assert status == 200 and len(text) == 2 + (24 << 20)
+        while len(server._sending) == MOST:
+            await asyncio.sleep(0.01)
+        assert server._bounds["metrics"].used == len(server._sending) == MOST - 1
+        for one in made:
+            one.close()
+        while server._bounds["metrics"].used:
+            await asyncio.sleep(0.01)
+
+    serve(act)
+
+
+def test_who_does_not_read_is_cut_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def large(self: Held) -> bytes:
+        return b"x" * (24 << 20)
+
+    monkeypatch.setattr(Held, "metrics_text", large)
+    monkeypatch.setattr(server_module, "SEND_SECONDS", 1.0)
+
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        made = await unread(service.port)
+        while not service.server._sending:
+            await asyncio.sleep(0.01)
+        while service.server._bounds["metrics"].used:
+            await asyncio.sleep(0.01)
+        assert not service.server._sending and not service.server.connections.open
+        made.close()
+
+    serve(act)
+
+
+def test_a_flood_of_wrong_tokens_is_reviewed_rarely_and_slows_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    reviewed: list[str] = []
+
+    async def node_key(self: Held, token: str) -> Any:
+        reviewed.append(token)
+        return {"node": "a"} if token == "real" else None
+
+    monkeypatch.setattr(Held, "node_key", node_key)
+
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        monkeypatch.setattr(Held, "check", lambda self, leads=True: None)
+
+        async def post(token: str, address: str) -> int:
+            connector = aiohttp.TCPConnector(ssl=False, local_addr=(address, 0))
+            async with aiohttp.ClientSession(connector=connector) as session:
+                headers = {"Authorization": f"Bearer {token}"}
+                async with session.post(f"https://127.0.0.1:{service.port}/v1/node-key", headers=headers) as answer:
+                    return answer.status
+
+        start = time.monotonic()
+        assert [await post("same", "127.0.0.2") for _ in range(20)] == [403] * 20
+        assert len(reviewed) <= 1 + (time.monotonic() - start) / 10, "a refused token is remembered"
+        began = time.monotonic()
+        codes = [await post(f"other-{n}", "127.0.0.2") for n in range(60)]
+        most = 8 + 2 * (time.monotonic() - began)
+        assert set(codes) == {403, 429} and codes.count(403) <= most
+        assert [await post("real", "127.0.0.3") for _ in range(30)] == [200] * 30, "what passes does not count"
 
     serve(act)
