@@ -18,7 +18,7 @@ from oci_hook.kube.controller import unasked
 from oci_hook.kube.controller.wanting import Wanting
 from oci_hook.kube.disruption import MOST_WORDS, Budgets, budget
 from oci_hook.kube.fragments import MOST_KINDS, Fragments
-from oci_hook.kube.pods import MAX_CONTAINERS, words
+from oci_hook.kube.pods import MAX_CONTAINERS, MAX_DECIDED, words
 from oci_hook.kube.state import ClusterState
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, listing, node, pod
 
@@ -281,7 +281,7 @@ def test_annotations_that_are_too_long_to_be_read_for_each_container(words: dict
 def test_as_many_containers_as_are_allowed_may_each_ask_for_their_own_with_long_names() -> None:
     names = tuple(f"{'c' * 47}-{n}" for n in range(MAX_CONTAINERS))
     many = pod("p", containers=names)
-    for n, container in enumerate(many["spec"]["containers"]):
+    for n, container in enumerate(many["spec"]["containers"][:MAX_DECIDED]):
         amounts = {"gpus": "1", "memory-mib": str(1000 + n), "compute": "1"}
         container["resources"] = {"limits": {f"gpu-hook.io/{key}": amount for key, amount in amounts.items()}}
     began = time.process_time()
@@ -289,7 +289,7 @@ def test_as_many_containers_as_are_allowed_may_each_ask_for_their_own_with_long_
     assert time.process_time() - began < 8  # 0.1 s; names that are alike, each compared with each, took half a minute
     many["metadata"]["annotations"] = next(o["value"] for o in done.patch if o["path"] == "/metadata/annotations")
     requests = asked(many).asked(Rules())
-    assert [request.gpus[0].memory for _, _, request in requests] == [("mib", 1000 + n) for n in range(len(names))]
+    assert [request.gpus[0].memory for _, _, request in requests] == [("mib", 1000 + n) for n in range(MAX_DECIDED)]
 
 
 def test_what_one_container_asks_for_is_no_miss_of_another_that_says_how() -> None:
