@@ -61,7 +61,7 @@ CODES = {
     "GH-509": "an engine did not accept its new configuration",
     "GH-510": "an engine is registered incompletely (reported by doctor)",
     "GH-601": "the pod has no decision of the cluster's controller, and this node requires one",
-    "GH-602": "the decision about the pod is not valid, or its signature is not",
+    "GH-602": "the decision about the pod is not valid, or its signature is not, or it would be too long",
     "GH-603": "the decision was made for another pod or another node",
     "GH-604": "the decision and what the container asks for do not agree",
     "GH-605": "a pod has an annotation that only the cluster's controller may write",
