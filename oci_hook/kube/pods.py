@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from oci_hook.core import dialects, units
@@ -46,14 +47,15 @@ class PodWords(Value):
 
 
 def words(pod: dict[str, Any]) -> PodWords:
-    """Of an API object. Raises KeyError, TypeError or AttributeError for what is no pod."""
+    """Of an API object; of too many containers, only so many that this can be seen. Raises KeyError, TypeError or AttributeError
+    for what is no pod."""
     meta, spec = pod["metadata"], pod.get("spec") or {}
     annotations = {k: v for k, v in (meta.get("annotations") or {}).items() if k.startswith(PREFIX_KEY)}
     containers = [
         (container["name"], SIDECAR if container.get("restartPolicy") == "Always" else INIT)
-        for container in spec.get("initContainers") or ()
+        for container in islice(spec.get("initContainers") or (), MAX_CONTAINERS + 1)
     ]
-    containers += [(container["name"], RUN) for container in spec.get("containers") or ()]
+    containers += [(container["name"], RUN) for container in islice(spec.get("containers") or (), MAX_CONTAINERS + 1)]
     return PodWords(
         meta["uid"],
         meta["namespace"],
@@ -108,7 +110,7 @@ def check_size(annotations: Mapping[str, str], asking: Iterable[str], containers
     """Nobody's pod may keep the controller from the others' for long. asking: the keys that ask, in anybody's words. Raises
     RequestError."""
     if containers > MAX_CONTAINERS:
-        what = f"the pod has {containers} containers, {MAX_CONTAINERS} are allowed where one asks for a GPU"
+        what = f"the pod has more than {MAX_CONTAINERS} containers, which is too many where one asks for a GPU"
         raise RequestError(Problem("GH-105", f"{what}; use more pods"))
     sizes = {key: len(key) + len(str(annotations[key])) for key in asking if key not in NO_REQUEST}
     if sum(sizes.values()) > MAX_WORDS:

@@ -1,6 +1,7 @@
 """What the controller remembers of a node, a pod and a reservation: few fields, since there are many."""
 
 import functools
+import heapq
 import sys
 from typing import Any
 
@@ -15,6 +16,7 @@ from oci_hook.kube.peaks import Row, together
 from oci_hook.kube.pods import ENDED, PodWords, asked
 
 MOST_TRIES = 4  # reservations of one pod without a Binding, until its room is no longer kept from more important ones
+MOST_LABELS = 64  # of a pod are kept; the API server, which is asked before anybody ends, knows all
 MOST_GRACE = 540  # seconds that a pod may take to end for another; a hold lasts 600
 
 
@@ -140,7 +142,8 @@ def _same(labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
 
 def _shared(labels: dict[str, str]) -> tuple[tuple[str, str], ...]:
     """In order; one tuple for all pods of one owner."""
-    return _same(tuple(sorted(labels.items())))
+    few = len(labels) <= MOST_LABELS
+    return _same(tuple(sorted(labels.items()) if few else heapq.nsmallest(MOST_LABELS, labels.items())))
 
 
 def rows_of(decision: Decision, pod: PodWords) -> tuple[Row, ...]:

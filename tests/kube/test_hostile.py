@@ -11,7 +11,7 @@ from oci_hook.core.decision import POLICIES, DecidedShare, DecidedTerms, Decisio
 from oci_hook.core.decision import text as decision_text
 from oci_hook.core.rules import Rules
 from oci_hook.core.terms import GpuRequest
-from oci_hook.errors import RequestError
+from oci_hook.errors import Problem, RequestError
 from oci_hook.kube import admission, calm, extender, manifest, mutate, preempt
 from oci_hook.kube.choose import TOO_MUCH, Chosen, Question, choose, judge, unsuited
 from oci_hook.kube.controller import unasked
@@ -245,7 +245,7 @@ def test_more_containers_than_can_be_read_are_refused_before_any_is_read(
     for container in many["spec"]["containers"]:
         container["resources"] = {"limits": limits}
     monkeypatch.setattr(mutate, "read_pod", None)
-    with pytest.raises(RequestError, match=r"GH-105.*129 containers"):
+    with pytest.raises(RequestError, match=r"GH-105.*more than 128 containers"):
         mutate.mutate(many, mutate.Options(Rules(dialects=("t9k",))))
 
 
@@ -322,3 +322,16 @@ def test_the_gpus_that_a_pod_names_are_collected_once_for_all_nodes(monkeypatch:
 
 def judge_names(state: ClusterState, question: Question) -> list[Any]:
     return [unsuited(question, one) for one in state.nodes.values()]
+
+
+def test_little_is_kept_of_a_pod_however_large_it_is() -> None:
+    """Some hundred of them filled the controller's memory."""
+    large = pod("large", containers=tuple(f"c{n}" for n in range(12_000)), memory=1)
+    large["spec"]["initContainers"] = [{"name": f"i{n}"} for n in range(12_000)]
+    large["metadata"]["labels"] = {f"l{n}": "x" for n in range(15_000)}
+    state = cluster(node("a", 100))
+    state.apply_pod(large)
+    kept = state.pods["u-large"]
+    assert kept.words is not None and len(kept.words.containers) <= 2 * MAX_CONTAINERS + 2 and len(kept.labels) == 64
+    problem = Question(kept.words).under(Rules())
+    assert isinstance(problem, Problem) and problem.code == "GH-105"
