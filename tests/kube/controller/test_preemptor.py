@@ -316,8 +316,11 @@ def test_a_pod_that_takes_long_to_place_holds_nobody_up_for_long() -> None:
     assert longest < 3 and place.evicted() == []
 
 
-def test_hundreds_that_fit_nowhere_cost_little_and_end_nobody() -> None:
+def test_hundreds_that_fit_nowhere_cost_little_and_end_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same priority, or too large: each is looked at ever more rarely."""
+    monkeypatch.setattr(
+        "oci_hook.kube.controller.preemptor.SHARE", 1.0
+    )  # a round is short here, and a machine may be slow
     place = Place(10, 20)
     for n in range(500):
         place.waits(pod(f"w{n}", gpus=1 if n % 2 else 3, priority=0 if n % 2 else 9))
