@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from scripts.benches._chaos_check import Pod
+from scripts.cluster_lab.managed import WORK
 
 IMAGE = "docker.io/gpu-hook/probe:1"
-PODS = "/api/v1/namespaces/work/pods"
-APPS = "/apis/apps/v1/namespaces/work"
-JOBS = "/apis/batch/v1/namespaces/work/jobs"
+PODS = f"/api/v1/namespaces/{WORK}/pods"
+APPS = f"/apis/apps/v1/namespaces/{WORK}"
+JOBS = f"/apis/batch/v1/namespaces/{WORK}/jobs"
 NAMES = tuple(f"b{n}" for n in range(8))
 JOB_NAMES = ("j0", "j1", "j2")
 SCALED = {"deployments/d0": 3, "deployments/d1": 2, "statefulsets/s0": 3}  # most replicas
@@ -34,7 +35,7 @@ class Operation:
     body: Any = None
 
     def __str__(self) -> str:
-        return f"{self.method} {self.path.rpartition('namespaces/work/')[2]}"
+        return f"{self.method} {self.path.rpartition(f'namespaces/{WORK}/')[2]}"
 
 
 def spec(asks: Sequence[tuple[int, int]], seconds: float = 0, **more: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from scripts.benches import _chaos_read as read
 from scripts.cluster_lab.api import Api, Refused
 from scripts.cluster_lab.controllers import OWN
 from scripts.cluster_lab.faults import FAULTS, Fault, Strike, kill
-from scripts.cluster_lab.managed import Managed
+from scripts.cluster_lab.managed import WORK, Managed
 from scripts.cluster_lab.node import Gpus
 from scripts.cluster_lab.programs import CannotRun
 
@@ -237,7 +237,7 @@ class Rounds:
         for name, path in {
             "pods": churn.PODS,
             "nodes": "/api/v1/nodes",
-            "events": "/api/v1/namespaces/work/events",
+            "events": f"/api/v1/namespaces/{WORK}/events",
             "endpoints": f"/api/v1/namespaces/{OWN}/endpoints",
         }.items():
             try:

@@ -25,6 +25,7 @@ SHORT_NODES, SHORT_PODS = 200, 400
 NOWHERE = 300  # pods that no GPU is large enough for
 CLIENT = {"qps": 5000, "burst": 5000}  # the default, 50 a second, would be all that is measured
 EXTENDER = 8460
+WORK = "work"  # the namespace of the pods that the controller sees
 MEMORY = (7_000, 13_000, 23_000, 37_000, 50_000)
 BUDGETS = {
     1000: (0.90, 0.75),
@@ -64,7 +65,7 @@ class Rounds:
         self.api = self._api()
         self.rows: list[dict] = []
         self.folder = folder
-        for name, labels in ((OWN, {}), ("plain", {}), ("work", OPTED_IN)):
+        for name, labels in ((OWN, {}), ("plain", {}), (WORK, OPTED_IN)):
             self.api("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}})
         configure(self.api, f"https://10.99.0.1:{8443}")
         self.controller = Controller(self.control, folder, 8443, "--extender-address", f"127.0.0.1:{EXTENDER}")
@@ -126,7 +127,7 @@ class Rounds:
 
     def round(self, kind: str, nowhere: int = 0) -> float:
         """Pods per second, of those that have room."""
-        namespace = "plain" if kind in (PLAIN, SAME) else "work"
+        namespace = "plain" if kind in (PLAIN, SAME) else WORK
         self.control.stop("kube-scheduler")
         before = self._cpu()
         pods = f"/api/v1/namespaces/{namespace}/pods"
@@ -156,7 +157,7 @@ class Rounds:
 
     def churn(self) -> dict:
         """Pods come while others end, half as many as in a round alive at a time: how long one waits for its node."""
-        pods, alive = "/api/v1/namespaces/work/pods", self.pods // 2
+        pods, alive = f"/api/v1/namespaces/{WORK}/pods", self.pods // 2
         before, begun, base = self._cpu(), time.monotonic(), self._bound()
         gone = threading.Event()
 
@@ -183,7 +184,7 @@ class Rounds:
         row = {"nodes": self.nodes, "round": "churn with filter", "nowhere": 0, "pods_per_s": round(rate, 1)}
         row["cpu_ms"] = cpu.per_pod(before, self._cpu(), self.pods)
         self.rows.append(row)
-        self._clear("work")
+        self._clear(WORK)
         return {"churn_pods_per_s": figure(rate, "1/s")}
 
     def _clear(self, namespace: str) -> None:

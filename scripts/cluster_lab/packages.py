@@ -86,7 +86,7 @@ def _mirror() -> str:
         uri = line.split("'")[1] if "'" in line else ""
         if "/debian/dists/" in uri:
             return uri.partition("/dists/")[0]
-    return "http://deb.debian.org/debian"
+    raise CannotRun("apt names no mirror of Debian: add one to its sources")
 
 
 def _apt(folder: Path, *arguments: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from oci_hook.kube import extender, names
 from scripts.cluster_lab.machine import wait
-from tests.cluster.plane import Plane
+from tests.cluster.plane import PODS, Plane
 from tests.cluster.test_odd_pods import objects, state_of
 
 NODES, GPUS, MIB = 5, 4, 80_000
@@ -53,7 +53,7 @@ def test_a_packing_scheduler_without_extender_binds_every_pod_that_fits(plane: P
     denied = sum(n for name, n in controller.figures().items() if "refusals_total" in name and 'call="bind"' in name)
     assert denied > 0, "no node misled the scheduler: this test shows nothing"
     # Who waits is gone: the nodes are as before.
-    plane.api("DELETE", "/api/v1/namespaces/work/pods?gracePeriodSeconds=0")
+    plane.api("DELETE", f"{PODS}?gracePeriodSeconds=0")
 
     def without_taint() -> bool:
         nodes = plane.api.get("/api/v1/nodes")["items"]

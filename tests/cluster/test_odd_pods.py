@@ -12,6 +12,7 @@ from oci_hook.kube import extender
 from oci_hook.kube.state import ClusterState
 from scripts.cluster_lab.machine import wait
 from tests.cluster.plane import EXTENDER, Plane, always
+from tests.cluster.plane import PODS as API_PODS
 
 NODES = {"n1": (80_000, 80_000), "n2": (40_000, 40_000, 24_000), "n3": (16_000, 16_000, 16_000, 16_000)}
 SIZES = (700, 1_300, 2_300, 3_700, 5_900, 7_100)
@@ -59,13 +60,13 @@ def test_every_pod_that_fits_gets_its_gpus_and_no_binding_is_refused(plane: Plan
     # One ends, and another one gets its room.
     largest = max(bound, key=lambda pod: pod["metadata"]["annotations"]["gpu-hook.io/memory"])
     always(1, settled)
-    plane.api("DELETE", f"/api/v1/namespaces/work/pods/{largest['metadata']['name']}?gracePeriodSeconds=0")
+    plane.api("DELETE", f"{API_PODS}/{largest['metadata']['name']}?gracePeriodSeconds=0")
     plane.create("last", "500")
     wait(120, "the scheduler has looked again", lambda: bool(plane.pod("last")["spec"].get("nodeName")))
 
 
 def objects(plane: Plane) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    found = [plane.api.get(f"/api/v1/{path}")["items"] for path in ("nodes", "namespaces/work/pods")]
+    found = [plane.api.get(path)["items"] for path in ("/api/v1/nodes", API_PODS)]
     return json.loads(json.dumps(found[0])), found[1]
 
 

@@ -15,7 +15,6 @@ from tests.cluster.plane import EXTENDER, PODS, WORK, Plane, always
 GIB = 1024
 EXTENDED = ("--extender-address", f"127.0.0.1:{EXTENDER}")
 BUDGETS = f"/apis/policy/v1beta1/namespaces/{WORK}/poddisruptionbudgets"
-CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 ONLINE, OFFLINE = {"gpu-hook.io/class": "online"}, {"gpu-hook.io/class": "offline"}
 
 
