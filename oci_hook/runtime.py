@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 
 DEADLINE = 20.0  # seconds; engines wait for minutes, and the locks on the way have deadlines of their own
+BOOT_PATIENCE = 12.0  # of these, to wait for the inventory after power-on
 
 
 class Runtime(program.Program):
@@ -129,7 +130,10 @@ def give(call: Call, settings: "Settings", done: Done, teller: program.Program) 
         from oci_hook.config import cluster
 
         request, decided = cluster.obeyed(request, doc, annotations, settings)
-    admission = done.admission = admit(request, who, life, settings, instead_of=to_spec.marked(found), decided=decided)
+    instead_of = to_spec.marked(found)
+    admission = done.admission = admit(
+        request, who, life, settings, instead_of, decided=decided, patience=BOOT_PATIENCE
+    )
     plan = bundle_plan.plan_for(doc, call.bundle, admission.grant, admission.inventory, settings)
     check_sources(plan.steps, settings)
     check_mount_points(plan.steps, settings)

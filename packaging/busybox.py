@@ -3,16 +3,15 @@
 import os
 import platform
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
 from payload import ROOT, Files, read
 
-from oci_hook.discovery import elf
+from oci_hook.linux import elf
+from scripts.debian import CannotFetch, apt, unpack
 
 GIVEN = "GPU_HOOK_BUSYBOX"  # a file to take instead
-PT_INTERP = 3
 ADVICE = f"or name a static busybox for it by the variable {GIVEN}"
 
 
@@ -43,29 +42,16 @@ def find(arch: str, debian: str) -> Path:
 
 
 def fetch(target: Path, arch: str, debian: str) -> None:
-    """Debian's busybox-static, downloaded and verified by this machine's apt without a change to the machine."""
+    """Debian's busybox-static, verified by apt."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for part in ("lists/partial", "cache/archives/partial"):
-            (folder / part).mkdir(parents=True)
-        options = [
-            f"-oAPT::Architecture={debian}",
-            f"-oAPT::Architectures={debian}",
-            f"-oDir::State::Lists={folder}/lists",
-            f"-oDir::Cache={folder}/cache",
-            "-oDir::State::status=/dev/null",
-            "-oAPT::Sandbox::User=root",
-        ]
         try:
-            for command in (["update"], ["download", "busybox-static"]):
-                subprocess.run(["apt-get", "-q", *options, *command], cwd=folder, check=True, capture_output=True)
-            (package,) = folder.glob("busybox-static_*.deb")
-            subprocess.run(["dpkg-deb", "-x", str(package), str(folder / "root")], check=True, capture_output=True)
-            (program,) = (p for p in (folder / "root").rglob("bin/busybox") if p.is_file())
-        except (OSError, subprocess.CalledProcessError, ValueError):
-            raise SystemExit(
-                f"scripts/package: apt here has no busybox-static for {debian}; build on such a machine, {ADVICE}"
-            ) from None
+            with apt(architecture=debian) as get:
+                get(folder, "download", "busybox-static")
+        except CannotFetch as e:
+            raise SystemExit(f"scripts/package: {e}; build on a machine whose apt has it, {ADVICE}") from None
+        unpack(folder.glob("*.deb"), folder / "root")
+        (program,) = (p for p in (folder / "root").rglob("bin/busybox") if p.is_file())
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / "root/usr/share/doc/busybox-static/copyright", target.with_name("busybox.copyright"))
         shutil.copy(program, target.with_name("busybox.new"))
@@ -81,13 +67,10 @@ def checked(path: Path, arch: str) -> Path:
 def problem(path: Path, arch: str) -> str:
     """Why this is no busybox for the image, which has no libraries; "" if it is one."""
     try:
-        data = path.read_bytes()
         with open(path, "rb") as file:
             facts = elf.read(file.fileno())
     except OSError as e:
         return f"cannot be read: {e.strerror}"
     if facts is None or (facts.bits, facts.machine) != (64, elf.MACHINES[arch]):
         return f"is no program for {arch}"
-    table, width, count = int.from_bytes(data[32:40], "little"), data[54], data[56]
-    kinds = [int.from_bytes(data[table + i * width :][:4], "little") for i in range(count)]
-    return "needs a dynamic loader; the image has none" if PT_INTERP in kinds else ""
+    return "needs a dynamic loader; the image has none" if facts.interpreted else ""

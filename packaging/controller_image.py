@@ -14,6 +14,8 @@ from pathlib import Path
 import image
 from payload import COMMAND, ROOT, VERSION, Files, below, package
 
+from scripts.debian import CannotFetch, apt, unpack
+
 NAME = f"gpu-hook/controller:{VERSION}"
 PINS = ROOT / "packaging/controller"
 PYTHON = "3.11"  # bookworm's
@@ -72,24 +74,20 @@ def own(arch: str) -> Files:
 def debian(scratch: Path, root: Path) -> None:
     """The pinned packages, unpacked."""
     debs = scratch / "debs"
-    for folder in (debs, scratch / "lists/partial", scratch / "cache/archives/partial", root):
-        folder.mkdir(parents=True)
-    options = [f"-oDir::State::Lists={scratch}/lists", f"-oDir::Cache={scratch}/cache"]
-    options += ["-oDir::State::status=/dev/null", "-oAPT::Sandbox::User=root"]
+    debs.mkdir()
     pins = [line.split() for line in (PINS / "debian.txt").read_text().splitlines() if not line.startswith("#")]
-    for command in (["update"], ["download", *(f"{name}={version}" for name, version, _ in pins)]):
-        done = subprocess.run(["apt-get", "-q", *options, *command], cwd=debs, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(
-                f"scripts/package: apt cannot bring Debian bookworm's Python: {done.stderr.strip()[-400:]}"
-            )
+    try:
+        with apt() as get:
+            get(debs, "download", *(f"{name}={version}" for name, version, _ in pins))
+    except CannotFetch as e:
+        raise SystemExit(f"scripts/package: Debian bookworm's Python cannot be had: {e}") from None
     for name, _, digest in pins:
         (file,) = debs.glob(f"{name}_*.deb")
         if sha256(file.read_bytes()).hexdigest() != digest:
             raise SystemExit(
                 f"scripts/package: {file.name} has another sha256 than packaging/controller/debian.txt says"
             )
-        subprocess.run(["dpkg-deb", "-x", str(file), str(root)], check=True)
+        unpack([file], root)
     for name in LEFT_OUT:
         shutil.rmtree(root / name, ignore_errors=True)
 

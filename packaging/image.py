@@ -12,13 +12,11 @@ from hashlib import sha256
 from pathlib import Path
 
 import busybox
-from payload import COMMAND, ROOT, VERSION, Files, below, epoch, package, read, vendored
+from payload import COMMAND, MODULES, ROOT, VERSION, Files, below, epoch, package, read, vendored
 
 NAME = f"gpu-hook/install:{VERSION}"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 APPLETS = ("sh", "chroot", "cp", "grep", "kill", "mkdir", "mv", "printf", "rm", "sed", "sleep", "test")
-# The machine's Python may lack these. PyYAML works without its compiled part.
-VENDORED = ("click", "PyYAML", "tomlkit", "nvidia-ml-py")
 
 
 def build(out: Path, arch: str) -> Path:
@@ -67,7 +65,7 @@ def write(out: Path, name: str, architecture: str, layer: bytes, run: dict[str, 
 
 
 def contents(arch: str) -> Files:
-    files = below("gpu-hook", {**package(arch), **vendored(*VENDORED)})
+    files = below("gpu-hook", {**package(arch), **vendored(*MODULES)})
     # image/install replaces @TOOLS@ by the path of these files on the machine.
     files["gpu-hook/gpu-hook"] = (COMMAND.format(folder="@TOOLS@").encode(), 0o755)
     files["install"] = read(ROOT / "packaging/image/install", 0o755)

@@ -59,7 +59,7 @@ def _cli() -> str:
     ]
     root = click.Context(cli, info_name="gpu-hook")
     for name in sorted(SUMMARIES):
-        command = Absent(name) if name in ELSEWHERE else cli.get_command(root, name)
+        command = Absent(name, ELSEWHERE[name]) if name in ELSEWHERE else cli.get_command(root, name)
         assert command is not None
         lines += commands(command, click.Context(command, parent=root, info_name=name))
         if name in ELSEWHERE:

@@ -49,6 +49,10 @@ def package(arch: str, name: str = "oci_hook", folder: Path = ROOT) -> Files:
     return files
 
 
+# The machine's Python may lack these. PyYAML works without its compiled part, and `top` uses nothing of what rich requires.
+MODULES = ("click", "PyYAML", "tomlkit", "nvidia-ml-py", "rich")
+
+
 def vendored(*names: str) -> Files:
     """These distributions of the Python that builds, pure Python only, with their licences.
 

@@ -7,10 +7,9 @@ import tempfile
 from pathlib import Path
 
 import deb
-from payload import ROOT, VERSION, Files, epoch, lay, read
+from payload import MODULES, ROOT, VERSION, Files, epoch, lay, read
 
 HERE = ROOT / "packaging/rpm"
-VENDORED = ("click", "PyYAML", "tomlkit", "nvidia-ml-py")
 OWN = ("usr/lib/gpu-hook", "usr/share/doc/gpu-hook")  # folders that the package owns
 PLACES = {  # Debian's path -> that of RPM distributions
     "etc/default/gpu-hook": "etc/sysconfig/gpu-hook",
@@ -42,7 +41,7 @@ def pack(out: Path, arch: str, package: str, source: Path, files: Files) -> Path
 
 
 def contents(arch: str) -> Files:
-    files = deb.contents(arch, VENDORED)
+    files = deb.contents(arch, MODULES)
     files = {PLACES.get(name, name): file for name, file in files.items()}
     text, mode = files["etc/sysconfig/gpu-hook"]
     files["etc/sysconfig/gpu-hook"] = (text.replace(b"dpkg-reconfigure gpu-hook", b"dnf reinstall gpu-hook"), mode)

@@ -1,8 +1,9 @@
-"""A headless Chromium for tests and pictures, told what to do by the DevTools protocol: a size, a theme, keys, a script, a picture."""
+"""A headless Chromium for tests and pictures, driven by the DevTools protocol: size, theme, keys, scripts, pictures."""
 
 import asyncio
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -17,8 +18,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
 
 
 class Browser:
-    """One page of it; to be used in `async with`. before: what the command begins with, as of nsenter. errors: what its console and
-    its scripts said was wrong."""
+    """One page of it; to be used in `async with`. before: words put before the command, as nsenter's. errors: messages of its
+    console and scripts."""
 
     def __init__(self, folder: Path, before: Sequence[str] = (), flags: Sequence[str] = ()) -> None:
         self._folder, self._before, self._flags = folder, before, flags
@@ -53,15 +54,21 @@ class Browser:
         self._reader.cancel()
         await self._socket.close()
         await self._session.close()
+        try:  # its socket is in a folder of its own in /tmp, which it leaves
+            left = Path(os.readlink(self._folder / "profile/SingletonSocket")).parent
+        except OSError:
+            left = None
         self._process.terminate()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if left and left.name.startswith("org.chromium."):
+            shutil.rmtree(left, ignore_errors=True)
 
     async def _page(self, log: Path, seconds: float = 60) -> str:
-        """Where its first page is told what to do."""
+        """The address at which its first page takes commands."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and self._process.poll() is None:
             found = re.search(r"DevTools listening on ws://([^/\s]+)/", log.read_text())
@@ -106,7 +113,7 @@ class Browser:
             self.received.setdefault(self._paths[said["requestId"]], []).append(int(said["encodedDataLength"]))
 
     async def size(self, width: int, height: int, dark: bool = False) -> None:
-        """A phone where it is narrow."""
+        """Sets the size; a narrow page is a phone's."""
         phone = width < 600
         await self.do(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone
@@ -126,7 +133,7 @@ class Browser:
             await asyncio.sleep(0.1)
 
     async def run(self, script: str) -> Any:
-        """The value of an expression."""
+        """The value of a JavaScript expression."""
         done = await self.do("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in done:
             raise RuntimeError(str(done["exceptionDetails"].get("exception")))

@@ -1,6 +1,6 @@
 """python -m scripts.cluster_page [--nodes N] [FILE.png]: draws docs/guide/cluster-page.png, the page of a cluster with simulated
-nodes and pods in a real browser. --measure: what the page costs the controller and the browser. `Scene` is that cluster, for tests
-too: the controller's own copy, overview and server, without an API server."""
+nodes and pods in a real browser. --measure: the page's cost in the controller and the browser. `Scene` is that cluster, also for
+tests: the controller's own copy, overview and server, without an API server."""
 
 import argparse
 import asyncio
@@ -18,15 +18,15 @@ from oci_hook.core import decision as decisions
 from oci_hook.core.decision import DecidedShare, DecidedTerms, Decision
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.rules import Rules
-from oci_hook.kube import names
-from oci_hook.kube.controller.copy import Copy
-from oci_hook.kube.controller.page import Page
-from oci_hook.kube.controller.router import Router
-from oci_hook.kube.controller.server import Server
-from oci_hook.kube.controller.service import Service
-from oci_hook.kube.node_info import Digest, NodeInventory, digest_text, inventory_text
-from oci_hook.kube.overview import Waiting
-from oci_hook.kube.state import ClusterState
+from oci_hook.kube.answers.overview import Waiting
+from oci_hook.kube.controller.act.copy import Copy
+from oci_hook.kube.controller.serve.page import Page
+from oci_hook.kube.controller.serve.router import Router
+from oci_hook.kube.controller.serve.server import Server
+from oci_hook.kube.controller.serve.service import Service
+from oci_hook.kube.formats import names
+from oci_hook.kube.formats.node_info import Digest, NodeInventory, digest_text, inventory_text
+from oci_hook.kube.placing.state import ClusterState
 from scripts.browser import Browser
 
 REPO = Path(__file__).resolve().parents[1]
@@ -42,7 +42,7 @@ TEAMS = ("ml", "search", "vision", "batch")
 
 
 def node(name: str, gpus: int = 8, memory: int = MEMORY, model: str = "NVIDIA H100 80GB HBM3", **labels: str) -> Any:
-    """The Node object of a node whose reporter wrote what it has; without GPUs: of one that has no report yet."""
+    """The Node object with its reporter's annotations; without GPUs: of a node that has no report yet."""
     annotations = {}
     if gpus:
         listed = tuple(Gpu(f"GPU-{name}-{i}", i, i, memory, model) for i in range(gpus))
@@ -74,10 +74,10 @@ def pod(name: str, namespace: str, at: str = "", shares: Any = (), kind: str = "
 
 
 class Scene:
-    """copy: what the controller knows. who: what it says of the leader."""
+    """copy: the controller's copy of the cluster. who: its answer about the leader."""
 
     def __init__(self, nodes: int = 0, gpus: int = 8, seed: int = 1) -> None:
-        self.copy = Copy(ClusterState(), None, None, lambda: 0.0)
+        self.copy = Copy(ClusterState(), lambda: 0.0)
         self.copy.enabled.update(TEAMS)
         self.who: dict[str, Any] = dict(LEADER)
         self._rng = random.Random(seed)
@@ -133,7 +133,7 @@ async def served(page: Page, port: int = 0) -> AsyncIterator[str]:
 
 
 def _unasked() -> tuple[Service, Router]:
-    """The page asks nothing of these."""
+    """Empty objects: the page's routes do not use them."""
     return Service.__new__(Service), Router.__new__(Router)
 
 
@@ -197,7 +197,7 @@ async def measure(nodes: int) -> None:
 
 
 async def _decide(waits: list[float]) -> None:
-    """Notes for how long the loop did something else."""
+    """Notes how long the loop was busy with other work."""
     last = time.thread_time()
     while True:
         await asyncio.sleep(0)

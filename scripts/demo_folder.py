@@ -2,7 +2,7 @@
 killed go away.
 
 A living demo holds a lock on its folder's OWNER file, which the kernel drops with it, however it ends. The file gets
-its name when it is locked already: one that is there and free belongs to nobody any more.
+its name when it is locked already: an unlocked one is left over from a demo that has ended.
 """
 
 import contextlib
@@ -60,8 +60,8 @@ def sweep() -> list[Path]:
 
 
 def clear(folder: Path) -> None:
-    """End its containers and whoever makes one, and remove cgroups, mounts and files; the folder itself last, by which
-    the rest is found."""
+    """End its containers and the programs that start one, and remove cgroups, mounts and files. The folder goes last: the
+    rest is found by it."""
     for pid in _makers(folder):
         _kill(pid)
     for state in sorted(folder.glob(f"{RUNC}/*")):
@@ -87,7 +87,7 @@ def _makers(folder: Path) -> Iterator[int]:
 
 
 def _remove_group(top: Path, seconds: float = 5) -> None:
-    """A cgroup with all below it; who is in there, of a container that runc no longer knows, is killed."""
+    """Remove a cgroup with all below it. Kills processes in it: they belong to containers that runc no longer knows."""
     end = time.monotonic() + seconds
     while top.exists() and time.monotonic() < end:
         for group, _, _ in os.walk(top, topdown=False):

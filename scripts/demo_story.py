@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import demo_folder
@@ -72,16 +71,12 @@ class Stage:
             out.seek(0)
             return subprocess.CompletedProcess(command, r.returncode, out.read(), "")
 
-    def container(
-        self, name: str, annotations: dict[str, str], script: str, detach: bool = False, programs: Sequence[Path] = ()
-    ) -> tuple[int, str]:
-        """Start one; foreground: (exit status, output). Detached: its output goes to `log(name)`. programs: more for
-        its /bin."""
+    def container(self, name: str, annotations: dict[str, str], script: str, detach: bool = False) -> tuple[int, str]:
+        """Start one; foreground: (exit status, output). Detached: its output goes to `log(name)`."""
         bundle = self.dir / name
         bundle.mkdir()
         rootfs = tiny_image.with_c_library(bundle / "rootfs")
-        for program in (BUILD / "sim/gpu-probe", *programs):
-            shutil.copy(program, rootfs / "bin")
+        shutil.copy(BUILD / "sim/gpu-probe", rootfs / "bin")
         subprocess.run(["runc", "spec"], cwd=bundle, check=True)
         config = json.loads((bundle / "config.json").read_text())
         if detach:
@@ -129,7 +124,7 @@ def story(stage: Stage) -> None:
     title(f"2. Two containers share {gpu} 0: one asks for 30 % of its memory, one for 60 %")
     hold = "gpu-probe info; gpu-probe alloc 2048 hold 60"
     for name, percent in (("thirty", "30"), ("sixty", "60")):
-        asked = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_PERCENT": percent}
+        asked = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": f"{percent}%"}
         status, output = stage.container(name, asked, hold, detach=True)
         if status != 0:
             show(output)
@@ -138,8 +133,9 @@ def story(stage: Stage) -> None:
         expect(f"{name} started", status == 0)
     show(stage.cli("ps"))
 
-    title("3. A third asks for 30 %, and only 10 % is left: it is refused before it starts")
+    title("3. A third asks for 30 %, in another system's words, and only 10 % is left: it is refused before it starts")
     asked = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_PERCENT": "30"}
+    say(f"container refused, annotations {json.dumps(asked)}:")
     status, output = stage.container("refused", asked, "echo started")
     show(output)
     expect(
@@ -175,7 +171,7 @@ def story(stage: Stage) -> None:
     for name in stage.ids:
         stage.runtime("delete", "--force", name)
     for name, percent in (("large", "70"), ("small", "30")):
-        asked = {"NVIDIA_VISIBLE_DEVICES": where, "gpu-hook.io/compute": percent}
+        asked = {"gpu-hook.io/devices": where, "gpu-hook.io/compute": percent}
         say(f"container {name}, annotations {json.dumps(asked)}")
         status, output = stage.container(name, asked, "gpu-probe run 500 12", detach=True)
         if status != 0:
@@ -207,6 +203,13 @@ def story(stage: Stage) -> None:
     expect("no grant is left", json.loads(stage.cli("ps", "--json"))["containers"] == [])
 
 
+def busy(load: float, processors: int) -> str:
+    """Advice after a failure on a machine that other work keeps busy; "" on an idle one."""
+    if load <= 1.5 * processors:
+        return ""
+    return f"this machine is busy (load {load:.0f} on {processors} cores), which may be the cause; try again when it is idle"
+
+
 def main() -> int:
     started = time.monotonic()
     for end in (signal.SIGTERM, signal.SIGHUP):
@@ -219,6 +222,8 @@ def main() -> int:
     finally:
         stage.close()
     title("Done" if not failures else f"{len(failures)} thing(s) went wrong")
+    if failures and (advice := busy(os.getloadavg()[0], os.cpu_count() or 1)):
+        say(advice)
     say(
         f"{time.monotonic() - started:.0f} s; nothing is left behind"
         + (" (the GPUs were simulated)" if stage.simulated else "")

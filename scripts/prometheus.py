@@ -1,4 +1,4 @@
-"""A Prometheus of our own for a while, and the panels of a Grafana dashboard asked of it as Grafana asks."""
+"""Starts a private Prometheus, and sends it the queries of a Grafana dashboard's panels as Grafana does."""
 
 import json
 import re
@@ -44,13 +44,12 @@ class Prometheus:
             self.process = subprocess.Popen([*command, "--web.listen-address=127.0.0.1:0"], stderr=log)
         try:
             self.address = self._address()
-            self.version = str(self.ask("status/buildinfo")["version"])
         except BaseException:
             self.close()
             raise
 
     def _address(self, seconds: float = 30) -> str:
-        """Where it listens, once it answers."""
+        """The address of a Prometheus that answers."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and self.process.poll() is None:
             found = re.search(r'"Listening on".* address=(\S+)', self.log.read_text())
@@ -89,24 +88,23 @@ class Dashboard:
         self.panels: list[Json] = self.json["panels"]
         self.variables = {v["name"]: v for v in self.json["templating"]["list"]}
 
-    def query(self, expression: str, prometheus: Prometheus, step: int) -> str:
+    def query(self, expression: str, prometheus: Prometheus) -> str:
         """With Grafana's variables put in."""
-        rate = max(step + prometheus.scrape, 4 * prometheus.scrape)  # as Grafana says of $__rate_interval
         values = {n: v["allValue"] for n, v in self.variables.items() if v["type"] == "query"}
-        values["__rate_interval"] = f"{rate}s"
+        values["__rate_interval"] = f"{4 * prometheus.scrape}s"  # as Grafana has it for small steps
         return re.sub(r"\$(\w+)", lambda name: str(values[name[1]]), expression)
 
     def choices(self, variable: str, prometheus: Prometheus) -> list[str]:
-        """What there is to choose of a variable of the kind label_values(METRIC, LABEL)."""
+        """The choices of a variable of the kind label_values(METRIC, LABEL)."""
         query = self.variables[variable]["query"]["query"]
         metric, label = query.removeprefix("label_values(").removesuffix(")").split(", ")
         return list(prometheus.ask(f"label/{label}/values", **{"match[]": metric}))
 
-    def series(self, panel: Json, prometheus: Prometheus, start: float, end: float, step: int = 1) -> Lines:
+    def series(self, panel: Json, prometheus: Prometheus, start: float, end: float) -> Lines:
         found: Lines = []
         for target in panel["targets"]:
-            query = self.query(target["expr"], prometheus, step)
-            answer = prometheus.ask("query_range", query=query, start=start, end=end, step=step)
+            query = self.query(target["expr"], prometheus)
+            answer = prometheus.ask("query_range", query=query, start=start, end=end, step=1)
             for line in answer["result"]:
                 name = re.sub(r"{{(\w+)}}", lambda n, m=line["metric"]: m.get(n[1], ""), target["legendFormat"])
                 points = [(float(at), float(value)) for at, value in line["values"] if value != "NaN"]

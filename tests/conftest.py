@@ -9,9 +9,10 @@ import itertools
 import json
 import os
 import platform
+import signal
 import subprocess
-import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,16 @@ from oci_hook.config.settings import Settings
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, Inventory
 from oci_hook.discovery.save import save_inventory
-from oci_hook.install import prefix as installs
 from oci_hook.install import settings_edit
 from oci_hook.ledger import store
 from oci_hook.linux.mount import mountinfo, unmount
 from oci_hook.linux.proc import boot_id
 from scripts import tiny_image
+from scripts.native_build import PYTHON
+from tests import installs
 
+hypothesis.settings.register_profile("sure", deadline=None)  # else an example may take 0.2 s, also on a busy machine
+hypothesis.settings.load_profile("sure")
 hypothesis.settings.register_profile("quick", max_examples=15)  # scripts/test --quick
 
 REPO = Path(__file__).resolve().parent.parent
@@ -75,7 +79,7 @@ def folder_of(nodeid: str) -> str:
 def native() -> Path:
     """The compiled programs and libraries, up to date with their sources."""
     out = REPO / "build" / ARCH
-    subprocess.run([sys.executable, str(REPO / "scripts/build")], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([PYTHON, str(REPO / "scripts/build")], check=True, stdout=subprocess.DEVNULL)
     return out
 
 
@@ -212,6 +216,20 @@ def bundle(tmp_path: Path, rootfs: Path, default_spec: dict[str, Any]) -> Bundle
     return make
 
 
+def remove_cgroup(path: str) -> None:
+    """Ends what still runs in it. What was killed takes a moment to leave it."""
+    for _ in range(200):
+        try:
+            return os.rmdir(path)
+        except FileNotFoundError:
+            return
+        except OSError:
+            with contextlib.suppress(OSError):
+                for pid in Path(path, "cgroup.procs").read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+            time.sleep(0.02)
+
+
 class Runc:
     """Calls a runtime (gpu-hook-runtime where a prefix is given) with a --root of its own."""
 
@@ -268,8 +286,7 @@ class Runc:
             for pattern in (f"*/{id}", f"*/*/*/{id}"):  # where runc puts what has no path: below its own
                 # glob, not Path.glob: cgroups of tests beside this one vanish while it looks
                 for group in glob.glob(f"/sys/fs/cgroup/{pattern}"):
-                    with contextlib.suppress(OSError):
-                        os.rmdir(group)
+                    remove_cgroup(group)
 
 
 @pytest.fixture

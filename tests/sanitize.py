@@ -1,19 +1,35 @@
-"""gcc's sanitizers for the tests' C programs: as they are, and with locals that begin as a pattern.
+"""gcc's sanitizers for the tests' C programs; their locals begin as a pattern where gcc can do that.
 
-Without the second build, what depends on what the stack held before depends on the compiler and the machine, too.
+Otherwise, what depends on what the stack held before depends on the compiler and the machine, too.
 """
 
+import fcntl
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from oci_hook.shim import build
+
+SHIM = Path(build.__file__).parent
+COMPILER = shutil.which("gcc")
+
+
+def _knows(*flags: str) -> bool:
+    """Whether gcc makes programs with these flags."""
+    tried = [str(COMPILER), *flags, "-x", "c", "-o", "/dev/null", "-"]
+    done = subprocess.run(tried, input="int main(void) { return 0; }", capture_output=True, text=True, check=False)
+    return done.returncode == 0
+
+
 PATTERN = "-ftrivial-auto-var-init=pattern"  # gcc 12
-ADDRESS = ("-O1", "-fsanitize=address,undefined")
+PLAIN = ("-O1", "-fsanitize=address,undefined")
+ADDRESS = (*PLAIN, PATTERN) if COMPILER and _knows(PATTERN) else PLAIN
 THREAD = ("-O1", "-fsanitize=thread")
-BUILDS = (ADDRESS, (*ADDRESS, PATTERN), THREAD)
+BUILDS = (ADDRESS, THREAD)
 # One function alone: compiled quickly, and each optimisation lays its locals out in another way.
-SMALL = (*BUILDS, ("-O2", "-fsanitize=address,undefined", PATTERN), ("-O2", "-fsanitize=thread", PATTERN))
+SMALL = (PLAIN, *BUILDS, ("-O2", "-fsanitize=address,undefined", PATTERN), ("-O2", "-fsanitize=thread", PATTERN))
 
 
 def name(flags: tuple[str, ...]) -> str:
@@ -23,13 +39,28 @@ def name(flags: tuple[str, ...]) -> str:
 
 def gcc(flags: tuple[str, ...] = ()) -> str:
     """The compiler; skips the test where it is none for x86-64 or does not know these flags."""
-    found = shutil.which("gcc")
-    machine = found and subprocess.run([found, "-dumpmachine"], capture_output=True, check=True).stdout[:6]
-    if not found or machine != b"x86_64":
+    machine = COMPILER and subprocess.run([COMPILER, "-dumpmachine"], capture_output=True, check=True).stdout[:6]
+    if not COMPILER or machine != b"x86_64":
         pytest.skip("gcc for x86_64 is not here")
-    program = "int main(void) { return 0; }"
-    tried = [found, *flags, "-x", "c", "-o", "/dev/null", "-"]
-    done = subprocess.run(tried, input=program, capture_output=True, text=True, check=False)
-    if done.returncode:
+    if not _knows(*flags):
         pytest.skip(f"gcc lacks {' '.join(flags)}")
-    return found
+    return COMPILER
+
+
+def shim_library(base: Path, flags: tuple[str, ...], native: Path) -> tuple[Path, list[str]]:
+    """(libcuda.so.1, the command that compiles beside it): the shim with a sanitizer; the jump stubs and the table of
+    names are those of the build `native`. base: pytest's folder of this process; all processes of a run share one library.
+    """
+    command = [gcc(flags), "-std=c11", "-g", *flags, "-fno-sanitize-recover=undefined", "-w"]
+    place = (base.parent if base.name.startswith("popen-") else base) / f"shim-{name(flags)}"
+    place.mkdir(exist_ok=True)
+    made, library = native / "shim" / "libcuda", place / "libcuda.so.1"
+    with open(place / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            shared = ["-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1", f"-I{made}", f"-I{SHIM}"]
+            needed = [str(made / "stubs.S"), "-Wl,--no-as-needed", str(made / "needed.so"), "-ldl", "-lpthread"]
+            new = place / "new.so"
+            subprocess.run([*command, *shared, "-o", str(new), *build.LIBRARIES[0].files(), *needed], check=True)
+            new.rename(library)
+    return library, command

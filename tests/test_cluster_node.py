@@ -163,7 +163,21 @@ def test_without_a_uid_nothing_is_believed(node: Install, bundle: Bundle, runc: 
     refused(runc, node, bundle({**pod(decided(SHARE), MEMORY), **crio}), "GH-603")  # a pod's own words there
     path = by_cgroup(f"/kubepods/pod{UID}/x")
     mixed = {**pod(decided({"big": SHARE["a"]}), {"gpu-hook.io/memory": "4Gi"}, "big"), **crio}
-    refused(runc, node, bundle(mixed, edit=path), "GH-604")  # containerd's key for the name, written by a user of CRI-O
+    start(runc, node, bundle(mixed, edit=path))  # containerd's key for the name, written by a user of CRI-O
+    assert granted(node) == []
+
+
+def test_a_container_that_came_after_the_decision(node: Install, bundle: Bundle, runc: Runc) -> None:
+    """An ephemeral one, in a pod that asks for every container: no GPU, unless it has keys of its own."""
+    wide = {"gpu-hook.io/memory": "4Gi"}
+    start(runc, node, bundle(pod(decided(SHARE), wide)))
+    start(runc, node, bundle(pod(decided(SHARE), wide, "debugger-x7k2p")))
+    assert granted(node) == [(UUIDS[1], 4096, 0)]
+    for forged in (decided(SHARE, key="ab" * 32), decided(SHARE, uid=OTHER_UID)):
+        assert runc.create(bundle(pod(forged, wide, "debugger-x7k2p")), node).returncode
+    refused(
+        runc, node, bundle(pod(decided(SHARE), {**wide, "gpu-hook.io/compute.debugger": "5"}, "debugger")), "GH-604"
+    )
 
 
 @pytest.mark.parametrize("source", ["file", "http"])

@@ -1,7 +1,10 @@
-"""What every text of the repository keeps: its width, the field's words, and links that lead to a heading."""
+"""What every text of the repository keeps: its width, the field's words, subjects first, and links that lead to a heading."""
 
+import ast
+import io
 import re
 import subprocess
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,3 +88,60 @@ def test_tests_that_pages_name_are_there() -> None:
             f"{page.name}: {n}" for n in re.findall(r"`(?:\w+/)*(test_[\w.]+)`", page.read_text()) if n not in known
         ]
     assert missing == []
+
+
+# Parts whose comments and docstrings begin with their subject, and the share per hundred that may not.
+PARTS = {
+    "kube": ("oci_hook/kube/", 3),
+    "agent": ("oci_hook/agent/", 3.0),
+    "scripts": ("scripts/", 3.0),
+    "simulator": ("simulator/", 3.0),
+    "shim": ("oci_hook/shim/", 3.0),
+}
+# A question and "how to" are no such beginning.
+QUESTION_WORD = re.compile(r"(?:who|what|whether|where|how)\b(?! to\b)(?![^.?!]*\?)", re.IGNORECASE)
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+C_TEXT = re.compile(r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|/\*.*?\*/|(?:[ \t]*//[^\n]*\n?)+", re.DOTALL)
+
+
+def python_comments(text: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of docstrings and comments; only the first line of a block of comments counts."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, DOCUMENTED) and (words := ast.get_docstring(node)) is not None:
+            yield node.body[0].lineno, words
+    block = 0  # the line after a comment that stands alone
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            alone = token.line.lstrip().startswith("#")
+            if not alone or token.start[0] != block:
+                yield token.start[0], token.string.lstrip("#! ")
+            block = token.start[0] + 1 if alone else 0
+
+
+def c_comments(text: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of C comments; neighbouring lines of // are one."""
+    for found in C_TEXT.finditer(text):
+        if (words := found.group().lstrip()).startswith("/"):
+            yield text.count("\n", 0, found.start()) + 1, re.sub(r"\s*\n\s*(//|\*)?\s*", " ", words).strip("/* ")
+
+
+def inverted(name: str, text: str) -> tuple[int, list[str]]:
+    """The number of comments, and those that begin with a question word in place of their subject."""
+    comments = list((python_comments if name.endswith(".py") else c_comments)(text))
+    return len(comments), [f"{name}:{line}: {words[:80]}" for line, words in comments if QUESTION_WORD.match(words)]
+
+
+def test_comments_begin_with_their_subject() -> None:
+    names = {name for name, _, _ in lines() if name.endswith((".py", ".c", ".h", ".def"))}
+    for part, (folder, bound) in PARTS.items():
+        counts = [inverted(name, (REPO / name).read_text()) for name in sorted(names) if name.startswith(folder)]
+        total, found = sum(count for count, _ in counts), [line for _, more in counts for line in more]
+        assert total > 300, part
+        assert 100 * len(found) < bound * total, f"{part}: {len(found)} of {total}\n" + "\n".join(found)
+
+
+def test_inverted_comments_are_found_in_python_and_c() -> None:
+    python = '"""Who asks is told."""\n# What is it?\nx = "# How"  # whether it is so\n# It is\n# what it is\ny = 1  # How to run it\n'
+    assert inverted("a.py", python) == (5, ["a.py:1: Who asks is told.", "a.py:3: whether it is so"])
+    c = '/* What is kept. */\n// It goes on\n// where nobody is\nchar *s = "/* Who */"; // how often\n'
+    assert inverted("a.c", c) == (3, ["a.c:1: What is kept.", "a.c:4: how often"])

@@ -15,6 +15,7 @@ import pytest
 
 from oci_hook.core.grant import Identity, Life
 from oci_hook.core.request import GpuRequest, Request
+from oci_hook.errors import GhError
 from oci_hook.ledger import admit, holders, store
 from oci_hook.ledger.life import planned_cgroup
 from oci_hook.ledger.proof import PATIENT, QUICK
@@ -200,6 +201,74 @@ def test_more_processes_than_can_be_looked_at(
         prefix.settings,
     )
     assert asked[-1] == PATIENT and {g.key for g in prefix.grants()} == {one.grant.key, two.grant.key}
+
+
+@pytest.fixture
+def blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No look at processes ever comes to its end, as beside a tenant with more of them, and mounts, than it may take."""
+    monkeypatch.setattr(holders, "holders", lambda seconds, apart=(): ({}, holders.NEVER))
+
+
+def again(prefix: Install, runc: Runc, id: str, mib: int) -> str:
+    """Admit a container of this id as the runtime does: what it is refused with, or ""."""
+    by = Life(boot_id(), process_life(os.getpid()), space=pid_space())
+    wish = Request((GpuRequest("0", ("mib", mib)),))
+    try:
+        admit.admit_on(prefix.inventory, wish, Identity(str(runc.root), id, "/other"), by, prefix.settings)
+    except GhError as e:
+        return str(e)
+    return ""
+
+
+@pytest.mark.parametrize("told", [("start",), ("kill", "CONT"), ("delete", "--force")])
+def test_who_was_started_or_deleted_is_known_to_have_ended(
+    prefix: Install, bundle: Bundle, runc: Runc, blind: None, told: tuple[str, ...]
+) -> None:
+    """No transaction looked while it lived. Its room is free, for whoever comes first."""
+    assert runc.create(bundle(MOST), prefix).returncode == 0
+    (id,) = runc.ids
+    words = [told[0], id, told[1]] if told[0] == "kill" else [*told, id]
+    assert runc(*words, program=prefix.program).returncode == 0
+    if told[0] != "delete":
+        assert len(prefix.grants()) == 1  # this writes nothing
+        assert runc("delete", "--force", id).returncode == 0
+    for other in ("other", id):
+        until(lambda other=other: again(prefix, runc, other, 20480) == "")  # type: ignore[misc]
+        with store.open_ledger(str(prefix.state)) as ledger:
+            ledger.remove(store.grant_key(str(runc.root), other))
+
+
+def test_an_id_that_runtime_and_cgroup_do_not_know_is_free(
+    prefix: Install, bundle: Bundle, runc: Runc, blind: None
+) -> None:
+    """Its runtime was killed, or somebody called the real one: nothing was kept. For others it is not known, and that is said."""
+    assert runc.create(bundle(MOST), prefix).returncode == 0
+    (id,) = runc.ids
+    assert runc("delete", "--force", id).returncode == 0
+    with pytest.raises(GhError, match="may live.* try again, or, if it has ended, run `gpu-hook release --force --key"):
+        admit.release(store.grant_key(str(runc.root), id), prefix.settings)
+    assert again(prefix, runc, id, 20480) == ""
+
+
+def test_an_id_whose_container_is_out_of_sight_is_not_free(
+    prefix: Install, bundle: Bundle, runc: Runc, hidden: Runc, blind: None
+) -> None:
+    assert runc.create(bundle(MOST), prefix).returncode == 0
+    (id,) = runc.ids
+    assert "GH-407" in again(prefix, runc, id, 1024)
+    assert hidden("delete", "--force", id).returncode == 0
+    assert again(prefix, runc, id, 1024) == ""
+
+
+def test_what_is_kept_is_of_this_grant(prefix: Install, bundle: Bundle, runc: Runc, blind: None) -> None:
+    """A container of the same id without a request, while the grant of an earlier one is still there."""
+    assert runc.create(bundle(MOST), prefix).returncode == 0
+    (id,) = runc.ids
+    assert runc("delete", "--force", id).returncode == 0
+    assert runc.create(bundle(), prefix, id=id).returncode == 0
+    assert runc("start", id, program=prefix.program).returncode == 0
+    folder = prefix.state / "pages" / store.grant_key(str(runc.root), id)
+    assert folder.is_dir() and not (folder / "state.json").exists()
 
 
 def test_holders_by_the_thousand(prefix: Install, bundle: Bundle, runc: Runc) -> None:

@@ -155,7 +155,7 @@ def test_the_hook_makes_it_the_containers(install, bundle, runc):
     assert Path(f"/proc/{pid}/root/run/gpu-hook/policy").read_bytes()[:4]
     environ = Path(f"/proc/{pid}/root/tmp/env")
     assert runc("start", runc.ids[-1]).returncode == 0
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while not environ.exists() or not environ.read_text():
         assert time.monotonic() < end
         time.sleep(0.01)

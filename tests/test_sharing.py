@@ -54,6 +54,18 @@ def sh(runc: Runc, id: str, script: str) -> "subprocess.CompletedProcess[str]":
     return runc.exec(id, "sh", "-c", script)
 
 
+def test_offline_compute_has_a_hundred_per_cent_of_its_own(
+    start: Any, prefix: Install, bundle: Bundle, runc: Runc
+) -> None:
+    for class_ in ("online", "offline"):
+        start({**ASK, "gpu-hook.io/compute": "60", "gpu-hook.io/class": class_})
+    assert sorted(g.terms.priority_class for g in prefix.grants()) == ["offline", "online"]
+    for class_, what in (("default", "compute"), ("offline", "offline compute")):
+        full = bundle({**ASK, "gpu-hook.io/compute": "41", "gpu-hook.io/class": class_}, edit=as_docker)
+        done = runc.create(full, prefix)
+        assert done.returncode and f"has 40 of 100 % {what} free, 41 % asked" in done.stderr
+
+
 def test_own_slot_to_write_all_else_to_read(start: Any, prefix: Install, runc: Runc) -> None:
     one, two = start(), start({**ASK, "gpu-hook.io/devices": "1,0", "gpu-hook.io/class": "offline"})
     grants = {g.who.id: g for g in prefix.grants()}

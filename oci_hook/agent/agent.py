@@ -14,24 +14,25 @@ import signal
 import socket
 import time
 
-from oci_hook.agent import journal, options, web, whereabouts
-from oci_hook.agent.accounts import Accounts
-from oci_hook.agent.auditing import Auditing
-from oci_hook.agent.boundary_server import BoundaryServer
-from oci_hook.agent.boundary_watch import BoundaryWatch
-from oci_hook.agent.driver_watch import DriverWatch
-from oci_hook.agent.gpu_watch import GpuWatch
-from oci_hook.agent.http import Server
-from oci_hook.agent.lease_watch import LeaseWatch
-from oci_hook.agent.ledger_watch import LedgerWatch
+from oci_hook.agent import journal, options
+from oci_hook.agent.act.auditing import Auditing
+from oci_hook.agent.act.boundary_watch import BoundaryWatch
+from oci_hook.agent.act.driver_watch import DriverWatch
+from oci_hook.agent.act.gpu_watch import GpuWatch
+from oci_hook.agent.act.lease_watch import LeaseWatch
+from oci_hook.agent.act.protection import Protection
+from oci_hook.agent.act.response import Response
 from oci_hook.agent.node import Node
-from oci_hook.agent.notify import Notifier
-from oci_hook.agent.process_owner import ProcessOwners
-from oci_hook.agent.protection import Protection
-from oci_hook.agent.publish import Publisher
-from oci_hook.agent.reporter import Reporter
-from oci_hook.agent.response import Response
-from oci_hook.agent.sampler import Sampler
+from oci_hook.agent.serve import web, whereabouts
+from oci_hook.agent.serve.http import Server
+from oci_hook.agent.serve.notify import Notifier
+from oci_hook.agent.serve.publish import Publisher
+from oci_hook.agent.watch.accounts import Accounts
+from oci_hook.agent.watch.boundary_server import BoundaryServer
+from oci_hook.agent.watch.ledger_watch import LedgerWatch
+from oci_hook.agent.watch.process_owner import ProcessOwners
+from oci_hook.agent.watch.reporter import Reporter
+from oci_hook.agent.watch.sampler import Sampler
 from oci_hook.core.layout import AGENT_LOCK
 from oci_hook.errors import refuse
 from oci_hook.ledger import store
@@ -48,7 +49,7 @@ class Agent:
         self._node = node = Node(prefix, given)
         self._selector = selectors.DefaultSelector()
         self._notifier = Notifier(dict(os.environ))
-        self._sampler = Sampler()
+        self._sampler = Sampler(selector=self._selector, hear=lambda now: self._gpus.answered(now))
         self._owners = ProcessOwners()
         self._accounts = Accounts(node)
         self._response = Response(node)
@@ -57,7 +58,7 @@ class Agent:
         self._leases = LeaseWatch(node, self._owners, self._accounts, self._response)
         self._protection = Protection(node, self._ledger, self._sampler, self._owners, self._accounts, self._response)
         self._auditing = Auditing(node, self._owners, self._accounts, self._protection, self._response)
-        self._gpus = GpuWatch(node, self._selector, self._sampler, self._driver, self._auditing, self._protection)
+        self._gpus = GpuWatch(node, self._sampler, self._driver, self._auditing, self._protection)
         self._boundary_server = BoundaryServer(self._selector)
         self._boundary = BoundaryWatch(node, self._boundary_server)
         self._reporter = Reporter(node, self._selector)
@@ -96,7 +97,7 @@ class Agent:
                 if self._server:
                     self._server.check(now)
                 self._protection.look_when_due(now)
-                self._gpus.check(now)
+                self._sampler.check(now)
                 self._boundary_server.check(now)
                 self._wait(min(next_tick, self._notifier.alive(now)))
             journal.write("stopped; containers run on")

@@ -1,15 +1,15 @@
-"""What the agent's parts have in common: the settings, the grants, the GPUs, and what is wrong.
+"""State that the agent's parts share: the settings, the grants, the GPUs and the problems.
 
-Each part has a file and state of its own: ledger_watch.py (grants), driver_watch.py (inventory, device nodes),
-gpu_watch.py (NVML's samples), auditing.py and protection.py (findings), lease_watch.py, response.py (acts on findings),
-publish.py (shows it all).
+Each part has a file and state of its own: watch/ledger_watch.py (grants); in act/ driver_watch.py (inventory, device
+nodes), gpu_watch.py (NVML's samples), auditing.py and protection.py (findings), lease_watch.py, response.py (acts on
+findings); serve/publish.py (shows it all).
 """
 
 from oci_hook.agent import journal
-from oci_hook.agent.metrics import Counters
+from oci_hook.agent.counters import Counters
+from oci_hook.agent.judge.gpu_sample import GpuSample
 from oci_hook.agent.options import Options
-from oci_hook.agent.sampler import GpuSample
-from oci_hook.agent.view import Watched
+from oci_hook.agent.watched import Watched
 from oci_hook.config import settings as node_settings
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Gpu, Inventory

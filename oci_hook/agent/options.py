@@ -12,8 +12,7 @@ TOKEN_MIN = 16
 
 class Options(Value):
     """address: HOST:PORT or "none". token_file, textfile: a path or "none". policy: protect | report | freeze | kill.
-    tolerance: MiB. compute_tolerance: points of a GPU's time. interval: seconds. interference: tell the cluster how busy
-    containers are."""
+    tolerance: MiB. compute_tolerance: points of a GPU's time. interval: seconds."""
 
     address: str = "127.0.0.1:9409"
     token_file: str = "none"
@@ -22,7 +21,6 @@ class Options(Value):
     tolerance: int = 256
     compute_tolerance: int = 15
     interval: float = 5
-    interference: bool = False
 
 
 def load(prefix: str) -> Options:

@@ -233,7 +233,11 @@ def _private(tree: Tree, kinds: dict[str, str], mounts: "Sequence[Mount]") -> st
     _check_name(PRIVATE, path)
     where, kind = on_top(kinds, path)
     if where and kind != "tmpfs":
-        raise collision(PRIVATE, f"lies in a mount of the container at {where} ({kind})")
+        raise refuse(
+            "GH-402",
+            f"{PRIVATE} is needed in the container, which has a mount of its own at {where} ({kind}); mount that elsewhere, or"
+            f" a tmpfs at {where}",
+        )
     if path.split("/")[1] in ("", "dev", "proc", "sys"):
         raise collision(PRIVATE, f"leads to {path}")
     left = set(names_in(tree, path))

@@ -8,9 +8,9 @@ Only a few names are looked up in each place; none is listed, since an environme
 import os
 from stat import S_IMODE, S_ISDIR, S_ISREG
 
-from oci_hook.apply import image_elf
 from oci_hook.apply.image_tree import mode_of, on_top
 from oci_hook.core.value import Value
+from oci_hook.linux import elf
 from oci_hook.linux.walk import MAX_PATH, Tree
 from oci_hook.oci.spec import environment
 
@@ -122,7 +122,7 @@ def _programs(tree: Tree, command: Command, search: "Sequence[str]") -> "Iterabl
         path = _which(tree, word, command.cwd, search)
         if path:
             yield path
-            for name in image_elf.interpreter(_head(tree, path, 256)):
+            for name in _interpreter(_head(tree, path, 256)):
                 if other := _which(tree, name, command.cwd, search):
                     yield other
 
@@ -147,16 +147,28 @@ def _run_path(tree: Tree, path: str) -> list[str]:
     except OSError:
         return []
     try:
-        text = image_elf.run_path(fd, tree.work.spend)
+        facts = elf.read(fd, elf.RPATH, elf.RUNPATH, spend=tree.work.spend)
     except OSError:
         return []
     finally:
         os.close(fd)
+    text = ":".join(facts.texts.values()) if facts else ""  # the loader ignores the first where there is the second
     origin = path.rpartition("/")[0]
     places = text.split(":", MAX_FOLDERS)[:MAX_FOLDERS]
     for name in ("$ORIGIN", "${ORIGIN}"):
         places = [place.replace(name, origin, 1) for place in places]
     return [place for place in places if place.startswith("/") and "$" not in place and len(place) <= MAX_PATH]
+
+
+def _interpreter(head: bytes) -> list[str]:
+    """The program that runs the script which begins so, as PATH or a path has it; with `env` also what that starts."""
+    if not head.startswith(b"#!"):
+        return []
+    words = os.fsdecode(head[2:].partition(b"\n")[0]).split()
+    found = words[:1]
+    if found and found[0].rpartition("/")[2] == "env":
+        found += [word for word in words[1:] if not word.startswith("-") and "=" not in word][:1]
+    return found
 
 
 def _head(tree: Tree, path: str, size: int) -> bytes:

@@ -21,8 +21,12 @@ SECONDS = 10.0  # NVML's start takes about a second without persistence mode, mo
 PART = 0.8  # of the time, after which the child no longer waits for others' changes: its message then says who holds the lock
 
 
+class NoAnswerError(LimitError):
+    """The driver hangs, or is slow."""
+
+
 def run(settings: "Settings", request: "Packet", seconds: float = SECONDS) -> "Packet":
-    """Do what the request says (protocol.py), in at most so many seconds. Raises LimitError.
+    """Do what the request says (protocol.py), in at most so many seconds. Raises LimitError, NoAnswerError.
 
     A child that hangs in the driver may not even end when it is killed; nobody waits for it.
     """
@@ -47,7 +51,7 @@ def run(settings: "Settings", request: "Packet", seconds: float = SECONDS) -> "P
         os.kill(child, 9)
         os.waitpid(child, os.WNOHANG)
     if data is None:
-        raise LimitError(f"the driver did not answer within {seconds:.0f} s")
+        raise NoAnswerError(f"the driver did not answer within {seconds:.0f} s")
     if not data:
         raise LimitError("the program that asks the driver crashed")
     return protocol.result(data)
@@ -74,10 +78,11 @@ class _Connection:
 
 def _read(reader: int, deadline: float) -> bytes | None:
     """All that comes until the end; None where that does not come in time."""
-    data = b""
+    data, events = b"", select.poll()  # select(2) takes no descriptor from 1024 on: an engine may leave us many
+    events.register(reader, select.POLLIN)
     while True:
         left = deadline - time.monotonic()
-        if left <= 0 or not select.select([reader], [], [], left)[0]:
+        if left <= 0 or not events.poll(left * 1000):
             return None
         more = os.read(reader, protocol.ANSWER_MAX)
         if not more:

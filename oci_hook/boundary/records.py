@@ -6,6 +6,7 @@ A record outlives its grant until its limits are cleared.
 
 import fcntl
 import os
+import time
 
 from oci_hook.core.boundary import Limit
 from oci_hook.core.layout import BOUNDARY_DIR, LEDGER_DIR
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 SETTING, SET, FAILED = "setting", "set", "failed"
 MAX = 1 << 20
+HUNG = "hung"  # STATE/boundary/hung: when the driver did not answer (its mtime)
+HUNG_SECONDS = 60  # launcher/boundary_client.c has the same
 
 
 class Record(Value):
@@ -81,6 +84,22 @@ def write(state_dir: str, record: Record) -> None:
     data["limits"] = [list(limit.fields().values()) for limit in record.limits]
     path = f"{folder(state_dir)}/{record.key}"
     messages.replace(path, fastjson.dumps(data).encode(), path + ".new")
+
+
+def note_hung(state_dir: str) -> None:
+    """For a while, containers that can do without do not wait for the driver, which has just not answered."""
+    try:
+        os.close(os.open(f"{folder(state_dir)}/{HUNG}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        os.utime(f"{folder(state_dir)}/{HUNG}")
+    except OSError:
+        pass
+
+
+def hung(state_dir: str) -> bool:
+    try:
+        return abs(time.time() - os.stat(f"{folder(state_dir)}/{HUNG}").st_mtime) < HUNG_SECONDS
+    except OSError:
+        return False
 
 
 def remove(state_dir: str, key: str) -> None:

@@ -48,7 +48,13 @@ def at_start(key: str, pid: int, settings: "Settings", patience: float = 0, help
     except (protocol.NoServer, LimitError):
         pass  # the server's own trouble must not be the container's
     try:
-        alone.run(settings, request, helper)
+        if records.hung(settings.state_dir) and _grant(settings, key).terms.boundary != DRIVER:
+            raise LimitError("the driver did not answer a container before; the agent tries again")
+        try:
+            alone.run(settings, request, helper)
+        except alone.NoAnswerError:
+            records.note_hung(settings.state_dir)
+            raise
     except LimitError as e:
         grant = _grant(settings, key)
         _without(grant, pid, str(e), settings)

@@ -5,7 +5,8 @@ import shutil
 from collections.abc import Iterator
 
 from oci_hook import __version__
-from oci_hook.agent import options, whereabouts
+from oci_hook.agent import options
+from oci_hook.agent.serve import whereabouts
 from oci_hook.boundary import records
 from oci_hook.cli import live, output
 from oci_hook.config.settings import Settings

@@ -1,17 +1,16 @@
 """Reads a cluster's nodes and pods for commands, from its API server or from a dump."""
 
 import json
-import os
 import urllib.error
 import urllib.parse
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 from oci_hook.errors import GhError, refuse
-from oci_hook.kube.controller import access
-from oci_hook.kube.disruption import Budget, budget
-from oci_hook.kube.state import ClusterState
+from oci_hook.kube import kubeconfig as kube_config
+from oci_hook.kube.kubeconfig import Credential
+from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.preemption.disruption import Budget, budget
 
 MAX_DUMP = 2 << 30  # bytes
 MAX_PAGE = 256 << 20
@@ -24,12 +23,12 @@ Objects = tuple[list[dict[str, Any]], list[dict[str, Any]]]  # nodes, pods
 def read(dump: str | None, kubeconfig: str | None) -> Objects:
     """Raises ClusterError GH-608."""
     if dump and kubeconfig:
-        raise refuse("GH-608", "--dump and --kubeconfig are two places to read the cluster from; name one")
-    return from_dump(dump) if dump else from_server(kubeconfig or default_kubeconfig())
+        raise refuse("GH-608", "--dump and --kubeconfig both say where to read the cluster; give only one")
+    return from_dump(dump) if dump else from_server(kubeconfig)
 
 
 def read_with_budgets(dump: str | None, kubeconfig: str | None) -> tuple[Objects, list[Budget] | None]:
-    """The same, and the PodDisruptionBudgets; None where they cannot be known. Raises ClusterError GH-608."""
+    """Nodes and pods, and the PodDisruptionBudgets; None if these cannot be read. Raises ClusterError GH-608."""
     if dump and not kubeconfig:
         items = _items(dump)
         objects = _nodes_and_pods(items)
@@ -38,47 +37,39 @@ def read_with_budgets(dump: str | None, kubeconfig: str | None) -> tuple[Objects
     try:
         if dump:
             found = [budget(item) for item in items if item.get("kind") == "PodDisruptionBudget"]
-            return objects, found or None  # a dump without any may be one without the kind
-        opener, there = _opener(kubeconfig or default_kubeconfig())
+            return objects, found or None  # a dump without budgets may lack the whole kind
+        opener, there = _opener(kubeconfig)
         return objects, budgets_of(opener, there)
     except (KeyError, TypeError, AttributeError, ValueError) as e:
-        raise refuse(
-            "GH-608", f"a PodDisruptionBudget is not as the API server has it: {type(e).__name__} {e}"
-        ) from None
+        raise refuse("GH-608", f"a PodDisruptionBudget has an unexpected form: {type(e).__name__} {e}") from None
 
 
-def budgets_of(opener: urllib.request.OpenerDirector, there: access.Access) -> list[Budget] | None:
-    """policy/v1 is there from Kubernetes 1.21 on, policy/v1beta1 until 1.24."""
+def budgets_of(opener: urllib.request.OpenerDirector, there: Credential) -> list[Budget] | None:
+    """Kubernetes has policy/v1 since 1.21, and policy/v1beta1 until 1.24. None if neither can be listed."""
     for version in ("policy/v1", "policy/v1beta1"):
         try:
             return [budget(item, version) for item in listed(opener, there, f"/apis/{version}/poddisruptionbudgets")]
         except GhError:
-            continue  # no right to list them, or not this version
+            continue  # without the right to list them, or without this version
     return None
 
 
-def default_kubeconfig() -> str:
-    """As kubectl has it; "" in a pod that has none, where its service account counts."""
-    named = os.environ.get("KUBECONFIG", "").partition(os.pathsep)[0]
-    own = Path("~/.kube/config").expanduser()
-    return named or (str(own) if own.exists() else "")
-
-
-def from_server(kubeconfig: str) -> Objects:
-    """Lists in pages. Raises ClusterError GH-608."""
+def from_server(kubeconfig: str | None) -> Objects:
+    """Lists nodes and pods in pages. Raises ClusterError GH-608."""
     opener, there = _opener(kubeconfig)
     return listed(opener, there, "/api/v1/nodes"), listed(opener, there, "/api/v1/pods")
 
 
-def _opener(kubeconfig: str) -> tuple[urllib.request.OpenerDirector, access.Access]:
-    there = access.load(kubeconfig)
+def _opener(kubeconfig: str | None) -> tuple[urllib.request.OpenerDirector, Credential]:
+    """kubeconfig: None for kubectl's files, or the pod's service account without them."""
+    there = kube_config.load([kubeconfig] if kubeconfig else kube_config.files())
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
-    if there.tls:
-        handlers.append(urllib.request.HTTPSHandler(context=there.tls))
+    if context := there.context():
+        handlers.append(urllib.request.HTTPSHandler(context=context))
     return urllib.request.build_opener(*handlers), there
 
 
-def listed(opener: urllib.request.OpenerDirector, there: access.Access, path: str) -> list[dict[str, Any]]:
+def listed(opener: urllib.request.OpenerDirector, there: Credential, path: str) -> list[dict[str, Any]]:
     kind = path.rpartition("/")[2]
     items: list[dict[str, Any]] = []
     more = ""
@@ -86,7 +77,7 @@ def listed(opener: urllib.request.OpenerDirector, there: access.Access, path: st
         query = urllib.parse.urlencode({"limit": PAGE, **({"continue": more} if more else {})})
         asked = urllib.request.Request(f"{there.server}{path}?{query}")
         try:
-            if token := there.token.get():
+            if token := there.bearer():
                 asked.add_header("Authorization", f"Bearer {token}")
             with opener.open(asked, timeout=TIMEOUT) as answer:
                 page = json.loads(answer.read(MAX_PAGE))
@@ -97,7 +88,7 @@ def listed(opener: urllib.request.OpenerDirector, there: access.Access, path: st
             raise refuse("GH-608", f"{there.server} does not list {kind}: {e.code} {e.reason}") from None
         except (OSError, ValueError, AttributeError) as e:
             why = getattr(e, "reason", e)
-            raise refuse("GH-608", f"{there.server} cannot be asked for {kind}: {why}") from None
+            raise refuse("GH-608", f"{kind} cannot be read from {there.server}: {why}") from None
         if not more:
             return items
 
@@ -124,7 +115,7 @@ def _items(path: str) -> list[dict[str, Any]]:
 
 
 def state_of(nodes: list[dict[str, Any]], pods: list[dict[str, Any]]) -> ClusterState:
-    """Decisions count as they stand: only the controller can check their signatures."""
+    """The state from nodes and pods. Decisions count unverified: only the controller can check their signatures."""
     state = ClusterState()
     try:
         for node in nodes:
@@ -132,11 +123,11 @@ def state_of(nodes: list[dict[str, Any]], pods: list[dict[str, Any]]) -> Cluster
         for pod in pods:
             state.apply_pod(pod)
     except (KeyError, TypeError, AttributeError) as e:
-        raise refuse("GH-608", f"a node or pod is not as the API server has it: {type(e).__name__} {e}") from None
+        raise refuse("GH-608", f"a node or pod has an unexpected form: {type(e).__name__} {e}") from None
     state.refresh()
     return state
 
 
 def _no_list(path: str) -> GhError:
     how = "kubectl get nodes,pods,pdb -A -o json"
-    return refuse("GH-608", f"{path} is no list of nodes and pods as `{how}` prints it")
+    return refuse("GH-608", f"{path} is not a list of nodes and pods as printed by `{how}`")

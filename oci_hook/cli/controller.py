@@ -1,4 +1,4 @@
-"""`gpu-hook controller`: the cluster's side, in the foreground."""
+"""`gpu-hook controller`: runs the cluster's controller in the foreground."""
 
 import datetime
 from typing import Any
@@ -6,41 +6,45 @@ from typing import Any
 import click
 
 from oci_hook.cli import output
-from oci_hook.core.rules import ORDERS
+from oci_hook.core.rules import BY_CLASS
 from oci_hook.errors import GhError
+from oci_hook.kube import kubeconfig
+from oci_hook.kube.pod.node_orders import NODE_ORDERS
 
-NEEDS = "the controller needs packages that a node does not: `pip install 'gpu-hook[cluster]'`"
+NEEDS = "the controller needs more packages than a node: `pip install 'gpu-hook[cluster]'`"
 
 
 @click.command()
 @click.option("--address", required=True, metavar="HOST:PORT", help="Where to listen, by HTTPS.")
 @click.option("--namespace", metavar="NAME", help="Our own namespace. [default: the pod's]")
 @click.option("--kubeconfig", metavar="FILE", help="How to reach the API server. [default: the pod's service account]")
-@click.option("--url", default="", metavar="https://HOST:PORT", help="How callers reach us where there is no Service.")
+@click.option("--url", default="", metavar="https://HOST:PORT", help="How callers reach us without a Service.")
 @click.option(
     "--settings", default="", metavar="FILE", help="Lines as in settings.yaml: dialects, qgpu_memory_unit ..."
 )
-@click.option("--place", type=click.Choice(["by-class", *ORDERS]), help="Order of nodes for pods that do not say one.")
+@click.option("--place", type=click.Choice([BY_CLASS, *NODE_ORDERS]), help="Order of nodes for pods that name none.")
 @click.option(
-    "--scheduler", default="default-scheduler", metavar="NAME", help="For pods that name another system's scheduler."
+    "--scheduler", default="default-scheduler", metavar="NAME", help="Scheduler for pods that name another system's."
 )
-@click.option("--queue-label", default="", metavar="KEY", help="Label that gets the value of T9k's group name.")
+@click.option("--queue-label", default="", metavar="KEY", help="Label to set to T9k's group name.")
 @click.option("--extender-address", default="", metavar="127.0.0.1:PORT", help="Also answer a scheduler here, by HTTP.")
 @click.option("--webhooks", default="gpu-hook", metavar="NAME", help="Name of our MutatingWebhookConfiguration.")
 @click.option("--validating-webhooks", default="", metavar="NAME", help="Name of a ValidatingWebhookConfiguration.")
 @click.option("--node-account", default="gpu-hook-node", metavar="NAME", help="Service account of the nodes' pods.")
 @click.option("--daemon-set", default="gpu-hook-node", metavar="NAME", help="DaemonSet of the nodes' pods.")
-@click.option("--metrics-token-file", type=click.File("r"), help="/metrics requires the first line of this file.")
+@click.option("--metrics-token-file", type=click.File("r"), help="Token for /metrics: first line of this file.")
 @click.option(
     "--page-address", default="", metavar="127.0.0.1:PORT", help="Serve the cluster's web page here, by HTTP."
 )
 @click.option(
     "--page-token-file",
     type=click.File("r"),
-    help="Serve it at --address, too, to who has the first line of this file.",
+    help="Also serve it at --address, with the first line of this file as its token.",
 )
 @click.option("--certificate-days", type=click.FloatRange(min=0.0005), default=90.0, help="Life of our certificates.")
-@click.option("--key-days", type=click.FloatRange(min=0.001), default=30.0, help="After so long nodes get new keys.")
+@click.option(
+    "--key-days", type=click.FloatRange(min=0.001), default=30.0, help="Interval at which nodes get new keys."
+)
 @click.option("--pod", envvar="POD_NAME", default="", metavar="NAME", help="Our own pod. [environment: POD_NAME]")
 @click.option(
     "--reached-at",
@@ -51,45 +55,39 @@ NEEDS = "the controller needs packages that a node does not: `pip install 'gpu-h
 )
 @click.option("--evict/--no-evict", default=True, help="Evict pods that their node refused.")
 @click.option(
-    "--interference",
-    type=click.Choice(["on", "off"]),
-    default="off",
-    show_default=True,
-    help="Of equal places, take the one whose containers were measured to disturb least.",
-)
-@click.option(
     "--preemption",
     type=click.Choice(["off", "report", "on"]),
     default="on",
-    help="End less important pods where only that makes room on a GPU; report: say so in events. [default: on]",
+    help="Preempt pods if nothing else makes room on a GPU; report: only write events. [default: on]",
 )
 @click.option(
     "--equal-offline/--no-equal-offline",
     default=True,
-    help="End pods of class offline also for online ones of the same priority.",
+    help="Also preempt offline pods for online ones of the same priority.",
 )
 def controller(**given: Any) -> None:
     """Run the cluster's controller: webhooks, the scheduler's extender, evictions, taints, nodes' keys.
 
-    Two or more may run: one leads, by a Lease; the others pass on to it what it alone may decide.
+    Several may run: a Lease elects the leader, and the others forward to it what only a leader may decide.
     """
     try:
-        from oci_hook.kube.controller import access, controller, options
+        from oci_hook.kube.controller import controller, options
     except ModuleNotFoundError as e:
         if e.name and e.name.partition(".")[0] in ("aiohttp", "msgspec", "cryptography", "prometheus_client"):
             raise click.UsageError(f"{e.name} is missing; {NEEDS}") from None
         raise
     try:
-        controller.run(options_of(given, options, access), log)
+        controller.run(options_of(given, options), log)
     except GhError as e:
         output.fail(e, as_json=False)
 
 
-def options_of(given: dict[str, Any], options: Any, access: Any) -> Any:
+def options_of(given: dict[str, Any], options: Any) -> Any:
     host, port = options.address(given["address"])
     extender = given["extender_address"]
     extender_host, extender_port = options.loopback(extender) if extender else ("127.0.0.1", 0)
-    namespace = given["namespace"] or access.load(given["kubeconfig"] or "").namespace or "gpu-hook"
+    files = [given["kubeconfig"]] if given["kubeconfig"] else []
+    namespace = given["namespace"] or kubeconfig.load(files).namespace or "gpu-hook"
     page = given["page_address"]
     page_host, page_port = options.loopback(page) if page else ("127.0.0.1", 0)
     return options.Options(
@@ -115,7 +113,6 @@ def options_of(given: dict[str, Any], options: Any, access: Any) -> Any:
         scheduler=given["scheduler"],
         queue_label=given["queue_label"],
         evict=given["evict"],
-        interference=given["interference"] == "on",
         preemption=given["preemption"],
         equal_offline=given["equal_offline"],
         pod=given["pod"],
@@ -124,7 +121,7 @@ def options_of(given: dict[str, Any], options: Any, access: Any) -> Any:
 
 
 def first_line(file: Any) -> str:
-    """Of a token's file; "" without one. Raises click.UsageError where it has none."""
+    """Reads the token; "" without a file. Raises click.UsageError if the line is empty."""
     token = str(file.readline().strip()) if file else ""
     if file and not token:
         raise click.UsageError(f"{file.name} has no token in its first line")

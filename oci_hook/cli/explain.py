@@ -25,7 +25,7 @@ from oci_hook.core.plan import Bind, ImageFacts, Step, make_plan
 from oci_hook.core.request import Request, parse
 from oci_hook.core.request_data import as_data
 from oci_hook.core.rules import Rules
-from oci_hook.core.terms import AUTO, DRIVER, GpuRequest
+from oci_hook.core.terms import AUTO, DRIVER, OFFLINE, GpuRequest
 from oci_hook.core.units import show
 from oci_hook.errors import NoRoomError, Problem
 from oci_hook.ledger import inventory as node_inventory
@@ -114,14 +114,14 @@ def explain(
     libraries. The other options add to the spec. Exit status 1: the container would be refused. Words that seem to ask
     for a GPU and are not understood are refused or a warning, as `near_misses` says for a runtime chosen by name.
 
-    With --pod: every node and GPU of the cluster with numbers, as the controller would choose, and the smallest changes
-    that would help a pod that waits. Exit status 1: no node has room.
+    With --pod: shows the controller's choice, the figures of each node and GPU of the cluster, and the smallest changes
+    that would give a waiting pod room. Exit status 1: no node has room.
 
-    With --manifest: the pods of a Job, JobSet, Deployment and others, placed one after another on the cluster's GPUs, without
-    a change of anything. Exit status 1: not all have room.
+    With --manifest: places the pods of a Job, Deployment or other workload on the cluster's GPUs one after another, as a
+    dry run. Exit status 1: not all have room.
     """
     if (pod or manifest) and (spec or annotation or env or volume or container or label or (pod and manifest)):
-        raise click.UsageError("--pod and --manifest take no options but --dump, --kubeconfig and --json")
+        raise click.UsageError("--pod and --manifest take only --dump, --kubeconfig and --json")
     if manifest:
         from oci_hook.cli import cluster_objects, explain_manifest  # as below
 
@@ -187,8 +187,8 @@ def explain(
 def chosen(
     request: Request, given: ExplainedContainer, inventory: Inventory, settings: node_settings.Settings
 ) -> tuple[Request, str]:
-    """The request for the GPUs that the cluster's controller decided on, and who chooses the GPUs; "" on a node of no
-    cluster. Raises ClusterError, NoRoomError."""
+    """The request, pinned to the GPUs of the controller's decision if there is one; and the name of the chooser, "" outside
+    a cluster. Raises ClusterError, NoRoomError."""
     if settings.cluster == node_settings.OFF:
         return request, ""
     doc: Any = given.doc or {}
@@ -376,12 +376,15 @@ def memory_words(gpu: GpuRequest) -> str:
 
 def compute_words(gpu: GpuRequest, request: Request) -> str:
     if gpu.compute is not None:
-        return f"{gpu.compute}%" + (" is booked, none guaranteed" if request.terms.policy == "best-effort" else "")
+        if request.terms.policy == "best-effort":
+            return f"{gpu.compute}% is booked, none guaranteed"
+        idle = " among offline containers, of what is idle" if request.terms.priority_class == OFFLINE else ""
+        return f"{gpu.compute}%{idle}"
     return "all of it" if gpu.whole else "no guarantee"
 
 
 def class_words(request: Request, rules: Rules) -> str:
-    """The class; where it makes of the compute a mere booking, that."""
+    """The class, and a note if its compute is only booked."""
     name = request.terms.priority_class
     if not rules.competes(name) or not any(gpu.compute for gpu in request.gpus):
         return name

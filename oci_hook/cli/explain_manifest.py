@@ -1,14 +1,16 @@
-"""`gpu-hook explain --manifest`: whether all pods of a workload would have room at once."""
+"""`gpu-hook explain --manifest`: shows how many pods of a workload would have room together."""
 
 from oci_hook.cli import output
 from oci_hook.cli.cluster_objects import Objects, state_of
 from oci_hook.core import dialects
 from oci_hook.core.rules import Rules
 from oci_hook.errors import Problem, refuse
-from oci_hook.kube import gang, manifest, mutate
+from oci_hook.kube.answers import gang, manifest
+from oci_hook.kube.pod import mutate
+from oci_hook.kube.pod.hosts import Hosts
 
-QGPU = Problem("GH-108", "qGPU's words are not read here, so its pods count as pods without a GPU")
-SHOWN = 8  # nodes of one kind of pods
+QGPU = Problem("GH-108", "qGPU's requests are not read here, so its pods count as pods without a GPU")
+SHOWN = 8  # nodes in a role's line
 
 
 def report(path: str, objects: Objects) -> output.Report:
@@ -20,10 +22,10 @@ def report(path: str, objects: Objects) -> output.Report:
         raise refuse("GH-107", f"{path}: not UTF-8 at byte {e.start}") from None
     except OSError as e:
         raise refuse("GH-107", f"{path}: {e.strerror}") from None
-    known = tuple(name for name in dialects.NAMES if name != "qgpu")  # whose unit only the controller is told
+    known = tuple(name for name in dialects.NAMES if name != "qgpu")  # its memory unit is an option of the controller
     left_out: set[str] = set()
     roles = manifest.roles(text, mutate.Options(Rules(dialects=known)), left_out=left_out)
-    answer = gang.dry_run(state_of(*objects), roles)
+    answer = gang.dry_run(state_of(*objects), roles, hosts=Hosts(*objects))
     data = {**gang.as_data(answer), "left_out": sorted(left_out)}
     warnings = (QGPU,) if "tencent.com/qgpu" in text else ()
     shown = [*lines(answer), *([f"not counted: {', '.join(sorted(left_out))}"] if left_out else [])]

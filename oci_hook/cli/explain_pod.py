@@ -1,21 +1,20 @@
-"""`gpu-hook explain --pod`: why a pod of the cluster waits, or where it would go."""
+"""`gpu-hook explain --pod`: shows the node that a pod would get, or the reasons why it waits."""
 
 from typing import Any
 
 from oci_hook.cli import output
 from oci_hook.cli.cluster_objects import Objects, state_of
 from oci_hook.errors import refuse
-from oci_hook.kube import in_tree
-from oci_hook.kube.disruption import Budget, Budgets
-from oci_hook.kube.explain import Explanation, GpuView, NodeView, explain
+from oci_hook.kube.answers.explain import Explanation, GpuView, NodeView, explain
+from oci_hook.kube.pod.hosts import Hosts
+from oci_hook.kube.preemption.disruption import Budget, Budgets
 
-NO_NODE: dict[str, Any] = {"metadata": {}}
-UNLESS = " if no disruption budget protects them; which there are is not known here"
-SHOWN = 20  # nodes, for people; --json has all
+UNLESS = " if no disruption budget protects them; the budgets could not be read"
+SHOWN = 20  # nodes in the text; --json has all
 
 
 def report(name: str, objects: Objects, budgets: list[Budget] | None) -> output.Report:
-    """name: NAMESPACE/NAME, or NAME in the namespace default. budgets: None where they cannot be known."""
+    """name: NAMESPACE/NAME, or NAME in the namespace default. budgets: None if they cannot be read."""
     namespace, _, short = name.rpartition("/")
     namespace = namespace or "default"
     nodes, pods = objects
@@ -24,9 +23,8 @@ def report(name: str, objects: Objects, budgets: list[Budget] | None) -> output.
             break
     else:
         raise refuse("GH-608", f"there is no pod {namespace}/{short} among {len(pods)} pods; check both names")
-    known = {node["metadata"]["name"]: node for node in nodes}
     protection = Budgets(budgets or (), known=budgets is not None)
-    found = explain(state_of(nodes, pods), obj, lambda name: in_tree.accepts(known.get(name, NO_NODE), obj), protection)
+    found = explain(state_of(nodes, pods), obj, Hosts(nodes, pods), protection)
     return output.Report(as_data(found), lines(found), exit_status=0 if found.node or not found.asks else 1)
 
 
@@ -86,7 +84,8 @@ def node_lines(node: NodeView) -> list[str]:
 
 
 def gpu_line(gpu: GpuView) -> str:
-    free = f"{output.size(gpu.free_mib)} of {output.size(gpu.memory_mib)}, {gpu.free_compute} % compute free"
+    compute = f"{gpu.free_compute} % compute and {gpu.free_offline_compute} % offline compute"
+    free = f"{output.size(gpu.free_mib)} of {output.size(gpu.memory_mib)}, {compute} free"
     line = f"GPU {gpu.address}  {gpu.uuid}  {gpu.name or '-'}  {free}, {output.count(gpu.containers, 'container')}"
     if gpu.given:
         return f"{line}; the pod gets {', '.join(gpu.given)}"

@@ -7,7 +7,7 @@ import click
 from oci_hook.cli import named, output
 from oci_hook.config.settings import load as load_settings
 from oci_hook.core import tiers
-from oci_hook.core.grant import Grant
+from oci_hook.core.grant import Grant, booked_compute
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.terms import AUTO, DRIVER, SHIM
 from oci_hook.discovery import tiers as probed
@@ -35,6 +35,8 @@ def gpus(prefix: str, refresh: bool, probe: bool) -> output.Report:
 
     TIER is how online work gets a GPU back from offline work: 0 before launches, 0.5 also before a kernel that is
     launched already; "-" is not probed. docs/guide/compute-sharing.md
+
+    GRANTED COMPUTE is of 100 % for the classes online and default; class offline has another 100 % of what those leave idle.
 
     The last line says who holds memory limits: the shim in the container alone, or the driver as well.
     """
@@ -74,7 +76,7 @@ def report(
     gpus, rows = [], []
     for gpu in inventory.gpus:
         shares = [share for grant in grants for share in grant.shares if share.uuid == gpu.uuid]
-        memory, compute = sum(s.memory_mib for s in shares), sum(s.compute for s in shares)
+        memory, (compute, offline) = sum(s.memory_mib for s in shares), booked_compute(gpu.uuid, grants)
         tier = tier_of((seen or {}).get(gpu.uuid))
         fields = gpu.fields()
         why = fields.pop("no_limits")
@@ -86,11 +88,12 @@ def report(
                 "tier": tier,
                 "granted_mib": memory,
                 "granted_compute": compute,
+                "granted_offline_compute": offline,
                 "containers": len(shares),
             }
         )
         name = gpu.name + (" (simulated)" if gpu.simulated and "imulated" not in gpu.name else "")
-        granted = (output.size(memory), f"{compute}%", len(shares))
+        granted = (output.size(memory), output.compute(compute, offline), len(shares))
         shown = tier["name"] if tier else "-"
         rows.append((gpu.address, gpu.uuid, name, output.size(gpu.memory_mib), gpu.minor, shown, *granted))
     simulated = ", simulated" if inventory.simulated else ""

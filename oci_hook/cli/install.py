@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from oci_hook.agent import whereabouts
+from oci_hook.agent.serve import whereabouts
 from oci_hook.cli import output, registration
 from oci_hook.config.settings import state_in_use
 from oci_hook.core.layout import AGENT_LOCK, SIM_ROOT, STATE_IN_USE

@@ -5,8 +5,10 @@ import http.client
 import json
 from typing import Any
 
-from oci_hook.agent import options, whereabouts
-from oci_hook.agent.view import Watched, view
+from oci_hook.agent import options
+from oci_hook.agent.serve import whereabouts
+from oci_hook.agent.serve.view import view
+from oci_hook.agent.watched import Watched
 from oci_hook.cli import named
 from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import Inventory

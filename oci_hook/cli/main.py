@@ -74,14 +74,15 @@ ELSEWHERE = {
 
 
 class Absent(click.Command):
-    """Stands for a command of ELSEWHERE that is not installed: whatever follows it, the answer is how to get it."""
+    """Stands for a command that lacks a package: whatever follows it, the answer is what it lacks, and how to get it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, why: str) -> None:
         super().__init__(name, help=SUMMARIES[name], add_help_option=False)
+        self.why = why
         self.context_settings = {"ignore_unknown_options": True, "allow_extra_args": True}
 
     def invoke(self, ctx: click.Context) -> None:
-        raise click.UsageError(ELSEWHERE[self.name or ""])
+        raise click.UsageError(self.why)
 
 
 class LazyGroup(click.Group):
@@ -98,9 +99,13 @@ class LazyGroup(click.Group):
         try:
             command = getattr(__import__(module, fromlist=[attribute]), attribute)
         except ModuleNotFoundError as e:
-            if cmd_name not in ELSEWHERE or e.name != module.partition(".")[0]:
+            missing = (e.name or "").partition(".")[0]
+            if cmd_name in ELSEWHERE and missing == module.partition(".")[0]:
+                return Absent(cmd_name, ELSEWHERE[cmd_name])
+            if missing in ("", "oci_hook", "gpu_hook_simulator"):
                 raise
-            return Absent(cmd_name)
+            why = f"it needs the Python package {missing}, which is missing; Debian and Ubuntu have it as python3-{missing}"
+            return Absent(cmd_name, why)
         assert isinstance(command, click.Command)
         return command
 

@@ -10,6 +10,7 @@ A command returns a Report or raises GhError; it neither prints nor exits itself
 
 import functools
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -45,6 +46,15 @@ class Report:
         self.exit_status = exit_status
 
 
+class Prefix(click.Path):
+    """An absolute path: of an empty or relative one it is not clear which folder was meant."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not os.path.isabs(value):
+            self.fail(f"'{value}' is not an absolute path", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 prefix_option = click.option(
     "--prefix",
     envvar="GPU_HOOK_PREFIX",
@@ -52,14 +62,14 @@ prefix_option = click.option(
     show_default=True,
     show_envvar=True,
     metavar="DIR",
-    type=click.Path(resolve_path=True),
+    type=Prefix(resolve_path=True),
     help="Prefix of the install to work on.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 def cluster_options(option: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a command: add --dump and --kubeconfig, which say where to read the cluster from. option: that uses them."""
+    """Decorate a command: add --dump and --kubeconfig, the two sources of the cluster's objects. option: the one that needs them."""
     dump = f"With {option}: read the cluster from this output of `kubectl get nodes,pods,pdb -A -o json`."
     config = f"With {option}: how to reach the API server. [default: as kubectl, or the pod's service account]"
     path = click.Path(dir_okay=False)
@@ -163,6 +173,11 @@ def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
 def printable(value: object) -> str:
     """A table's cell; "-" if it is empty. Names come from tenants, so escape sequences are not passed on."""
     return "".join(c if c.isprintable() else "?" for c in str(value)) or "-"
+
+
+def compute(booked: int, offline: int) -> str:
+    """What is booked of a GPU's compute, for people."""
+    return f"{booked}%" + (f" and {offline}% offline" if offline else "")
 
 
 def count(n: int, noun: str, plural: str = "") -> str:

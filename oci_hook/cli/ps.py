@@ -41,7 +41,7 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
     ceiling if that is below the whole GPU. STATE says that `freeze` stopped the container, or which container of a
     higher class it waits for, and since when.
 
-    With --cluster, LEDGER is what the pod's node says: `granted`, `not yet` (no container has started), `between starts`,
+    With --cluster, LEDGER is the pod's state on its node: `granted`, `not yet` (no container has started), `between starts`,
     `ending`, `free`, `refused` with the code, or `no decision` for grants that the node made by itself.
     """
     if cluster:

@@ -1,4 +1,4 @@
-"""`gpu-hook ps --cluster`: which pods hold what of which node's GPUs."""
+"""`gpu-hook ps --cluster`: lists the pods' shares of the nodes' GPUs."""
 
 import json
 from typing import Any
@@ -7,8 +7,8 @@ from oci_hook.cli import output
 from oci_hook.cli.cluster_objects import Objects, state_of
 from oci_hook.core import decision
 from oci_hook.core.terms import CLASS_NUMBERS, data_name
-from oci_hook.kube.explain import Held, holders
-from oci_hook.kube.names import ALLOC
+from oci_hook.kube.answers.explain import Held, holders
+from oci_hook.kube.formats.names import ALLOC
 
 HEADER = ("NAMESPACE", "POD", "NODE", "GPU", "UUID", "MEMORY", "COMPUTE", "CLASS", "LEDGER")
 SPARE = ("UUID", "CLASS", "NAMESPACE", "COMPUTE")
@@ -33,7 +33,7 @@ def row(one: Held) -> tuple[object, ...]:
 
 
 def classes(pods: list[dict[str, Any]]) -> dict[str, str]:
-    """UID -> the highest class of the pod's containers, as its decision says."""
+    """UID -> the highest class of the pod's containers, from its decision."""
     found = {}
     for obj in pods:
         text = (obj["metadata"].get("annotations") or {}).get(ALLOC)

@@ -16,6 +16,7 @@ from oci_hook.cli.freeze import frozen
 from oci_hook.cli.top_text import Part, bar, fit, label, name
 from oci_hook.config import settings as node_settings
 from oci_hook.config.settings import Settings
+from oci_hook.core.terms import OFFLINE
 from oci_hook.errors import GhError
 from oci_hook.ledger import admit
 
@@ -175,11 +176,11 @@ class Screen:
         return lines
 
     def shares(self, gpu: dict[str, Any]) -> tuple[list[Part], list[Part]]:
-        """(the parts of its memory bar, those of its compute bar)"""
+        """(the parts of its memory bar, those of its compute bar, which is not class offline's)"""
         on = [(c, s) for c in self.node["containers"] for s in c["gpus"] if s["uuid"] == gpu["uuid"]]
         total = max(1, gpu["memory_mib"])
         memory = [(s["memory_mib"] / total, self.colour(c["key"]), label(c)) for c, s in on]
-        limited = [(c, s) for c, s in on if s["compute"] and not s["whole"]]
+        limited = [(c, s) for c, s in on if s["compute"] and not s["whole"] and c["class"] != OFFLINE]
         return memory, [(s["compute"] / 100, self.colour(c["key"]), label(c)) for c, s in limited]
 
     def gpu(self, gpu: dict[str, Any], width: int) -> list[RenderableType]:
@@ -188,7 +189,7 @@ class Screen:
         if gpu["error"]:
             head.append(f"  {output.printable(gpu['error'])}", "red")
         granted = f" {output.size(gpu['granted_mib'])} of {output.size(gpu['memory_mib'])}"
-        share = f" {gpu['granted_compute']}%"
+        share = f" {output.compute(gpu['granted_compute'], gpu['granted_offline_compute'])}"
         if width >= NARROW:
             granted += "" if gpu["used_mib"] is None else f", {output.size(gpu['used_mib'])} used"
             share += "" if gpu["utilization"] is None else f", busy {gpu['utilization']}%"

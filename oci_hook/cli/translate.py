@@ -9,8 +9,8 @@ from oci_hook.core import dialects
 from oci_hook.core.dialects import qgpu
 from oci_hook.core.rules import Rules
 from oci_hook.errors import GhError, refuse
-from oci_hook.kube import translate as kube
-from oci_hook.kube.words import Pod
+from oci_hook.kube.manifests import translate as kube
+from oci_hook.kube.pod.translate_pod import Pod
 
 
 @click.command()

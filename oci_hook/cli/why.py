@@ -1,5 +1,5 @@
-"""`gpu-hook why`: why a container was refused or is slow, with figures, and the smallest change that would help; and which
-moves would make room in a cluster."""
+"""`gpu-hook why`: explains why a container was refused or is slow, with figures and the smallest change that would help.
+With --cluster it proposes moves that make room in a cluster."""
 
 import time
 from typing import Any
@@ -13,7 +13,7 @@ from oci_hook.core.allocate import Refusal, allocate
 from oci_hook.core.request import Request, parse
 from oci_hook.core.request_data import from_data
 from oci_hook.core.suggest import changes
-from oci_hook.core.terms import CLASS_NUMBERS
+from oci_hook.core.terms import CLASS_NUMBERS, compute_of
 from oci_hook.errors import refuse
 from oci_hook.ledger import admit, store
 from oci_hook.ledger import inventory as cache
@@ -36,10 +36,10 @@ WAITS = {  # by the gate's mode: what the container's launches do
 @click.argument("container", default="")
 @click.option("--annotation", "-a", multiple=True, metavar="K=V", help="Ask about a container with this annotation.")
 @click.option("--cluster", is_flag=True, help="Propose moves of the cluster's pods instead.")
-@click.option("--pod", default="", metavar="NAMESPACE/NAME", help="With --cluster: so that this waiting pod has room.")
-@click.option("--defrag", is_flag=True, help="With --cluster: so that as many GPUs as possible are free.")
+@click.option("--pod", default="", metavar="NAMESPACE/NAME", help="With --cluster: make room for this waiting pod.")
+@click.option("--defrag", is_flag=True, help="With --cluster: free as many GPUs as possible.")
 @click.option(
-    "--moves", type=click.IntRange(0, 1000), metavar="N", help="With --cluster: at most so many. [default: 20]"
+    "--moves", type=click.IntRange(0, 1000), metavar="N", help="With --cluster: the most moves. [default: 20]"
 )
 @output.cluster_options("--cluster")
 @output.answers
@@ -59,16 +59,16 @@ def why(
     CONTAINER is an id, the beginning of an id, or a name. To ask about a container that does not exist yet, describe it
     by its annotations.
 
-    With --cluster: the fewest pods to delete, in order, and where their owners should make them anew, so that a waiting
-    pod has room, or the most GPUs are free. Nothing is changed. Pods stay that nobody would make anew, that have whole
-    GPUs or nodes, or that a PodDisruptionBudget keeps. `explain --pod` has each node's figures. Exit status 1: no moves
+    With --cluster: proposes a few pods to delete, in order, and the places for their replacements, so that a waiting pod
+    has room or GPUs become free. Changes nothing. A pod is never moved if no owner would recreate it, if it has whole GPUs
+    or nodes, or if a PodDisruptionBudget protects it. `explain --pod` shows each node's figures. Exit status 1: no moves
     give the pod room.
     """
     if cluster or pod or defrag or moves is not None or dump or kubeconfig:
         if not cluster or container or annotation or bool(pod) == defrag:
-            raise click.UsageError("--cluster wants a waiting pod by --pod, or --defrag, and no container")
+            raise click.UsageError("--cluster takes --pod or --defrag, and no container")
         from oci_hook.cli import cluster_objects, why_cluster  # the cluster's part: not for every use
-        from oci_hook.kube.defrag import MOST_MOVES
+        from oci_hook.kube.moves.defrag import MOST_MOVES
 
         most = MOST_MOVES if moves is None else moves
         return why_cluster.report(pod, most, *cluster_objects.read_with_budgets(dump, kubeconfig))
@@ -236,10 +236,12 @@ def neighbours(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -
     if not others or share["whole"]:
         return []
     kind = "booked, and class online competes freely" if c.get("competes") else "guaranteed"
-    own = f"{share['compute']} % compute is {kind}" if share["compute"] else "no compute is guaranteed"
+    own = f"{share['compute']} % {compute_of(c['class'])} is {kind}" if share["compute"] else "no compute is guaranteed"
     verb = "shares" if len(others) == 1 else "share"
     beside = f"{output.count(len(others), 'other container')} {verb} the GPU"
-    found = [f"{own}; {beside}, with {sum(s['compute'] for _, s in others)} % guaranteed"]
+    what = compute_of(c["class"])
+    theirs = sum(s["compute"] for o, s in others if compute_of(o["class"]) == what)
+    found = [f"{own}; {beside}, with {theirs} % guaranteed"]
     higher = [output.short(o["id"]) for o, _ in others if rank(o["class"]) > rank(c["class"])]
     if higher:
         found.append(f"containers of a higher class come first: {', '.join(higher[:3])}")

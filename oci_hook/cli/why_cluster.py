@@ -1,4 +1,4 @@
-"""`gpu-hook why --cluster`: the fewest moves of pods that give a waiting pod room, or free the most GPUs."""
+"""`gpu-hook why --cluster`: proposes a few moves of pods that make room for a waiting pod, or free GPUs."""
 
 import time
 from typing import Any
@@ -7,24 +7,24 @@ from oci_hook.cli import output
 from oci_hook.cli.cluster_objects import Objects, state_of
 from oci_hook.core.units import show
 from oci_hook.errors import Problem, refuse
-from oci_hook.kube import defrag
-from oci_hook.kube.choose import Question
-from oci_hook.kube.defrag import Move, Plan
-from oci_hook.kube.disruption import Budget
-from oci_hook.kube.hosts import Hosts, requests
-from oci_hook.kube.movable import movers
-from oci_hook.kube.pods import ENDED, words
-from oci_hook.kube.state import ClusterState
+from oci_hook.kube.moves import defrag
+from oci_hook.kube.moves.defrag import Move, Plan
+from oci_hook.kube.moves.movable import movers
+from oci_hook.kube.placing.choose import Question
+from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.pod.asked import ENDED, words
+from oci_hook.kube.pod.hosts import Hosts, requests
+from oci_hook.kube.preemption.disruption import Budget
 
-SECONDS = 5.0  # of processor time for the search, so that a busy machine gets the same answer; reading the cluster comes before
+SECONDS = 5.0  # of processor time for the search, so that a busy machine gets the same answer
 NO_BUDGETS = (
-    "no PodDisruptionBudgets are known, so none is kept to: a dump has them by `kubectl get nodes,pods,pdb -A -o json`,"
-    " and the API server lists them to whom it allows that"
+    "no PodDisruptionBudgets were read, so these moves may violate one: allow `list` on them, or dump them, too, by"
+    " `kubectl get nodes,pods,pdb -A -o json`"
 )
 
 
 def report(name: str, most: int, objects: Objects, budgets: list[Budget] | None) -> output.Report:
-    """name: NAMESPACE/NAME of a waiting pod, or NAME in the namespace default; "" to free GPUs. most: moves."""
+    """name: NAMESPACE/NAME of a waiting pod, or NAME in the namespace default; "" to free GPUs. most: moves to propose."""
     nodes, pods = objects
     obj = waiting(name, pods) if name else None
     state = state_of(nodes, pods)
@@ -43,7 +43,7 @@ def report(name: str, most: int, objects: Objects, budgets: list[Budget] | None)
                 state, found, hosts.free, question, allowed, needs, lambda: time.process_time() > end, most
             )
     except (KeyError, TypeError, AttributeError) as e:
-        raise refuse("GH-608", f"a node or pod is not as the API server has it: {type(e).__name__} {e}") from None
+        raise refuse("GH-608", f"a node or pod has an unexpected form: {type(e).__name__} {e}") from None
     warnings = [Problem("GH-608", NO_BUDGETS)] if budgets is None else []
     status = 0 if obj is None or plan.reached else 1
     data = as_data(name, plan, fixed, addresses)
@@ -56,9 +56,9 @@ def waiting(name: str, pods: list[dict[str, Any]]) -> dict[str, Any]:
     for obj in pods:
         if (obj["metadata"].get("namespace"), obj["metadata"]["name"]) == wanted:
             if node := (obj.get("spec") or {}).get("nodeName"):
-                raise refuse("GH-608", f"pod {show(name)} is on node {node}; moves are proposed for pods that wait")
+                raise refuse("GH-608", f"pod {show(name)} is on node {node}; moves are proposed only for waiting pods")
             if (obj.get("status") or {}).get("phase") in ENDED:
-                raise refuse("GH-608", f"pod {show(name)} has ended; moves are proposed for pods that wait")
+                raise refuse("GH-608", f"pod {show(name)} has ended; moves are proposed only for waiting pods")
             return obj
     raise refuse("GH-608", f"there is no pod {show('/'.join(wanted))} among {len(pods)} pods; check both names")
 
@@ -68,12 +68,12 @@ def question_of(obj: dict[str, Any], name: str) -> Question:
     if not question.asks:
         raise refuse("GH-608", f"pod {show(name)} asks for no GPU")
     if question.pod.whole_node:
-        raise refuse("GH-609", f"pod {show(name)} wants a node of its own; no moves are proposed for that")
+        raise refuse("GH-609", f"pod {show(name)} needs a node of its own; no moves are proposed for such pods")
     return question
 
 
 def addresses_of(state: ClusterState) -> dict[tuple[str, str], str]:
-    """(node, GPU's UUID) -> the GPU's number on its node, for the nodes that can be chosen."""
+    """(node, GPU's UUID) -> the GPU's number on its node, for all nodes that may be chosen."""
     return {
         (name, gpu.uuid): gpu.address for name in state.cut.rooms for gpu in state.inventory(state.nodes[name]).gpus
     }
@@ -123,9 +123,9 @@ def lines(name: str, most: int, plan: Plan, fixed: dict[str, int], addresses: di
             f"  then {name} has room on {at(plan.place.node, tuple(dict.fromkeys(r.uuid for r in plan.place.rows)))}"
         )
     if plan.moves:
-        shown.append("to move a pod, delete it; wait until its successor runs in the new place before the next one")
+        shown.append("to move a pod, delete it; before the next move, wait until its replacement runs in the new place")
         if any(move.instead not in ("", move.to_node) for move in plan.moves):
-            shown.append("where the controller would choose another node, cordon that one meanwhile")
+            shown.append("if the controller would choose another node, cordon that node until the replacement runs")
     if fixed and (plan.moves or not plan.reached):
         shown.append("not moved:")
         shown += [f"  {output.count(count, 'pod')} {why}" for why, count in sorted(fixed.items())]
@@ -138,17 +138,17 @@ def head(name: str, most: int, plan: Plan) -> str:
     upto = f"series of up to {output.count(most, 'move')}"
     if name:
         if not plan.reached:
-            sure = f"no {upto} gives" if plan.proven else "no moves were found in time that would give"
+            sure = f"no {upto} gives" if plan.proven else "no moves were found that would give"
             return f"pod {name} waits, and {sure} it room"
         if not plan.moves:
-            return f"pod {name} has room without any move"
-        sure = "fewer are not enough" if plan.proven else "found; fewer may be enough"
+            return f"pod {name} has room without a move"
+        sure = "the fewest possible" if plan.proven else "fewer may be enough"
         return f"pod {name} has room after {moves} ({sure})"
     gpus = output.count(before, "GPU")
     if not plan.moves:
-        sure = f"no {upto} frees another" if plan.proven else "no moves were found in time that free another"
+        sure = f"no {upto} frees another" if plan.proven else "no moves were found that free another"
         return f"{gpus} without a container, and {sure}"
-    sure = "more is not possible with so many" if plan.proven else "found; others may free more"
+    sure = "so many moves free no more" if plan.proven else "fewer may be enough, and others may free more"
     return f"{gpus} without a container, {after} after {moves} ({sure})"
 
 
@@ -158,4 +158,4 @@ def move_line(move: Move, at: Any) -> str:
     if not move.instead:
         return line
     other = "other GPUs of that node" if move.instead == move.to_node else f"node {move.instead}"
-    return f"{line}; without help the controller would choose {other}"
+    return f"{line}; on its own, the controller would choose {other}"

@@ -10,6 +10,7 @@ from oci_hook.config.settings import read_own
 from oci_hook.core import decided, decision
 from oci_hook.core.decided import NodeKeys
 from oci_hook.core.layout import ALLOC, CLUSTER_KEYS
+from oci_hook.core.request import without_gpu
 from oci_hook.errors import refuse
 from oci_hook.oci import annotations as oci_annotations
 from oci_hook.oci import fastjson, request_mounts
@@ -32,7 +33,8 @@ def obeyed(
     request: "Request", spec: "Spec", annotations: dict[str, str], settings: "Settings"
 ) -> "tuple[Request, tuple[DecidedShare, ...] | None]":
     """The request under the decision's terms, and the decided shares; None where this node chooses by itself: no GPU is
-    asked for, the pod is from a static manifest, or the setting is `local` and there is no decision or no key.
+    asked for, the pod is from a static manifest, or the setting is `local` and there is no decision or no key. A container
+    that came after the decision (`kubectl debug`) gets no GPU.
 
     spec: as it was before gpu-hook edited it. annotations: the spec's, or the state document's.
     Raises ClusterError GH-601 to GH-604, GH-606.
@@ -54,6 +56,8 @@ def obeyed(
     found = read(text)
     decided.verify(found, oci_annotations.pod_uid(annotations, cgroups_path(spec)), known)
     name = oci_annotations.own_container_name(annotations)
+    if decided.came_later(found, name, annotations):
+        return without_gpu(request.terms, narrow_to=()), None
     shares = decided.shares_of(found, name)
     return under_terms(request, found, name, spec, annotations, settings), shares
 

@@ -171,7 +171,6 @@ AGENT = (
     "agent.namespace",
     "agent.controller_token",
     "agent.device_plugins",
-    "agent.interference",
 )
 
 READERS: "dict[str, Reader]" = {

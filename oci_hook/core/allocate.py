@@ -2,8 +2,9 @@
 
 The grants on a GPU put it in one of four states: free; shared, by containers with limits; whole, by containers without
 limits (possible with `whole_gpus: shared`); or exclusive to one container. Four things never happen: the limits exceed
-the GPU's memory less `memory_reserve`; the guarantees exceed 100 %; a second container gets an exclusive GPU; containers
-with and without limits get the same GPU.
+the GPU's memory less `memory_reserve`; the guarantees of class offline, or those of the other classes, exceed 100 %; a second
+container gets an exclusive GPU; containers with and without limits get the same GPU. Class offline is booked apart since it
+has only what the other classes leave idle: a guarantee of it is a share among the offline containers.
 
 Among the GPUs that have room, the placement policy decides which comes first (core/rules.py). A container that states
 the longest preemption delay it tolerates gets no GPU where a container of a lower class is known to take longer.
@@ -18,7 +19,7 @@ from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.policy_page import MAX_GPUS
 from oci_hook.core.request import Request
 from oci_hook.core.rules import Rules, order_of, preference
-from oci_hook.core.terms import CLASS_NUMBERS, GpuRequest
+from oci_hook.core.terms import CLASS_NUMBERS, OFFLINE, GpuRequest, compute_of
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     Bounds = tuple[tuple[str, str, int], ...]
 
 NO_BOUNDARY = "cannot have the driver's memory limit"
+MOST_GIB = 80  # a number up to this, without its unit, is rather meant in GiB
 TOO_SMALL = "for a program's context alone"  # the context counts against the limit, so no program could run
 UNMET = "does not meet"
 DISAGREES = "are not"  # a share that is said twice, in per cent and in MiB
@@ -53,23 +55,28 @@ class Refusal(Value):
 
 
 class Usage(Value):
-    """What the grants leave of one GPU. free_mib, free_compute: what can still be granted. containers: how many grants are
-    on it. alone: one container has it exclusively. whole: its containers have no limits."""
+    """What the grants leave of one GPU. free_mib: what can still be granted. free_compute, free_offline: what guarantees of
+    the classes online and default, and of class offline, can still have. containers: how many grants are on it. alone: one
+    container has it exclusively. whole: its containers have no limits."""
 
     gpu: Gpu
     free_mib: int
     free_compute: int
+    free_offline: int
     containers: int
     alone: bool
     whole: bool
 
+    def compute_for(self, priority_class: str) -> int:
+        return self.free_offline if priority_class == OFFLINE else self.free_compute
+
 
 def usage(inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tuple[Usage, ...]:
     """What these grants leave of each GPU, in inventory order."""
-    taken: dict[str, list[tuple[Share, bool]]] = {}
+    taken: dict[str, list[tuple[Share, Grant]]] = {}
     for grant in grants:
         for share in grant.shares:
-            taken.setdefault(share.uuid, []).append((share, grant.exclusive))
+            taken.setdefault(share.uuid, []).append((share, grant))
     return tuple(_usage(gpu, taken.get(gpu.uuid, []), rules) for gpu in inventory.gpus)
 
 
@@ -100,7 +107,7 @@ def allocate(
     if problems:
         return Refusal(problems)
     placement = placement_of(request, rules)
-    order = sorted(range(len(uses)), key=lambda i: preference(placement, uses[i]))
+    order = sorted(range(len(uses)), key=lambda i: preference(placement, uses[i], request.terms.priority_class))
     # For each GPU that is asked for: the GPUs that it may be and that have room, the preferred one first.
     late = [_late(use, request, grants, bounds) for use in uses]
     unmet = [_unmet(request, inventory, use.gpu) for use in uses]
@@ -138,20 +145,27 @@ def allocate(
     return Allocation(shares, alone, tuple(notes))
 
 
-def _usage(gpu: Gpu, taken: list[tuple[Share, bool]], rules: Rules) -> Usage:
-    """taken: the shares of this GPU, and whether their grant is exclusive."""
-    memory = compute = 0
+def _usage(gpu: Gpu, taken: list[tuple[Share, Grant]], rules: Rules) -> Usage:
+    """taken: the shares of this GPU with their grants."""
+    memory = compute = offline = containers = 0
     alone = whole = False
-    for share, exclusive in taken:
-        if exclusive or (share.whole and rules.whole_gpus == "exclusive"):
+    for share, grant in taken:
+        # Compute alone belongs to another container, which runs at another time than one of its pod's of another class.
+        containers += bool(share.whole or share.memory_mib or not share.compute)
+        if grant.exclusive or (share.whole and rules.whole_gpus == "exclusive"):
             alone = True
         elif share.whole:
             whole = True
         else:
             memory += share.memory_mib
-            compute += share.compute
-    free = 0 if alone or whole else max(0, gpu.memory_mib - rules.reserve(gpu.memory_mib) - memory)
-    return Usage(gpu, free, 0 if alone or whole else max(0, 100 - compute), len(taken), alone, whole)
+            if grant.terms.priority_class == OFFLINE:
+                offline += share.compute
+            else:
+                compute += share.compute
+    if alone or whole:
+        return Usage(gpu, 0, 0, 0, containers, alone, whole)
+    free = max(0, gpu.memory_mib - rules.reserve(gpu.memory_mib) - gpu.missing_mib - memory)
+    return Usage(gpu, free, max(0, 100 - compute), max(0, 100 - offline), containers, alone, whole)
 
 
 def wishes_of(
@@ -196,8 +210,9 @@ def wishes_of(
     room = min(len(allowed), MAX_GPUS)
     if len(wishes) > room and not problems:
         where = "the node has" if allowed == every else "the container's own env leaves"
+        where += f" {len(allowed)}" + (f", and one container can have {MAX_GPUS}" if len(allowed) > MAX_GPUS else "")
         count = "1 GPU is" if len(wishes) == 1 else f"{len(wishes)} GPUs are"
-        what = f"{count} asked for, {where} {room}; ask for at most {room}"
+        what = f"{count} asked for, {where}; ask for at most {room}"
         problems.append(Problem("GH-203", what))
     return wishes, allowed, tuple(problems)
 
@@ -317,15 +332,18 @@ def _obstacle(use: Usage, wish: GpuRequest, request: Request, rules: Rules) -> s
         asked = wish.memory[1] if wish.memory else 0
         return f"{name} has {use.gpu.memory_mib} MiB, of which {request.same_percent} % {DISAGREES} {asked} MiB"
     if need.memory_mib < use.gpu.context_mib:
-        return f"{name} takes {use.gpu.context_mib} MiB {TOO_SMALL}, {need.memory_mib} MiB asked"
+        unit = f" (did you mean {need.memory_mib}Gi?)" if need.memory_mib <= MOST_GIB else ""
+        return f"{name} takes {use.gpu.context_mib} MiB {TOO_SMALL}, {need.memory_mib} MiB asked{unit}"
     if use.whole:
         return f"{name} has {containers} without limits"
     if need.memory_mib > use.free_mib:
         most = max(0, use.gpu.memory_mib - rules.reserve(use.gpu.memory_mib))
         never = f"; it has {most} MiB to grant" if need.memory_mib > most else ""
-        return f"{name} has {use.free_mib} of {use.gpu.memory_mib} MiB free, {need.memory_mib} MiB asked{never}"
-    if need.compute > use.free_compute:
-        return f"{name} has {use.free_compute} of 100 % compute free, {need.compute} % asked"
+        lost = f" ({use.gpu.missing_mib} MiB are in use by nobody who can be told)" if use.gpu.missing_mib else ""
+        return f"{name} has {use.free_mib} of {use.gpu.memory_mib} MiB free{lost}, {need.memory_mib} MiB asked{never}"
+    free, what = use.compute_for(request.terms.priority_class), compute_of(request.terms.priority_class)
+    if need.compute > free:
+        return f"{name} has {free} of 100 % {what} free, {need.compute} % asked"
     return ""
 
 

@@ -1,10 +1,10 @@
 """Changes the limits in a living grant: `gpu-hook set`. Pure; a change that does not fit raises and changes nothing."""
 
-from oci_hook.core.allocate import TOO_SMALL, memory_of, round_up, usage
+from oci_hook.core.allocate import TOO_SMALL, Usage, memory_of, round_up, usage
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.rules import Rules
-from oci_hook.core.terms import Terms
+from oci_hook.core.terms import Terms, compute_of
 from oci_hook.core.value import Value
 from oci_hook.errors import NoRoomError, Problem, RequestError, refuse
 
@@ -24,15 +24,15 @@ def changed(grant: Grant, wish: GrantChange, inventory: Inventory, others: tuple
 
     Raises RequestError GH-103, NoRoomError GH-201, GH-202 (a GPU that is no longer there), ApplyError GH-411.
     """
+    gpus = {gpu.uuid: gpu for gpu in inventory.gpus}
+    there = {use.gpu.uuid: use for use in usage(inventory, others, rules)}
     if wish.replace(priority_class=None) == GrantChange():
-        return _of_class(grant, wish)
+        return _of_class(grant, wish, there)
     if not grant.shares or any(share.whole for share in grant.shares):
         what = "has its GPUs whole, without limits" if grant.shares else "has no GPU"
         raise refuse("GH-411", f"container {grant.who.id[:64]} {what}; only its class can be set")
     policy = _policy(grant, wish, rules)
     after = grant.replace(terms=_terms(grant, policy, wish))
-    gpus = {gpu.uuid: gpu for gpu in inventory.gpus}
-    there = {use.gpu.uuid: use for use in usage(inventory, others, rules)}
     shares, problems = [], []
     for share in grant.shares:
         if share.uuid not in gpus:
@@ -48,9 +48,7 @@ def changed(grant: Grant, wish: GrantChange, inventory: Inventory, others: tuple
         if new.memory_mib > max(use.free_mib, share.memory_mib):
             why = f"no room: {name} has {use.free_mib} of {gpu.memory_mib} MiB for it beside the others"
             problems.append(Problem("GH-201", f"{why}, {new.memory_mib} asked; ask for at most {use.free_mib}"))
-        if new.compute > max(use.free_compute, share.compute):
-            why = f"no room: {name} has {use.free_compute} of 100 % compute for it beside the others"
-            problems.append(Problem("GH-201", f"{why}, {new.compute} asked; ask for at most {use.free_compute}"))
+        problems += _short(grant, after, share, new, use)
     if problems:
         raise NoRoomError(*problems)
     return after.replace(shares=tuple(shares))
@@ -60,9 +58,23 @@ def _terms(grant: Grant, policy: str, wish: GrantChange) -> Terms:
     return grant.terms.replace(policy=policy, priority_class=wish.priority_class or grant.terms.priority_class)
 
 
-def _of_class(grant: Grant, wish: GrantChange) -> Grant:
+def _short(grant: Grant, after: Grant, share: Share, new: Share, use: Usage) -> list[Problem]:
+    """What the changed share asks of the compute for its class and does not get. What it has already it keeps."""
+    before, then = compute_of(grant.terms.priority_class), compute_of(after.terms.priority_class)
+    free = use.compute_for(after.terms.priority_class)
+    if new.compute <= max(free, share.compute if before == then else 0):
+        return []
+    why = f"no room: GPU {use.gpu.index} {use.gpu.uuid} has {free} of 100 % {then} for it beside the others"
+    return [Problem("GH-201", f"{why}, {new.compute} asked; ask for at most {free}")]
+
+
+def _of_class(grant: Grant, wish: GrantChange, there: dict[str, Usage]) -> Grant:
     """The grant with another class alone. The ceiling that fixed-share implies comes or goes with it."""
     after = grant.replace(terms=_terms(grant, grant.terms.policy, wish))
+    limited = [share for share in grant.shares if not share.whole and share.uuid in there]
+    problems = [problem for share in limited for problem in _short(grant, after, share, share, there[share.uuid])]
+    if problems:
+        raise NoRoomError(*problems)
     if after.competes == grant.competes or after.terms.policy != "fixed-share":
         return after
     shares = [s.replace(compute_limit=100 if after.competes else s.compute or 100) for s in grant.shares]

@@ -65,6 +65,7 @@ def from_annotations(
         return []
     if too_large(annotations, [*ours, *(key for _, _, key in foreign)], problems):
         return []
+    container = container or name_by_podman(ours)
     addressed = is_addressed(annotations, container, problems)
     found: list[Wish] = []
     native = dialects.table(dialects.NATIVE)
@@ -273,9 +274,19 @@ def container_names(annotations: dict[str, str], decode: "Decode" = no_json) -> 
 
 
 def split(key: str) -> tuple[str, str | None]:
-    """Splits KEY.CONTAINER, without our prefix, into (KEY, CONTAINER); CONTAINER is None without a dot. No KEY has a dot."""
-    name, dot, suffix = key[len(PREFIX_KEY) :].partition(".")
-    return name, suffix if dot else None
+    """Splits KEY.CONTAINER, without our prefix, into (KEY, CONTAINER); CONTAINER is None without a dot. No KEY has a dot.
+    `podman generate kube` writes KEY/CONTAINER."""
+    name = key[len(PREFIX_KEY) :]
+    mark = "/" if "/" in name else "."
+    name, found, suffix = name.partition(mark)
+    return name, suffix if found else None
+
+
+def name_by_podman(ours: list[str]) -> str:
+    """The container that `podman play kube` means by KEY/CONTAINER, since it tells the runtime no name: the only one that
+    has such keys; else ""."""
+    named = {split(key)[1] or "" for key in ours if "/" in key[len(PREFIX_KEY) :]}
+    return named.pop() if len(named) == 1 else ""
 
 
 def read(
@@ -387,7 +398,7 @@ def is_addressed(annotations: dict[str, str], container: str, problems: list[Pro
 
 def is_suffix(key: str, suffix: str, container: str, problems: list[Problem]) -> bool:
     if not is_name(suffix):
-        problems.append(Problem("GH-102", f"{show_key(key)}: what follows the first dot is not a container name"))
+        problems.append(Problem("GH-102", f"{show_key(key)}: what follows the key is not a container name"))
         return False
     if not container:
         problems.append(nameless(key))

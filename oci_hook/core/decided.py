@@ -5,7 +5,7 @@ asks for. Pure; oci_hook/config/cluster.py reads what it needs.
 from oci_hook.core import decision, hmac_sha256
 from oci_hook.core.allocate import share_of, wishes_of
 from oci_hook.core.decision import DecidedShare, Decision
-from oci_hook.core.layout import ALLOC
+from oci_hook.core.layout import ALLOC, PREFIX_KEY
 from oci_hook.core.terms import GpuRequest
 from oci_hook.core.units import show
 from oci_hook.core.value import Value
@@ -13,6 +13,8 @@ from oci_hook.errors import NoRoomError, refuse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from oci_hook.core.grant import Share
     from oci_hook.core.inventory import Inventory
     from oci_hook.core.request import Request
@@ -46,6 +48,13 @@ def verify(found: Decision, uid: str, known: NodeKeys) -> None:
         raise refuse("GH-602", f"{ALLOC} was signed with key {found.generation}, which is no longer valid; {ANEW}")
     if not hmac_sha256.same(hmac_sha256.hexdigest(key, decision.signed_text(found).encode()), found.sig):
         raise refuse("GH-602", f"{ALLOC} has a signature that is not the controller's; {ANEW}")
+
+
+def came_later(found: Decision, container: str, annotations: "Mapping[str, str]") -> bool:
+    """True for a container that a verified decision lacks, and that only the whole pod's keys ask for. All others of a pod are
+    decided at once, so it is an ephemeral one (Kubernetes, `pods/ephemeralcontainers`)."""
+    own = any(key.startswith(PREFIX_KEY) and key.endswith(f".{container}") for key in annotations)
+    return bool(container) and found.shares(container) is None and not own
 
 
 def shares_of(found: Decision, container: str) -> tuple[DecidedShare, ...]:

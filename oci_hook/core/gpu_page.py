@@ -1,15 +1,16 @@
 """The GPU page: which containers share a GPU, and how. shim/pages/gpu_page.h has the same layout.
 
 A weight is a part of the GPU in hundredths of a per cent. A container with a guarantee has its per cent as weight. The
-containers without one divide what all guarantees leave, in equal parts and at least one per cent together, so that none
-of them starves. Weights count among containers of one class. Those of class online that compete freely (Grant.competes)
-have equal ones, whatever they have booked.
+containers without one divide what the guarantees leave, in equal parts and at least one per cent together, so that none
+of them starves; guarantees of class offline leave less to offline containers alone, and the others' to the others. Weights
+count among containers of one class. Those of class online that compete freely (Grant.competes) have equal ones, whatever they
+have booked.
 """
 
 from struct import Struct
 
 from oci_hook.core.grant import Grant, Share
-from oci_hook.core.terms import CLASS_NUMBERS, ONLINE
+from oci_hook.core.terms import CLASS_NUMBERS, OFFLINE, ONLINE
 
 MAGIC = 0x3130555047504847
 VERSION = 1
@@ -53,8 +54,11 @@ def weights(uuid: str, grants: tuple[Grant, ...]) -> dict[int, int]:
     """The weight of each container on the GPU, by Share.slot."""
     there = on_gpu(uuid, grants)
     booked = {share.slot: guaranteed(grant, share) for grant, share in there}
-    equal = _part(100 - sum(booked.values()), sum(not percent for percent in booked.values()))
-    found = {slot: percent * ONE_PERCENT or equal for slot, percent in booked.items()}
+    offline = {share.slot for grant, share in there if grant.terms.priority_class == OFFLINE}
+    found = {}
+    for some in (offline, booked.keys() - offline):
+        equal = _part(100 - sum(booked[slot] for slot in some), sum(not booked[slot] for slot in some))
+        found.update({slot: booked[slot] * ONE_PERCENT or equal for slot in some})
     online = {share.slot: grant.competes for grant, share in there if grant.terms.priority_class == ONLINE}
     if any(online.values()):
         free = [slot for slot, competes in online.items() if competes or not booked[slot]]

@@ -1,7 +1,11 @@
 """A grant: the GPUs and shares of one container, whose it is, and how long it counts."""
 
-from oci_hook.core.terms import ONLINE, Terms
+from oci_hook.core.terms import OFFLINE, ONLINE, Terms
 from oci_hook.core.value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Share(Value):
@@ -85,3 +89,12 @@ class Grant(Value):
     def competes(self) -> bool:
         """Its compute is only booked in the ledger: it shares by competition with others of class online."""
         return self.online_competes and self.terms.priority_class == ONLINE
+
+
+def booked_compute(uuid: str, grants: "Iterable[Grant]") -> tuple[int, int]:
+    """What these have booked of a GPU's compute, in per cent: those of the classes online and default, and those of class
+    offline, of 100 each (core/allocate.py)."""
+    found = [0, 0]
+    for grant in grants:
+        found[grant.terms.priority_class == OFFLINE] += sum(s.compute for s in grant.shares if s.uuid == uuid)
+    return found[0], found[1]

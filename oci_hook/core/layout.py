@@ -36,6 +36,7 @@ OPEN_MODE = 0o1777  # runc 1.1.5 gives a tmpfs the mode of the folder that it co
 SETTINGS_YAML = "etc/settings.yaml"
 CLUSTER_SETTINGS = "etc/cluster.yaml"  # the settings that the cluster has for this node; the reporter writes it
 CLUSTER_KEYS = "etc/cluster.json"  # the node's name and keys in its cluster; the reporter writes it
+INSTALLED = LIB_DIR + "/installed"  # the files that the install laid, one path below the prefix on each line
 STATE_IN_USE = "etc/state_dir"  # the state directory that the install uses, one line
 
 # In the state directory (tmpfs).
@@ -45,6 +46,7 @@ MESSAGES_DIR = "messages"  # to containers, until they are delivered (ledger/mes
 SHARE_STATE = "share"  # UUID/slot/NN: a tmpfs of its own per GPU
 INVENTORY = "inventory.json"
 TIERS = "tiers.json"  # what `gpu-hook gpus --probe` found
+UNLISTED = "unlisted.json"  # MiB by UUID that the agent found in use by nobody who can be told (ledger/inventory.py)
 EVENTS = "events"  # lines of JSON; EVENTS.1 the older ones
 BOUNDARY_DIR = "boundary"  # KEY: which limits the driver was told for this grant; lock (boundary/records.py)
 BOUNDARY_SOCKET = "boundary.sock"  # boundary/server.py listens there

@@ -94,8 +94,7 @@ def build(given: validate.Given, narrow_to: tuple[str, ...] | None, rules: "Rule
     if declined == VOID:
         return None
     if declined or narrow_to == ():
-        without_gpu = terms.replace(preempt_tolerance_us=None, imex_channels=())
-        return Request((), without_gpu, placement=placement, narrow_to=narrow_to)
+        return without_gpu(terms, placement, narrow_to)
 
     validate.check_count(given)
     validate.memory_request(given)
@@ -119,6 +118,13 @@ def build(given: validate.Given, narrow_to: tuple[str, ...] | None, rules: "Rule
         narrow_to,
         given.same_percent,
         validate.required(given),
+    )
+
+
+def without_gpu(terms: Terms, placement: str | None = None, narrow_to: tuple[str, ...] | None = None) -> Request:
+    """For a container that gets driver files but no GPU."""
+    return Request(
+        (), terms.replace(preempt_tolerance_us=None, imex_channels=()), placement=placement, narrow_to=narrow_to
     )
 
 

@@ -58,14 +58,14 @@ class Rules(Value):
         return self.online_competes and priority_class == ONLINE
 
 
-# The placement policies: name -> sort key of a GPU's usage. Of the GPUs that have room, the one with the smallest key is
-# chosen, and of equal ones that with the lowest index. To add a policy: a row here, and its name in the reference pages of
-# annotations and settings.
-ORDERS: "dict[str, Callable[[Usage], tuple[int, ...]]]" = {
+# The placement policies: name -> sort key of a GPU's usage and its free compute for the container's class. Of the GPUs that have
+# room, the one with the smallest key is chosen, and of equal ones that with the lowest index. To add a policy: a row here, and
+# its name in the reference pages of annotations and settings.
+ORDERS: "dict[str, Callable[[Usage, int], tuple[int, ...]]]" = {
     # A GPU in use before a free one, then the least free memory, then the least free compute.
-    "binpack": lambda use: (int(not use.containers), use.free_mib, use.free_compute),
+    "binpack": lambda use, compute: (int(not use.containers), use.free_mib, compute),
     # The most free memory, then the most free compute, then the fewest containers.
-    "spread": lambda use: (-use.free_mib, -use.free_compute, use.containers),
+    "spread": lambda use, compute: (-use.free_mib, -compute, use.containers),
 }
 BY_CLASS = "by-class"  # only as the node's setting: OF_CLASS has the policy for the container's class
 OF_CLASS = {
@@ -80,6 +80,6 @@ def order_of(placement: str, priority_class: str) -> str:
     return OF_CLASS[priority_class] if placement == BY_CLASS else placement
 
 
-def preference(name: str, use: "Usage") -> tuple[int, ...]:
-    """The sort key of a GPU, with its index for equal ones."""
-    return (*ORDERS[name](use), use.gpu.index, use.gpu.instance)
+def preference(name: str, use: "Usage", priority_class: str) -> tuple[int, ...]:
+    """The sort key of a GPU for a container of this class, with its index for equal ones."""
+    return (*ORDERS[name](use, use.compute_for(priority_class)), use.gpu.index, use.gpu.instance)

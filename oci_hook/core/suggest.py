@@ -5,7 +5,7 @@ from oci_hook.core.grant import Grant, Identity
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.request import Request
 from oci_hook.core.rules import Rules
-from oci_hook.core.terms import GpuRequest
+from oci_hook.core.terms import GpuRequest, compute_of
 from oci_hook.core.value import Value
 
 TYPE_CHECKING = False
@@ -45,14 +45,16 @@ def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], r
         found.append(Suggestion("memory", f"ask for at most {memory} MiB of memory", asked))
     computes = [gpu.compute for gpu in request.gpus if gpu.compute is not None]
     if computes and (compute := _most(lambda n: fits(_limited(request, compute=n)), max(computes))):
-        found.append(Suggestion("compute", f"ask for at most {compute} % compute", _limited(request, compute=compute)))
+        text = f"ask for at most {compute} % {compute_of(request.terms.priority_class)}"
+        found.append(Suggestion("compute", text, _limited(request, compute=compute)))
     if computes and fits(unbooked := _unbooked(request)):
         found.append(Suggestion("policy", "ask for memory alone, which books no compute (best-effort)", unbooked))
     if not found and computes:
         compute = _most(lambda n: fits(_limited(request, least, n)), max(computes))
         memory = _most(lambda n: fits(_limited(request, n, compute)), _memory(request, inventory), least)
         if compute and memory:
-            text = f"ask for at most {memory} MiB of memory and {compute} % compute"
+            what = compute_of(request.terms.priority_class)
+            text = f"ask for at most {memory} MiB of memory and {compute} % {what}"
             found.append(Suggestion("both", text, _limited(request, memory, compute)))
     without_channels = request.replace(terms=request.terms.replace(imex_channels=()))
     if without_channels != request and fits(without_channels):

@@ -7,7 +7,7 @@ from oci_hook.core.value import Value
 
 POLICIES = ("best-effort", "fixed-share", "burst-share")  # the number of a policy in pages is its place here
 CLASSES = ("offline", "default", "online")  # the lowest first; likewise
-OFFLINE, ONLINE = CLASSES[0], CLASSES[-1]
+OFFLINE, ONLINE = CLASSES[0], CLASSES[-1]  # offline work has what the other classes leave idle
 BOUNDARIES = SHIM, AUTO, DRIVER = ("shim", "auto", "driver")  # the weakest promise first
 POLICY_NUMBERS = {name: number for number, name in enumerate(POLICIES)}
 CLASS_NUMBERS = {name: number for number, name in enumerate(CLASSES)}
@@ -64,6 +64,11 @@ class Terms(Value):
 def data_name(field: str) -> str:
     """The name of a term in JSON."""
     return field.removeprefix("priority_")
+
+
+def compute_of(priority_class: str) -> str:
+    """Which of a GPU's two bookings, of 100 per cent each, the compute of this class is a part of."""
+    return "offline compute" if priority_class == OFFLINE else "compute"
 
 
 def key(field: str) -> str:

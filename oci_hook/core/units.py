@@ -36,7 +36,13 @@ def integer(text: str, low: int, high: int) -> int:
 
 def percent(text: str) -> int:
     """`30` or `30%`: 1..100."""
-    return integer(text[:-1] if text.endswith("%") else text, 1, 100)
+    try:
+        return integer(text[:-1] if text.endswith("%") else text, 1, 100)
+    except OutOfBounds:
+        raise
+    except ValueError as e:
+        meant = _number(text, 100) if text.startswith("0.") else _number(text.removesuffix("%").rstrip(" "), 1)
+        raise ValueError(f"{e}; did you mean {meant}?" if 1 <= meant <= 100 else str(e)) from None
 
 
 def size(text: str) -> int:
@@ -47,7 +53,27 @@ def size(text: str) -> int:
     except OutOfBounds:
         raise OutOfBounds("is not within 1Mi to 16Ti") from None
     except ValueError:
-        raise ValueError(f"is not a size; {SIZE_HELP}") from None
+        meant = _meant(text)
+        raise ValueError(f"is not a size; {f'did you mean {meant}?' if meant else SIZE_HELP}") from None
+
+
+def _meant(text: str) -> str:
+    """The size that was probably meant; "" if nobody can tell."""
+    number = text.rstrip("bBiIkKmMgGtT ")
+    unit = text[len(number) :].strip(" ").lower().removesuffix("b").removesuffix("i")
+    mib = _number(number, SIZES.get(f"{unit.upper()}i", 0))
+    if not 1 <= mib <= MAX_MEMORY_MIB:
+        return ""
+    return f"{mib >> 10}Gi" if mib % 1024 == 0 else f"{mib}Mi"
+
+
+def _number(text: str, factor: int) -> int:
+    """Digits with at most one point, times the factor; 0 for any other text, or where the product is not whole."""
+    whole, _, part = text.partition(".")
+    if not whole or not DIGITS.issuperset(whole + part) or len(text) > 9:
+        return 0
+    product = float(text) * factor
+    return round(product) if abs(product - round(product)) < 0.001 else 0
 
 
 def duration(text: str) -> int:

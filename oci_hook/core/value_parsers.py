@@ -74,6 +74,11 @@ def device(item: str) -> str:
             return f"{uuid}/{integer(gi, 0, MAX_INDEX)}/{integer(ci, 0, MAX_INDEX)}"
         return item
     gpu, colon, instance = item.partition(":")
+    if item[:1] not in DIGITS:
+        for name in ("cuda:", "gpu:", "nvidia", "/dev/nvidia", "gpu", "GPU"):
+            rest = item.removeprefix(name)
+            if rest != item and rest and DIGITS.issuperset(rest):
+                raise ValueError(f"is not a GPU; did you mean {rest[:9]}?")
     if colon:
         return f"{integer(gpu, 0, MAX_INDEX)}:{integer(instance, 0, MAX_INDEX)}"
     if not DIGITS.issuperset(item):
@@ -90,7 +95,9 @@ def gpus(text: str) -> int | str:
     try:
         return integer(text, 1, MAX_GPUS)
     except ValueError:
-        raise ValueError(f"is not a number of GPUs from 1 to {MAX_GPUS}, and not all or none") from None
+        why = f"is not a number of GPUs from 1 to {MAX_GPUS}, and not all or none"
+        part = "; for a part of a GPU write memory and compute, such as 50% and 50" if text.startswith("0.") else ""
+        raise ValueError(why + part) from None
 
 
 def channels(text: str) -> tuple[int, ...]:

@@ -10,8 +10,8 @@ from stat import S_ISREG, S_ISSOCK
 
 from oci_hook.core.inventory import WHOLE, DriverFile
 from oci_hook.core.value import Value
-from oci_hook.discovery import elf
 from oci_hook.errors import refuse
+from oci_hook.linux import elf
 from oci_hook.linux.walk import Tree, Work
 
 ROOT_STEPS = 1 << 20  # half a second: these are root's own files, often of the whole node
@@ -210,14 +210,14 @@ class _Search:
                 return "", ""
             fd = os.open(self.root + inside, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                facts = elf.read(fd)
+                facts = elf.read(fd, elf.SONAME)
             finally:
                 os.close(fd)
         except OSError:
             return "", ""
         if facts is None or facts.bits != 64 or facts.machine != elf.MACHINES.get(self.machine):
             return "", ""
-        return self.root + inside, facts.soname
+        return self.root + inside, facts.texts.get(elf.SONAME, "")
 
     def _others(self, version: str) -> list[DriverFile]:
         files = []

@@ -53,4 +53,6 @@ def _to_data(inventory: Inventory) -> "dict[str, Any]":
         if isinstance(value, tuple):
             value = [v.fields() if isinstance(v, Value) else list(v) for v in value]
         data[name] = value
+    for gpu in data["gpus"]:
+        del gpu["missing_mib"]  # of now; an earlier version does not know it, either
     return data

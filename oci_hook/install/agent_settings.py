@@ -5,7 +5,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from oci_hook.config import settings as node_settings
-from oci_hook.config.keys import flag, memory, one_of, path, whole
+from oci_hook.config.keys import memory, one_of, path, whole
 from oci_hook.config.settings import Reading
 from oci_hook.core.units import show
 from oci_hook.errors import SettingsError
@@ -55,7 +55,6 @@ AGENT: "dict[str, Reader]" = {
     "namespace": name,
     "controller_token": path_or_none,
     "device_plugins": path,
-    "interference": flag,
 }
 
 

@@ -46,11 +46,11 @@ def native(arch: str = platform.machine()) -> Path:
 
 def lay(prefix: str, runtime: str | None = None, python: str | None = None, state_dir: str | None = None) -> Settings:
     """Make or renew the install at `prefix`; returns its settings. An existing settings.yaml is kept, and then the other
-    arguments must be None or what it says. A first one that fails leaves nothing.
+    arguments must be None or what it says. A first one that fails leaves nothing. A prefix with files of others is none.
 
     Raises SettingsError GH-50x, GH-305.
     """
-    root = Path(prefix)
+    root = _absolute(prefix)
     if (part := own_path.changeable(prefix)) is not None:
         raise refuse(
             "GH-504", f"{part} can be changed by others than root; choose another --prefix, or chmod go-w, chown root"
@@ -63,6 +63,8 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
     try:
         with _alone(root):
             first = not _installed(root)
+            if first and (found := next(_foreign(root), None)):
+                raise refuse("GH-504", f"{found} is not gpu-hook's; choose a --prefix that is empty or does not exist")
             try:
                 return _lay(root, compiled, {"runtime": runtime, "python": python, "state_dir": state_dir})
             except BaseException:
@@ -77,13 +79,15 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
 def _alone(root: Path) -> Iterator[None]:
     """Only one process installs or removes at this prefix at a time; others wait. The prefix is made if it does not exist.
     Only root may open the lock file: whoever can open one can hold its lock for ever. Raises GH-504 with the holder."""
-    fd = -1
-    while fd < 0:
-        _folder(root)
+    for tries_left in reversed(range(1000)):
         try:
+            _folder(root)
             fd = locked(str(root / LOCK), "GH-504")
-        except FileNotFoundError:  # another process removed the prefix meanwhile
-            pass
+            break
+        except (FileNotFoundError, FileExistsError):
+            # Another process removed the prefix meanwhile, or none can be made there.
+            if not tries_left:
+                raise
     try:
         yield
     finally:
@@ -93,9 +97,19 @@ def _alone(root: Path) -> Iterator[None]:
             remove_empty(root)
 
 
+def _absolute(prefix: str) -> Path:
+    if not os.path.isabs(prefix):
+        raise refuse(
+            "GH-504", f"the prefix '{prefix}' is not an absolute path; name the install's folder with --prefix"
+        )
+    return Path(prefix)
+
+
 def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
     for folder in ("", "bin", "etc", "lib", layout.LIB_DIR, layout.SHIM_DIR):
         _folder(root / folder)
+    modules, before = _modules(), _listed(root)
+    _write_list(root, {*before, *_files(modules)})  # first: whatever is laid can be removed
     for name in PROGRAMS:
         _copy(compiled / name, root / "bin" / name, 0o755)
     for name in SHIMS:
@@ -103,7 +117,7 @@ def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
     _folder(root / layout.CLOSED_DIR)
     (root / layout.CLOSED_DIR).chmod(0o700)
     _skeleton(root / layout.CONTAINER_DIR)
-    names = _python_files(root / layout.LIB_DIR)
+    _python_files(root / layout.LIB_DIR, modules)
     yaml = root / layout.SETTINGS_YAML
     given = {key: value for key, value in chosen.items() if value is not None}
     new = not yaml.exists()
@@ -120,7 +134,8 @@ def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
     for key, value in given.items():
         if getattr(settings, key) != value:
             raise refuse("GH-504", f"{yaml} says {key}: {getattr(settings, key)}; change it there, then install again")
-    _pack(root / layout.LIB_DIR, settings.python, names)
+    _pack(root / layout.LIB_DIR, settings.python, [f"{PACKAGE.name}/{name}" for name in modules])
+    _write_list(root, _files(modules))
     state_owner.claim(str(root), settings.state_dir)
     return settings
 
@@ -136,7 +151,7 @@ def find_runtime() -> str:
 def remove(prefix: str, force: bool = False, simulated: Iterable[Path] = ()) -> list[str]:
     """Remove an install, and the folders of its simulated driver; returns the paths that stay since they are not ours.
     Raises GH-504 while containers hold shares."""
-    root = Path(prefix)
+    root = _absolute(prefix)
     if not _installed(root):
         raise _no_install(prefix)
     try:
@@ -151,7 +166,10 @@ def remove(prefix: str, force: bool = False, simulated: Iterable[Path] = ()) -> 
 
 def _installed(root: Path) -> bool:
     """Whether there is an install, or the rest that a killed `lay` or `remove` left."""
-    return any((root / name).exists() for name in (layout.STATE_IN_USE, layout.SETTINGS_YAML, layout.LIB_DIR))
+    package = f"{layout.LIB_DIR}/{PACKAGE.name}"
+    return any(
+        (root / name).exists() for name in (layout.STATE_IN_USE, layout.SETTINGS_YAML, layout.INSTALLED, package)
+    )
 
 
 def _no_install(prefix: str) -> GhError:
@@ -181,19 +199,58 @@ def _remove(root: Path, prefix: str, force: bool, simulated: Iterable[Path]) -> 
     return sorted(left)
 
 
-def _remove_files(root: Path) -> None:
-    for name in PROGRAMS:
-        (root / "bin" / name).unlink(missing_ok=True)
+def _files(modules: Iterable[str]) -> set[str]:
+    """The files of an install of this version, as paths below its prefix; but for the packs, whose names Python chooses."""
+    inside = [f"{layout.CONTAINER_DIR}/{path[len(layout.PRIVATE) + 1 :]}" for path in EMPTY_FILES]
     # lib/container was the skeleton in 0.1.0. `lay` leaves it: a container would lose what is mounted on its files.
-    for folder in (layout.LIB_DIR, layout.SHIM_DIR, layout.CLOSED_DIR, "lib/container"):
-        shutil.rmtree(root / folder, ignore_errors=True)
-    for name in (layout.SETTINGS_YAML, layout.STATE_IN_USE, *OLD_FILES):
-        (root / name).unlink(missing_ok=True)
-    for folder in ("bin", "etc", "lib", ""):
-        try:
-            (root / folder).rmdir()
-        except OSError:  # the folder has files that are not ours
-            pass
+    old = [f"lib/container/{path[len(layout.PRIVATE) + 1 :]}" for path in EMPTY_FILES]
+    return {
+        *(f"bin/{name}" for name in PROGRAMS),
+        *(f"{layout.SHIM_DIR}/{name}" for name in SHIMS),
+        *(f"{layout.LIB_DIR}/{name}" for name in STARTS),
+        *(f"{layout.LIB_DIR}/{PACKAGE.name}/{name}" for name in modules),
+        *(layout.SETTINGS_YAML, layout.STATE_IN_USE, layout.INSTALLED, *inside, *old, *OLD_FILES),
+    }
+
+
+def _folders(files: Iterable[str]) -> list[str]:
+    """The folders of these files and the empty ones of an install, the deepest first; the prefix itself is the last."""
+    tops = (layout.CONTAINER_DIR, "lib/container")
+    found = {f"{top}/{path[len(layout.PRIVATE) + 1 :]}" for top in tops for path in EMPTY_FOLDERS}
+    found.update(str(parent) for name in (*files, *found) for parent in Path(name).parents)
+    return sorted(found, key=lambda name: (len(Path(name).parts), name), reverse=True)
+
+
+def _listed(root: Path) -> set[str]:
+    """The files that the install at this prefix has laid by its own list; those of this version where it has none."""
+    try:
+        text = (root / layout.INSTALLED).read_text()
+    except FileNotFoundError:
+        return _files(_modules()) if _installed(root) else set()
+    return {name for name in text.splitlines() if name and not os.path.isabs(name) and ".." not in name.split("/")}
+
+
+def _write_list(root: Path, files: Iterable[str]) -> None:
+    write(str(root / layout.INSTALLED), "".join(f"{name}\n" for name in sorted(files)))
+
+
+def _foreign(root: Path) -> Iterator[str]:
+    """Files at the prefix that are not ours."""
+    ours = {*_files(_modules()), layout.CLUSTER_SETTINGS, layout.CLUSTER_KEYS, LOCK}
+    for folder, folders, names in os.walk(root):
+        for name in (*names, *(name for name in folders if os.path.islink(os.path.join(folder, name)))):
+            if os.path.relpath(path := os.path.join(folder, name), root) not in ours:
+                yield path
+
+
+def _remove_files(root: Path) -> None:
+    files = _listed(root) | _files(_modules())
+    packs = (root / layout.LIB_DIR).glob("*.pack*")
+    for path in (*packs, *(root / name for name in sorted(files - {layout.INSTALLED})), root / layout.INSTALLED):
+        for file in (path, path.with_name(path.name + ".new")):
+            file.unlink(missing_ok=True)
+    for folder in _folders(files):
+        remove_empty(root / folder)  # others' files in it stay
 
 
 def refuse_while_held(state_dir: str, force: bool) -> None:
@@ -256,13 +313,18 @@ def _skeleton(folder: Path) -> None:
             _folder(inside)
 
 
-def _python_files(target: Path) -> list[str]:
-    """Copy the hot path's sources and the start files; returns the names of the package's files below `target`."""
+def _modules() -> list[str]:
+    """The names of the hot path's sources in the package."""
     names = sorted(path.name for path in PACKAGE.glob("*.py") if path.name not in COLD_FILES)
     for folder in HOT_FOLDERS:
         names += sorted(str(path.relative_to(PACKAGE)) for path in (PACKAGE / folder).rglob("*.py"))
-    kept = {target / PACKAGE.name / name for name in names}
-    for name in names:
+    return names
+
+
+def _python_files(target: Path, modules: Iterable[str]) -> None:
+    """Copy the hot path's sources and the start files."""
+    kept = {target / PACKAGE.name / name for name in modules}
+    for name in modules:
         file = target / PACKAGE.name / name
         _folder(file.parent)
         _copy(PACKAGE / name, file, 0o644)
@@ -271,7 +333,6 @@ def _python_files(target: Path) -> list[str]:
             old.unlink()
     for program in STARTS:
         _copy(PACKAGE / "launcher" / "start.py", target / program, 0o644)
-    return [f"{PACKAGE.name}/{name}" for name in names]
 
 
 def _pack(folder: Path, python: str, names: Iterable[str]) -> None:

@@ -93,7 +93,6 @@ agent.node: none                # this node's name in the cluster; none: as the 
 agent.namespace: gpu-hook       # of gpu-hook's controller
 agent.controller_token: none    # the file of a service account's token with the audience gpu-hook-controller
 agent.device_plugins: /var/lib/kubelet/device-plugins
-agent.interference: false       # true: the node's digest says how busy each container is, for the controller's --interference
 """
 
 

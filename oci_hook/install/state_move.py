@@ -99,7 +99,15 @@ def empty(prefix: str, state_dir: str) -> None:
         raise refuse("GH-504", f"{e.filename}: {e.strerror}; unmount it, then try again") from None
     for name in (layout.LEDGER_DIR, layout.PAGES_DIR, layout.MESSAGES_DIR, layout.BOUNDARY_DIR):
         shutil.rmtree(os.path.join(state_dir, name), ignore_errors=True)
-    for name in (layout.INVENTORY, layout.TIERS, layout.EVENTS, f"{layout.EVENTS}.1", layout.BOUNDARY_SOCKET):
+    names = (
+        layout.INVENTORY,
+        layout.TIERS,
+        layout.UNLISTED,
+        layout.EVENTS,
+        f"{layout.EVENTS}.1",
+        layout.BOUNDARY_SOCKET,
+    )
+    for name in names:
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(state_dir, name))
     with contextlib.suppress(OSError):  # a running agent keeps its lock file: without it a second agent could start

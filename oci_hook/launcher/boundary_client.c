@@ -13,8 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SOCKET "boundary.sock" /* core/layout.py BOUNDARY_SOCKET */
@@ -22,9 +24,11 @@
 #define HELPER "oci-gpu-hook"  /* lies beside this program */
 #define SUCCESS "{\"ok\":true" /* protocol.py OK */
 #define SECONDS 3              /* protocol.py SECONDS */
-#define MAX_STATE (1 << 24)    /* 1 Mi characters of annotations (core/collect.py), at most 6 bytes each */
-#define MAX_PID (1 << 22)      /* oci/state.py PID_MAX */
-#define KEY_DIGITS 32          /* ledger/store.py valid_key */
+#define HUNG "hung"            /* boundary/records.py HUNG */
+#define HUNG_SECONDS 60
+#define MAX_STATE (1 << 24) /* 1 Mi characters of annotations (core/collect.py), at most 6 bytes each */
+#define MAX_PID (1 << 22)   /* oci/state.py PID_MAX */
+#define KEY_DIGITS 32       /* ledger/store.py valid_key */
 
 extern char **environ;
 
@@ -118,6 +122,15 @@ static bool served(const char *state_dir, const char *request) {
     return size >= (ssize_t)strlen(SUCCESS) && !memcmp(answer, SUCCESS, strlen(SUCCESS));
 }
 
+/* Whether the driver has just not answered: then the helper decides at once, and nobody waits for the server. */
+static bool is_hung(const char *state_dir) {
+    char path[PATH_MAX];
+    struct stat st;
+    if ((size_t)snprintf(path, sizeof path, "%s/" RECORDS "/" HUNG, state_dir) >= sizeof path || stat(path, &st))
+        return false;
+    return labs((long)(time(NULL) - st.st_mtime)) < HUNG_SECONDS;
+}
+
 __attribute__((noreturn)) static void exec_helper(char **args) {
     static char path[PATH_MAX + sizeof HELPER];
     ssize_t n = readlink("/proc/self/exe", path, PATH_MAX - 1);
@@ -152,7 +165,7 @@ int main(int argc, char **argv) {
             return 0; /* no limit was set */
         snprintf(text, sizeof text, "{\"do\":\"clear\",\"grant\":\"%s\"}", key);
     }
-    if (served(state_dir, text))
+    if (!(set && is_hung(state_dir)) && served(state_dir, text))
         return 0;
     exec_helper((char *[]){HELPER, "boundary", argv[1], argv[3], set ? number : NULL, NULL});
 }

@@ -1,38 +1,45 @@
-"""Compiles the launcher: two static programs from one source, gpu-hook-runtime and oci-gpu-hook; and gpu-hook-boundary.
+"""Plans the launcher: two static programs from one source, gpu-hook-runtime and oci-gpu-hook; and gpu-hook-boundary.
 
 What the launcher shares with the Python code is compiled in: the words of core/dialects without which a config.json
 asks for nothing, and the defaults of the settings that it reads.
 """
 
-import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scripts.native_build import Plan
 
 HERE = Path(__file__).resolve().parent
-SOURCES = [f"{name}.c" for name in ("launcher", "flags", "flat_yaml", "owner", "exec_env", "process_json", "blake2b")]
+SOURCES = (
+    "launcher",
+    "flags",
+    "flat_yaml",
+    "owner",
+    "grant_folder",
+    "exec_env",
+    "keep_state",
+    "process_json",
+    "blake2b",
+)
 PACKAGE = HERE.parent
-READ = [PACKAGE / name for name in ("core/dialects/__init__.py", "core/layout.py", "config/settings.py")]
-PROGRAMS = {
-    "gpu-hook-runtime": SOURCES,
-    "oci-gpu-hook": ["-DHOOK", *SOURCES],
-    "gpu-hook-boundary": ["boundary_client.c"],
+PROGRAMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # program: flags and C files
+    "gpu-hook-runtime": ((), SOURCES),
+    "oci-gpu-hook": (("-DHOOK",), SOURCES),
+    "gpu-hook-boundary": ((), ("boundary_client",)),
 }
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-s", "-fstack-protector-strong"]
 
 
-def build(out: Path, arch: str, cc: list[str]) -> None:
-    """Compile into `out` for `arch` (as `uname -m` says) with zig's C compiler `cc`, unless newer than the source.
-
-    Raises subprocess.CalledProcessError when it does not compile.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    newest = max(file.stat().st_mtime_ns for file in (*HERE.glob("*.[ch]"), *READ, Path(__file__)))
-    for name, words in PROGRAMS.items():
-        target = out / name
-        if not target.exists() or target.stat().st_mtime_ns < newest:
-            options = ["-target", f"{arch}-linux-musl", *FLAGS, *shared(), "-o", str(target)]
-            given = [str(HERE / word) if word.endswith(".c") else word for word in words]
-            subprocess.run([*cc, *options, *given], check=True)
+def plan(plan: "Plan", out: Path) -> None:
+    """Plan the programs in `out`."""
+    target = f"{plan.arch}-linux-musl"
+    words = shared()
+    for name, (flags, sources) in PROGRAMS.items():
+        options = [*FLAGS, *flags, *words]
+        objects = plan.objects(out / "launcher", target, options, [HERE / f"{source}.c" for source in sources])
+        plan.link(out / name, target, FLAGS, objects)
 
 
 def shared() -> list[str]:

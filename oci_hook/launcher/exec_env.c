@@ -12,13 +12,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "blake2b.h"
 #include "flags.h"
+#include "grant_folder.h"
 #include "process_json.h"
 
-#define MAX_ID 1024            /* ledger/life.py valid_id */
 #define MAX_ENTRIES (64 << 10) /* bytes of a grant's environment; far more than it has */
-#define MAX_PROCESS (16 << 20) /* bytes of a process file, as of config.json */
 #define FIRST_FD 200           /* of our file: --preserve-fds passes those from 3 on to the container */
 #define NOEXEC_SEAL 0x0008u    /* MFD_NOEXEC_SEAL; Linux before 6.3 refuses it */
 
@@ -79,102 +77,19 @@ static bool read_exec(char **argv, int i, struct exec_call *call) {
 
 /* ---- the grant's file ---------------------------------------------------------------------------------------------- */
 
-/* The path as os.path.abspath has it, of which the grant's key is made. */
-static bool absolute(char to[PATH_MAX], const char *path) {
-    char whole[2 * PATH_MAX];
-    if (strlen(path) >= PATH_MAX)
-        return false;
-    if (path[0] == '/')
-        strcpy(whole, path);
-    else if (getcwd(whole, PATH_MAX))
-        strcat(strcat(whole, "/"), path);
-    else
-        return false;
-    char *end = to, *rest = whole;
-    /* POSIX lets a system give two slashes at the beginning a meaning of their own, and Python keeps them. */
-    if (whole[0] == '/' && whole[1] == '/' && whole[2] != '/')
-        *end++ = '/';
-    char *top = end;
-    for (char *part; (part = strsep(&rest, "/"));) {
-        if (!*part || !strcmp(part, "."))
-            continue;
-        if (!strcmp(part, "..")) {
-            while (end > top && *--end != '/')
-                ;
-            continue;
-        }
-        size_t size = strlen(part);
-        if (end - to + size + 2 > PATH_MAX)
-            return false;
-        *end++ = '/';
-        memcpy(end, part, size);
-        end += size;
-    }
-    if (end == top)
-        *end++ = '/';
-    *end = 0;
-    return true;
-}
-
-/* oci/bundle.py default_root */
-static const char *default_root(const char *runtime) {
-    const char *name = strrchr(runtime, '/');
-    name = name ? name + 1 : runtime;
-    return strstr(name, "crun") ? "/run/crun" : strstr(name, "youki") ? "/run/youki" : "/run/runc";
-}
-
-/* A file's bytes, to be freed; `at` is NULL unless it is a regular file of at most `most` bytes. */
-static struct text read_whole(const char *path, size_t most, int flags) {
-    struct text found = {NULL, 0};
-    struct stat st;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
-    if (fd < 0)
-        return found;
-    char *buffer = NULL;
-    size_t room = 0, have = 0;
-    ssize_t n = -1;
-    if (!fstat(fd, &st) && S_ISREG(st.st_mode) && (size_t)st.st_size <= most) {
-        room = (size_t)st.st_size + 1; /* one more, to see a file that grows */
-        buffer = malloc(room);
-        while (buffer && have < room && (n = read(fd, buffer + have, room - have)) > 0)
-            have += (size_t)n;
-    }
-    close(fd);
-    if (n != 0) {
-        free(buffer);
-        return found;
-    }
-    return (struct text){buffer, have};
-}
-
-/* Whether the text has the container's annotation MARKER with this key: KEY=VALUE in runc's list of labels, "KEY": "VALUE" in
- * the JSON of crun and youki. A container that writes the same words elsewhere in its bundle gets variables, and nothing else. */
-static bool has_marker(struct text text, const char *key) {
-    const char *end = text.at + text.size, *p = text.at;
-    while ((p = memmem(p, (size_t)(end - p), MARKER, strlen(MARKER)))) {
-        p += strlen(MARKER);
-        const char *value = p;
-        while (value < end && memchr("=\": \t\r\n", *value, 7))
-            value++;
-        if ((size_t)(end - value) >= 2 * BLAKE2B_SIZE && !memcmp(value, key, 2 * BLAKE2B_SIZE))
-            return true;
-    }
-    return false;
-}
-
 /* Whether the runtime's own record of this container says that it was made without the grant: the grant is of an earlier
  * container of this id, which ended where nobody told us. False where there is no record that we know. */
-static bool made_without(const char *key, const char *root, const char *id) {
+static bool made_without(const struct grant_folder *grant, const char *id) {
     static const char *const records[] = {"state.json", "config.json"}; /* of runc and youki; of crun */
     bool seen = false;
     for (size_t i = 0; i < sizeof records / sizeof *records; i++) {
         char path[PATH_MAX];
-        if ((size_t)snprintf(path, sizeof path, "%s/%s/%s", root, id, records[i]) >= sizeof path)
+        if ((size_t)snprintf(path, sizeof path, "%s/%s/%s", grant->root, id, records[i]) >= sizeof path)
             continue;
-        struct text record = read_whole(path, MAX_PROCESS, 0);
+        struct text record = read_whole(path, MAX_RECORD, 0);
         if (!record.at)
             continue;
-        bool found = has_marker(record, key);
+        bool found = has_marker(record, grant->key);
         free((char *)record.at);
         if (found)
             return false;
@@ -183,22 +98,17 @@ static bool made_without(const char *key, const char *root, const char *id) {
     return seen;
 }
 
-static struct text grant_entries(const char *state_dir, const char *root, const char *id) {
-    char name[PATH_MAX + MAX_ID + 1], path[PATH_MAX], hex[2 * BLAKE2B_SIZE + 1];
-    unsigned char key[BLAKE2B_SIZE];
-    if (!absolute(name, root))
-        return (struct text){NULL, 0};
-    size_t size = strlen(name) + 1;
-    memcpy(name + size, id, strlen(id));
-    blake2b(name, size + strlen(id), key);
-    for (int i = 0; i < BLAKE2B_SIZE; i++)
-        sprintf(hex + 2 * i, "%02x", key[i]);
-    if ((size_t)snprintf(path, sizeof path, "%s/" PAGES_DIR "/%s/env", state_dir, hex) >= sizeof path)
-        return (struct text){NULL, 0};
+static struct text grant_entries(const char *state_dir, const char *root, const char *id, const char *runtime) {
+    const struct text none = {NULL, 0};
+    struct grant_folder grant;
+    char path[PATH_MAX];
+    if (!grant_folder(&grant, state_dir, root, id, runtime) ||
+        (size_t)snprintf(path, sizeof path, "%s/env", grant.path) >= sizeof path)
+        return none;
     struct text found = read_whole(path, MAX_ENTRIES, O_NOFOLLOW);
-    if (found.at && made_without(hex, name, id)) {
+    if (found.at && made_without(&grant, id)) {
         free((char *)found.at);
-        found = (struct text){NULL, 0};
+        return none;
     }
     return found;
 }
@@ -228,11 +138,30 @@ static int file_of(struct text text) {
     return fd;
 }
 
+/* What comes from a pipe until its end, as the runtime would read it; too much is cut, and then it is no JSON. */
+static struct text read_pipe(const char *path) {
+    struct stat st;
+    char *buffer = stat(path, &st) || !S_ISFIFO(st.st_mode) ? NULL : malloc(MAX_RECORD);
+    int fd = buffer ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd < 0) {
+        free(buffer);
+        return (struct text){NULL, 0};
+    }
+    size_t have = 0;
+    for (ssize_t n = 1; n > 0 && have < MAX_RECORD; have += n > 0 ? (size_t)n : 0)
+        n = read(fd, buffer + have, MAX_RECORD - have);
+    close(fd);
+    return (struct text){buffer, have};
+}
+
 static char **with_file(int argc, char **argv, const struct exec_call *call, struct text entries) {
     static char word[64];
-    struct text old = read_whole(call->file, MAX_PROCESS, 0);
+    struct text piped = read_pipe(call->file); /* first: a writer would take any other open for its reader */
+    struct text old = piped.at ? piped : read_whole(call->file, MAX_RECORD, 0);
     struct text new = old.at ? process_with(old, entries) : old;
-    int fd = new.at ? file_of(new) : -1;
+    int fd = new.at     ? file_of(new)
+             : piped.at ? file_of(piped)
+                        : -1; /* the pipe is empty now, so the runtime gets a copy */
     if (fd < 0)
         return argv;
     snprintf(word, sizeof word, "--process=/proc/self/fd/%d", fd);
@@ -282,9 +211,9 @@ static char **with_flags(int argc, char **argv, const struct exec_call *call, st
 char **with_grant_environment(int argc, char **argv, int command, const char *root, const char *runtime,
                               const char *state_dir) {
     struct exec_call call = {0};
-    if (!state_dir[0] || !read_exec(argv, command + 1, &call))
+    if (!read_exec(argv, command + 1, &call))
         return argv;
-    struct text entries = grant_entries(state_dir, root[0] ? root : default_root(runtime), argv[call.id]);
+    struct text entries = grant_entries(state_dir, root, argv[call.id], runtime);
     if (!entries.at)
         return argv;
     if (call.process)

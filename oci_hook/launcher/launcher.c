@@ -2,7 +2,8 @@
  *
  * It decides in less than a millisecond whether Python is needed at all. Every call but `create`, `run` and `restore`, and
  * every container that asks for nothing, goes to the real runtime with its arguments untouched; an `exec` in a container
- * with a grant gets the grant's environment on the way (exec_env.h). What the launcher does not
+ * with a grant gets the grant's environment on the way (exec_env.h), and before its end what the runtime knows of it is kept
+ * (keep_state.h). What the launcher does not
  * understand it hands over to Python, which either understands it or refuses with a code; nothing is guessed.
  *
  * The install's prefix comes from /proc/self/exe (PREFIX/bin/NAME), never from argv[0] or the environment.
@@ -24,6 +25,7 @@
 #include "exec_env.h"
 #include "flags.h"
 #include "flat_yaml.h"
+#include "keep_state.h"
 #include "owner.h"
 
 #if !defined(ASKS) || !defined(NEAR_KEYS) || !defined(NEAR_MOUNTS)
@@ -321,7 +323,7 @@ static void find_log(char **argv) {
 }
 
 struct call {
-    enum { PASS, EXEC, CREATE, DOUBT } what;
+    enum { PASS, EXEC, KEEP, CREATE, DOUBT } what; /* KEEP: start, kill, delete */
     const char *bundle;
     const char *root; /* of --root; "": none */
     int command;      /* the command's place in argv */
@@ -350,6 +352,8 @@ static struct call read_call(char **argv) {
     call.command = i;
     if (argv[i] && !strcmp(argv[i], "exec"))
         call.what = EXEC;
+    if (argv[i] && (!strcmp(argv[i], "start") || !strcmp(argv[i], "kill") || !strcmp(argv[i], "delete")))
+        call.what = KEEP;
     if (!argv[i] || (strcmp(argv[i], "create") && strcmp(argv[i], "run") && strcmp(argv[i], "restore")))
         return call;
     call.what = CREATE;
@@ -588,6 +592,10 @@ int main(int argc, char **argv) {
      * is started then: Python says what is wrong. */
     if (call.what == EXEC && g.runtime_known)
         exec_runtime(with_grant_environment(argc, argv, call.command, call.root, g.runtime, g.state_dir));
+    if (call.what == KEEP && g.runtime_known) {
+        keep_state(argv, call.command, call.root, g.runtime, g.state_dir);
+        exec_runtime(argv);
+    }
     if (call.what == PASS ? g.runtime_known : call.what == CREATE && g.understood && !wanted(call.bundle))
         exec_runtime(argv);
     exec_python(argc, argv);

@@ -14,10 +14,11 @@ from oci_hook.core.value import Value
 from oci_hook.errors import GhError, NoRoomError, refuse
 from oci_hook.ledger import events, store
 from oci_hook.ledger.claims import Claims
-from oci_hook.ledger.inventory import load
+from oci_hook.ledger.inventory import load_at_boot
 from oci_hook.ledger.life import valid_id
 from oci_hook.ledger.proof import PATIENT, QUICK, is_being_made
 from oci_hook.ledger.slot_files import preempt_bounds
+from oci_hook.linux.proc import is_running
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,17 +48,19 @@ def admit(
     instead_of: str = "",
     tell: bool = True,
     decided: "Decided | None" = None,
+    patience: float = 4.0,
 ) -> Admission:
     """Grant the request or raise; when it raises, nothing is booked and nothing is left behind.
 
     instead_of: key of the grant that podman's precreate stage made for the same container; that grant is released if it
     still waits for its container. tell: record in the node's events that there was no room; False where another stage
     of the same container records it. decided: the shares that the cluster's controller chose; these or none.
+    patience: seconds to wait for the inventory soon after the machine's boot.
 
     GH-201..203 no room, GH-301/302 inventory, GH-303 ledger, GH-304 a GPU of another install, GH-407 a living container
     has the key, GH-604 the request is not for what was decided. A grant of the same key whose container has ended is replaced.
     """
-    return admit_on(load(settings), request, who, life, settings, instead_of, tell, decided)
+    return admit_on(load_at_boot(settings, patience), request, who, life, settings, instead_of, tell, decided)
 
 
 def admit_on(
@@ -80,7 +83,7 @@ def admit_on(
     tiers = _tiers(settings, inventory)  # before the node's lock is taken, which others wait for
     bounds = _bounds(settings) if request.terms.preempt_tolerance_us is not None else ()
     for seconds in (QUICK, PATIENT):
-        with store.open_ledger(settings.state_dir, seconds=seconds) as ledger:
+        with store.open_ledger(settings.state_dir, seconds=seconds, made=key) as ledger:
             try:
                 _check_free(ledger, key, who, instead_of)
             except GhError:
@@ -135,7 +138,7 @@ def _check_free(ledger: "store.Ledger", key: str, who: Identity, instead_of: str
     """Raises GH-407 where the key, or the bundle, belongs to a container that lives or is being made."""
     for held in ledger.grants:
         if held.key == key:
-            raise refuse("GH-407", f"container {who.id[:100]} exists and {_alive(held)}; delete it first")
+            raise refuse("GH-407", f"container {who.id[:100]} exists and {_alive(held, ledger, 'delete it first')}")
         if held.key == instead_of and waits(held):
             ledger.remove(held.key)
         elif _same_bundle(held.who.bundle, who.bundle) and is_being_made(held):
@@ -198,7 +201,9 @@ def release(key: str, settings: Settings, force: bool = False) -> bool:
     with store.open_ledger(settings.state_dir) as ledger:
         for held in ledger.grants:
             if held.key == key:
-                raise refuse("GH-407", f"container {held.who.id[:100]} holds this grant and {_alive(held)}; stop it")
+                raise refuse(
+                    "GH-407", f"container {held.who.id[:100]} holds this grant and {_alive(held, ledger, 'stop it')}"
+                )
         return any(ended.key == key for ended in ledger.swept)
 
 
@@ -259,6 +264,13 @@ def too_short(grants: tuple[Grant, ...], name: str) -> str:
     return f"{name} begins a container's id, but has fewer than six characters: give six or more, or a name"
 
 
-def _alive(grant: Grant) -> str:
-    process = grant.life.init or grant.life.creator
-    return f"lives (process {process[0]})" if process else "lives"
+def _alive(grant: Grant, ledger: "store.Ledger", fix: str) -> str:
+    """How the container lives and what to do, or that it is not known whether it does."""
+    if grant.key in ledger.unsure:
+        return (
+            "may live: the node has more processes and mounts than could be looked at in time; try again, or, if it has"
+            f" ended, run `gpu-hook release --force --key {grant.key}`"
+        )
+    life = grant.life
+    process = next((p for p in (life.init, life.creator) if is_running(p)), None)
+    return f"lives ({f'process {process[0]}' if process else 'in its cgroup, or it waits to be made'}); {fix}"

@@ -5,10 +5,11 @@ driver's version) are what they were. Otherwise loading it fails with GH-301, an
 """
 
 import os
+import time
 
 from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, GpuNode, Inventory
-from oci_hook.core.layout import DEFAULT_PREFIX, INVENTORY
+from oci_hook.core.layout import DEFAULT_PREFIX, INVENTORY, UNLISTED
 from oci_hook.errors import GhError, refuse
 from oci_hook.linux.proc import boot_id, read_file
 from oci_hook.oci import fastjson
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 MAX_SIZE = 1 << 20
+BOOT_SECONDS = 120.0  # after power-on; until then the GPUs may still have to be listed
 
 
 def load(settings: Settings) -> Inventory:
@@ -29,7 +31,7 @@ def load(settings: Settings) -> Inventory:
         st = os.stat(path)
         if st.st_uid not in (0, os.geteuid()) or st.st_mode & 0o022:
             raise _stale(settings, f"{path} can be changed by other users")
-        inventory = _from_data(fastjson.loads(read_file(path, MAX_SIZE)))
+        inventory = _from_data(fastjson.loads(read_file(path, MAX_SIZE)), _missing(settings.state_dir))
         if inventory.boot_id != boot_id():
             raise _stale(settings, f"{path} is of an earlier boot")
     except FileNotFoundError:
@@ -49,6 +51,20 @@ def load(settings: Settings) -> Inventory:
         if now != then:
             raise _stale(settings, f"{then[0]} changed since the GPUs were listed")
     return inventory
+
+
+def load_at_boot(settings: Settings, patience: float) -> Inventory:
+    """`load`; soon after the machine's boot it waits so many seconds for an inventory, since engines start containers before
+    the GPUs are listed."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return load(settings)
+        except GhError as e:
+            known = e.problems[0].code != "GH-301" or time.clock_gettime(time.CLOCK_BOOTTIME) > BOOT_SECONDS
+            if known or time.monotonic() > end:
+                raise
+        time.sleep(0.1)
 
 
 def stamp(path: str) -> tuple[str, int, int, int]:
@@ -75,10 +91,19 @@ def _look_again(settings: Settings) -> str:
     return f"run `gpu-hook gpus --refresh{prefix}`"
 
 
-def _from_data(data: "Any") -> Inventory:
+def _missing(state_dir: str) -> "dict[str, int]":
+    """MiB by UUID, as the agent found it (agent/act/protection.py)."""
+    try:
+        found = fastjson.loads(read_file(f"{state_dir}/{UNLISTED}", MAX_SIZE))
+    except FileNotFoundError:
+        return {}
+    return {str(uuid): int(mib) for uuid, mib in found.items()}
+
+
+def _from_data(data: "Any", missing: "dict[str, int]") -> Inventory:
     if data.pop("format") != FORMAT:
         raise ValueError("written by another version of gpu-hook")
-    data["gpus"] = tuple(Gpu(**gpu) for gpu in data["gpus"])
+    data["gpus"] = tuple(Gpu(**gpu, missing_mib=missing.get(gpu["uuid"], 0)) for gpu in data["gpus"])
     data["control"] = tuple(DeviceFile(**file) for file in data["control"])
     data["files"] = tuple(DriverFile(**{**file, "names": tuple(file["names"])}) for file in data["files"])
     data["nodes"] = tuple(GpuNode(**node) for node in data.get("nodes") or ())

@@ -47,6 +47,26 @@ def found(grant: Grant) -> tuple[Life, bool] | None:
     return new, named
 
 
+def kept(grant: Grant, folder: str) -> "tuple[Life, bool] | None":
+    """(the grant's Life as the launcher kept it beside the grant's page, from the runtime's state file when the container was
+    to be started, killed or deleted; whether that file names a cgroup), or None where it kept nothing."""
+    init = _runc_state(folder) or _crun_state(folder)
+    life = grant.life
+    if init is None or (life.creator is not None and init[1] < life.creator[1]):
+        return None
+    pid, start, cgroup, _ = init
+    inode = _cgroup_inode(cgroup)
+    return Life(life.boot_id, None, (pid, start), cgroup if inode else "", inode, space=life.space), bool(cgroup)
+
+
+def gone(grant: Grant) -> bool:
+    """Whether neither the runtime's directory of the container nor the cgroup that was planned for it is there."""
+    who, cgroup = grant.who, grant.life.cgroup
+    return bool(cgroup and valid_id(who.id) and not who.root.startswith(BUNDLE_ROOT)) and not (
+        os.path.lexists(who.root + "/" + who.id) or os.path.lexists(cgroup)
+    )
+
+
 def planned_cgroup(path: str, id: str) -> str:
     """The cgroup directory that a runtime will make for linux.cgroupsPath, of the devices controller or of version 2;
     "" where the path does not determine it. A relative path is below the runtime's own cgroup, and so is the id where
@@ -110,10 +130,10 @@ def _crun_state(folder: str) -> tuple[int, int, str, str] | None:
     # crun keeps a copy of config.json beside its status file.
     marker = str((_member(_load(folder + "/config.json"), "annotations") or {}).get(MARKER, ""))
     # crun stores the path below the hierarchy: the unified one, or each v1 controller's.
-    for top in (CGROUP, CGROUP + "/devices") if path.strip("/") else ():
-        if os.path.exists(f"{top}/{path}/cgroup.procs"):
-            return pid, start, os.path.normpath(f"{top}/{path}"), marker
-    return pid, start, "", marker
+    if not path.strip("/"):
+        return pid, start, "", marker
+    unified = os.path.exists(f"{CGROUP}/{path}/cgroup.procs")
+    return pid, start, os.path.normpath(f"{CGROUP}{'' if unified else '/devices'}/{path}"), marker
 
 
 def _youki_state(folder: str) -> tuple[int, int, str, str] | None:

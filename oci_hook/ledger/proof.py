@@ -1,9 +1,10 @@
 """Decides whether a grant's container still lives. A grant ends only on proof: all that keeps it alive has ended, and
 no process has its policy page mounted.
 
-The cheapest evidence is asked for first: the container's init and the grant's creator; the runtime's state file; for a
-container whose init was never seen, the mounts of all processes (ledger/holders.py); at last the cgroup. The runtime's
-file is not enough: another container may have the same id by now, or the runtime's directory may not be visible here.
+The cheapest evidence is asked for first: the container's init and the grant's creator; the runtime's state file; the copy
+of it that the launcher keeps; for a container whose init was never seen, the mounts of all processes (ledger/holders.py);
+at last the cgroup. The runtime's file is not enough: another container may have the same id by now, or the runtime's
+directory may not be visible here.
 """
 
 import time
@@ -17,24 +18,31 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-QUICK, PATIENT = 0.1, 2.0  # seconds to look at processes: while a container starts, and when there is time
+QUICK, PATIENT = (
+    0.1,
+    2.0,
+)  # seconds of processor time to look at processes: while a container starts, and when there is time
 CREATION = 60  # seconds that a container of another pid namespace may need until it runs
 
 
 class Judge:
     """One look at the node: call `current` for each grant. Raises OSError when /proc is not mounted.
 
-    seconds: how long to look for processes that hold a grant; tenants can make more processes than that is enough for.
+    pages: the folder of the grants' pages. seconds: of processor time, to look for processes that hold a grant; tenants can
+    make more processes than that is enough for. made: the key of the grant whose container is to be made anew: the caller
+    of its runtime knows that no container of that id lives, so it has ended if the runtime and its cgroup say so, too.
     later: treat a grant as living if only a look at all processes could tell, and note its key in `wanted`. Call `look`
     then, which needs no lock, and `current` again. unsure: keys of grants that are kept only because not every process
     could be looked at.
     """
 
-    __slots__ = ("wanted", "unsure", "_seconds", "_later", "_boot", "_space", "_held", "_living")
+    __slots__ = ("wanted", "unsure", "_pages", "_made", "_seconds", "_later", "_boot", "_space", "_held", "_living")
 
-    def __init__(self, seconds: float = PATIENT, later: bool = False) -> None:
+    def __init__(self, pages: str, seconds: float = PATIENT, later: bool = False, made: str = "") -> None:
         self.wanted: set[str] = set()
         self.unsure: set[str] = set()
+        self._pages = pages
+        self._made = made
         self._seconds = seconds
         self._later = later
         self._boot = ""
@@ -95,6 +103,16 @@ class Judge:
             return grant
         if life.init is not None and life.cgroup_inode:
             return None  # the container's init has ended, and so have all processes of its cgroup
+        kept = None if waits else lives.kept(grant, f"{self._pages}/{grant.key}")
+        if kept is not None:
+            last, has_cgroup = kept
+            # If the runtime's file names another container of this id, the cgroup is that container's.
+            if proc.is_running(last.init) or (reported is None and lives.occupied(last)):
+                return grant.replace(life=last)
+            if has_cgroup:
+                return None
+        if grant.key == self._made and not waits and reported is None and lives.gone(grant):
+            return None
         pid, seen = self._holder(grant)
         if pid is not None:
             return grant if pid == life.init else grant.replace(life=life.replace(creator=None, init=pid, deadline=0))

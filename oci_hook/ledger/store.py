@@ -4,6 +4,7 @@ STATE/ledger/lock        flock: one transaction (read, sweep, decide, write) at 
 STATE/ledger/KEY.json    a grant; created by rename, so a reader sees all of it or none
 STATE/pages/KEY/policy   the pages that its container sees, made before the grant and removed after it
 STATE/pages/KEY/copy     a copy of its policy page that only root sees
+STATE/pages/KEY/state.json, status   a copy of the runtime's state file (launcher/keep_state.c)
 STATE/messages           messages for containers about changes (ledger/messages.py)
 
 Under the lock no file is opened that a container sees, since a tenant can make such an open wait. Messages are
@@ -61,7 +62,7 @@ class Ledger:
         *("_folder", "_pages", "_state", "_lock", "_wait", "_judge", "_unclear", "_messages", "_made", "_must"),
     )
 
-    def __init__(self, state_dir: str, wait: bool = True, seconds: float = QUICK) -> None:
+    def __init__(self, state_dir: str, wait: bool = True, seconds: float = QUICK, made: str = "") -> None:
         self.grants: tuple[Grant, ...] = ()
         self.swept: tuple[Grant, ...] = ()
         self.late: set[str] = set()
@@ -71,7 +72,7 @@ class Ledger:
         self._pages = f"{state_dir}/{PAGES_DIR}"
         self._lock = -1
         self._wait = wait
-        self._judge = Judge(seconds, later=True)
+        self._judge = Judge(self._pages, seconds, later=True, made=made)
         self._unclear = False  # STATE/messages/unclear is set
         self._messages: list[str] = []  # the names of its messages
         self._made: list[str] = []  # the keys of its new grants
@@ -295,14 +296,14 @@ class Ledger:
             self._lock = -1
 
 
-def open_ledger(state_dir: str, wait: bool = True, seconds: float = QUICK) -> Ledger:
+def open_ledger(state_dir: str, wait: bool = True, seconds: float = QUICK, made: str = "") -> Ledger:
     """`with open_ledger(state_dir) as ledger:` holds the node's lock; grants of ended containers are swept first.
 
     Raises NodeError GH-303: the state directory is not safe to use, the disk fails, a grant file is damaged, or the
     lock is held for more than LOCK_SECONDS. wait=False: raises BlockingIOError at once where another process holds the
-    lock (and so has just swept). seconds: how long to look for processes that hold a grant whose other proofs are gone.
+    lock (and so has just swept). seconds, made: as of proof.Judge.
     """
-    return Ledger(state_dir, wait, seconds)
+    return Ledger(state_dir, wait, seconds, made)
 
 
 def snapshot(state_dir: str) -> tuple[Grant, ...]:
@@ -318,7 +319,7 @@ def snapshot(state_dir: str) -> tuple[Grant, ...]:
             grants = [_read(folder, name[:-5]) for name in sorted(os.listdir(folder)) if name.endswith(".json")]
         finally:
             os.close(fd)
-        return tuple(g for g in Judge().all_of(grants) if g is not None)
+        return tuple(g for g in Judge(f"{state_dir}/{PAGES_DIR}").all_of(grants) if g is not None)
     except OSError as e:
         raise unusable(state_dir, e) from None
 
@@ -343,7 +344,7 @@ def peek(state_dir: str) -> tuple[Grant, ...]:
                 found.append(_read(folder, key))
             except FileNotFoundError:
                 pass  # the grant is not committed yet, or was just removed
-        return tuple(g for g in Judge().all_of(found) if g is not None)
+        return tuple(g for g in Judge(f"{state_dir}/{PAGES_DIR}").all_of(found) if g is not None)
     except OSError as e:
         raise unusable(state_dir, e) from None
 

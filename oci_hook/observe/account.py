@@ -41,6 +41,7 @@ GPU = struct.Struct("<QQQQ32x")
 OWNERS = struct.Struct(f"<{SLOTS}Q")
 OWNERS_OFFSET = 4096
 ENTRIES_OFFSET = 12288
+ENTRY_STEP = 512  # of a slot, with its entries of all GPUs
 ENTRY = struct.Struct("<QQQQ")  # announce, committed, ack, contexts
 SURCHARGE_OFFSET = 8
 WORD = struct.Struct("<Q")
@@ -181,10 +182,11 @@ class Account:
             slots, self._took, self._table = slots_of(data), 0.0, None
             gone = [slot for slot in slots if not self._locked(fd, slot[0])]
             exited = [slot for slot in slots if slot not in gone and not self._runs(slot[1])]
-            asked = slots if by_process else gone + exited
-            entries = {slot: os.pread(fd, ENTRY.size * gpus, ENTRIES_OFFSET + 512 * slot[0]) for slot in asked}
+            asked = slots if by_process else sorted(gone + exited)
+            entries = _entries(fd, asked, gpus)
             # An entry that was read after another process had taken the slot is not the former owner's.
-            gone = [slot for slot in gone if os.pread(fd, 8, OWNERS_OFFSET + 8 * slot[0]) == WORD.pack(slot[1])]
+            owners = set(slots_of(os.pread(fd, ENTRIES_OFFSET, 0))) if gone else set()
+            gone = [slot for slot in gone if slot in owners]
         finally:
             os.close(fd)
             self._table = None
@@ -242,6 +244,16 @@ class Account:
             raise DamagedPage("it was cut") from None
         finally:
             os.close(fd)
+
+
+def _entries(fd: int, slots: list[tuple[int, int]], gpus: int) -> dict[tuple[int, int], bytes]:
+    """The entries of these slots, by one read: the container can have thousands told of each read, at our cost."""
+    if not slots:
+        return {}
+    first, last = slots[0][0], slots[-1][0]
+    data = os.pread(fd, ENTRY_STEP * (last + 1 - first), ENTRIES_OFFSET + ENTRY_STEP * first)
+    at = {slot: ENTRY_STEP * (slot[0] - first) for slot in slots}
+    return {slot: data[begin : begin + ENTRY.size * gpus] for slot, begin in at.items()}
 
 
 def has_free_caches(data: bytes, gpus: int) -> bool:

@@ -227,6 +227,10 @@ def replace(path: str, data: bytes) -> None:
         finally:
             os.close(fd)
     except OSError as e:
-        raise _bad(path, f"cannot be replaced: {e.strerror}") from None
+        why = f"cannot be replaced: {e.strerror}"
+        raise refuse(
+            "GH-401",
+            f"{path}: {why}; the share is written into it: put the bundle where root can write and there is room",
+        ) from None
     finally:
         os.close(at)

@@ -1,15 +1,16 @@
-"""Compiles the shim libraries libcuda.so.1 and libnvidia-ml.so.1.
+"""Plans the shim libraries libcuda.so.1 and libnvidia-ml.so.1.
 
 They export every name of data/driver-symbols: those in intercepts.def are C functions, the rest are generated jump
 stubs that look the real function up at the first call. The real library is an absolute DT_NEEDED, which a linker
 writes when it links against a library whose soname is a path.
 """
 
-import os
 import re
-import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scripts.native_build import Plan
 
 HERE = Path(__file__).parent
 SYMBOLS = HERE.parent.parent / "data" / "driver-symbols"
@@ -165,51 +166,22 @@ def _aarch64(stubs: list[str]) -> str:
 STUBS = {"x86_64": _x86_64, "aarch64": _aarch64}
 
 
-def _newest(*patterns: Path) -> int:
-    return max(path.stat().st_mtime_ns for path in patterns)
+def plan(plan: "Plan", out: Path, private: str = "/run/gpu-hook", flags: tuple[str, ...] = ()) -> None:
+    """Plan both libraries in `out`. private: the container's private directory; only tests use another one.
 
-
-def _compile(command: list[str], files: list[str], place: Path) -> None:
-    """Make place/NAME.o of each NAME.c. The linker then gets short names: zig 0.17 cannot start it with many long ones."""
-
-    def one(file: str) -> None:
-        subprocess.run([*command, "-c", file, "-o", str(place / f"{Path(file).stem}.o")], check=True)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(one, files))
-
-
-def build(out: Path, arch: str, cc: list[str], private: str = "/run/gpu-hook", flags: tuple[str, ...] = ()) -> None:
-    """Compile into `out` for `arch` (as `uname -m` says) with the compiler `cc` what is older than its sources.
-
-    `private` is the container's private directory; only tests use another one. Raises CalledProcessError.
+    Raises SystemExit as `check` does.
     """
     check()
-    work = out / "shim"
-    work.mkdir(parents=True, exist_ok=True)
-    compiler = [*cc, "-target", f"{arch}-linux-gnu.{GLIBC}"]
-    inputs = [path for path in HERE.rglob("*") if path.suffix in (".c", ".h", ".def", ".py")]
-    newest = _newest(*inputs, *SYMBOLS.glob("*.txt"))
+    target = f"{plan.arch}-linux-gnu.{GLIBC}"
     for library in LIBRARIES:
-        target = out / library.soname
-        if target.exists() and target.stat().st_mtime_ns > newest:
-            continue
-        place = work / library.soname.split(".")[0]
-        place.mkdir(exist_ok=True)
+        place = out / "shim" / library.soname.split(".")[0]
         header, stubs = _names_header(library, private)
-        (place / "real_names.h").write_text(header)
-        (place / "stubs.S").write_text(STUBS[arch](stubs))
+        plan.text(place / "real_names.h", header)
+        assembler = plan.text(place / "stubs.S", STUBS[plan.arch](stubs))
         needed = place / "needed.so"
-        (place / "empty.c").write_text("")
-        path = f"{private}/{library.real}"
-        subprocess.run(
-            [*compiler, "-shared", f"-Wl,-soname,{path}", "-o", str(needed), str(place / "empty.c")], check=True
-        )
-        include = [f'-DGH_PRIVATE="{private}"', f"-I{place}", f"-I{HERE}"]
-        files = library.files()
-        objects = [f"{Path(file).stem}.o" for file in files]
-        _compile([*compiler, *FLAGS, *flags, *include], [*files, str(place / "stubs.S")], place)
-        link = [*LINK, f"-Wl,-soname,{library.soname}", "-o", f"{target.resolve()}.new"]
-        libraries = [needed.name, "-ldl", "-lpthread"]
-        subprocess.run([*compiler, *FLAGS, *flags, *link, *objects, "stubs.o", *libraries], check=True, cwd=place)
-        Path(f"{target}.new").rename(target)
+        empty = plan.objects(place, target, (), [plan.text(place / "empty.c", "")])
+        plan.link(needed, target, ["-shared", f"-Wl,-soname,{private}/{library.real}"], empty)
+        options = [*FLAGS, *flags, f'-DGH_PRIVATE="{private}"', f"-I{place}", f"-I{HERE}"]
+        objects = plan.objects(place, target, options, [*map(Path, library.files()), assembler])
+        link = [*FLAGS, *flags, *LINK, f"-Wl,-soname,{library.soname}"]
+        plan.link(out / library.soname, target, link, objects, [str(needed), "-ldl", "-lpthread"])

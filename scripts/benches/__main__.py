@@ -21,15 +21,14 @@ SIMULATED = {
     "hostile",
     "boundary",
     "chaos",
-    "interference",
 }  # figures from the simulated driver, or a model; the others time host work only
 
 
-DISTURBED = 2.0  # per cent taken by the hypervisor, from which on waits of milliseconds are not this code's
+DISTURBED = 2.0  # per cent of stolen CPU time above which waits of milliseconds say nothing about this code
 
 
 class Stolen:
-    """How much of its CPU time this machine did not get since then, though it had work (proc(5), steal)."""
+    """The part of its CPU time since then that the hypervisor took from this machine (proc(5), steal)."""
 
     def __init__(self) -> None:
         self.begin, self.ticks = time.monotonic(), self._ticks()

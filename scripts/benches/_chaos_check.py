@@ -1,6 +1,6 @@
-"""What must be so on a cluster after a fault: pure. Its own arithmetic, not the product's, since the product is what is checked.
+"""Checks the state of a cluster after a fault. Pure; it shares no arithmetic with the product, which it checks.
 
-A snapshot is what everybody says at one moment: the API server's pods, the nodes' ledgers, the nodes' digests, the leader.
+A snapshot has the API server's pods, the nodes' ledgers, the nodes' digests and the leader's figures of one moment.
 """
 
 import re
@@ -20,7 +20,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Pod:
-    """asks: of each container (MiB, per cent), both 0 for a whole GPU. decided: of each container; None without a decision."""
+    """asks: (MiB, per cent) for each container, both 0 for a whole GPU. decided: one for each container; None without a decision."""
 
     uid: str
     name: str
@@ -50,9 +50,9 @@ class Grant:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """told: (node, pod's UID, container) in the nodes' digests. free: GPU -> MiB, as the leader sees it; None where nobody leads.
-    routed: the webhooks' Service leads to whoever is Ready. wanted: OWNER -> pods that it should have. usable: nodes on which the
-    scheduler may place."""
+    """told: (node, pod's UID, container) in the nodes' digests. free: GPU -> MiB, as the leader sees it; None without a leader.
+    routed: the webhooks' Service leads to the replicas that are Ready. wanted: OWNER -> pods that it should have. usable: nodes
+    on which the scheduler may place."""
 
     gpus: Mapping[str, Gpu]
     pods: tuple[Pod, ...] = ()
@@ -67,7 +67,7 @@ class Snapshot:
 
 
 def problems(seen: Snapshot) -> list[str]:
-    """Nothing, once the cluster has settled. Those of `wrong` may never be there, not for a moment."""
+    """Faults of the snapshot; empty once the cluster has settled. Those of `wrong` are not allowed for a moment."""
     return [*wrong(seen), *unsettled(seen)]
 
 

@@ -1,4 +1,4 @@
-"""What users do meanwhile: a seeded, steady change of pods. Pure: operations come out, somebody else does them.
+"""The users' part: a steady, seeded change of pods. Pure: it returns operations, the caller performs them.
 
 Bare pods have few names, so a name comes again with another UID. Two Deployments and a StatefulSet are scaled, jobs end.
 """
@@ -84,7 +84,7 @@ def beginning() -> list[Operation]:
 
 
 def draw(chance: random.Random, pods: Sequence[Pod], jobs: Sequence[str], bind: bool = False) -> list[Operation]:
-    """One to three operations, or a few more. jobs: names of those that there are. bind: one small pod is sure to be placed."""
+    """One to three operations, sometimes a few more. jobs: names of existing jobs. bind: one of them is a small pod that surely fits."""
     found: list[Operation] = []
     here = sorted((p for p in pods if not p.deleting), key=lambda p: p.name)
     bare = [p for p in here if not p.owner]
@@ -111,7 +111,7 @@ def one(
         gone = bare.pop(chance.randrange(len(bare)))
         ends = delete(gone.name, chance.choice((0, 0, 1)))
         return [ends, pod(gone.name, asks(chance))] if what == "again" else [ends]
-    if what == "end" and here:  # of any owner, who makes another
+    if what == "end" and here:  # of any owner; the owner makes another
         return [delete(chance.choice(here).name, chance.choice((0, 1)))]
     if what == "job":
         name = chance.choice(JOB_NAMES)

@@ -37,7 +37,7 @@ def pod_of(item: Mapping[str, Any]) -> Pod:
 
 
 def asks_of(notes: Mapping[str, str], containers: list[str]) -> tuple[tuple[int, int], ...]:
-    """Of the few words that the churn uses: whole MiB, per cent, one GPU."""
+    """Reads the requests that the churn makes: whole MiB, per cent, one GPU."""
     found = []
     for name in containers:
         said = {word: notes.get(f"gpu-hook.io/{word}.{name}", notes.get(f"gpu-hook.io/{word}", "")) for word in WORDS}

@@ -21,20 +21,19 @@ from scripts.cluster_lab.node import Gpus
 from scripts.cluster_lab.programs import CannotRun
 
 SETTLED = 90.0  # seconds
-KUBERNETES = 240.0  # more, where nothing is left but Kubernetes' own: see check.only_ending
+KUBERNETES = 240.0  # more seconds while only Kubernetes' own faults remain: see check.only_ending
 POLL = 0.3
 WATCH = 0.3
 MIXED = 0.2  # of the faults that mix: the leader is killed meanwhile
 CHANGES = 1.0  # seconds over which the pods change
 GPUS = [Gpus(2, "16Gi"), Gpus(2, "16Gi")]
 CONTROLLER = "gpu_hook_controller_"
-AWAY = (Refused, CannotRun, RuntimeError, OSError)  # who was asked is away
+AWAY = (Refused, CannotRun, RuntimeError, OSError)  # the program that was asked is away
 LOG_LINES = 400
 
 
 def plan(seed: int, step: int, only: Sequence[str] = (), each: bool = False) -> tuple[Fault, random.Random]:
-    """The step's fault, and the chance for all else of the step: any step can be run by itself. each: one kind after the
-    other."""
+    """The step's fault and its random generator, so that any step can be run by itself. each: one kind after the other."""
     chance = random.Random(f"{seed}:{step}")
     kinds = [FAULTS[name] for name in only] or list(FAULTS.values())
     if each:
@@ -43,7 +42,7 @@ def plan(seed: int, step: int, only: Sequence[str] = (), each: bool = False) -> 
 
 
 class Rounds:
-    """folder: for logs and, where something failed, what was seen then."""
+    """folder: for logs, and for the snapshots of failed steps."""
 
     def __init__(self, folder: Path, site: Managed) -> None:
         self.folder, self.site = folder, site
@@ -110,7 +109,7 @@ class Rounds:
         return record
 
     def clear(self) -> None:
-        """After a failure: no pods, so that the next step has a cluster as it should be."""
+        """After a failure: removes all pods, so that the next step starts on a clean cluster."""
         for path, most in churn.SCALED.items():
             self._api.merge(f"{churn.APPS}/{path}", {"spec": {"replicas": min(most, 0)}})
         self._api("DELETE", f"{churn.JOBS}?propagationPolicy=Background")
@@ -137,7 +136,7 @@ class Rounds:
             strike.said["also"] = "leader-kill"
 
     def _watch_ledgers(self, gpus: Mapping[str, check.Gpu], stop: threading.Event, found: list[str]) -> None:
-        """While it fails, too, no ledger may have more than its GPU. Twice in a row: its files are read one by one."""
+        """During the fault, no ledger may exceed its GPU. Two consecutive looks must agree, since files are read one at a time."""
         before: dict[str, set[str]] = {}
         while not stop.wait(WATCH):
             for node in self.site.nodes:
@@ -150,10 +149,10 @@ class Rounds:
                 before[node.name] = now
 
     def _settle(self, end: float) -> list[str]:
-        """What is not as it should be at the end; at once where something is wrong that may never be."""
+        """Faults that remain at the end. Returns at once on a fault that is never allowed."""
         self.revived: list[str] = []
-        self.ours = time.monotonic()  # until then something else than Kubernetes' own was left
-        self.lastly: list[str] = []  # what was not yet as it should be when all else was
+        self.ours = time.monotonic()  # last time at which faults other than Kubernetes' own remained
+        self.lastly: list[str] = []  # Kubernetes' own faults, when no other remained
         while True:
             try:
                 self.revived += self.site.revive()
@@ -173,7 +172,7 @@ class Rounds:
             time.sleep(POLL)
 
     def _look(self) -> check.Snapshot:
-        """The ledgers last: who was granted something meanwhile is seen at the next look."""
+        """Reads the ledgers last; grants made meanwhile are seen at the next look."""
         api = self._api
         pods = tuple(read.pod_of(item) for item in api.get(churn.PODS)["items"])
         nodes = api.get("/api/v1/nodes")["items"]
@@ -202,13 +201,13 @@ class Rounds:
         return self.last
 
     def _wanted(self, api: Api) -> Iterator[tuple[str, int]]:
-        """What the owners are told to have."""
+        """The number of pods that each owner should have."""
         for kind, path in (("ReplicaSet", "replicasets"), ("StatefulSet", "statefulsets")):
             for item in api.get(f"{churn.APPS}/{path}")["items"]:
                 yield f"{kind}/{item['metadata']['name']}", item["spec"]["replicas"]
 
     def _leader(self) -> dict[str, float]:
-        """The figures of the one that leads; none where there is not exactly one."""
+        """The leader's figures; none unless exactly one replica leads."""
         found = []
         for controller in self.site.controllers:
             try:

@@ -1,4 +1,4 @@
-"""The controller's cold start and memory: its own client reads all nodes and pods page after page, from a process that plays the
+"""The controller's cold start and memory: its own client reads all nodes and pods page after page, from a process that simulates the
 API server (an etcd with 50 000 pods would measure this machine's disk)."""
 
 import json
@@ -15,17 +15,17 @@ READER = """
 import asyncio, gc, json, os, ssl, sys, time
 begun = time.monotonic()
 from oci_hook.kube.controller import controller
-from oci_hook.kube.controller.access import Access, Token
-from oci_hook.kube.controller.client import Client
+from oci_hook.kube.kubeconfig import Credential
+from oci_hook.kube.controller.api.client import Client
 from oci_hook.kube.controller.options import Options
-from oci_hook.kube.controller.own_secret import Own
-from oci_hook.kube.controller.keys import Secrets
+from oci_hook.kube.controller.trust.own_secret import Own
+from oci_hook.kube.controller.trust.keys import Secrets
 from oci_hook.core.rules import Rules
 
 async def main():
     gc.disable()
     options = Options("127.0.0.1", 0, "gpu-hook", ("a",))
-    async with Client(Access(sys.argv[1], None, Token())) as client:
+    async with Client(Credential(sys.argv[1])) as client:
         it = controller.Controller(options, client, Rules(), lambda text: None)
         it._service.use(Own(secrets=Secrets(((1, b"\\x01" * 32),), time.time())))
         for reflector in it._reflectors:

@@ -1,4 +1,4 @@
-"""Processor time of each program of a control plane, which other work on the machine does not lengthen as it does waits."""
+"""Processor time of each program of a control plane. Other work on the machine does not lengthen it."""
 
 import os
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def seconds(machine: int, controller: int) -> dict[str, float]:
     """Of the control machine's programs, of the controller (a process id, 0 for none), and of this program. machine: the
-    process id of its first process: what shares its network is on it."""
+    process id of its first process; a process in the same network namespace belongs to it."""
     space = os.readlink(f"/proc/{machine}/ns/net")
     found = {"controller": used(controller) if controller else 0.0, "load generator": used(os.getpid())}
     for process in Path("/proc").iterdir():

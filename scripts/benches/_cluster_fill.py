@@ -1,30 +1,30 @@
-"""A cluster that is filled to the brim with pods of odd sizes by a played scheduler, which chooses nodes by sums as Kubernetes'
-does, with our extender and without it: which Bindings are denied, how long until every pod that has room somewhere has a node, and
-how many GPUs stay free. The scheduler's queue, back-off and scores are those of Kubernetes 1.20 (unchanged until 1.35 in what
-counts here); time is simulated, so other work on the machine changes nothing."""
+"""A simulated scheduler fills a cluster with pods of odd sizes. It chooses nodes by sums, as Kubernetes' does, with our extender
+and without it. Measured are denied Bindings, the time until every pod with room somewhere has a node, and the GPUs that stay free.
+The scheduler's queue, back-off and scores are those of Kubernetes 1.20; 1.35 has the same ones, as far as they count here. Time is
+simulated, so other work on the machine changes nothing."""
 
 import heapq
 import random
 from collections.abc import Iterator
 
-from oci_hook.kube import admission, extender
-from oci_hook.kube.choose import Question, judge
-from oci_hook.kube.fit import Fit
-from oci_hook.kube.fragments import Fragments
-from oci_hook.kube.signing import Signer
-from oci_hook.kube.state import ClusterState
+from oci_hook.kube.answers import admission, extender
+from oci_hook.kube.formats.signing import Signer
+from oci_hook.kube.placing.choose import Question, judge
+from oci_hook.kube.placing.fit import Fit
+from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.preemption.fragments import Fragments
 from scripts.benches._cluster_objects import binding, bound, node, pod
 
 MEMORY = 80_000
 ODD = (7_000, 13_000, 23_000, 37_000, 50_000)  # no sum of some of them is exactly a GPU
 EACH = 1 / 300  # seconds of one attempt
-LOOK, STAYS = 0.5, 10.0  # of controller/marker.py
+LOOK, STAYS = 0.5, 10.0  # of controller/act/fragment_taints.py
 BACK_OFF = (1.0, 2.0, 4.0, 8.0, 10.0)
 PACK, SPREAD = "binpack", "spread"
 
 
 class Cluster:
-    """placement: of the scheduler, by sums, and of ours. marks: whether misleading nodes get their taint."""
+    """placement: of the scheduler, by sums, and of ours. marks: misleading nodes get their taint."""
 
     def __init__(
         self, nodes: int, gpus: int, placement: str, with_filter: bool, marks: bool = True, seed: int = 0
@@ -53,7 +53,7 @@ class Cluster:
         return sizes
 
     def run(self, sizes: list[int], seconds: float = 300.0) -> None:
-        """Until no pod without a node has room anywhere, or for so long."""
+        """Runs until no waiting pod has room anywhere, or for so many seconds."""
         for number, mib in enumerate(sizes):
             made = pod(f"p{number}", mib, 0)
             self.state.apply_pod(made)
@@ -87,7 +87,7 @@ class Cluster:
         return any(isinstance(judge(self.state, question, name), Fit) for name in self.free)
 
     def place(self, made, mib: int) -> bool:
-        """One attempt of the scheduler; whether the pod has a node."""
+        """One attempt of the scheduler; True when the pod has a node."""
         open_to = [name for name, free in self.free.items() if free >= mib]
         if open_to and self.with_filter:
             open_to = extender.filter({"Pod": made, "NodeNames": open_to}, self.state, self.now)["NodeNames"]
@@ -104,7 +104,7 @@ class Cluster:
         return True
 
     def end(self, made, mib: int) -> None:
-        """The pod ends, and its node has said so."""
+        """The pod ends, and its node reports it."""
         uid = made["metadata"]["uid"]
         pod = self.state.pods[uid]
         self.free[pod.node] += mib
@@ -123,7 +123,7 @@ class Cluster:
         return self.rng.choice([name for name, got in scores.items() if got == most])
 
     def _look(self) -> None:
-        """As controller/marker.py does."""
+        """As controller/act/fragment_taints.py does."""
         if not self.marks:
             return
         for some in self.fragments.marks():

@@ -1,14 +1,14 @@
-"""How the cost of a decision grows with nodes, GPUs of a node, pods of a node and fill: processor time of the extender's filter and
-of the bind webhook's decision, in this process."""
+"""Growth of a decision's cost with nodes, GPUs per node, pods per node and fill: processor time of the extender's filter and of the
+bind webhook's decision, in this process."""
 
 import random
 import statistics
 import time
 from collections.abc import Iterator
 
-from oci_hook.kube import admission, extender
-from oci_hook.kube.signing import Signer
-from oci_hook.kube.state import ClusterState
+from oci_hook.kube.answers import admission, extender
+from oci_hook.kube.formats.signing import Signer
+from oci_hook.kube.placing.state import ClusterState
 from scripts.benches._cluster_objects import binding, bound, node, pod
 
 MEMORY = 81559
@@ -47,7 +47,7 @@ class Point:
             self._bind(made, found[0], mib)
 
     def measure(self, rounds: int) -> dict[str, float]:
-        """Milliseconds. What is placed for it goes again."""
+        """Milliseconds. Pods placed for it are removed."""
         filters, binds = [], []
         for _ in range(rounds):
             mib = self.rng.choice(SIZES)
@@ -85,7 +85,7 @@ class Point:
 
 
 def rows(short: bool) -> Iterator[dict]:
-    """by: what grows; at: how far."""
+    """by: the quantity that grows; at: its values."""
     rounds, scale = (SHORT_ROUNDS, 10) if short else (ROUNDS, 1)
     for nodes in (250, 1000, 2500, 5000):
         point = Point(nodes // scale, 8)

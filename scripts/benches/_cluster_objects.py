@@ -5,7 +5,7 @@ import json
 
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.rules import Rules
-from oci_hook.kube.node_info import Digest, NodeInventory, digest_text, inventory_text
+from oci_hook.kube.formats.node_info import Digest, NodeInventory, digest_text, inventory_text
 
 
 def node(name, gpus, memory):

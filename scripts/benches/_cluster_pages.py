@@ -1,4 +1,4 @@
-"""Plays the API server's lists of nodes and pods, as large as real ones are: `_cluster_pages NODES PODS` prints its address and the
+"""Simulates the API server's lists of nodes and pods, as large as real ones: `_cluster_pages NODES PODS` prints its address and the
 lists' size in MB."""
 
 import json
@@ -8,18 +8,19 @@ from urllib.parse import parse_qs, urlsplit
 
 from oci_hook.core import decision as decisions
 from oci_hook.core.decision import DecidedShare, DecidedTerms, Decision
-from oci_hook.kube import names
-from oci_hook.kube.signing import Signer
+from oci_hook.kube.formats import names
+from oci_hook.kube.formats.signing import Signer
 from scripts.benches import _cluster_objects
 
 PAGE = 500
 SIGNER = Signer({1: b"\x01" * 32})
 GPUS, MEMORY = 8, 81559
+OWNER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "controller": True}
 FIELDS = ("image", "imagePullPolicy", "name", "resources", "terminationMessagePath", "terminationMessagePolicy", "env")
 
 
 def managed(count: int) -> list:
-    """What the API server remembers of each writer, which is a third of a pod."""
+    """The API server's record of each writer (managedFields): a third of a pod's size."""
     fields = {
         "f:metadata": {"f:labels": {".": {}, "f:app": {}}, "f:ownerReferences": {".": {}}},
         "f:spec": {"f:containers": {'k:{"name":"main"}': {f"f:{name}": {} for name in FIELDS}}, "f:restartPolicy": {}},
@@ -64,7 +65,7 @@ def pod(number: int, nodes: int) -> dict:
     meta["annotations"][names.ALLOC] = decisions.text(decided)
     meta |= {
         "labels": {"app": f"a{number % 100}", "pod-template-hash": "abcdef"},
-        "ownerReferences": [{"kind": "ReplicaSet", "name": "rs", "uid": f"rs-{number % 100}", "controller": True}],
+        "ownerReferences": [{**OWNER, "uid": f"rs-{number % 100}"}],
         "managedFields": managed(2),
         "resourceVersion": str(number),
     }
@@ -79,7 +80,8 @@ def pod(number: int, nodes: int) -> dict:
     }
     made["spec"] |= {"nodeName": f"node-{at:04}", "schedulerName": "default-scheduler", "runtimeClassName": "gpu-hook"}
     ready = [{"type": t, "status": "True"} for t in ("Initialized", "Ready", "ContainersReady", "PodScheduled")]
-    ran = {"name": "main", "ready": True, "image": "registry.example/app:1", "imageID": "sha256:" + "0" * 64}
+    ran = {"name": "main", "ready": True, "restartCount": 0, "image": made["spec"]["containers"][0]["image"]}
+    ran["imageID"] = "sha256:" + "0" * 64
     status = {"phase": "Running", "conditions": ready, "hostIP": "10.0.0.1", "podIP": "10.1.0.1"}
     made["status"] = {
         **status,

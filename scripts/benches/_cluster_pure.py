@@ -1,5 +1,5 @@
-"""Choosing in a large cluster: how long the extender's filter and the bind webhook's decision take, and how much memory the
-controller's state needs. Times are CPU time, which other work on the machine does not lengthen."""
+"""Choosing in a large cluster: CPU time of the extender's filter and of the bind webhook's decision, and memory of the controller's
+state. Other work on the machine does not lengthen CPU time."""
 
 import gc
 import json
@@ -8,9 +8,9 @@ import random
 import statistics
 import time
 
-from oci_hook.kube import admission, extender
-from oci_hook.kube.signing import Signer
-from oci_hook.kube.state import ClusterState
+from oci_hook.kube.answers import admission, extender
+from oci_hook.kube.formats.signing import Signer
+from oci_hook.kube.placing.state import ClusterState
 from scripts.benches._cluster_objects import binding, bound, node, pod
 
 NODES, GPUS, PODS = 5000, 8, 50_000
@@ -34,7 +34,7 @@ def run(short: bool) -> dict:
         state.apply_node(json.loads(text))
         load += time.thread_time() - start
     names = list(state.nodes)
-    for i in range(pods):  # packed; what does not fit is left out
+    for i in range(pods):  # packed; pods that do not fit are left out
         load += place(state, signer, pod(f"pod-{i}", rng.choice(SIZES), rng.choice((0, 0, 10, 30))), names)
     gc.collect()
     gc.freeze()  # as the controller does once it has read everything

@@ -1,5 +1,5 @@
 """Pods per second through a real kube-apiserver, etcd and kube-scheduler, with the controller and without it. Nodes are plain
-objects, so no container runs: what is measured is placing. Each round: the scheduler is stopped, the pods are made, the
+objects, so no container runs and only placing is measured. In each round the scheduler is stopped, the pods are made, the
 scheduler starts, and the time from the first pod's node to the last one's counts."""
 
 import http.client
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from oci_hook.kube import names
+from oci_hook.kube.formats import names
 from scripts.benches import _cluster_cpu as cpu
 from scripts.cluster_lab import plain_nodes
 from scripts.cluster_lab.api import Api, socket_in
@@ -23,7 +23,7 @@ from scripts.cluster_lab.machine import wait
 PODS, SIZES = 2000, [81559] * 8
 SHORT_NODES, SHORT_PODS = 200, 400
 NOWHERE = 300  # pods that no GPU is large enough for
-CLIENT = {"qps": 5000, "burst": 5000}  # the default, 50 a second, would be all that is measured
+CLIENT = {"qps": 5000, "burst": 5000}  # the default, 50 a second, would bound the result
 EXTENDER = 8460
 WORK = "work"  # the namespace of the pods that the controller sees
 MEMORY = (7_000, 13_000, 23_000, 37_000, 50_000)
@@ -156,7 +156,7 @@ class Rounds:
         return rate
 
     def churn(self) -> dict:
-        """Pods come while others end, half as many as in a round alive at a time: how long one waits for its node."""
+        """Pods come while others end, half as many alive as in a round; measures the time until a pod has its node."""
         pods, alive = f"/api/v1/namespaces/{WORK}/pods", self.pods // 2
         before, begun, base = self._cpu(), time.monotonic(), self._bound()
         gone = threading.Event()
@@ -194,7 +194,7 @@ class Rounds:
         time.sleep(6)  # the controller counts pods whose node never listed them for 5 s more
 
     def _bound(self) -> int:
-        """Pods that got a node since the scheduler's start, as it counts them: a list would cost the API server much."""
+        """Pods that got a node since the scheduler's start, by its own count: listing them would load the API server."""
         connection = http.client.HTTPConnection("127.0.0.1", 10251)
         try:
             connection.sock = socket_in(self.control.machine.pid, ("127.0.0.1", 10251))
@@ -214,7 +214,7 @@ class Rounds:
         plain_nodes.create_node(api, plain_nodes.node(f"n{number:04}", SIZES))
 
     def _each(self, count: int, make) -> None:
-        """By four connections."""
+        """Calls it for each number over four connections."""
         apis = [self._api() for _ in range(4)]
 
         def some(worker: int) -> None:

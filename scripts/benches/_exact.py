@@ -1,14 +1,14 @@
-"""The best way to place pods, found exactly: so many whole GPUs stay free as possible. For small cases (some 20 pods on some 16
-GPUs): branch and bound over the pods, largest first. tests/kube/test_fragmentation.py checks it against trying everything."""
+"""Finds the exact optimum of placing pods: the most whole GPUs stay free. For small cases (some 20 pods on some 16
+GPUs): branch and bound over the pods, largest first. tests/kube/placing/test_fragmentation.py checks it against trying everything."""
 
 from typing import NamedTuple
 
 GPU = tuple[int, int]  # free MiB, free per cent of compute
-STEPS = 200_000  # nodes of the search tree; beyond that the best one so far is said, and that it is not proven
+STEPS = 200_000  # nodes of the search tree; beyond that the best result so far is returned, unproven
 
 
 class Item(NamedTuple):
-    """A pod of one container. gpus: of one node, different ones, each with so much. whole: nobody else may be on them."""
+    """A pod of one container. gpus: so many different GPUs of one node, each with so much. whole: no other pod may use them."""
 
     mib: int
     compute: int = 0
@@ -17,7 +17,7 @@ class Item(NamedTuple):
 
 
 class Best(NamedTuple):
-    """free: GPUs that nobody is on; -1 where not all pods have room. proven: no placement is better."""
+    """free: unused GPUs; -1 if some pod has no room. proven: no placement is better."""
 
     free: int
     proven: bool
@@ -31,7 +31,7 @@ def best(nodes: tuple[tuple[int, ...], ...], items: tuple[Item, ...]) -> Best:
     return Best(search.found, search.steps < STEPS)
 
 
-State = tuple[tuple[tuple[int, int, bool], ...], ...]  # node -> GPU -> free MiB, free compute, nobody on it
+State = tuple[tuple[tuple[int, int, bool], ...], ...]  # node -> GPU -> free MiB, free compute, unused
 
 
 class _Search:
@@ -63,7 +63,7 @@ class _Search:
             self.place(number + 1, new)
 
     def bound(self, number: int, state: State) -> int:
-        """No more GPUs than so many can stay free."""
+        """Upper bound on the GPUs that can stay free."""
         free = sorted((gpu[0] for node in state for gpu in node if gpu[2]), reverse=True)
         inside = sum(gpu[0] for node in state for gpu in node if not gpu[2])
         needed, still = self.alone[number], self.left[number] - inside
@@ -78,7 +78,7 @@ class _Search:
 def _ways(
     node: tuple[tuple[int, int, bool], ...], item: Item
 ) -> list[tuple[tuple[tuple[int, int, bool], ...], tuple[int, int]]]:
-    """The node after each different way to place the item on it; and what to try first."""
+    """The node after each different way to place the item on it, in the order to try."""
     found = []
 
     def choose(first: int, chosen: tuple[int, ...]) -> None:

@@ -1,10 +1,10 @@
-"""What the agent costs and how soon it answers: 100 real containers with programs on 8 simulated GPUs.
+"""The agent's cost and delays: 100 real containers with programs on 8 simulated GPUs.
 
-rss_mb and cpu_percent are those of the agent and its NVML process together, at the default interval. cheat_samples: how
-many looks at the GPUs, from the first that can see the cheat, until the finding. reclaim_ms: from SIGKILL of a
-container's init until nothing of its grant is on disk. Of both the worst of several. churn_*: what the agent has more
-of after so many real containers that live some milliseconds each than after the first ten. harm_to_kill_*: from
-the signal upon which a container takes what its neighbours were granted, past the shim, until its init is gone; beside
+rss_mb and cpu_percent are those of the agent and its NVML process together, at the default interval. cheat_samples: looks
+at the GPUs, from the first that can see the cheat to the finding. reclaim_ms: from SIGKILL of a
+container's init until nothing of its grant is on disk. Both are the worst of several. churn_*: the agent's growth between the
+tenth and the last of so many real containers that live some milliseconds each. harm_to_kill_*: from
+the signal that tells a container to take its neighbours' memory past the shim until its init is gone; beside
 all the others, at the default interval, at random times. honest_killed: containers that were killed and took nothing.
 watch_cpu_percent: of the agent and its NVML process while nothing but the watch of free memory looks at the GPUs.
 """
@@ -156,7 +156,7 @@ def cheat_samples(place: Place, process: "subprocess.Popen[bytes]", gpu: int) ->
 
 
 def reclaim_ms(place: Place, id: str) -> float:
-    """By the files: nobody but the agent looks at the ledger meanwhile."""
+    """Reads the files, since only the agent may look at the ledger meanwhile."""
     paths = [place.state / f"ledger/{place.key(id)}.json", place.state / f"pages/{place.key(id)}"]
     pid = place.init(id)
     start = time.monotonic()
@@ -167,7 +167,7 @@ def reclaim_ms(place: Place, id: str) -> float:
 
 
 def harm_to_kill_ms(place: Place, gpu: int, chance: random.Random) -> float:
-    """The cheat takes all but 1 GiB of what is free."""
+    """The cheat takes all free memory but 1 GiB."""
     node = json.loads(get("/api/node"))
     used = next(c for c in node["gpus"] if c["index"] == gpu)["used_mib"]
     id = place.start(gpu, "/bin/bypass", str(GPU_MIB - used - 1024), "wait")
@@ -190,13 +190,13 @@ def harm_to_kill_ms(place: Place, gpu: int, chance: random.Random) -> float:
 
 
 def killed(place: Place) -> int:
-    """Honest containers that the agent killed; the cheats are not among these any more."""
+    """Honest containers that the agent killed; the cheats are already out of the list."""
     told = [json.loads(line) for line in (place.state / "events").read_text().splitlines()]
     return len({e["id"] for e in told if e["event"] == "finding" and e["action"] == "killed"} & set(place.ids))
 
 
 def churn(place: Place, process: "subprocess.Popen[bytes]", containers: int) -> tuple[float, int]:
-    """(MB, descriptors) that containers leave behind in the agent, which come and go beside those that stay."""
+    """(MB, descriptors) that short-lived containers leave behind in the agent."""
 
     def pass_by(n: int) -> None:
         for _ in range(n):

@@ -1,4 +1,4 @@
-"""What the driver's memory limit adds to a create: asked from the server, and set by the helper, which starts NVML itself.
+"""Time that the driver's memory limit adds to a create: through the server, and through the helper, which starts NVML itself.
 
 Simulated driver 615; runc and cgroup v2 are real. Rounds of everything, interleaved; an added time is the median over
 rounds of (with the driver's limit - with the shim alone) in the same round. A real NVML starts in about a second.

@@ -1,5 +1,5 @@
-"""Faults at random moments on a real cluster with simulated GPUs, while pods come and go: who holds what stays right, and all that
-can run does within 90 s. Each fault is a line of JSON on standard error; one that failed names seed and step."""
+"""Faults at random moments on a real cluster with simulated GPUs, while pods come and go: the books stay right, and all pods that
+can run do so within 90 s. Each fault is a line of JSON on standard error; one that failed names seed and step."""
 
 import argparse
 import json

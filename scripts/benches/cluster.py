@@ -55,7 +55,7 @@ def label() -> str:
 
 
 def filled(rows: list[dict]) -> dict:
-    """The budget: nothing is refused with the extender, and no pod waits that has room."""
+    """The budget: with the extender no Binding is denied, and no pod with room waits."""
 
     def most(key: str, which) -> dict:
         value = max(row[key] for row in rows if which(row))
@@ -108,7 +108,7 @@ def way(row: dict) -> str:
 
 
 def write_docs(figures: dict) -> None:
-    """What this run did not measure stays as it was."""
+    """Keeps the figures that this run did not measure."""
     from load import cluster_plots  # matplotlib takes its time
 
     file = report.DOCS / "benchmarks" / f"{NAME}.json"

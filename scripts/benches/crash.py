@@ -1,4 +1,4 @@
-"""kill -9 at random moments of `create` through the shipped runtime and real runc: what is booked stays what lives."""
+"""kill -9 at random moments of `create` through the shipped runtime and real runc: the ledger keeps exactly the living containers."""
 
 import json
 import os
@@ -75,8 +75,8 @@ class Place:
 
 
 def audit(place: Place) -> tuple[int, int]:
-    """(containers that live without a grant or beyond the GPU, grants without a living container), settled."""
-    for _ in range(100):  # what was killed may take a moment to be gone
+    """(containers that live without a grant or beyond the GPU, grants without a living container), when settled."""
+    for _ in range(100):  # killed processes may take a moment to be gone
         living = place.living()
         with store.open_ledger(str(place.state)) as ledger:
             grants = {g.who.id: sum(s.memory_mib for s in g.shares) for g in ledger.grants}
@@ -89,7 +89,7 @@ def audit(place: Place) -> tuple[int, int]:
 
 
 def remove_cgroups() -> None:
-    """What `runc delete` cannot know of, because runc was killed before it had written anything down."""
+    """Removes leftovers unknown to `runc delete`: runc was killed before it had written its state."""
     for top in Path("/sys/fs/cgroup").glob(f"*/gpu-hook-crash-{os.getpid()}"):
         for group in [*top.glob("*"), top]:
             if group.is_dir():

@@ -1,4 +1,4 @@
-"""What gpu-hook adds to `docker run --rm` and to a container's start by CRI, beside plain runc; rounds, interleaved.
+"""Time that gpu-hook adds to `docker run --rm` and to a container's start by CRI, beside plain runc; rounds, interleaved.
 
 docker and containerd are this machine's, started with directories of their own as the tests start them. Needs root. The
 GPUs are simulated; no container touches one.

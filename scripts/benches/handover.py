@@ -1,8 +1,8 @@
-"""How long nobody decides when the leading controller ends: two controllers behind a Service, a real etcd, kube-apiserver and
-kube-scheduler. The leader is killed with -9 at a random moment, and a pod that is made at once after that is bound. Who makes the
-pod tries again where the API server refuses it, as a ReplicaSet does. Nodes are plain objects, so no container runs.
+"""Time without decisions after the leading controller ends: two controllers behind a Service, a real etcd, kube-apiserver and
+kube-scheduler. The leader gets kill -9 at a random moment; a pod is made at once and bound by the next leader. If the API server
+refuses the pod, its maker tries again, as a ReplicaSet does. Nodes are plain objects, so no container runs.
 
---nodes, --pods: what the cluster has beside it (8 GPUs a node, pods that are bound); --term: ended by SIGTERM in place of -9.
+--nodes, --pods: further nodes with 8 GPUs each, and bound pods; --term: SIGTERM in place of kill -9.
 """
 
 import random
@@ -56,7 +56,7 @@ def run(short, options):
 
 
 def fill(plane, nodes, pods):
-    """pods: of another namespace, each with its node, that ask for no GPU: what a takeover must know is all pods."""
+    """pods: further bound pods of another namespace without GPUs, since a new leader has to know all pods."""
     plane.api("POST", "/api/v1/namespaces", {"metadata": {"name": "others"}})
     account = "/api/v1/namespaces/others/serviceaccounts/default"
     wait(60, "it has its service account", lambda: answers(plane.api, account))
@@ -73,7 +73,7 @@ def answers(api, path):
 
 
 def each(plane, count, act):
-    """By four connections."""
+    """Calls `act` for each number, over four connections."""
 
     def some(worker):
         api = Api(plane.control.machine.pid, plane.control.keys.folder)

@@ -1,5 +1,5 @@
-"""What a hostile tenant costs others: the same calls beside a container that is busy, and beside one that attacks all
-that gpu-hook mounts into it (tests/hostile/tenant.c), in turns; both have half a core. A ratio is the median beside the
+"""A hostile tenant's cost to others: the same calls beside a busy container, and beside one that attacks all that
+gpu-hook mounts into it (tests/hostile/tenant.c), in turns; both have half a core. A ratio is the median beside the
 attack over the median beside the other.
 
 start: a container with a share, from `run` to its end, with one allocation. ps, set: the command's work without the

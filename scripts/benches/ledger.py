@@ -1,4 +1,4 @@
-"""The ledger under load and under kill -9: how long a commit takes beside 15 other writers, and what crashes leave.
+"""The ledger under load and under kill -9: time of a commit beside 15 other writers, and leftovers of crashes.
 
 The campaign keeps a crowd of processes that admit, hold and release shares of two small GPUs, and kills each of them
 at a random step of a transaction or at a random moment. Auditors take the ledger's lock every few kills and compare it
@@ -137,7 +137,7 @@ def read_all(fd: int, size: int) -> bytes:
 
 
 class Campaign:
-    """Kills, and what was found after them.
+    """Kills processes, and counts the faults found after them.
 
     double_bookings: GPUs booked beyond what they have, or a living holder whose grant is lost. leaks: grants of ended
     processes and files of no grant after a sweep. Which processes live is known from the parent's own children, not
@@ -224,7 +224,7 @@ class Campaign:
             self.problems.append(f"process {pid} failed")
 
     def audit(self) -> None:
-        """With the locks held, and so nobody in the middle of a commit: the ledgers are what the living hold."""
+        """With the locks held, no commit is under way: the ledgers have exactly the living containers."""
         self.audits += 1
         before = [self.slot(i) for i in range(CROWD)]
         with contextlib.ExitStack() as stack:
@@ -233,8 +233,8 @@ class Campaign:
                 found = stack.enter_context(store.open_ledger(state)).grants
                 self.check_files(state, found)
                 grants.append(found)
-            # What died since its ledger was swept is no double booking: the other install may have seen it first.
-            grants = [tuple(g for g in found if Judge().current(g)) for found in grants]
+            # A container that died after its ledger was swept is no double booking: the other install may have seen it first.
+            grants = [tuple(g for g in found if Judge("").current(g)) for found in grants]
             keys = {g.key for found in grants for g in found}
             self.held += len(keys)
             ours = {pid for pid in children() if running(pid)}
@@ -269,7 +269,7 @@ class Campaign:
             self.check_shared(state, gpu.uuid, grants)
 
     def check_shared(self, state: str, uuid: str, grants: tuple[Grant, ...]) -> None:
-        """The GPU page and the slot files are what the grants say."""
+        """The GPU page and the slot files match the grants."""
         folder = slot_files.folder(state, uuid)
         there = [held.slot for _, held in on_gpu(uuid, grants)]
         page = slot_files.page(state, uuid)
@@ -289,7 +289,7 @@ class Campaign:
             self.found("double_bookings", f"the GPU page of {uuid} is not what the grants say")
         try:
             slots = set(os.listdir(f"{folder}/{SLOT_DIR}"))
-        except FileNotFoundError:  # nobody lived until it was mounted
+        except FileNotFoundError:  # no container lived until it was mounted
             slots = set()
         if len(set(there)) < len(there):
             self.found("double_bookings", f"two containers have one slot on {uuid}")
@@ -369,7 +369,7 @@ def promise(campaign: Campaign, i: int, holder: int, key: str) -> None:
 
 
 def become_container(campaign: Campaign, i: int, grant: Grant) -> None:
-    """What a runtime does: an init that lives on, its state file, the end of the creator."""
+    """Does a runtime's part: an init that lives on, its state file, the end of the creator."""
     read, write = os.pipe()
     init = os.fork()
     if init == 0:

@@ -1,5 +1,5 @@
-"""What hostile tenants cost honest ones on simulated GPUs: real containers with the shipped shim, and containers that write
-what they like into their own slot files and launch nothing (load/liar.c).
+"""Hostile tenants' cost to honest ones on simulated GPUs: real containers with the shipped shim, and containers that write
+lies into their own slot files and launch nothing (load/liar.c).
 
 Share cells: an honest tenant that always has work beside k liars. Its due is its weight over the weights of all that
 are granted the GPU, as if the liars used their parts. `kept` is what it had over its due: 1 or more is whole.
@@ -73,7 +73,7 @@ def liars(stage: Stage, gpu: int, kind: str, weights: tuple[int, ...], class_: s
 
 
 def measure_share(stage: Stage, case: Case, seconds: float, gpu: int) -> Json:
-    """What each honest tenant had of its due."""
+    """Each honest tenant's part of its due."""
     with contextlib.ExitStack() as running:
         honest = [running.enter_context(stage.tenant(gpu, share(gpu, "256Mi", w))) for w in case.honest]
         for tenant in honest:
@@ -92,7 +92,7 @@ def measure_share(stage: Stage, case: Case, seconds: float, gpu: int) -> Json:
 
 
 def measure_online(stage: Stage, case: Case, requests: int, gpu: int) -> Json:
-    """How much later each request was done than beside the same containers when these do nothing."""
+    """Delay of each request, compared with a run in which the other containers do nothing."""
     quiet, loud = (_latencies(stage, gpu, kind, case.liars, requests) for kind in ("quiet", case.kind))
     added = [x - y for x, y in zip(loud, quiet, strict=True)]
     figures = {of: metrics.percentile(added, of) for of in (0.5, 0.9)}

@@ -69,7 +69,7 @@ def work(kind: str) -> float:
 
 class Pair:
     """A rate of online requests over a kind of offline work. linger: the setting; 0 adaptive, or a time in ms.
-    most: requests, whatever is asked for. kind: of KINDS."""
+    most: bound on the number of requests. kind: of KINDS."""
 
     def __init__(self, rate: int, offline: str, linger: float = 0, most: int = 1 << 30, kind: str = "") -> None:
         self.rate, self.offline, self.linger, self.most, self.kind = rate, offline, linger, most, kind
@@ -110,7 +110,7 @@ def measure_pair(stage: Any, pair: Pair, count: int, native: bool, gpu: int, see
 
 
 def _requests(stage: Any, tenant: Any, rate: int, count: int, seed: int, kind: str = "") -> tuple[Json, list[int]]:
-    """What the online tenant says, and when each request's last kernel ended on the GPU."""
+    """The online tenant's report, and the time when each request's last kernel ended on the GPU."""
     tenant.run(f"units={count} seed={rate + seed} ends=2 {cells.words(online(rate, kind))}")
     (result,) = tenant.results(seconds=4 * (count / rate + 5) * stage.scale)
     ends = tenant.ends()

@@ -109,7 +109,7 @@ SHORT = (
 
 
 def takeover(stage: Stage, fault: str, seconds: float, trials: int, seed: int, gpu: int) -> list[float]:
-    """Milliseconds of GPU time from SIGKILL or SIGSTOP of whoever runs to the next launch of the other."""
+    """Milliseconds of GPU time from SIGKILL or SIGSTOP of the running tenant to the next launch of the other."""
     draw = random.Random(seed)
     start = "run id=0 kernel=80 sigma=0.5 trace=1"
     share = {"gpu-hook.io/devices": gpu, "gpu-hook.io/memory": "1Gi", "gpu-hook.io/compute": 50}
@@ -119,7 +119,7 @@ def takeover(stage: Stage, fault: str, seconds: float, trials: int, seed: int, g
         stage.wait(0.5)
         while time.monotonic() < until and len(took) < trials:
             stage.wait(draw.uniform(0.12, 0.2) if fault == "kill" else draw.uniform(0.05, 0.1))
-            survivor, victim = sorted((a, b), key=lambda t: t.launches()[1])  # who launched last runs
+            survivor, victim = sorted((a, b), key=lambda t: t.launches()[1])  # the tenant that launched last runs
             count = survivor.launches()[0]
             pid = victim.pid()
             if not pid:

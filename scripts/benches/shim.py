@@ -1,4 +1,4 @@
-"""What a call costs through the shim beside a driver that does nothing: lower deciles in one process, and means
+"""Cost of a call through the shim, with a driver that does nothing: lower deciles in one process, and means
 while many processes do the same at once."""
 
 import platform
@@ -112,7 +112,7 @@ def run(short: bool) -> dict[str, dict[str, object]]:
 
         one, many, beside = finish(start(1)), finish(start(10000)), finish(start(1, shared))
         crowd = _Crowd(alone, env, PROCESSES)
-        # Means, not deciles: the pairs that met another process are what is asked for. In turns, as the pace changes.
+        # Means, not deciles, since pairs that met another process have to count. In turns, as the machine's pace changes.
         single, contended = [], []
         for i in range(3 if short else 9):
             single.append(crowd.added(range(i, i + 1), 0.2))

@@ -1,4 +1,4 @@
-"""What gpu-hook adds to the start of a container, and to every other runtime call; rounds of everything, interleaved.
+"""Time that gpu-hook adds to the start of a container and to every other runtime call; rounds of everything, interleaved.
 
 An added time is the median over rounds of (through gpu-hook - plain runc) in the same round; its p90 likewise. The yard
 stick is the start of a Python that imports json, in the same rounds: machines differ, ratios less so.
@@ -32,7 +32,7 @@ from oci_hook.linux.proc import boot_id  # noqa: E402
 
 PYTHON = ("/usr/bin/python3", "-I", "-S", "-c", "import json")
 DRIVER = "550.163.01"
-# What a driver of the 550 series has for the capabilities compute and utility.
+# Files of a 550 driver for the capabilities compute and utility.
 LIBRARIES = "cudadebugger nvidia-gpucomp nvidia-ptxjitcompiler nvidia-allocator nvidia-pkcs11 nvidia-nvvm nvidia-cfg"
 BINARIES = "nvidia-smi nvidia-debugdump nvidia-persistenced nvidia-cuda-mps-control nvidia-cuda-mps-server"
 RATIO_BUDGET = 1.7
@@ -126,7 +126,7 @@ class _Place:
         try:
             return _time((program, "--root", str(self.root), "create", "--bundle", bundle, id))
         finally:
-            subprocess.run([self.runtime, "--root", str(self.root), "delete", "--force", id], check=False)
+            subprocess.run([program, "--root", str(self.root), "delete", "--force", id], check=False)  # as engines do
             shutil.rmtree(bundle)
 
     def exec(self, program: str, granted: bool) -> float:
@@ -139,7 +139,7 @@ class _Place:
 
 
 def _time(command: Sequence[str]) -> float:
-    """Milliseconds from spawn to end. Raises SystemExit when the command fails: then nothing was measured."""
+    """Milliseconds from spawn to end. Raises SystemExit when the command fails."""
     quiet = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (0, 1)]
     begin = time.perf_counter_ns()
     pid = os.posix_spawn(command[0], command, os.environ, file_actions=quiet)

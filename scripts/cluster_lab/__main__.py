@@ -1,4 +1,4 @@
-"""A Kubernetes 1.20.2 cluster of several nodes with simulated GPUs on this machine, for development and tests.
+"""A Kubernetes cluster (1.20.2, or a release that you have) of nodes with simulated GPUs on this machine, for development and tests.
 
 Each node is a "machine" in namespaces of its own, with a real kubelet, containerd, runc, this checkout's gpu-hook and
 simulated GPUs. Nothing of this machine is changed; `down` leaves nothing. Needs root and cgroup v1 (hybrid).
@@ -17,8 +17,8 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[2]
 sys.path[0] = str(REPO)
 
-from scripts.cluster_lab import control, node, smoke  # noqa: E402
-from scripts.cluster_lab.build import build  # noqa: E402
+from scripts.cluster_lab import control, node, programs, smoke  # noqa: E402
+from scripts.cluster_lab.build import build, take  # noqa: E402
 from scripts.cluster_lab.cluster import Cluster  # noqa: E402
 from scripts.cluster_lab.node import Gpus  # noqa: E402
 from scripts.cluster_lab.programs import CannotRun  # noqa: E402
@@ -54,9 +54,11 @@ def parser() -> argparse.ArgumentParser:
 
     p = command("build", do_build, "fetch and compile the programs, once; 5 to 20 minutes on two cores")
     p.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time (default: %(default)s)")
+    p.add_argument("--kubernetes", type=Path, metavar="DIR", help="no compiler: take a release's programs from DIR")
     p = command("up", do_up, "start a cluster of N nodes, or what does not run of one")
     p.add_argument("nodes", type=int, nargs="?", default=1, metavar="N")
     p.add_argument("--gpus", default="2x16Gi", help="of each node: 2x16Gi,4x24Gi,0 (the last one again for the rest)")
+    p.add_argument("--kubernetes", default="", help="the version, of those that are built or taken: 1.20, 1.36")
     p.add_argument("--no-gpu-hook", action="store_true", help="nodes with GPUs, but without gpu-hook")
     p.add_argument("--scheduler-config", type=Path, help="a KubeSchedulerConfiguration: extenders, profiles")
     p.add_argument("--flag", action="append", default=[], metavar="PROGRAM=FLAG", help="one more: kube-apiserver=--v=4")
@@ -88,7 +90,10 @@ def say(text: str) -> None:
 
 
 def do_build(options: argparse.Namespace) -> None:
-    build(options.jobs, say)
+    if options.kubernetes:
+        take(options.kubernetes, say)
+    else:
+        build(options.jobs, say)
 
 
 def do_up(options: argparse.Namespace) -> None:
@@ -100,7 +105,13 @@ def do_up(options: argparse.Namespace) -> None:
     for text in options.flag:
         program, _, flag = text.partition("=")
         flags.setdefault(program, []).append(flag)
+    if options.kubernetes:
+        programs.use(options.kubernetes)
     cluster = Cluster(options.state)
+    if options.kubernetes and programs.version() != options.kubernetes:
+        raise CannotRun(
+            f"the cluster in {options.state} is one of Kubernetes {programs.version()}; scripts/cluster down first"
+        )
     if options.scheduler_config:
         cluster.state.mkdir(parents=True, exist_ok=True)
         cluster.control.scheduler_config.write_text(options.scheduler_config.read_text())

@@ -1,5 +1,5 @@
-"""The cluster's API server, and whatever listens beside it, from this computer's processes: sockets of the control machine's
-network, and JSON over HTTPS."""
+"""Access from this computer's processes to the cluster's API server and its neighbours: sockets in the control machine's network, and
+JSON over HTTPS."""
 
 import ctypes
 import http.client
@@ -17,7 +17,7 @@ CLONE_NEWNET = 0x40000000
 
 
 class Refused(Exception):
-    """status: HTTP's; 0 where no answer came."""
+    """status: HTTP's; 0 without an answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status} {message}")
@@ -25,7 +25,7 @@ class Refused(Exception):
 
 
 def socket_in(pid: int, address: tuple[str, int], timeout: float = 10) -> socket.socket:
-    """A connection from the network of this process. Only a thread of its own goes there, and it ends. Raises OSError."""
+    """A connection made in that process's network. A short-lived thread of its own enters the network. Raises OSError."""
     result: list[Any] = []
 
     def connect() -> None:
@@ -63,7 +63,7 @@ class Connection(http.client.HTTPSConnection):
 
 
 class Api:
-    """As the administrator, or with a bearer token. One request at a time."""
+    """A client as the administrator, or with a bearer token. One request at a time."""
 
     def __init__(self, pid: int, keys: Path, token: str = "") -> None:
         context = ssl.create_default_context(cafile=str(keys / "ca.crt"))

@@ -1,19 +1,22 @@
 """scripts/cluster build: Kubernetes 1.20.2 from Debian bookworm's source package, and the rest from its packages.
 
-1.20.2 is the newest whose source Debian has with all that it needs. A build that was interrupted goes on where it was.
+1.20.2 is the newest version whose source Debian has with all dependencies. An interrupted build continues. `take` needs no
+compiler: it takes a release's programs from a folder.
 """
 
+import contextlib
 import fcntl
 import os
 import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from scripts.cluster_lab import packages, programs
 from scripts.cluster_lab.programs import CannotRun
+from scripts.debian import unpack
 
 GO = "usr/lib/go-1.19"
 VERSION = "v1.20.2"
@@ -23,9 +26,10 @@ OPENAPI_MARK = "+k8s:openapi-gen="
 
 
 def build(jobs: int, say: Callable[[str], None]) -> None:
-    """The programs in the cache; at once where they are. One build at a time."""
+    """The programs in the cache, built if they are missing. One build at a time."""
     if programs.ready():
         return
+    programs.use(programs.version())
     if platform.machine() != "x86_64":
         raise CannotRun(
             f"the packages in {programs.PACKAGES.name} are for x86_64; this machine is {platform.machine()}"
@@ -33,15 +37,57 @@ def build(jobs: int, say: Callable[[str], None]) -> None:
     home = programs.home()
     work = home.with_name(f"{home.name}.work")
     work.mkdir(parents=True, exist_ok=True)
+    with _alone(home, say):
+        if not programs.ready():
+            _build(work, home, jobs, say)
+    shutil.rmtree(work, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _alone(home: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Waits until no other process makes this folder of programs."""
+    home.parent.mkdir(parents=True, exist_ok=True)
     with open(home.with_name(f"{home.name}.lock"), "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say("another build runs; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if not programs.ready():
-            _build(work, home, jobs, say)
+        yield
+
+
+def take(folder: Path, say: Callable[[str], None]) -> str:
+    """Caches the programs of a Kubernetes release, which are in that folder, with etcd, containerd and kubectl of Debian sid and
+    runc of bookworm. Returns the version, like 1.36."""
+    found = subprocess.run([str(folder / "kube-apiserver"), "--version"], capture_output=True, text=True, check=True)
+    version = ".".join(found.stdout.split()[1].lstrip("v").split(".")[:2])
+    home = programs.cache() / version
+    with _alone(home, say):
+        _take(folder, home)
+    say(f"{found.stdout.strip()} is in {home}")
+    return version
+
+
+def _take(folder: Path, home: Path) -> None:
+    work = home.with_name(f"{home.name}.work")
     shutil.rmtree(work, ignore_errors=True)
+    debs, _ = packages.fetch(work, programs.PACKAGES_OF_TODAY, "sid")
+    unpack(debs, work / "root")
+    # runc of sid needs a newer C library than this machine may have.
+    runc = packages.fetch(work / "runc", only="runc")[0]
+    unpack(runc, work / "root/runc")
+    out = work / "out"
+    (out / "bin").mkdir(parents=True)
+    for name in programs.BUILT:
+        shutil.copy(folder / name, out / "bin")
+    for path in programs.TAKEN:
+        shutil.copy(work / "root" / ("runc" if path.endswith("/runc") else "") / path, out / "bin")
+    if (folder / "kubectl").exists():
+        shutil.copy(folder / "kubectl", out / "bin")
+    shutil.copytree(work / "root/usr/lib/cni", out / "cni")
+    shutil.rmtree(home, ignore_errors=True)
+    out.rename(home)
+    shutil.rmtree(work)
 
 
 def _build(work: Path, home: Path, jobs: int, say: Callable[[str], None]) -> None:
@@ -52,9 +98,10 @@ def _build(work: Path, home: Path, jobs: int, say: Callable[[str], None]) -> Non
 
     step("packages of Debian bookworm")
     debs, dsc = packages.fetch(work)
+    assert dsc
     root, out = work / "root", work / "out"
     if not (work / "unpacked").exists():
-        packages.unpack(debs, root)
+        unpack(debs, root)
         (work / "unpacked").touch()
     source = work / "gopath/src/k8s.io/kubernetes"
     if not (source / ".ready").exists():

@@ -30,7 +30,7 @@ def check() -> None:
         if not shutil.which(command):
             raise CannotRun(f"{command} is missing (package {package})")
     if not (CGROUPS / "memory").is_dir() or not (CGROUPS / "cpu").exists():
-        raise CannotRun("the kubelet of Kubernetes 1.20 needs cgroup v1 (hybrid); this machine has cgroup v2 only")
+        raise CannotRun("these machines need cgroup v1 (hybrid); this machine has cgroup v2 only")
     if not os.access(CGROUPS / "memory", os.W_OK):
         raise CannotRun("/sys/fs/cgroup is read-only here")
     if not programs.ready():
@@ -42,6 +42,8 @@ class Cluster:
         self.state = state.resolve()
         file = self.state / "cluster.json"
         saved = json.loads(file.read_text()) if file.exists() else {}
+        if "kubernetes" in saved:
+            programs.use(saved["kubernetes"])
         self.id: str = saved.get("id") or secrets.token_hex(3)
         self.installed: bool = saved.get("installed", True)
         self.flags: dict[str, list[str]] = saved.get("flags", {})
@@ -56,7 +58,7 @@ class Cluster:
         return (self.state / "cluster.json").exists()
 
     def node(self, name: str | int) -> Node:
-        """By its name or number: n2, 2."""
+        """The node of that name or number: n2, 2."""
         found = [n for n in self.nodes if str(name) in (n.name, str(n.number))]
         if not found:
             raise CannotRun(f"no node {name}; there are {', '.join(n.name for n in self.nodes) or 'none'}")
@@ -72,7 +74,7 @@ class Cluster:
         flags: Mapping[str, list[str]] | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Start what does not run. gpus: of each node, for a new cluster or one that grows; none: as it is."""
+        """Start all that does not run. gpus: of each node, for a new or growing cluster; none: keeps them."""
         check()
         self.state.mkdir(parents=True, exist_ok=True)
         with self._locked():
@@ -101,7 +103,7 @@ class Cluster:
             say(f"{time.monotonic() - began:5.0f} s  {len(self.nodes)} nodes are Ready")
 
     def down(self) -> None:
-        """Everything ends, and nothing of it is left."""
+        """Ends everything and leaves nothing."""
         if not self.exists:
             return
         with self._locked():
@@ -130,6 +132,7 @@ class Cluster:
     def _save(self) -> None:
         saved = {
             "id": self.id,
+            "kubernetes": programs.version(),
             "installed": self.installed,
             "flags": self.flags,
             "gpus": [[g.count, g.memory] for g in self.gpus],

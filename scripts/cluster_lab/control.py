@@ -38,7 +38,7 @@ class Control:
         self.start("services")
 
     def start(self, service: str) -> None:
-        """Start it where it does not run; return when it answers."""
+        """Start it unless it runs; return when it answers."""
         command = getattr(self, "_" + service.replace("-", "_"))()
         self.machine.serve(service, *command, *self.flags.get(service, []))
         if service == "kube-apiserver":
@@ -51,7 +51,7 @@ class Control:
         self.machine.stop(service, number)
 
     def use_scheduler_config(self, document: dict[str, Any]) -> None:
-        """The scheduler starts anew with this KubeSchedulerConfiguration: extenders, profiles, plugins."""
+        """Restart the scheduler with this KubeSchedulerConfiguration: extenders, profiles, plugins."""
         self.scheduler_config.write_text(yaml.safe_dump(document))
         self.stop("kube-scheduler")
         self.start("kube-scheduler")
@@ -66,7 +66,7 @@ class Control:
         return [*enter, programs.program("kubectl"), f"--kubeconfig={self.keys.folder}/admin.conf", *arguments]
 
     def kubectl(self, *arguments: str, input: str | None = None, timeout: float = 60) -> str:
-        """What kubectl prints. Raises RuntimeError with what it says when it fails."""
+        """kubectl's output. Raises RuntimeError with its message when it fails."""
         done = subprocess.run(
             self.kubectl_line(*arguments), capture_output=True, text=True, timeout=timeout, input=input or ""
         )
@@ -128,7 +128,8 @@ class Control:
         """With --config, the scheduler ignores most other options."""
         document = yaml.safe_load(self.scheduler_config.read_text()) if self.scheduler_config.exists() else {}
         document |= {
-            "apiVersion": "kubescheduler.config.k8s.io/v1beta1",
+            # v1beta1 until Kubernetes 1.22, v1 from 1.25 on
+            "apiVersion": f"kubescheduler.config.k8s.io/{'v1' if programs.minor() >= 25 else 'v1beta1'}",
             "kind": "KubeSchedulerConfiguration",
             "clientConnection": {
                 **document.get("clientConnection", {}),

@@ -20,7 +20,7 @@ OPTED_IN = {"gpu-hook.io/namespace": "enabled"}
 
 
 class Controller:
-    """One process. port: of its HTTPS server; the loopback extender, where there is one, is at the next."""
+    """One process. port: of its HTTPS server; the optional loopback extender has the next port."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Controller:
     def ask(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, timeout: float = 10
     ) -> tuple[int, str]:
-        """(status, text); status 0 where nobody answers."""
+        """(status, text); status 0 without an answer."""
         connection = self.connection(timeout=timeout)
         try:
             data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -113,13 +113,13 @@ class Controller:
         return {name: float(value) for name, _, value in rows}
 
     def memory_mb(self) -> float:
-        """Resident, of the process itself."""
+        """Resident memory of the process."""
         pages = int(Path(f"/proc/{self.pid()}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGESIZE") / 1e6
 
 
 def configure(api: Api, url: str) -> None:
-    """The webhook configuration, with that URL. One that is there is made anew."""
+    """Makes the webhook configuration with that URL; replaces an existing one."""
     try:
         api("DELETE", f"{CONFIGURATIONS}/gpu-hook")
     except Refused as e:

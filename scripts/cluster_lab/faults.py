@@ -1,5 +1,5 @@
-"""What may go wrong on a cluster (managed.py), one function for each kind. Each begins at a random moment of a change of pods,
-and returns when the cause is over: what was killed has been started again, who was stopped goes on."""
+"""Faults of a cluster (managed.py), one function for each kind. Each begins at a random moment of a change of pods, and returns
+when the cause is over: killed programs have been started again, stopped ones continue."""
 
 import base64
 import http.client
@@ -25,7 +25,7 @@ BETWEEN = 20_000  # microseconds after a filter's answer: the Binding is written
 
 @dataclass
 class Strike:
-    """One time. api: a connection of its own. said: what became of it, for the record."""
+    """One fault. api: a connection of its own. said: its outcome, for the record."""
 
     site: Managed
     chance: random.Random
@@ -38,7 +38,7 @@ class Strike:
         return found
 
     def leader(self) -> Controller:
-        """Who leads; where nobody does at this moment, any that runs."""
+        """The leader; if none leads now, any controller that runs."""
         running = [c for c in self.site.controllers if c.process is not None]
         found = next((c for c in running if c.leads()), None)
         if found is None:

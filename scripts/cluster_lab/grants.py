@@ -1,4 +1,4 @@
-"""What a machine's ledger has, for who asks again and again: runs on the machine, answers each line on its standard input.
+"""A machine's grants, for repeated queries: runs on the machine and answers each line on its standard input.
 
 grants.py STATE-DIRECTORY. An answer is one line: [[pod's UID, container, [[GPU, MiB, per cent], ...]], ...].
 """

@@ -11,7 +11,7 @@ import time
 import uuid
 from pathlib import Path
 
-# What the kubelet sets for the whole computer. Here it sets a file of this machine's.
+# Kernel settings that the kubelet makes for the whole computer; here it writes a file of this machine's.
 SYSCTL = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -40,7 +40,7 @@ def main() -> None:
     devices()
     cgroups(asked["hierarchies"], asked["links"])
     (folder / "ready").touch()
-    run("mount", "-o", "remount,bind,ro", "/")  # what is the computer's stays as it is
+    run("mount", "-o", "remount,bind,ro", "/")  # the computer's own settings stay
     run("mount", "--make-rshared", "/")
     os.closerange(3, 256)
     reap()

@@ -1,4 +1,4 @@
-"""The grants of a node's ledger, for who asks again and again."""
+"""The grants of a node's ledger, for repeated queries."""
 
 import json
 import queue
@@ -11,7 +11,7 @@ from scripts.cluster_lab.programs import HERE, REPO
 
 
 class Grants:
-    """What a node's ledger has, from a program that stays on it."""
+    """A node's grants, read by a program that keeps running on the node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

@@ -66,7 +66,7 @@ class Machine:
         wait(30, f"machine {self.name} is up ({self.folder}/init.log)", (self.folder / "ready").exists)
 
     def power_off(self) -> None:
-        """Everything on it ends at once, as without electricity; its disk stays."""
+        """Cuts its power: everything on it ends at once; its disk stays."""
         pid = self.pid
         if pid:
             os.kill(pid, signal.SIGKILL)
@@ -109,8 +109,8 @@ class Machine:
         return self.folder / f"{service}.log"
 
     def serve(self, service: str, *command: str) -> None:
-        """Start a command in the background; its output goes to SERVICE.log in this machine's folder. It has its number when this
-        returns, so that nobody takes it for one that does not run."""
+        """Start a command in the background; its output goes to SERVICE.log in this machine's folder. Its process id is
+        known when this returns, so it is never taken for a service that does not run."""
         if self.serving(service):
             return
         number = Path(f"/proc/{self.pid}/root/run/{service}.pid")
@@ -167,7 +167,7 @@ def remove_cgroup(top: Path) -> None:
 
 
 def wait(seconds: float, what: str, done: Callable[[], object], every: float = 0.2) -> None:
-    """Until done() is true. What it raises counts as no, and is told when the time is over."""
+    """Waits until done() is true. An exception counts as false, and is reported when the time is over."""
     end = time.monotonic() + seconds
     while True:
         why = ""

@@ -1,6 +1,6 @@
 """A cluster with gpu-hook at work, for faults: the controllers are processes of the control machine that are started again when
-they end, as by a Deployment, and each node has its agent. What a Deployment and a DaemonSet would do here and costs time is
-played: readiness probes, and the restarts without their growing pauses.
+they end, as by a Deployment, and each node has its agent. Readiness probes and restarts are
+simulated, to save time: restarts come without the growing pauses of a Deployment or DaemonSet.
 """
 
 import json
@@ -22,7 +22,7 @@ from scripts.cluster_lab.controllers import CONFIGURATIONS, OPTED_IN, OWN, Contr
 from scripts.cluster_lab.images import PROBE
 from scripts.cluster_lab.ledger import Grants
 from scripts.cluster_lab.machine import PYTHON, Machine, wait
-from scripts.cluster_lab.managed_objects import NODES, PACKAGING, daemon_set, endpoints, probe_period, scheduler
+from scripts.cluster_lab.managed_objects import NODES, PACKAGING, daemon_set, probe_period, put_endpoints, scheduler
 from scripts.cluster_lab.node import SERVICES as NODE_SERVICES
 from scripts.cluster_lab.node import Gpus, Node
 from scripts.cluster_lab.pki import API
@@ -107,7 +107,7 @@ class Managed:
     # ---- controllers ------------------------------------------------------------------------------------------------
 
     def leader(self) -> Controller | None:
-        """Who leads at this moment."""
+        """The controller that leads now."""
         return next((c for c in self.controllers if c.process is not None and c.leads()), None)
 
     def hold(self, *controllers: Controller) -> None:
@@ -130,7 +130,7 @@ class Managed:
                     controller.start()
 
     def _probe(self) -> None:
-        """As kubelets and the Service do: the Ready ones are behind the Service, and so is the scheduler's way."""
+        """Does the kubelets' and the Service's part: puts the Ready ones behind the Service and the scheduler's extender."""
         period = probe_period()
         api, told = self.connect(), None
         while not self._end.wait(period):
@@ -138,7 +138,7 @@ class Managed:
             write(self.shared / "extender", json.dumps([port + 1 for port in ready]))
             if ready != told:
                 try:
-                    api.merge(f"/api/v1/namespaces/{OWN}/endpoints/gpu-hook-controller", endpoints(ready))
+                    put_endpoints(api, ready)
                     told = ready
                 except Refused:
                     told = None
@@ -152,7 +152,7 @@ class Managed:
             return subprocess.Popen([*enter, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def arm(self, **what: Any) -> None:
-        """trap.py's words."""
+        """trap.py's answers."""
         self.disarm()
         write(self.shared / "trap", json.dumps(what))
 
@@ -166,7 +166,7 @@ class Managed:
     # ---- what an init system would start again ----------------------------------------------------------------------
 
     def revive(self) -> list[str]:
-        """Starts what ended by itself: a kubelet does while its containerd is away. The names of what was started."""
+        """Starts services that exited, as a kubelet does without its containerd. Returns their names."""
         ended: list[tuple[Any, Machine, str]] = [
             (self.control, self.control.machine, service) for service in SERVICES if service != "registry"
         ]
@@ -192,7 +192,7 @@ class Managed:
         port = {"name": "https", "port": 443, "targetPort": 8443}
         made = {"metadata": {"name": "gpu-hook-controller"}}
         self.api("POST", f"/api/v1/namespaces/{OWN}/services", {**made, "spec": {"ports": [port]}})
-        self.api("POST", f"/api/v1/namespaces/{OWN}/endpoints", {**made, **endpoints([])})
+        put_endpoints(self.api, [])
         self.api("POST", CONFIGURATIONS, yaml.safe_load((PACKAGING / "webhooks.yaml").read_text()))
         self.api("POST", f"/apis/apps/v1/namespaces/{OWN}/daemonsets", daemon_set())
 

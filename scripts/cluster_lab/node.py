@@ -31,6 +31,23 @@ CONTAINERD = """version = 2
   [plugins."io.containerd.internal.v1.opt"]
     path = "/var/lib/containerd/opt"
 """
+CONTAINERD_2 = """version = 3
+[plugins]
+  [plugins."io.containerd.cri.v1.images"]
+    [plugins."io.containerd.cri.v1.images".pinned_images]
+      sandbox = "{pause}"
+    [plugins."io.containerd.cri.v1.images".registry]
+      config_path = "/etc/containerd/certs.d"
+  [plugins."io.containerd.cri.v1.runtime"]
+    restrict_oom_score_adj = true
+    [plugins."io.containerd.cri.v1.runtime".cni]
+      bin_dir = "{cni}"
+      conf_dir = "/etc/cni/net.d"
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+  [plugins."io.containerd.internal.v1.opt"]
+    path = "/var/lib/containerd/opt"
+"""
 MIRROR = """server = "http://{api}:5000"
 [host."http://{api}:5000"]
   capabilities = ["pull", "resolve"]
@@ -63,7 +80,7 @@ class Node:
         self.address = f"10.99.0.{10 + number}"
 
     def on(self, images: Path) -> None:
-        """Power on, up to a kubelet that runs; nothing is done twice."""
+        """Power on and start everything up to the kubelet; skips steps that are done."""
         if self.machine.pid:
             return
         self.machine.start()
@@ -126,7 +143,7 @@ class Node:
             subprocess.run(command, check=True)
 
     def _files(self) -> None:
-        toml = CONTAINERD.format(pause=PAUSE, cni=programs.home() / "cni")
+        toml = (CONTAINERD_2 if today() else CONTAINERD).format(pause=PAUSE, cni=programs.home() / "cni")
         if self.machine.run("test", "-e", "/etc/containerd/.ours", check=False).returncode:
             self.machine.write("/etc/containerd/config.toml", toml)
             self.machine.write("/etc/containerd/.ours", "")
@@ -155,6 +172,7 @@ class Node:
             "imageGCHighThresholdPercent": 100,
             "staticPodPath": "/etc/manifests",
             "volumePluginDir": "/var/lib/kubelet/volume-plugins",
+            **({"containerRuntimeEndpoint": SOCKET, "failCgroupV1": False} if today() else {}),
         }
         self.machine.write("/etc/kubelet.json", json.dumps(kubelet))
         self.machine.run("mkdir", "-p", "/etc/manifests", "/run/systemd/system")
@@ -180,7 +198,7 @@ class Node:
             self.use_gpus()
 
     def use_gpus(self, prefix: str = "/opt/gpu-hook") -> None:
-        """The install in that prefix takes the simulated driver for the node's."""
+        """Points the install in that prefix at the simulated driver."""
         if self.gpus.count:
             self.gpu_hook("settings", "set", f"--prefix={prefix}", f"driver_root={SIMULATOR}/sim/root")
             self.gpu_hook("gpus", "--refresh", f"--prefix={prefix}")
@@ -195,9 +213,13 @@ class Node:
             "--config=/etc/kubelet.json",
             f"--hostname-override={self.name}",
             f"--node-ip={self.address}",
-            "--container-runtime=remote",
-            f"--container-runtime-endpoint={SOCKET}",
+            *([] if today() else ["--container-runtime=remote", f"--container-runtime-endpoint={SOCKET}"]),
+            *([] if today() else [f"--pod-infra-container-image={PAUSE}"]),
             "--root-dir=/var/lib/kubelet",
-            f"--pod-infra-container-image={PAUSE}",
             "--cert-dir=/var/lib/kubelet/pki",
         ]
+
+
+def today() -> bool:
+    """The programs of Debian sid, with containerd 2; the kubelet has no flags for its runtime, since 1.27 and 1.35."""
+    return programs.version() != programs.BUILT_HERE

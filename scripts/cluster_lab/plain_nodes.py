@@ -1,13 +1,13 @@
-"""Nodes and pods as plain objects of the API server: no kubelet behind them. What a node's reporter and kubelet would write is
-played, so that hundreds of nodes fit on this machine. Simulated by nature: no container runs."""
+"""Nodes and pods as plain objects of the API server: no kubelet behind them. The lab writes the fields
+of reporter and kubelet itself, so hundreds of nodes fit on this machine. No container runs."""
 
 import json
 from typing import Any
 
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.rules import Rules
-from oci_hook.kube import names, sums
-from oci_hook.kube.node_info import Digest, NodeInventory, digest_text, inventory_text
+from oci_hook.kube.formats import names, sums
+from oci_hook.kube.formats.node_info import Digest, NodeInventory, digest_text, inventory_text
 from scripts.cluster_lab.api import Api
 
 NO_CONTROLLER_MANAGER_OF_NODES = "--controllers=*,-nodelifecycle"  # it would find that no kubelet reports
@@ -42,7 +42,7 @@ def node(name: str, sizes: list[int], labels: dict[str, str] | None = None, key:
 
 
 def create_node(api: Api, made: dict[str, Any]) -> None:
-    """Without the taint that the API server gives to new nodes."""
+    """Creates it without the taint that the API server gives to new nodes."""
     name = made["metadata"]["name"]
     api("POST", "/api/v1/nodes", made)
     api.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
@@ -61,7 +61,7 @@ def pod(name: str, memory: str = "", **more: Any) -> dict[str, Any]:
 
 
 def play_digest(api: Api, name: str, sizes: list[int], digest: Digest) -> None:
-    """What the node's reporter would write."""
+    """The annotations of a node's reporter."""
     text = digest_text(digest, inventory(name, sizes))
     api.merge(f"/api/v1/nodes/{name}", {"metadata": {"annotations": {names.LEDGER: text}}})
 

@@ -1,4 +1,8 @@
-"""The programs of a cluster: where they are cached, and the names they have there."""
+"""The programs of a cluster: where they are cached, and the names they have there.
+
+GPU_HOOK_KUBERNETES=1.36: of that version, which `scripts/cluster build --kubernetes DIR` has taken from DIR. Else of 1.20, which
+is built from Debian's packages.
+"""
 
 import os
 from hashlib import sha256
@@ -7,6 +11,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent.parent
 PACKAGES = HERE / "packages.txt"
+PACKAGES_OF_TODAY = HERE / "packages-sid.txt"  # beside the programs of a Kubernetes release of today
+BUILT_HERE = "1.20"
+CHOICE = "GPU_HOOK_KUBERNETES"
 PATCH = HERE / "preempting-extenders.patch"
 RECIPE = "1"  # higher when go_build.py builds something else from the same packages
 
@@ -22,7 +29,7 @@ TAKEN = (
 
 
 class CannotRun(Exception):
-    """What this machine lacks, in a sentence for the person who asked."""
+    """Names what this machine lacks, in a sentence for the user."""
 
 
 def cache() -> Path:
@@ -32,14 +39,29 @@ def cache() -> Path:
 
 
 def key() -> str:
-    """Changes with everything that the programs are made of."""
+    """A digest of everything that the programs are built from."""
     made_of = RECIPE.encode() + PACKAGES.read_bytes() + PATCH.read_bytes()
     return sha256(made_of).hexdigest()[:16]
 
 
+def version() -> str:
+    return os.environ.get(CHOICE) or BUILT_HERE
+
+
+def minor() -> int:
+    return int(version().partition(".")[2])
+
+
+def use(version: str) -> None:
+    """From now on, in this process and those that it starts. Raises CannotRun."""
+    if version != BUILT_HERE and not (cache() / version / "bin").is_dir():
+        raise CannotRun(f"Kubernetes {version} is not there; scripts/cluster build --kubernetes DIR takes it from DIR")
+    os.environ[CHOICE] = version
+
+
 def home() -> Path:
-    """The folder of the programs of this checkout's recipe: bin/ and cni/. It exists only when it is complete."""
-    return cache() / key()
+    """The folder of the programs: bin/ and cni/. It exists only when it is complete."""
+    return cache() / (key() if version() == BUILT_HERE else version())
 
 
 def ready() -> bool:

@@ -27,7 +27,7 @@ def pod(name: str, containers: dict[str, str], **annotations: str) -> dict[str, 
 
 
 def holders(cluster: Cluster, node: str) -> list[str]:
-    """Who holds a grant on a node: NAMESPACE/POD/CONTAINER."""
+    """Holders of grants on a node: NAMESPACE/POD/CONTAINER."""
     listed = json.loads(cluster.node(node).gpu_hook("ps", "--json").stdout)["containers"]
     return sorted(f"{grant['namespace']}/{grant['pod']}/{grant['name']}" for grant in listed)
 

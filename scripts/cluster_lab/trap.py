@@ -24,7 +24,7 @@ API, PKI = sys.argv[3], Path(sys.argv[4])
 
 
 def armed() -> dict[str, Any] | None:
-    """What the trap says; whoever takes it has it alone."""
+    """The fault that the trap is set for; taken once."""
     mine = folder / f"trap.{threading.get_ident()}"
     try:
         os.rename(folder / "trap", mine)

@@ -1,1 +1,1 @@
-"""What scripts/gpu-validate runs."""
+"""The runs of scripts/gpu-validate."""

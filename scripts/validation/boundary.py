@@ -196,7 +196,7 @@ def _as_nobody(call: Callable[[], int]) -> int:
 
 
 def way(stage: Stage, how: str, library: str = "") -> Json:
-    """How far one way to allocate comes below a limit, and who says how much it was."""
+    """Memory that one way to allocate gets below a limit, and each source's figure for it."""
     with stage.cgroup() as own:
         stage.limited(own)
         with stage.user(own, library) as user:
@@ -253,7 +253,7 @@ def together(stage: Stage) -> Json:
 
 
 def inside(stage: Stage) -> Json:
-    """What a program below a limit is shown."""
+    """The figures that a program below a limit sees."""
     with stage.cgroup() as own:
         stage.limited(own)
         with stage.user(own) as user:
@@ -348,7 +348,7 @@ def cost(stage: Stage, short: bool) -> Json:
 
 
 def ioctls(stage: Stage, short: bool) -> Json:
-    """How often a program asks the driver's kernel module: until its context is there, and in steady state."""
+    """Calls of a program to the driver's kernel module: until its context exists, and in steady state."""
     count = 100 if short else 1000
     argv = [sys.executable, str(USER), stage.cuda, "-"]
     try:
@@ -364,7 +364,7 @@ def ioctls(stage: Stage, short: bool) -> Json:
 
 
 def verdict(run: Run) -> Json:
-    """What came as predicted, and what did not."""
+    """Compares the answers with the predictions."""
     predicted = {name: row["expect"] for name, row in run.results["predictions"]["answers"].items()}
     came: dict[str, Any] = {}
     for name, phase in run.results["phases"].items():

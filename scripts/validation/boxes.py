@@ -158,7 +158,7 @@ def inventory(node: Node) -> dict[str, Any]:
 
 
 class Boxes:
-    """What cells of the benchmarks run on (scripts/benches/load/stage.py's Stage), with boxes for containers."""
+    """The stage for cells of the benchmarks (scripts/benches/load/stage.py's Stage), with boxes for containers."""
 
     memory = "4Gi"
 

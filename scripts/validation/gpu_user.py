@@ -196,7 +196,7 @@ class User:
         def copy() -> None:
             self.call("cuMemcpyHtoD_v2", at, data, ctypes.c_size_t(4096))
 
-        for step in (launch, allocate, copy):  # what a first call does besides is not counted
+        for step in (launch, allocate, copy):  # the first call's set-up is not counted
             step()
         self.call("cuCtxSynchronize")
         for number, (step, times) in enumerate(((launch, count), (allocate, count // 10), (copy, count // 10)), 3):

@@ -42,7 +42,7 @@ class MemoryV2(ctypes.Structure):
 
 
 def memory_info(library: ctypes.CDLL, device: ctypes.c_void_p) -> Json:
-    """What both versions of nvmlDeviceGetMemoryInfo say, in MiB."""
+    """The answers of both versions of nvmlDeviceGetMemoryInfo, in MiB."""
     one, two = Memory(), MemoryV2(version=ctypes.sizeof(MemoryV2) | 2 << 24)
     out: Json = {}
     for name, into in (("nvmlDeviceGetMemoryInfo", one), ("nvmlDeviceGetMemoryInfo_v2", two)):

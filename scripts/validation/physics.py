@@ -1,4 +1,4 @@
-"""Run "physics": what this GPU and driver are like. Ends with a calibration in the form of the model's."""
+"""Run "physics": measures this GPU and driver. Ends with a calibration in the model's form."""
 
 import json
 import statistics
@@ -152,7 +152,7 @@ def kernels(stage: Boxes, short: bool) -> Json:
 
 
 def calibration(run: Run, bare: Json, slices: Json, pair: Json, lengths: Json, simulated: bool) -> Json:
-    """The model's constants as measured; what was not measured keeps the value it has."""
+    """The model's constants as measured; unmeasured ones keep their values."""
     from gpu_hook_simulator import model_run
 
     out: Json = json.loads(model_run.CALIBRATION.read_text())

@@ -1,4 +1,4 @@
-"""What the virtual-time model says of the cells before a GPU was asked. `scripts/gpu-validate --predict` writes it."""
+"""The virtual-time model's predictions for the cells, made before a GPU is measured. `scripts/gpu-validate --predict` writes it."""
 
 import json
 from pathlib import Path

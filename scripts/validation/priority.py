@@ -9,7 +9,7 @@ from . import predict, shares
 from .boxes import Boxes, Node
 from .frame import Json, Run
 
-# In the order of their worth: what is late is left out from the end.
+# Most important first: if time runs out, the last are left out.
 PAIRS = [bench.Pair(20, k) for k in ("80 us", "1.4 ms", "training", "graphs of 4 ms", "11 ms", "0.3 ms", "0.7 ms each")]
 PAIRS += [bench.Pair(rate, k) for rate in (50, 5) for k in ("80 us", "training")]
 SECONDS = 14.0

@@ -1,4 +1,4 @@
-"""Run "shares": who gets how much of the GPU, through gpu-hook and on the bare driver, against what the model said."""
+"""Run "shares": each tenant's part of the GPU, through gpu-hook and on the bare driver, against the model's prediction."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ from . import predict
 from .boxes import Boxes, Node
 from .frame import Json, Run
 
-# In the order of their worth: what is late is left out from the end.
+# Most important first: if time runs out, the last are left out.
 CELLS = [c for c in share.CELLS if c.group != "burst"]
 CELLS += [Cell("11 ms beside 80 us, 50/50", "saturated", share.s(50, 11000), share.s(50))]
 PASS = {"saturated": 2.0, "mixed": 4.0, "launch-bound": 4.0, "cap": 2.0, "caps": 2.0}  # points
@@ -42,7 +42,7 @@ def validate(run: Run, node: Node, folder: Path, simulated: bool, short: bool) -
 
 
 def calibrate(run: Run, stage: Boxes) -> bool:
-    """How long the kernel's steps are on this GPU; nothing else makes sense without."""
+    """Length of the kernel's steps on this GPU; all other figures depend on it."""
 
     def work() -> Json:
         with stage.tenant(0, None) as tenant:

@@ -153,8 +153,6 @@ API CUresult cuArrayDestroy(struct array *a) {
     return r ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
 }
 
-bool array_alive(const struct array *a) { return a && a->magic == ARRAY_MAGIC; }
-
 API CUresult cuArray3DGetDescriptor_v2(struct desc3d *out, struct array *a) {
     TRY(valid(a));
     if (!out)

@@ -1,36 +1,37 @@
-"""Compiles the simulated driver and gpu-probe into OUT for one architecture. Called by scripts/build.
+"""Plans the simulated driver and gpu-probe in OUT for one architecture. Called by scripts/build.
 
 Each library exports every name that the real one is known to have. A function that is not simulated answers "not
 supported".
 """
 
-import os
 import re
-import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scripts.native_build import Plan
 
 HERE = Path(__file__).resolve().parent
-MODEL = HERE.parent / "model"
 SYMBOLS = HERE.parent.parent / "data" / "driver-symbols"
 GLIBC_FLOOR = "2.17"  # CUDA's own libraries need this version on x86-64 and arm64
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined", "-pthread", "-s"]
-LIBRARY = ["-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete", "-Wl,-Bsymbolic"]
+LINKING = ("-shared", "-Wl,-z,nodelete", "-Wl,-Bsymbolic", "-static")
+LIBRARY = ["-fPIC", "-fvisibility=hidden", "-shared", "-Wl,-z,nodelete", "-Wl,-Bsymbolic"]
 GPU = ["gpu.c", "release.c", "piece.c", "gpu_time.c", "engine.c", "cgroup.c", "limits.c"]
 CUDA = [*GPU, "channel.c", "device.c", "settings.c", "heap.c", "memory.c", "pointer.c", "managed.c", "host.c"]
 CUDA += ["pool.c", "backing.c", "vmm.c", "ipc.c", "external.c", "holders.c", "array.c", "copy.c", "copy_batch.c"]
-CUDA += ["texture.c", "texture_reference.c", "tensor_map.c", "stream.c", "event.c", "event_ipc.c", "memop.c"]
-CUDA += ["cubin.c"]
+CUDA += ["stream.c", "event.c", "event_ipc.c", "memop.c", "cubin.c"]
 CUDA += ["attribute.c", "module.c", "function.c", "link.c", "launch.c", "graph.c", "graph_op.c", "graph_edges.c"]
-CUDA += ["graph_node.c", "graph_exec.c", "graph_memory.c", "graph_dot.c", "user_object.c", "capture.c", "fault.c"]
+CUDA += ["graph_node.c", "graph_exec.c", "graph_memory.c", "user_object.c", "capture.c", "fault.c"]
 CUDA += ["proc_address.c", "checkpoint.c", "green.c", "../model/rng.c"]
 NVML = [*GPU, "nvml.c", "nvml_board.c", "nvml_smi.c", "nvml-rest.c"]
-PARTS: dict[str, list[str]] = {  # output: flags and C files
-    "libcuda.so.1": [*LIBRARY, *CUDA, "cuda-rest.c"],
-    "libnvidia-ml.so.1": [*LIBRARY, *NVML],
-    "libnvidia-ml.so.1-615": [*LIBRARY, *NVML, "nvml_limits.c"],  # of driver 615 and later
-    "gpu-probe": ["gpu-probe.c", "-ldl"],
-    "gpu-probe-linked": ["-DLINKED", "gpu-probe.c", "libcuda.so.1"],
-    "gpu-probe-static": ["-static", "-DLINKED", "gpu-probe.c", *CUDA, "-lm"],  # has the driver in itself
+PARTS: dict[str, tuple[list[str], list[str]]] = {  # output: flags; C files, and words for the linker
+    "libcuda.so.1": (LIBRARY, [*CUDA, "cuda-rest.c"]),
+    "libnvidia-ml.so.1": (LIBRARY, NVML),
+    "libnvidia-ml.so.1-615": (LIBRARY, [*NVML, "nvml_limits.c"]),  # of driver 615 and later
+    "gpu-probe": ([], ["gpu-probe.c", "-ldl"]),
+    "gpu-probe-linked": (["-DLINKED"], ["gpu-probe.c", "libcuda.so.1"]),
+    "gpu-probe-static": (["-static", "-DLINKED"], ["gpu-probe.c", *CUDA, "-lm"]),  # has the driver in itself
 }
 
 RELEASES = HERE.parent / "gpu_hook_simulator" / "release.py"  # has the CUDA version of each driver branch
@@ -41,36 +42,19 @@ REST = {  # generated file: lists of names, and what these functions return
 }
 
 
-def build(out: Path, arch: str, cc: list[str]) -> None:
-    """Make OUT/{libcuda.so.1,libnvidia-ml.so.1,gpu-probe...}; a file that is newer than its sources stays.
-
-    arch: as `uname -m` says. cc: the `zig cc` command. Raises subprocess.CalledProcessError when the compiler fails.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    sources = [
-        p
-        for p in (*HERE.iterdir(), RELEASES, MODEL / "rng.c", MODEL / "rng.h")
-        if p.suffix in (".c", ".h", ".def", ".py")
-    ]
-    newest = max(p.stat().st_mtime_ns for p in [*sources, *SYMBOLS.iterdir()])
-    for name, parts in PARTS.items():
-        made = out / name
-        if made.exists() and made.stat().st_mtime_ns > newest:
-            continue
-        for word in REST.keys() & set(parts):
-            lists, code = REST[word]
-            text = rest(lists, code)
-            if not (out / word).exists() or (out / word).read_text() != text:
-                (out / word).write_text(text)
-        words = [str(HERE / w) if (HERE / w).is_file() else str(out / w) if w in PARTS | REST else w for w in parts]
-        soname = [f"-Wl,-soname,{name.partition('-615')[0]}"] if "-shared" in parts else []
-        libc = "musl" if "-static" in parts else f"gnu.{GLIBC_FLOOR}"
-        partial = out / f".{name}.{os.getpid()}"  # several may build at once
-        subprocess.run(
-            [*cc, "-target", f"{arch}-linux-{libc}", *FLAGS, *soname, "-o", str(partial), *words],
-            check=True,
-        )
-        partial.rename(made)
+def plan(plan: "Plan", out: Path) -> None:
+    """Plan OUT/{libcuda.so.1,libnvidia-ml.so.1,gpu-probe...}."""
+    for word, (lists, code) in REST.items():
+        plan.text(out / word, rest(lists, code))
+    for name, (flags, words) in PARTS.items():
+        sources = [out / word if word in REST else HERE / word for word in words if word.endswith(".c")]
+        more = [str(out / word) if word in PARTS else word for word in words if not word.endswith(".c")]
+        libc = "musl" if "-static" in flags else f"gnu.{GLIBC_FLOOR}"
+        target = f"{plan.arch}-linux-{libc}"
+        compile = [*FLAGS, *(flag for flag in flags if flag not in LINKING)]
+        objects = plan.objects(out / ".objects", target, compile, sources)
+        soname = [f"-Wl,-soname,{name.partition('-615')[0]}"] if "-shared" in flags else []
+        plan.link(out / name, target, [*FLAGS, *flags, *soname], objects, more)
 
 
 def rest(lists: str, code: int) -> str:

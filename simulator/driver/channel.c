@@ -169,7 +169,7 @@ CUresult channel_submit(struct stream *s, struct gpu_work work, struct event *ev
     return CUDA_SUCCESS;
 }
 
-/* Whether all stream memory operations before `last` are done. */
+/* True if all stream memory operations before `last` are done. */
 static bool ops_done(struct channel *ch, uint64_t last) {
     uint64_t head = atomic_load_explicit(&ch->ops_head, memory_order_acquire);
     return head == atomic_load_explicit(&ch->ops_tail, memory_order_acquire) || ch->op[head % GPU_RING].seq >= last;

@@ -9,7 +9,7 @@
 
 enum { ROOM = 64, CUDA_MACHINE = 190 }; /* what is written around a name; EM_CUDA */
 
-/* Whether a symbol is a variable that the driver gives memory to. */
+/* True if a symbol is a variable that the driver gives memory to. */
 static bool is_variable(const Elf64_Sym *s, const char *section) {
     return ELF64_ST_TYPE(s->st_info) == STT_OBJECT && s->st_size &&
            (!strncmp(section, ".nv.global", 10) || !strncmp(section, ".nv.constant", 12));

@@ -1,4 +1,4 @@
-/* What the parts of the simulated libcuda share. Names and numbers are those of the CUDA driver API. */
+/* Shared by the parts of the simulated libcuda. Names and numbers are those of the CUDA driver API. */
 #ifndef GPU_HOOK_SIM_DRIVER_H
 #define GPU_HOOK_SIM_DRIVER_H
 
@@ -147,7 +147,7 @@ bool capture_record(struct stream *s, CUevent event, CUresult *r);
 bool capture_wait(struct stream *s, CUevent event, CUresult *r);
 /* For calls that no capture allows: refuses and invalidates the capture. */
 bool capture_refuses(struct stream *s, CUresult *r);
-/* Whether the capture still goes on. */
+/* True if the capture still goes on. */
 bool capture_holds(const struct capture *capture);
 /* The stream is destroyed. */
 void capture_leave(struct stream *s);

@@ -188,7 +188,7 @@ static void change_turn(struct run *r, unsigned g, uint64_t cost) {
     r->s->switch_end_ns = r->t + (cost < 100000000 ? cost : 100000000);
 }
 
-/* Whether the head of queue a starts before the head of queue b of the same group: by priority, then by the time of
+/* True if the head of queue a starts before the head of queue b of the same group: by priority, then by the time of
  * the launch. Without the latter, a stream that is always full would keep the others waiting for ever. */
 static bool goes_before(const struct run *r, unsigned a, unsigned b) {
     const struct gpu_queue *p = &r->file->queue[a], *q = &r->file->queue[b];

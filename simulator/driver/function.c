@@ -280,8 +280,3 @@ API CUresult cuParamSetv(CUfunction f, int offset, const void *data, unsigned by
 
 API CUresult cuParamSeti(CUfunction f, int offset, unsigned value) { return cuParamSetv(f, offset, &value, 4); }
 API CUresult cuParamSetf(CUfunction f, int offset, float value) { return cuParamSetv(f, offset, &value, 4); }
-
-API CUresult cuParamSetTexRef(CUfunction f, int unit, void *texture) {
-    (void)unit;
-    return !f || !texture ? CUDA_ERROR_INVALID_VALUE : sim_ready();
-}

@@ -175,7 +175,7 @@ static bool owned_by_me(const struct gpu_slot *slot) {
     return slot->pid == getpid() && slot->start_ticks == my_start_ticks();
 }
 
-/* Whether another open file holds this lock: 0 not; its pid here; -1 it holds one, and the kernel tells no pid. */
+/* The holder of this lock by another open file: its pid; 0: none; -1: the kernel tells no pid. */
 static int locked_by(int fd, off_t byte) {
     struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
     if (fcntl(fd, F_GETLK, &l) < 0)

@@ -299,7 +299,7 @@ struct gpu_bound {
     uint64_t soft, hard, used; /* bytes; no limit: 0 and GPU_UNLIMITED */
 };
 
-/* Whether a cgroup that has this home is within all limits that hold for it. */
+/* True if a cgroup that has this home is within all limits that hold for it. */
 bool gpu_limits_hold(struct gpu *gpu, const struct gpu_home *home);
 /* The lowest limit that holds for it. False: none does. */
 bool gpu_limit_lowest(struct gpu *gpu, const struct gpu_home *home, struct gpu_bound *out);
@@ -320,7 +320,7 @@ enum cgroup_found { CGROUP_NONE, CGROUP_GONE, CGROUP_THERE };
 /* The cgroup of a directory below /sys/fs/cgroup. GONE: there is none of that path, and `name` is set. NONE: the path cannot
  * be a cgroup's. path: below the top, in its one spelling. */
 enum cgroup_found cgroup_of(const char *directory, struct gpu_home *out, char *path, size_t size);
-/* Whether version 2 is at /sys/fs/cgroup; and all of it. */
+/* True if version 2 is at /sys/fs/cgroup; and all of it. */
 bool cgroup_mounted(void);
 bool cgroup_all_mounted(void);
 /* The number of the cgroup with this path below /sys/fs/cgroup; 0: there is none. */
@@ -379,7 +379,7 @@ void gpu_advance(struct gpu *gpu, bool front);
 uint64_t gpu_head_of(const struct gpu_file *file, int queue);
 /* When a done mark was done; 0: not known, since its cell is used again. */
 uint64_t gpu_mark_ns(struct gpu *gpu, int queue, uint64_t seq);
-/* Whether that work is done by now. */
+/* True if that work is done by now. */
 bool gpu_done(struct gpu *gpu, int queue, uint64_t seq);
 /* Waits until the work is done, and then as long as a blocking wait takes to return. */
 void gpu_wait(struct gpu *gpu, int queue, uint64_t seq);

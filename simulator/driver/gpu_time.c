@@ -1,4 +1,4 @@
-/* How processes share the simulated GPU's time: any process that looks computes a later state and puts it in place of
+/* Sharing of the simulated GPU's time: any process that looks computes a later state and puts it in place of
  * the live one. */
 #define _GNU_SOURCE
 #include "gpu.h"

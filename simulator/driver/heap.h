@@ -69,7 +69,6 @@ struct layout {
 };
 CUresult array_layout(struct array *array, struct layout *out);
 size_t array_element(const struct array *array); /* bytes */
-bool array_alive(const struct array *array);
 /* copy.c */
 struct box { /* one side of a CUDA_MEMCPY3D */
     size_t x, y, z, level;

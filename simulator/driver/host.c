@@ -71,7 +71,7 @@ static bool forget(uint64_t address, bool registered) {
     return hit != NULL;
 }
 
-/* Whether every page of the range is mapped for reading, or for writing too: the driver pins pages for writing unless
+/* True if every page of the range is mapped for reading, or for writing too: the driver pins pages for writing unless
  * the caller says READ_ONLY. */
 static bool mapped(uint64_t from, uint64_t to, bool writable) {
     FILE *f = fopen("/proc/self/maps", "re");

@@ -43,7 +43,7 @@ struct reading {
     int tries;
 };
 
-/* Whether to read the table (again). Who writes to it all the time makes readers wrong, but does not hang them. */
+/* True if the table is to be read (again). Constant writers make readers wrong, but do not hang them. */
 static bool reads(const struct gpu_file *f, struct reading *r) {
     uint64_t changes = atomic_load(&f->head.limit_changes);
     bool more = !r->tries || (changes != r->changes && r->tries < 1000);
@@ -86,7 +86,7 @@ static struct gpu_home complete(const struct gpu_file *f, const struct gpu_home 
     return home;
 }
 
-/* Whether what is charged to `who` counts for a limit of `whose`. who: complete. */
+/* True if what is charged to `who` counts for a limit of `whose`. who: complete. */
 static bool counts(const struct gpu_file *f, const struct gpu_home *who, const struct gpu_home *whose) {
     return f->head.limits_by == LIMITS_MISC ? same(f, who, whose) : place(who, whose->id[0]) >= 0;
 }
@@ -238,7 +238,7 @@ static void replace(struct gpu_file *f, const struct gpu_home *home, uint64_t st
     }
 }
 
-/* Whether the limit's cgroup was removed; by dmem, its limit went with it. */
+/* True if the limit's cgroup was removed; by dmem, its limit went with it. */
 static bool is_gone(const struct gpu_file *f, unsigned c, const struct gpu_limit *cell) {
     char path[sizeof cell->path];
     memcpy(path, f->limit[c].path, sizeof path);
@@ -263,7 +263,7 @@ static void tidy(struct gpu_file *f) {
     }
 }
 
-/* Whether the table takes a limit of this cgroup: one more, or instead of its present one. */
+/* True if the table takes a limit of this cgroup: one more, or instead of its present one. */
 static bool takes(const struct gpu_file *f, const struct gpu_home *home) {
     unsigned in_use = 0;
     for (unsigned c = 0; c < limits(f); c++) {

@@ -1,4 +1,4 @@
-/* What the parts of the simulated libnvidia-ml share. Names and numbers are NVML's. */
+/* Shared by the parts of the simulated libnvidia-ml. Names and numbers are NVML's. */
 #ifndef GPU_HOOK_SIM_NVML_H
 #define GPU_HOOK_SIM_NVML_H
 

@@ -1,4 +1,4 @@
-/* What the parts of the simulator's CUDA runtime share. Names and numbers are those of CUDA's public runtime API.
+/* Shared by the parts of the simulator's CUDA runtime. Names and numbers are those of CUDA's public runtime API.
  *
  * RUNTIME_VERSION (from build.py) is the API's version: 12090 in libcudart.so.12, 13000 in libcudart.so.13. Structures
  * and functions that CUDA 13.0 changed depend on it. */

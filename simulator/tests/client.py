@@ -3,6 +3,8 @@ the CUresult."""
 
 import ctypes
 import os
+import time
+from collections.abc import Callable
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
@@ -34,6 +36,14 @@ class Checked:
 
 
 cuda = Checked()
+
+
+def soon(true: Callable[[], Any]) -> None:
+    """Wait until it is true; fails if it never is."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.01)
 
 
 def context(device: int = 0) -> c_void_p:

@@ -27,8 +27,12 @@ REASONS = {
     ),
     "32-bit addresses of the API before CUDA 3.2, which no memory of a 64-bit program has": (
         r"cuMem(Alloc|AllocPitch|Free|GetAddressRange|HostGetDevicePointer|cpy[A-Za-z0-9]+|setD[0-9D]+)$"
-        r"|cuModuleGetGlobal$|cuTexRef(Get|Set)Address(2D)?$"
+        r"|cuModuleGetGlobal$"
     ),
+    "textures, surfaces and tensor maps: no kernel here reads memory": (
+        r"cu(Tex(Object|Ref)|Surf(Object|Ref)|TensorMap|ModuleGet(Tex|Surf)Ref|ParamSetTexRef)"
+    ),
+    "a graph as text for graphviz": r"cuGraphDebugDotPrint",
     "Windows only": r"cuDeviceGetLuid",
     "private tables of NVIDIA's own libraries": r"cuGetExportTable",
     "dma-buf descriptors: the device attribute says that there are none": r"cuMemGetHandleForAddressRange",

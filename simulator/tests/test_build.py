@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.discovery import elf
+from oci_hook.linux import elf
 from simulator.driver import build
-from simulator.tests.conftest import Sim
+from simulator.tests.conftest import HERE, Sim, build_simulated
 
+SCRIPT = HERE.parent.parent / "scripts/build"
 LINKED = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ml.so.1-615", "gpu-probe", "gpu-probe-linked")
 FILES = (*LINKED, "gpu-probe-static")
 
@@ -33,7 +34,7 @@ def test_every_known_name_is_there(sim: Sim, library: str, lists: str) -> None:
 
 def test_building_again_builds_nothing(simulated: Path) -> None:
     before = [(simulated / "sim" / name).stat().st_mtime_ns for name in FILES]
-    build.build(simulated / "sim", platform.machine(), ["/bin/false"])
+    build_simulated()
     assert [(simulated / "sim" / name).stat().st_mtime_ns for name in FILES] == before
 
 
@@ -45,17 +46,12 @@ def test_the_static_program_asks_for_no_library(simulated: Path) -> None:
 
 
 @pytest.mark.slow
-def test_other_architecture(tmp_path: Path) -> None:
+def test_other_architecture() -> None:
     other = {"x86_64": "aarch64", "aarch64": "x86_64"}[platform.machine()]
-    build.build(tmp_path, other, [sys.executable, "-m", "ziglang", "cc"])
+    subprocess.run([sys.executable, SCRIPT, "--part", "sim", "--arch", other], check=True)
+    out = HERE.parent.parent / "build" / other
     for name in FILES:
-        with open(tmp_path / name, "rb") as f:
+        with open(out / "sim" / name, "rb") as f:
             facts = elf.read(f.fileno())
         assert facts and (facts.bits, facts.machine) == (64, elf.MACHINES[other])
-    assert not list(tmp_path.glob(".*"))
-
-
-def test_broken_source_leaves_the_old_file(tmp_path: Path) -> None:
-    with pytest.raises(subprocess.CalledProcessError):
-        build.build(tmp_path, platform.machine(), ["/bin/false"])
-    assert not any((tmp_path / name).exists() for name in FILES)
+    assert not list(out.rglob("*.new"))

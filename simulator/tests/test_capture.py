@@ -13,8 +13,10 @@ from tests.sanitize import ADDRESS, THREAD, gcc, name
 HERE = Path(__file__).parent
 # What differs from one run to the next by design: the GPU's shared file, whose readers look twice, and the GPU's
 # memory, which works of several streams write.
-RACES = ("gpu_picture", "apply_log", "gpu_head_of", "gpu_advance", "engine_", "gpu_mark_ns")
+RACES = ("gpu_picture", "gpu_take_queue", "apply_log", "gpu_head_of", "gpu_advance", "engine_", "gpu_mark_ns")
 RACES += ("fill_row", "copy_linear", "run")
+# gcc 12's libtsan now and then ends at a check of its own locks while it looks whether a race is to be reported.
+SANITIZER_ENDED = "ThreadSanitizer: CHECK failed: sanitizer_mutex.h"
 
 
 @pytest.fixture(scope="module", params=(ADDRESS, THREAD), ids=name)
@@ -38,7 +40,10 @@ def test_every_call_on_streams_that_others_capture(storm: Path, tmp_path: Path, 
         "ASAN_OPTIONS": "detect_leaks=0",  # captures are kept: an event may still point to one
         "TSAN_OPTIONS": f"suppressions={storm.parent}/races die_after_fork=0",
     }
-    done = subprocess.run([str(storm), str(mode), "60"], env=env, capture_output=True, text=True, timeout=120)
+    for _ in range(5):
+        done = subprocess.run([str(storm), str(mode), "60"], env=env, capture_output=True, text=True, timeout=120)
+        if SANITIZER_ENDED not in done.stderr:
+            break
     assert done.returncode == 0 and not done.stderr, done.stderr[:4000]
     succeeded, captured, refused, odd = map(int, done.stdout.split())
     assert succeeded > 100 and captured and refused and not odd, done.stdout

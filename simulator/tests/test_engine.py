@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_hook_simulator import driver_root
+from tests.long import draws
 
 SIM = Path(__file__).resolve().parents[1] / "driver"
 SLICE, LOADED, IDLE = 1_000_000, 100_000, 20_000
@@ -207,7 +208,7 @@ works = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=draws(80), deadline=None)
 @given(submitted=works, looks=st.lists(st.integers(0, 200 * MS), max_size=6))
 def test_nothing_is_lost_and_looking_changes_nothing(
     engine: ctypes.CDLL, submitted: list[tuple[int, int, int, int]], looks: list[int]
@@ -236,7 +237,7 @@ def test_nothing_is_lost_and_looking_changes_nothing(
     often.close()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25), deadline=None)
 @given(contexts=st.integers(2, 6), kernel=st.integers(10_000, 5 * MS))
 def test_saturated_contexts_get_equal_time(engine: ctypes.CDLL, contexts: int, kernel: int) -> None:
     gpu = Gpu(engine)

@@ -197,25 +197,6 @@ cuda.cuProfilerStart(); cuda.cuProfilerStop()
     ]
 
 
-def test_textures_take_no_memory(sim: Sim) -> None:
-    out = run(
-        sim,
-        """
-context(); a = alloc(65536); before = free_bytes()
-class Resource(ctypes.Structure):
-    _fields_ = [("type", c_int), ("pad", c_int), ("at", c_uint64), ("format", c_uint), ("channels", c_uint), ("bytes", c_size_t),
-                ("rest", c_int * 28)]
-def linear(bytes, offset=0): return Resource(2, 0, a.value + offset, 0x20, 1, bytes)
-t, texture = c_uint64(), (ctypes.c_char * 104)(); r = linear(65536)
-cuda.cuTexObjectCreate(byref(t), byref(r), texture, None); back = Resource(); cuda.cuTexObjectGetResourceDesc(byref(back), t)
-print(back.bytes, free_bytes() == before, code("cuTexObjectCreate", byref(c_uint64()), byref(linear(65537)), texture, None),
-      code("cuTexObjectCreate", byref(c_uint64()), byref(linear(16, 4)), texture, None))
-cuda.cuTexObjectDestroy(t); print(code("cuTexObjectDestroy", t), code("cuSurfObjectDestroy", t))
-""",
-    )
-    assert out == ["65536 True 1 1", "1 1"]
-
-
 def test_managed_memory_says_what_was_advised(sim: Sim) -> None:
     out = run(
         sim,

@@ -114,10 +114,11 @@ def look():
     try: p = [(x.pid, x.smUtil) for x in nvml.nvmlDeviceGetProcessUtilization(gpu(0), 0)]
     except nvml.NVMLError: p = []
     return s, p
-for _ in range(200):
+def busy():
+    global seen
     seen = look()
-    if seen[0] == 100 and seen[1]: break
-    time.sleep(0.05)
+    return seen[0] == 100 and seen[1]
+soon(busy)
 print(seen, nvml.nvmlDeviceGetUtilizationRates(gpu(1)).gpu)
 """
     )

@@ -6,7 +6,6 @@ cells run at once, each on a GPU of its own. Work is counted by the benchmarks' 
 
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -14,9 +13,9 @@ import pytest
 
 from gpu_hook_simulator import model_run
 from gpu_hook_simulator.model.scenarios import Scenario, gappy, launch_bound, saturated
-from simulator.tests.conftest import Sim, build_simulated
+from simulator.tests.conftest import Sim, ahead, build_simulated
 
-SCALE, BINS, BIN_NS = 25, 6, 100_000_000  # the slowdown; how many bins of GPU time are measured; the length of one
+SCALE, BINS, BIN_NS = 15, 6, 100_000_000  # the slowdown; how many bins of GPU time are measured; the length of one
 GAPPY = gappy(spread="uniform")  # with gaps of one length two tenants would stay in step for seconds
 SYNC = {"count": 1, "kernel": 80, "sigma": 0.5, "host": 5, "sync": 1}
 # Each cell with the allowed distance of its sum of normalised throughputs from the model's: 3 points where the queue is
@@ -54,7 +53,7 @@ class Process:
             "--start",
             f"run id=1 {program}",
         ]
-        sim.start("env", f"CUDA_VISIBLE_DEVICES={gpu}", str(load), *map(str, options))
+        sim.start(*ahead(), "env", f"CUDA_VISIBLE_DEVICES={gpu}", str(load), *map(str, options))
 
     def stop(self) -> None:
         (self.place / "fifo").write_text("stop\nquit\n")
@@ -72,12 +71,8 @@ class Process:
 
 
 @pytest.mark.slow
-def test_native_slicing_is_that_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    native = build_simulated()
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "scripts/benches"))
-    from load import build as load_build
-
-    load_build.build(native / "bench", os.uname().machine, [sys.executable, "-m", "ziglang", "cc"])
+def test_native_slicing_is_that_of_the_model(tmp_path: Path) -> None:
+    native = build_simulated("sim", "bench")
     load = native / "bench/load"
     sim = Sim(tmp_path / "sim", native, gpus=32, scale=SCALE)
     alone: dict[str, Process] = {}

@@ -25,7 +25,7 @@ UNIT = REPO / "packaging/systemd/gpu-hook-agent.service"
 T = TypeVar("T")
 
 
-def wait_for(what: Callable[[], T], seconds: float = 20) -> T:
+def wait_for(what: Callable[[], T], seconds: float = 120) -> T:
     """The first true answer; machines may be slow, so the bound is generous."""
     end = time.monotonic() + seconds
     while not (answer := what()):
@@ -63,7 +63,7 @@ class Agent:
         self.process.wait()
 
     def get(self, path: str) -> bytes:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as answer:
             return bytes(answer.read())
 
     def node(self) -> Any:
@@ -76,6 +76,12 @@ class Agent:
 
         self.port = wait_for(port)
         wait_for(lambda: self.node()["gpus"] and self.node()["agent"]["nvml"] == "ok")
+
+    def looks(self, count: int) -> None:
+        """Wait until it has sampled the GPUs so many times."""
+        for _ in range(count + 1):  # the one under way may have begun before
+            last = self.node()["agent"]["nvml_read"]
+            wait_for(lambda last=last: self.node()["agent"]["nvml_read"] != last)  # type: ignore[misc]
 
     def container(self, id: str) -> Any:
         """None: it does not know it."""
@@ -95,7 +101,7 @@ def running(stage: Stage, *flags: str, env: Mapping[str, str] | None = None) -> 
         assert agent.killed or agent.process.poll() is None, agent.log.read_text()
     finally:
         agent.process.send_signal(signal.SIGTERM)
-        assert agent.process.wait(20) == 0 or agent.killed, agent.log.read_text()
+        assert agent.process.wait(60) == 0 or agent.killed, agent.log.read_text()
 
 
 def image(folder: Path) -> Path:

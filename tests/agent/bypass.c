@@ -1,8 +1,8 @@
 /* A tenant that goes past the shim: opens the real driver's library from its private path and takes memory there.
  * usage: bypass MIB [own [US]] | MIB wait | MIB hide
  * own: also some through the shim, so that there is an account page to forge; US: then kernels of so many microseconds, past
- * the gate, for ever. wait: not before SIGUSR1. hide: through the shim; then another process, which was there before, gets
- * the descriptors by a socket, and this one ends. */
+ * the gate, for ever. wait: not before SIGUSR1. hide: then the descriptors lie in a socket that another process has and
+ * nobody reads, and this one ends. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <signal.h>
@@ -44,17 +44,14 @@ static int compute(void *cuda, const char *us) {
     return 5;
 }
 
-static void descriptor(int socket, int fd, int send) {
+static void put(int socket, int fd) {
     char byte = 0, space[CMSG_SPACE(sizeof fd)] = {0};
     struct iovec one = {&byte, 1};
     struct msghdr m = {.msg_iov = &one, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
     struct cmsghdr *c = CMSG_FIRSTHDR(&m);
     *c = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd)};
     memcpy(CMSG_DATA(c), &fd, sizeof fd);
-    if (send)
-        sendmsg(socket, &m, 0);
-    else
-        recvmsg(socket, &m, 0);
+    sendmsg(socket, &m, 0);
 }
 
 static int hide(size_t bytes) {
@@ -62,18 +59,16 @@ static int hide(size_t bytes) {
     socketpair(AF_UNIX, SOCK_STREAM, 0, pair);
     if (!fork()) {
         close(pair[1]);
-        for (int i = 0; i < 64; i++)
-            descriptor(pair[0], 0, 0);
         puts("hidden");
         fflush(stdout);
         for (;;)
             pause();
     }
-    if (!take("libcuda.so.1", bytes))
+    if (!take("/run/gpu-hook/driver/cuda", bytes))
         return 2;
     for (int fd = 3; fd < 64; fd++)
         if (fd != pair[0] && fd != pair[1])
-            descriptor(pair[1], fd, 1);
+            put(pair[1], fd);
     return 0;
 }
 

@@ -106,7 +106,7 @@ def test_a_tenant_that_claims_the_gpu_and_does_not_use_it(stage: Stage, root: Pa
     honest = stage.start(root, "/bin/gpu-probe", "run", "500", "600", annotations=ask)
     other = stage.start(root, "/bin/gpu-probe", "run", "500", "600", annotations={**SHARE})
     with running(stage, "--policy", "kill", "--interval", "0.5") as agent:
-        time.sleep(6)
+        agent.looks(8)
         assert not [e for e in events(stage) if e["event"] == "finding"]
         stage.runc("delete", "--force", other)
         wait_for(lambda: agent.container(other) is None)
@@ -118,11 +118,12 @@ def test_a_tenant_that_claims_the_gpu_and_does_not_use_it(stage: Stage, root: Pa
         assert {honest, liar} <= stage.runc.living() and not agent.kinds(honest)
 
 
-@pytest.mark.parametrize("policy", ["report", "freeze", "kill"])
+@pytest.mark.parametrize("policy", ["report", "freeze", "kill", "protect"])
 def test_a_tenant_that_computes_past_the_gate(stage: Stage, root: Path, policy: str) -> None:
-    """It writes the account page, so its process is known; its kernels bypass the gate and its ceiling."""
+    """It writes the account page, so its process is known; its kernels bypass the gate and its ceiling. By default it is
+    killed since its neighbour has less than it was guaranteed."""
     ask = {**SHARE, "gpu-hook.io/policy": "fixed-share", "gpu-hook.io/compute": "30"}
-    honest = stage.start(root, "/bin/gpu-probe", "run", "500", "600", annotations=ask)
+    honest = stage.start(root, "/bin/gpu-probe", "run", "500", "600", annotations={**ask, "gpu-hook.io/compute": "70"})
     with running(stage, "--policy", policy, "--interval", "0.5") as agent:
         cheat = stage.start(root, "/bin/bypass", "1", "own", "500", annotations=ask)
 
@@ -130,9 +131,12 @@ def test_a_tenant_that_computes_past_the_gate(stage: Stage, root: Path, policy: 
             return [e for e in events(stage) if e["event"] == "finding"]
 
         told = wait_for(findings)
+        if policy == "protect":
+            wait_for(lambda: findings()[-1]["action"] == "killed")
+            told = findings()[-1:]
         assert {(e["id"], e["kind"]) for e in told} == {(cheat, "over-compute")}, told
         assert "ceiling 30 %, tolerance 15 points" in told[0]["evidence"]
-        assert told[0]["action"] == {"report": "reported", "freeze": "frozen", "kill": "killed"}[policy]
+        assert told[0]["action"] == {"report": "reported", "freeze": "frozen"}.get(policy, "killed")
         if policy == "report":
             assert agent.kinds(cheat) == {"over-compute"}
             assert 'gpu_hook_findings_total{kind="over-compute"} 1\n' in agent.get("/metrics").decode()
@@ -146,6 +150,7 @@ def test_a_tenant_that_computes_past_the_gate(stage: Stage, root: Path, policy: 
 
 def test_the_last_minutes_are_remembered(stage: Stage, root: Path) -> None:
     busy, idle = stage.start(root, "/bin/gpu-probe", "run", "500", "600"), stage.start(root, *HOLD)
+    began = time.time() - 1
     with running(stage, "--interval", "0.5") as agent:
         keys = {id: grant(stage, id).key for id in (busy, idle)}  # type: ignore[union-attr]
 
@@ -158,7 +163,7 @@ def test_the_last_minutes_are_remembered(stage: Stage, root: Path) -> None:
         told = wait_for(lines)
         for line in told.values():
             gaps = [after[0] - before[0] for before, after in zip(line, line[1:], strict=False)]
-            assert all(0.1 < gap < 5 for gap in gaps) and abs(line[-1][0] - time.time()) < 10, line
+            assert min(gaps) > 0.1 and began < line[0][0] and line[-1][0] < time.time() + 1, line
         assert told[idle][-1][1:] == [300 + CONTEXT_MIB, 0]
         assert told[busy][-1][1] == CONTEXT_MIB and max(percent for _, _, percent in told[busy]) > 50
         stage.runc("kill", busy, "KILL")
@@ -243,7 +248,7 @@ def test_the_shortfall_is_what_the_gpu_saw(stage: Stage, root: Path) -> None:
     for cheat in (False, True):
         if cheat:
             stage.start(root, "/bin/sh", "-c", PAST_THE_GATE)
-        with running(stage, "--interval", "0.5") as agent:
+        with running(stage, "--policy", "report", "--interval", "0.5") as agent:
             wait_for(lambda: all(agent.container(id)["gpus"][0]["compute_shortfall"] is not None for id in ids))
             figures = watch(agent, ids, 5)
             for n, (had, error) in zip(guarantees, figures, strict=True):
@@ -289,7 +294,7 @@ def test_a_page_that_is_anything_but_a_page(stage: Stage, root: Path) -> None:
             script = f"cd /run/gpu-hook/account && {setup}; sleep 600"
             ids.append(stage.start(root, "/bin/sh", "-c", script))
         wait_for(lambda: {"bad-account-page"} == agent.kinds(ids[0]) == agent.kinds(ids[1]) == agent.kinds(ids[2]))
-        time.sleep(1)
+        agent.looks(3)
         assert agent.node()["agent"]["state"] == "ok"
         assert [agent.kinds(id) for id in ids[:5]] == [{"bad-account-page"}] * 5
         assert agent.kinds(ids[5]) == set()  # all zero: nothing is booked yet
@@ -359,7 +364,7 @@ def test_metrics_without_a_port(stage: Stage, root: Path, tmp_path: Path) -> Non
     try:
         wait_for(lambda: file.exists() and id in file.read_text())
         seen = set()
-        end = time.monotonic() + 20
+        end = time.monotonic() + 120
         while len(seen) < 3 and time.monotonic() < end:
             with open(file, "rb") as f:
                 seen.add(os.fstat(f.fileno()).st_ino)
@@ -402,7 +407,7 @@ def test_beyond_loopback_only_with_a_token(stage: Stage, tmp_path: Path) -> None
             error.value.close()
             url = f"http://127.0.0.1:{agent.port}{path}"
             request = urllib.request.Request(url, headers={"Authorization": "Bearer a-token-of-twenty-odd"})
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 assert answer.status == 200 and answer.read()
         assert "a-token-of" not in agent.log.read_text()
     finally:

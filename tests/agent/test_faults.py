@@ -24,6 +24,7 @@ from oci_hook.linux.proc import boot_id, process_life
 from tests.agent.box import Agent, events, grant, running, wait_for
 from tests.agent.test_agent import HOLD
 from tests.e2e.stage import CC, GLIBC, SHARE, Stage
+from tests.long import long
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 DAY = 86400
@@ -72,7 +73,7 @@ def test_the_wall_clock_jumps(stage: Stage, root: Path, tmp_path: Path, monkeypa
     (stage.state / "events").unlink()
 
 
-SHORT = 2000
+SHORT = 2000 if long() else 600
 AT_ONCE = 40
 
 
@@ -93,7 +94,7 @@ def test_containers_by_the_thousand(stage: Stage) -> None:
             finally:
                 process.kill()
 
-    for _ in range(150):  # so that the events' files change meanwhile
+    for _ in range(300):  # so that the events' files change meanwhile
         node_events.record(str(stage.state), "filler", text="x" * 3000)
     with running(stage) as agent:
         short_lived(-1)
@@ -106,7 +107,7 @@ def test_containers_by_the_thousand(stage: Stage) -> None:
         text = agent.get("/metrics").decode()
         assert f"gpu_hook_grants_total {SHORT + AT_ONCE}" in text
         wait_for(lambda: len(os.listdir(folder)) <= descriptors + 1)
-        assert resident(agent) < memory + 4096, (memory, resident(agent))
+        assert resident(agent) < memory + max(1536, 2 * SHORT), (memory, resident(agent))
         assert agent.node()["agent"]["state"] == "ok"
     sizes = [f.stat().st_size for f in stage.state.glob("events*")]
     assert len(sizes) == 2 and max(sizes) <= node_events.MAX + node_events.LINE_MAX

@@ -384,6 +384,11 @@ def test_private_directory_of_the_image(rootfs: Path) -> None:
     refused(rootfs)
 
 
+def test_a_volume_at_run_is_named_as_such(rootfs: Path) -> None:
+    said = refused(rootfs, [*MOUNTS, {"destination": "/run", "type": "bind", "source": "/run"}])
+    assert "which has a mount of its own at /run (bind)" in said and "in the image" not in said
+
+
 @pytest.mark.parametrize(
     ("mount", "fine"),
     [

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from oci_hook.apply import image_elf, image_search
+from oci_hook.apply import image_search
 from oci_hook.apply.image import look
 from oci_hook.apply.image_search import Command
 from oci_hook.errors import ApplyError
+from oci_hook.linux import elf
 from oci_hook.linux.walk import Tree, Work
 
 CC = [sys.executable, "-m", "ziglang", "cc", "-fno-sanitize=undefined"]
@@ -154,7 +155,8 @@ def spent(data: bytes, path: Path) -> tuple[str, int]:
     work = Work(1 << 16)
     fd = os.open(path, os.O_RDONLY)
     try:
-        return image_elf.run_path(fd, work.spend), (1 << 16) - work.left
+        facts = elf.read(fd, elf.RPATH, elf.RUNPATH, spend=work.spend)
+        return ":".join(facts.texts.values()) if facts else "", (1 << 16) - work.left
     finally:
         os.close(fd)
 

@@ -29,10 +29,14 @@ def give(host: Host, box: Box, plan=None, checked: bool = True, sources=None, ap
     """What the hook does with a plan. applied() is called between applying and verifying."""
     plan = host.plan() if plan is None else plan
     container = to_container.open_container(box.pid, str(host.rootfs))
-    steps = check_destinations(container.path(), (), plan) if checked else plan
-    to_container.apply(steps, container, sources or host.sources)
-    applied()
-    to_container.verify(plan, container)
+    try:
+        steps = check_destinations(container.path(), (), plan) if checked else plan
+        to_container.apply(steps, container, sources or host.sources)
+        applied()
+        to_container.verify(plan, container)
+    finally:
+        os.close(container.pidfd)
+        os.close(container.root)
 
 
 def refused(host: Host, box: Box, *codes: str, **more) -> str:

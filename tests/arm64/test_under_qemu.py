@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from oci_hook.discovery import elf
+from oci_hook.linux import elf
 from simulator.tests.conftest import Sim
 from tests.conftest import REPO
 from tests.e2e.fetched import unpacked

@@ -10,10 +10,10 @@ from typing import Any
 
 from oci_hook.boundary import records
 from oci_hook.core.grant import Grant
-from oci_hook.install import prefix as installs
 from oci_hook.install import settings_edit
 from oci_hook.ledger import slot_files, store
 from oci_hook.ledger.inventory import stamp
+from tests import installs
 from tests.conftest import REPO, Runc, as_text
 from tests.e2e.stage import CC, GLIBC
 from tests.namespaces import Namespaces
@@ -137,6 +137,7 @@ class Node:
             if (self.runc.root / id).exists():
                 self.runtime("delete", "--force", id, program="runc")
         self.place.close()
+        self.runc.close()
         slot_files.drop(str(self.state))
 
 

@@ -16,7 +16,12 @@ pytestmark = pytest.mark.root
 LIMIT, CONTEXT = 1024, 64
 REAL = "export LD_LIBRARY_PATH=/real; "
 # A program that allocates this much, forks, and ends; its child holds the memory meanwhile.
-HOLD = "gpu-probe alloc 600 fork hold 20 >/tmp/held & while ! busybox grep -q child /tmp/held; do sleep 0.1; done; "
+# On a loaded machine the simulated driver now and then refuses the first allocation; then the attack begins again.
+HOLD = (
+    "while : >/tmp/held; do gpu-probe alloc 600 fork hold 600 >/tmp/held & "
+    "while ! busybox grep -q child /tmp/held; do sleep 0.1; done; "
+    "busybox grep -q CUDA_ERROR /tmp/held || break; busybox killall -9 gpu-probe; sleep 1; done; "
+)
 CHILD_CGROUP = "busybox mkdir /sys/fs/cgroup/mine && echo $$ > /sys/fs/cgroup/mine/cgroup.procs && "
 # In the words of SECURITY.md: the attack (its last program prints what it got), and who stops it at the limit: the shim,
 # the driver's back-end dmem, and misc.

@@ -20,7 +20,12 @@ Podman = Callable[..., str]
 @pytest.fixture
 def podman(node: Node) -> Iterator[Podman]:
     folder = tempfile.mkdtemp(prefix="gh-")  # podman wants a short path
-    flags = (
+    # Not the machine's containers.conf, which others may have edited.
+    (Path(folder) / "containers.conf").write_text("")
+    program = (
+        "env",
+        f"CONTAINERS_CONF={folder}/containers.conf",
+        "podman",
         f"--root={folder}/root",
         f"--runroot={folder}/runroot",
         "--cgroup-manager=cgroupfs",
@@ -29,12 +34,12 @@ def podman(node: Node) -> Iterator[Podman]:
 
     def call(*args: str, runtime: str = "runc", hooks: str = "") -> str:
         more = (f"--runtime={runtime}", *([f"--hooks-dir={hooks}"] if hooks else ()))
-        done = node.run("podman", *flags, *more, *args)
+        done = node.run(*program, *more, *args)
         assert done.returncode == 0, done
         return done.stdout.strip()
 
     yield call
-    node.run("podman", *flags, "rm", "--all", "--force", "--time=0")
+    node.run(*program, "rm", "--all", "--force", "--time=0")
     node.run("umount", "-R", f"{folder}/root/overlay")
     shutil.rmtree(folder, ignore_errors=True)
 

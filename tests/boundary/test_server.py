@@ -128,7 +128,7 @@ def test_slow_and_dead_clients_block_nobody(node: Node, bundle: Bundle) -> None:
         raise OSError if not s.recv(100) else AssertionError
     before = time.monotonic()
     assert ask(node, {"do": "list"})["grants"] == []
-    assert time.monotonic() - before < protocol.SECONDS
+    assert time.monotonic() - before < LONG / 3
     node.start(bundle(DRIVER))
     assert len(node.records()) == 1 and server.poll() is None
     for s in silent:

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
-from oci_hook.kube import admission
-from oci_hook.kube.state import ClusterState
+from oci_hook.kube.answers import admission
+from oci_hook.kube.placing.state import ClusterState
 from tests.conftest import REPO
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, listing, node, pod
 
@@ -89,14 +89,17 @@ def test_explain_names_no_node_that_keeps_the_pod_off(dump, spec):
         return
     assert said.exit_code == 1 and data["node"] is None and "would go" not in said.output
     assert not n2["fits"] and n2["problem"]["code"] == "GH-607" and n2["gpus"][0]["given"] == []
-    assert "node n2: GH-607: a cordon, a taint or the pod's node selector keeps it off the node" in said.output
+    assert (
+        "node n2: GH-607: a cordon, a taint, or the pod's node selector or affinity keeps it off the node"
+        in said.output
+    )
     assert "(node n2)" not in said.output, "no change of the pod helps there"
 
 
 def test_pod_and_manifest_stand_alone(dump):
     for more in (["-a", "gpu-hook.io/memory=1Gi"], ["--manifest", dump], ["--container", "x"], ["-l", "a=b"]):
         said = run("explain", "--pod", "would", "--dump", dump, *more)
-        assert said.exit_code == 2 and "take no options but" in said.output, more
+        assert said.exit_code == 2 and "take only" in said.output, more
 
 
 @pytest.mark.parametrize(("allowed", "covers"), [(0, True), (1, True), (0, False)])
@@ -153,6 +156,33 @@ def test_a_manifest_s_pods_at_once(dump, tmp_path, count, fits):
     assert data["fits"] == (count == fits) and sum(data["pods"][0]["nodes"].values()) == fits
 
 
+@pytest.mark.parametrize(
+    ("more", "fits"),
+    [
+        ("", 3),
+        ("nodeSelector: {zone: b}", 0),
+        ("tolerations: [{operator: Exists}]", 3),
+        ("resources: {requests: {cpu: 1}}", 2),
+        ("resources: {limits: {cpu: 3}}", 0),
+    ],
+)
+def test_a_manifest_s_pods_go_only_where_the_scheduler_lets_them(dump, tmp_path, more, fits):
+    """The nodes' other resources count for all of them together."""
+    items = json.loads(Path(dump).read_text())
+    n1, n2, *_ = items["items"]
+    n1["spec"] = {"unschedulable": "tolerations" not in more}
+    n2["status"] = {"allocatable": {"cpu": "2"}}
+    Path(dump).write_text(json.dumps(items))
+    path = tmp_path / "a job.yaml"
+    path.write_text(
+        (JOB % 3).replace("3Gi", "2Gi").replace("spec: {cont", f"spec: {{{more + ', ' if more else ''}cont")
+    )
+    said = run("explain", "--manifest", str(path), "--dump", dump)
+    assert f"train: {fits} of 3 have room" in said.output, said.output
+    if "cpu" in more:
+        assert "the node has too little cpu left" in said.output and "keeps it off the node" in said.output
+
+
 def test_what_of_a_manifest_is_not_counted_is_named(dump, tmp_path):
     path = tmp_path / "m.yaml"
     more = "{kind: DaemonSet, metadata: {name: d}, spec: {template: {}}}\n---\n{kind: 'Ser\tvice'}\n"
@@ -163,7 +193,7 @@ def test_what_of_a_manifest_is_not_counted_is_named(dump, tmp_path):
     assert data["left_out"] == ["'DaemonSet'", "'Ser\\tvice'"] and "warnings" not in data
     path.write_text((JOB % 1).replace("gpu-hook.io/memory: 3Gi", 'tencent.com/qgpu-memory: "10"'))
     said = run("explain", "--manifest", str(path), "--dump", dump)
-    assert "qGPU's words are not read here" in said.stderr
+    assert "qGPU's requests are not read here" in said.stderr
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff", b"{kind: Service}", b"[[["])
@@ -269,7 +299,9 @@ def test_the_api_server_says_the_same_as_a_dump(tmp_path, server, dump):
 
 
 def test_the_kubeconfig_of_kubectl_is_found(tmp_path, server, monkeypatch):
-    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, server, "right"))
+    """Also where its first file says nothing of the API server."""
+    (tmp_path / "first").write_text("preferences: {}\n")
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path}/first:{kubeconfig(tmp_path, server, 'right')}")
     assert "runs" in run("ps", "--cluster").output
 
 
@@ -279,7 +311,7 @@ def test_an_api_server_that_refuses_or_is_not_there(tmp_path, server, dump):
     said = run("ps", "--cluster", "--kubeconfig", kubeconfig(tmp_path, "http://127.0.0.1:1", "right"))
     assert said.exit_code == 1 and "GH-608" in said.output and "refused" in said.output
     both = ("--kubeconfig", kubeconfig(tmp_path, server, "right"), "--dump", dump)
-    assert "name one" in run("ps", "--cluster", *both).output
+    assert "give only one" in run("ps", "--cluster", *both).output
 
 
 def test_the_page_has_every_key(dump):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from oci_hook.agent import metrics
+from oci_hook.agent.serve import metrics
 from oci_hook.cli import agent_check
 from oci_hook.cli.main import cli
 from oci_hook.config.settings import load

@@ -105,6 +105,19 @@ def test_compute_and_its_ceiling(install: Install) -> None:
     )
 
 
+def test_the_compute_of_class_offline_is_booked_apart(install: Install) -> None:
+    install.grant("web", Share("GPU-0", 1024, 90), Share("GPU-1", 1024, 90))
+    wish = asking("gpu-hook.io/memory=1Gi", "gpu-hook.io/compute=60", "gpu-hook.io/class=offline")
+    said = install.text(*wish)
+    assert "  compute      60% among offline containers, of what is idle\n" in said
+    assert "chosen (binpack): 1Gi of 24Gi, compute 60%" in said
+    for name in ("one", "two"):
+        install.grant(name, Share("GPU-0", 1024, 30), Share("GPU-1", 1024, 30), priority_class="offline")
+    said = install.text(*wish, status=1)
+    assert "GPU 0 GPU-0 has 40 of 100 % offline compute free, 60 % asked" in said
+    assert "ask for at most 40 % offline compute" in install.text("why", *wish[1:])
+
+
 def test_the_compute_of_class_online_is_a_booking(install: Install) -> None:
     wish = asking("gpu-hook.io/compute=30", "gpu-hook.io/policy=fs", "gpu-hook.io/class=online")
     booked = (
@@ -233,14 +246,14 @@ def test_json(install: Install) -> None:
 def test_refused_requests_say_all_problems_and_exit_1(install: Install) -> None:
     bad = asking("gpu-hook.io/memory=4GB", "gpu-hook.io/compute=0")
     assert install.text(*bad, status=1) == (
-        "GH-101: gpu-hook.io/memory='4GB' is not a size; write 4Gi, 512Mi, 2048 (MiB) or 30%\n"
+        "GH-101: gpu-hook.io/memory='4GB' is not a size; did you mean 4Gi?\n"
         "GH-101: gpu-hook.io/compute='0' is not within 1 to 100; write 30 or 30%\n"
     )
     assert install.data(*bad, status=1) == {
         "errors": [
             {
                 "code": "GH-101",
-                "message": "gpu-hook.io/memory='4GB' is not a size; write 4Gi, 512Mi, 2048 (MiB) or 30%",
+                "message": "gpu-hook.io/memory='4GB' is not a size; did you mean 4Gi?",
             },
             {"code": "GH-101", "message": "gpu-hook.io/compute='0' is not within 1 to 100; write 30 or 30%"},
         ]

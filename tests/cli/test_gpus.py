@@ -14,17 +14,33 @@ from tests.cli.box import Install
 def test_table_and_json(install: Install) -> None:
     install.grant("one", Share("GPU-0", 4096, 30))
     install.grant("two", Share("GPU-0", 1024))
+    install.grant("three", Share("GPU-1", 1024, 60), priority_class="offline")
     head, title, first, second, held = install.text("gpus").splitlines()
     assert head == "driver 1.2 in PREFIX/driver, simulated"
     assert " ".join(title.split()) == "INDEX UUID NAME MEMORY MINOR TIER GRANTED MEMORY GRANTED COMPUTE CONTAINERS"
     assert first.split() == ["0", "GPU-0", "Simulated", "GPU", "24Gi", "0", "-", "5Gi", "30%", "2"]
-    assert second.split() == ["1", "GPU-1", "Simulated", "GPU", "24Gi", "1", "-", "0Mi", "0%", "0"]
+    assert second.split() == [
+        "1",
+        "GPU-1",
+        "Simulated",
+        "GPU",
+        "24Gi",
+        "1",
+        "-",
+        "1Gi",
+        "0%",
+        "and",
+        "60%",
+        "offline",
+        "1",
+    ]
     assert held == "memory limits held by the shim alone: the driver was not asked when the GPUs were listed"
     data = install.data("gpus")
     assert (data["driver_version"], data["simulated"]) == ("1.2", True)
     gpu = data["gpus"][0]
     assert (gpu["index"], gpu["uuid"], gpu["memory_mib"], gpu["tier"]) == (0, "GPU-0", 24576, None)
     assert (gpu["granted_mib"], gpu["granted_compute"], gpu["containers"]) == (5120, 30, 2)
+    assert [(g["granted_compute"], g["granted_offline_compute"]) for g in data["gpus"]] == [(30, 0), (0, 60)]
 
 
 def test_who_holds_memory_limits(install: Install) -> None:

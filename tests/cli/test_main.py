@@ -17,6 +17,15 @@ from oci_hook.errors import Problem, SettingsError
 from tests.cli.box import Install
 
 
+def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("rich", "rich.console", "rich.live", "rich.table", "rich.text"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "oci_hook.cli.top", raising=False)
+    done = CliRunner().invoke(main.cli, ["top", "--json"])
+    last = done.output.splitlines()[-1]
+    assert done.exit_code == 2 and "needs the Python package rich" in last and "python3-rich" in last
+
+
 def test_what_a_terminal_has_no_room_for() -> None:
     rows = [("c1", "GPU-51de0000-6f33-4bf0-a35a-08465603b98f", "3Gi", "running"), ("c2", "-", "12Gi", "x" * 60)]
     header, spare = ("CONTAINER", "UUID", "MEMORY", "STATE"), ("UUID", "MEMORY")

@@ -113,7 +113,7 @@ def test_class_online_keeps_its_ceiling_where_compute_is_a_share(install: Instal
         (("--compute", "81"), "GH-103: the ceiling of 80 % is below the guarantee of 81 %; give --compute-limit too"),
         (("--compute-limit", "29"), "GH-103: the ceiling of 29 % is below the guarantee of 30 %; give --compute-limit"),
         (("--compute-limit", "90", "--policy", "fs"), "GH-103: --compute-limit is for the policy burst-share"),
-        (("--memory", "4G"), "GH-101: --memory '4G' is not a size; write 4Gi, 512Mi, 2048 (MiB) or 30%\n"),
+        (("--memory", "4G"), "GH-101: --memory '4G' is not a size; did you mean 4Gi?\n"),
         (("--compute", "0", "--policy", "x"), "GH-101: --compute '0' is not within 1 to 100\nGH-101: --policy 'x' is"),
         (("--class", "first"), "GH-101: --class 'first' is not one of online, default, offline"),
         (("--policy", "\x1b[31m"), "GH-101: --policy '\\x1b[31m' is not one of"),
@@ -178,3 +178,18 @@ def test_freeze_and_resume(install: Install, two: tuple[Grant, Grant]) -> None:
     assert install.data("resume", "batch") == done
     assert install.text("resume", "batch") == "container batch was resumed already\n"
     assert now(install, batch).frozen == 0
+
+
+def test_a_class_is_changed_where_its_compute_has_room(install: Install) -> None:
+    """Class offline is booked apart: a change of the class alone books the compute anew."""
+    web = install.grant("a" * 64, Share("GPU-0", 4096, 60, 100, slot=1), who=POD)
+    install.grant("batch", Share("GPU-0", 4096, 60, 100, slot=2), priority_class="offline")
+    for options in (("--class", "offline"), ("--class", "offline", "--memory", "5Gi")):
+        said = install.text("set", "a" * 12, *options, status=1)
+        assert said.startswith(NO_ROOM + "40 of 100 % offline compute for it beside the others, 60 asked"), said
+    assert now(install, web) == web
+    install.text("set", "a" * 12, "--class", "offline", "--compute", "40")
+    assert now(install, web).terms.priority_class == "offline"
+    assert install.text("set", "batch", "--compute", "61", status=1).startswith(NO_ROOM + "60 of 100 % offline compute")
+    install.text("set", "batch", "--class", "online", "--compute", "100")
+    assert install.text("set", "a" * 12, "--class", "default", status=1).startswith(NO_ROOM + "0 of 100 % compute")

@@ -15,8 +15,9 @@ from oci_hook.core import dialects
 from oci_hook.core.request import parse
 from oci_hook.core.rules import Rules
 from oci_hook.errors import RequestError
-from oci_hook.kube import translate as kube
+from oci_hook.kube.manifests import translate as kube
 from oci_hook.oci import request_mounts
+from tests.long import draws
 
 ALL = Rules(dialects=dialects.NAMES, qgpu_memory_unit="GiB")
 
@@ -227,7 +228,7 @@ def test_our_own_annotations_that_are_there() -> None:
         "-       limits: {nvidia.com/gpumem: 1024}",
     ]
     assert refused(ours.replace("1Gi", "2Gi")) == [
-        "GH-103: Pod p: gpu-hook.io/memory='2Gi' is there already, and the resources mean '1Gi'; remove one"
+        "GH-103: Pod p: gpu-hook.io/memory='2Gi' is set, but the resources mean '1Gi'; remove one"
     ]
     policy = pod("nvidia.com/gpumem: 1024", before="  annotations:\n    gpu-hook.io/policy: fs\n")
     assert refused(policy)[0].startswith("GH-103: Pod p: container c0: gpu-hook.io/policy='fs'")
@@ -399,7 +400,7 @@ damage = st.tuples(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(100), deadline=None)
 @given(st.lists(damage, max_size=3), st.booleans())
 def test_damaged_manifests_are_refused_or_stay_what_they_are(damages: list[tuple[int, int, str]], flow: bool) -> None:
     """Any damaged manifest gives coded errors, or a text that same_elsewhere has checked."""
@@ -431,7 +432,7 @@ KEYS = sorted({key for name in dialects.NAMES for key in dialects.table(name).KE
 limits = st.dictionaries(st.sampled_from([*KEYS, "cpu"]), st.sampled_from(["1", "2", "30", "100", "200"]), max_size=3)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=draws(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(limits, min_size=1, max_size=3), st.sampled_from(["block", "flow"]), st.booleans())
 def test_the_same_request(asked_for: list[dict[str, str]], style: str, long: bool) -> None:
     names = [("n" * 57 if long else "c") + str(n) for n in range(len(asked_for))]

@@ -57,8 +57,11 @@ def test_why_is_it_slow(install: Install) -> None:
         "slow-one", Share("GPU-0", 100, 10, 30), policy="fixed-share", who={"namespace": "ml", "pod": "train"}
     )
     install.grant("quick-one", Share("GPU-0", 100, 80), priority_class="online")
+    install.grant("idle-one", Share("GPU-0", 100, 70), priority_class="offline")
     text = install.text("why", "slow-one")
-    assert "10 % compute is guaranteed; 1 other container shares the GPU, with 80 % guaranteed" in text
+    assert "10 % compute is guaranteed; 2 other containers share the GPU, with 80 % guaranteed" in text
+    idle = install.text("why", "idle-one")
+    assert "70 % offline compute is guaranteed; 2 other containers share the GPU, with 0 % guaranteed" in idle
     assert "containers of a higher class come first: quick-one" in text
     assert (
         "its compute ceiling is 30 %, also when the GPU is idle (policy fixed-share)" in text

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 
 from oci_hook.cli import why_cluster
 from oci_hook.cli.main import cli
-from oci_hook.kube.defrag import Move, Plan
+from oci_hook.kube.moves.defrag import Move, Plan
 from tests.cli.test_cluster_commands import kubeconfig
 from tests.kube.cluster_objects import node, pod
-from tests.kube.test_defrag import Cluster, owned
+from tests.kube.moves.test_defrag import Cluster, owned
 
 WAITS, BARE = "default/waits", "default/bare"
 
@@ -63,10 +63,10 @@ def run(*words):
 def test_moves_for_a_pod_that_waits(dump):
     said = run("--pod", WAITS, "--dump", dump(a_budget(1)))
     assert said.exit_code == 0, said.output
-    assert "pod default/waits has room after 1 move (fewer are not enough)" in said.output
+    assert "pod default/waits has room after 1 move (the fewest possible)" in said.output
     assert "1. default/web (ReplicaSet/set, 6Gi, 30 %): n1 GPU 0 -> n" in said.output
     assert "then default/waits has room on n1 GPU 0" in said.output and "delete it" in said.output
-    assert "1 pod without an owner that would make it anew" in said.output
+    assert "1 pod without an owner that recreates it" in said.output
     assert "warning" not in said.stderr
     data = json.loads(run("--pod", "waits", "--dump", dump(a_budget(1)), "--json").stdout)
     (move,) = data["moves"]
@@ -78,20 +78,20 @@ def test_moves_for_a_pod_that_waits(dump):
     )
     assert move["from"]["gpus"] == [{"address": "0", "uuid": "GPU-n1-0"}] and data["reached"] and data["proven"]
     assert data["place"] == {"node": "n1", "gpus": [{"address": "0", "uuid": "GPU-n1-0"}]}
-    assert data["fixed"] == [{"reason": "without an owner that would make it anew", "pods": 1}]
+    assert data["fixed"] == [{"reason": "without an owner that recreates it", "pods": 1}]
 
 
 def test_a_budget_is_kept_to_and_its_absence_is_told(dump):
     said = run("--pod", WAITS, "--dump", dump(a_budget(0)))
-    assert "1. default/db (StatefulSet/set" in said.output and "1 pod kept by a PodDisruptionBudget" in said.output
+    assert "1. default/db (StatefulSet/set" in said.output and "1 pod protected by a PodDisruptionBudget" in said.output
     said = run("--pod", WAITS, "--dump", dump())
-    assert said.exit_code == 0 and "warning: GH-608: no PodDisruptionBudgets are known" in said.stderr
+    assert said.exit_code == 0 and "warning: GH-608: no PodDisruptionBudgets were read" in said.stderr
 
 
 def test_moves_for_free_gpus(dump):
     said = run("--defrag", "--dump", dump(a_budget(1)))
     assert said.exit_code == 0
-    assert "0 GPUs without a container, 1 after 1 move (more is not possible with so many)" in said.output
+    assert "0 GPUs without a container, 1 after 1 move (so many moves free no more)" in said.output
     assert json.loads(run("--defrag", "--dump", dump(), "--json").stdout)["free_gpus"] == {"before": 0, "after": 1}
     said = run("--defrag", "--moves", "0", "--dump", dump())
     assert (
@@ -110,7 +110,7 @@ def test_a_pod_for_which_no_moves_help(dump):
     assert json.loads(run("--pod", "huge", "--dump", dump(), "--json").stdout)["reached"] is False
     items = [one for one in objects() if one["metadata"]["name"] != "web"]
     said = run("--pod", WAITS, "--dump", dump(items=items))
-    assert said.exit_code == 0 and "has room without any move" in said.output
+    assert said.exit_code == 0 and "has room without a move" in said.output
 
 
 def test_what_cannot_be_moved_for(dump):
@@ -168,7 +168,7 @@ def test_pods_that_are_odd_are_one_line(dump):
     for spec in ({"containers": [7]}, {"topologySpreadConstraints": [7]}, {"tolerations": [7]}):
         obj = objects()
         obj[2]["spec"].update(spec)
-        obj[0]["spec"]["taints"] = [{"key": "k", "effect": "NoSchedule"}]
+        obj[1]["spec"]["taints"] = [{"key": "k", "effect": "NoSchedule"}]
         said = run("--pod", WAITS, "--dump", dump(items=obj))
         assert said.exit_code == 1 and said.output.startswith("GH-608") and said.output.count("\n") == 1, said.output
 
@@ -227,5 +227,5 @@ def test_budgets_of_every_kubernetes(tmp_path, budgets, moved, warned):
             thread.join()
     assert said.exit_code == 0, said.output
     assert f"1. default/{moved} " in said.output
-    assert ("no PodDisruptionBudgets are known" in said.stderr) == warned
-    assert ("kept by" in said.output) == (moved == "db")
+    assert ("no PodDisruptionBudgets were read" in said.stderr) == warned
+    assert ("protected by" in said.output) == (moved == "db")

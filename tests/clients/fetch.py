@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.debian import unpack
 from tests.e2e.fetched import alone, cached, debs
 
 PINS = Path(__file__).resolve().parent / "pins"
@@ -94,7 +95,7 @@ def _fetch_debs(pin: Path, place: Path) -> None:
             data = file.read_bytes()
             assert sha256(data).hexdigest() in hashes.values(), f"{file.name} is not the pinned one"
             size += len(data)
-            subprocess.run(["dpkg", "-x", str(file), str(new / "root")], check=True)
+            unpack([file], new / "root")
         shutil.rmtree(new / suite)
     (new / "bytes").write_text(str(size))
     new.rename(place)

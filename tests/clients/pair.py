@@ -16,7 +16,7 @@ from tests.e2e.stage import LIMIT_MIB, MULTIARCH, Edit, Stage, python_image
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 ENV = {
     "PYTHONUTF8": "1",
-    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONPYCACHEPREFIX": "/bytecode",  # the first run compiles for all
     "PYTHONUNBUFFERED": "1",
     "COLUMNS": "200",
     "LINES": "60",
@@ -58,6 +58,10 @@ class Image:
         self.root = stage.folder / f"image-{client.name}"
         self.mounts = python_image(self.root, "psutil", "cuda.bindings.driver")
         self.mounts.append(mount(PROGRAMS, "/programs"))
+        bytecode = stage.folder / "bytecode"
+        bytecode.mkdir(exist_ok=True)
+        bytecode.chmod(0o1777)
+        self.mounts.append(mount(bytecode, "/bytecode", "bind", "rw"))
         (self.root / "root").mkdir(exist_ok=True)
         for folder in (fetch.packages(name) for name in client.debs):
             shutil.copytree(folder, self.root, symlinks=True, dirs_exist_ok=True)

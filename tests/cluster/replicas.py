@@ -9,6 +9,7 @@ from scripts.cluster_lab import plain_nodes
 from scripts.cluster_lab.api import Api, Refused
 from scripts.cluster_lab.controllers import OWN, Controller, configure
 from scripts.cluster_lab.machine import wait
+from scripts.cluster_lab.managed_objects import put_endpoints
 from scripts.cluster_lab.pki import API
 from tests.cluster.plane import PORTS, Plane
 
@@ -30,7 +31,7 @@ class Replicas:
     def start(self) -> "Replicas":
         port = {"name": "https", "port": 443}
         self.api("POST", f"{CORE}/services", {"metadata": {"name": NAME}, "spec": {"ports": [port]}})
-        self.api("POST", f"{CORE}/endpoints", {"metadata": {"name": NAME}, "subsets": []})
+        put_endpoints(self.api, [])
         by_service(self.api)
         self._thread.start()
         for number in range(len(PORTS)):
@@ -45,6 +46,7 @@ class Replicas:
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
+        put_endpoints(self.api, [])
         self._own.close()
         for path in ("endpoints", "services"):
             gone(self.api, f"{CORE}/{path}/{NAME}")
@@ -67,15 +69,11 @@ class Replicas:
     def _endpoints(self) -> None:
         before: Any = None
         while not self._over.wait(1.0):
-            subsets = [
-                {"addresses": [{"ip": API}], "ports": [{"name": "https", "port": c.port}]}
-                for c in self.all
-                if c.process is not None and c.ready()
-            ]
-            if subsets != before:
+            ports = [c.port for c in self.all if c.process is not None and c.ready()]
+            if ports != before:
                 try:
-                    self._own.merge(f"{CORE}/endpoints/{NAME}", {"subsets": subsets})
-                    before = subsets
+                    put_endpoints(self._own, ports)
+                    before = ports
                 except Refused:
                     continue
 

@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from oci_hook.core import decision as decisions
 from oci_hook.core.decision import DecidedShare, DecidedTerms, Decision
 from oci_hook.core.layout import ALLOC
-from oci_hook.kube.signing import node_key
+from oci_hook.kube.formats.signing import node_key
 from scripts.cluster_lab.api import Api
 from tests.cluster import lab
 from tests.cluster.whole import OURS, Namespace, Whole, pod
@@ -65,6 +67,7 @@ def never_ran(namespace: Namespace, name: str) -> None:
         assert "running" not in states and not each.get("started"), states
 
 
+@pytest.mark.promise
 def test_decisions_that_are_not_the_controllers(whole: Whole, stranger: Namespace) -> None:
     """Bound by a client in a namespace whose Bindings the webhook does not see: the node is alone with what is written."""
     sign = Forger(whole)
@@ -82,7 +85,6 @@ def test_decisions_that_are_not_the_controllers(whole: Whole, stranger: Namespac
         "future": (lambda uid: sign(uid, "n2", gpu, generation=sign.newest + 7), "GH-606"),
         "other-pod": (lambda _: real, "GH-603"),
         "other-node": (lambda uid: sign(uid, "n1", gpu), "GH-603"),
-        "other-name": (lambda uid: sign(uid, "n2", gpu, container="sidecar"), "GH-604"),
         "more": (lambda uid: sign(uid, "n2", gpu, mib=4096), "GH-604"),
         "no-gpu": (lambda uid: sign(uid, "n2", "GPU-9"), "GH-202"),
     }
@@ -98,10 +100,14 @@ def test_decisions_that_are_not_the_controllers(whole: Whole, stranger: Namespac
     # The digest tells the cluster, and the same pod with a decision that is right runs.
     digest = json.loads(whole.object("get", "node", "n2")["metadata"]["annotations"]["gpu-hook.io/ledger"])
     assert digest["refused"].items() >= {uids[name]: code for name, (_, code) in cases.items()}.items()
+    # One that lacks the container gives it nothing.
+    uid = waiting(stranger, "other-name")
+    bind(stranger, "other-name", "n2", {ALLOC: sign(uid, "n2", gpu, container="sidecar")})
+    stranger.runs("other-name")
     uid = waiting(stranger, "right")
     bind(stranger, "right", "n2", {ALLOC: sign(uid, "n2", gpu)})
     stranger.runs("right")
-    assert stranger.grants() == {"right/main": ("n2", {gpu: 2048})}
+    assert stranger.grants() == {"right/main": ("n2", {gpu: 2048}), "other-name/main": ("n2", {})}
 
 
 def test_a_namespace_that_has_not_opted_in(whole: Whole, stranger: Namespace) -> None:

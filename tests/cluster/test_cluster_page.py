@@ -118,7 +118,9 @@ def test_the_page_of_the_leader_and_of_a_stand_by(
             await browser.until("figures.holders === 2")
             assert browser.errors == []
             await browser.open(f"http://127.0.0.1:{ports[1]}/")
-            await browser.until("document.getElementById('leader').textContent.startsWith('This controller stands by')")
+            await browser.until(
+                "document.getElementById('leader').textContent.startsWith('This controller is on standby')"
+            )
             await browser.until("figures.holders === 2")  # by its own watch
             first.stop()
             await browser.until("document.getElementById('leader').textContent.startsWith('leader: ')")

@@ -10,9 +10,9 @@ import pytest
 
 from oci_hook.core import decision as decisions
 from oci_hook.core.decision import signed_text
-from oci_hook.kube import names
-from oci_hook.kube.node_info import Digest
-from oci_hook.kube.signing import Signer
+from oci_hook.kube.formats import names
+from oci_hook.kube.formats.node_info import Digest
+from oci_hook.kube.formats.signing import Signer
 from scripts.cluster_lab import plain_nodes
 from scripts.cluster_lab.api import Refused
 from scripts.cluster_lab.controllers import OPTED_IN, Controller
@@ -58,6 +58,7 @@ def test_a_pod_gets_node_and_gpu_in_one_write_and_bad_words_are_refused_at_creat
     assert names.ALLOC not in (plane.bound("plain")["metadata"].get("annotations") or {})
 
 
+@pytest.mark.promise
 def test_no_gpu_is_given_twice_and_a_freed_share_is_given_again(plane: Plane) -> None:
     controller = plane.ready(plane.controller())
     for name in ("a", "b"):
@@ -190,7 +191,6 @@ def test_one_leads_and_who_was_paused_for_too_long_answers_nothing(plane: Plane)
     wait(60, "the second leads again", lambda: leads(second))
 
 
-@pytest.mark.long
 def test_certificates_and_authority_are_renewed_while_pods_come(plane: Plane) -> None:
     """Serving certificates of 60 s, an authority of 240 s: no admission fails while both are renewed."""
     controller = plane.ready(plane.controller("--certificate-days", f"{60 / 86400:.6f}"))

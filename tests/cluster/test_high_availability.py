@@ -55,6 +55,7 @@ def sums_hold(plane: Plane, pods: int) -> None:
     assert sum(taken.values()) == pods * 4 * GIB and max(taken.values()) <= 16 * GIB, taken
 
 
+@pytest.mark.promise
 def test_the_leader_is_killed_while_pods_come(replicas: Replicas) -> None:
     """16 pods for 16 places; the leader dies between two of them, three times."""
     plane = replicas.plane

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from scripts.cluster_lab.node import SIMULATOR
@@ -56,6 +57,7 @@ def rolled_out(cluster: lab.Cluster) -> bool:
     )
 
 
+@pytest.mark.promise
 def test_from_apply_to_delete(bare: lab.Cluster, tmp_path: Path) -> None:
     cluster = bare
     before = names(cluster)

@@ -6,6 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from scripts.cluster_lab.node import SIMULATOR
 from tests.cluster import lab
 from tests.conftest import REPO
@@ -14,6 +16,7 @@ PAGE = REPO / "docs/guide/kubernetes.md"
 BLOCK = re.compile(r"^```sh (\w+)\n(.*?)^```$", re.M | re.S)
 
 
+@pytest.mark.promise
 def test_every_command(bare: lab.Cluster, archives: list[Path], tmp_path: Path) -> None:
     dist = bare.state / "dist"
     dist.mkdir()

@@ -2,10 +2,11 @@
 node that has the sum, whose GPUs have no room: the Binding is denied. Every pod that fits must get its node nevertheless."""
 
 import random
-from typing import Any
 
-from oci_hook.kube import extender, names
+from oci_hook.kube.answers import extender
+from oci_hook.kube.formats import names
 from scripts.cluster_lab.machine import wait
+from tests.cluster import lab
 from tests.cluster.plane import PODS, Plane
 from tests.cluster.test_odd_pods import objects, state_of
 
@@ -13,21 +14,9 @@ NODES, GPUS, MIB = 5, 4, 80_000
 ODD = (7_000, 13_000, 23_000, 37_000, 50_000)
 
 
-def packing(resource: str) -> dict[str, Any]:
-    """The scheduler's configuration that packs by this resource. In v1beta2 (Kubernetes 1.22) and later this is the strategy
-    MostAllocated of NodeResourcesFit."""
-    score = {
-        "disabled": [{"name": "NodeResourcesLeastAllocated"}, {"name": "NodeResourcesBalancedAllocation"}],
-        "enabled": [{"name": "NodeResourcesMostAllocated", "weight": 1}],
-    }
-    args = {"resources": [{"name": resource, "weight": 1}]}
-    config = [{"name": "NodeResourcesMostAllocated", "args": args}]
-    return {"profiles": [{"schedulerName": "default-scheduler", "plugins": {"score": score}, "pluginConfig": config}]}
-
-
 def test_a_packing_scheduler_without_extender_binds_every_pod_that_fits(plane: Plane) -> None:
     controller = plane.ready(plane.controller("--place", "binpack"))
-    plane.control.use_scheduler_config(packing(names.MEMORY))
+    plane.control.use_scheduler_config({"profiles": [lab.packing(names.MEMORY, 1)]})
     for number in range(NODES):
         plane.node(f"n{number}", *[MIB] * GPUS)
     rng, left, count = random.Random(3), 0.9 * NODES * GPUS * MIB, 0
@@ -41,9 +30,7 @@ def test_a_packing_scheduler_without_extender_binds_every_pod_that_fits(plane: P
         state = state_of(nodes, pods)
         waiting = [pod for pod in pods if not pod["spec"].get("nodeName")]
         listed = [node["metadata"]["name"] for node in nodes]
-        return not any(
-            extender.filter({"Pod": pod, "NodeNames": listed}, state, 0.0, dry_run=True)["NodeNames"] for pod in waiting
-        )
+        return not any(extender.filter({"Pod": pod, "NodeNames": listed}, state, 0.0)["NodeNames"] for pod in waiting)
 
     wait(240, "every pod that fits has a node", settled, every=1)
     bound = [pod for pod in plane.pods() if pod["spec"].get("nodeName")]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from oci_hook.cli import explain_pod, ps_cluster
-from oci_hook.kube import extender
-from oci_hook.kube.state import ClusterState
+from oci_hook.kube.answers import extender
+from oci_hook.kube.placing.state import ClusterState
 from scripts.cluster_lab.machine import wait
 from tests.cluster.plane import EXTENDER, Plane, always
 from tests.cluster.plane import PODS as API_PODS
@@ -35,7 +35,7 @@ def test_every_pod_that_fits_gets_its_gpus_and_no_binding_is_refused(plane: Plan
         nodes, pods = objects(plane)
         state = state_of(nodes, pods)
         waiting = [pod for pod in pods if not pod["spec"].get("nodeName")]
-        answers = [extender.filter({"Pod": pod, "NodeNames": list(NODES)}, state, 0.0, dry_run=True) for pod in waiting]
+        answers = [extender.filter({"Pod": pod, "NodeNames": list(NODES)}, state, 0.0) for pod in waiting]
         return not any(answer["NodeNames"] for answer in answers)
 
     wait(240, "every pod that fits has a node", settled)

@@ -11,6 +11,7 @@ import pytest
 from scripts.cluster_lab import plain_nodes
 from scripts.cluster_lab.api import Api, Refused
 from scripts.cluster_lab.machine import wait
+from tests.cluster import lab
 from tests.cluster.plane import EXTENDER, PODS, WORK, Plane
 from tests.cluster.test_preemption import extender
 
@@ -18,9 +19,6 @@ GIB = 1024
 BURST = 500
 ONLINE, OFFLINE = {"gpu-hook.io/class": "online"}, {"gpu-hook.io/class": "offline"}
 SPREAD = {"gpu-hook.io/placement": "spread", "gpu-hook.io/node-placement": "spread"}
-
-
-pytestmark = pytest.mark.long
 
 
 @pytest.fixture
@@ -114,7 +112,7 @@ def test_pods_that_fit_nowhere_do_not_hold_up_those_that_fit(plane: Plane, what:
         burst(plane, "holds", 80, "2Gi", annotations=SPREAD, labels={"app": "h"})
         wait(120, "each GPU is in use", lambda: len(plane.granted()) == 80)
     if what == "protected by a budget":
-        folder = f"/apis/policy/v1beta1/namespaces/{WORK}/poddisruptionbudgets"
+        folder = f"/apis/{lab.POLICY}/namespaces/{WORK}/poddisruptionbudgets"
         spec = {"minAvailable": "100%", "selector": {"matchLabels": {"app": "h"}}}
         plane.api("POST", folder, {"metadata": {"name": "all"}, "spec": spec})
         more = {"priorityClassName": "high"}

@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
-from oci_hook.kube import names
-from oci_hook.kube.node_info import Digest, read_inventory
+from oci_hook.kube.formats import names
+from oci_hook.kube.formats.node_info import Digest, read_inventory
 from scripts.cluster_lab import plain_nodes
 from scripts.cluster_lab.machine import wait
+from tests.cluster import lab
 from tests.cluster.plane import EXTENDER, PODS, WORK, Plane, always
 
 GIB = 1024
 EXTENDED = ("--extender-address", f"127.0.0.1:{EXTENDER}")
-BUDGETS = f"/apis/policy/v1beta1/namespaces/{WORK}/poddisruptionbudgets"
+BUDGETS = f"/apis/{lab.POLICY}/namespaces/{WORK}/poddisruptionbudgets"
 ONLINE, OFFLINE = {"gpu-hook.io/class": "online"}, {"gpu-hook.io/class": "offline"}
 
 
@@ -57,10 +58,27 @@ def sharers(plane: Plane, *gpus: int, memory: str = "4Gi", **more: Any) -> None:
 def started(plane: Plane, uid: str) -> None:
     """The node's ledger had the pod once: then its share is free when its object goes, not some seconds later. (A scheduler
     of 1.20 that looked in between would look again after a minute.)"""
+    listed(plane, uid)
+    listed(plane)
+
+
+def listed(plane: Plane, *uids: str) -> None:
+    """What the ledger of node a lists from now on."""
     notes = plane.api.get("/api/v1/nodes/a")["metadata"]["annotations"]
     sizes = [gpu.memory_mib for gpu in read_inventory(notes[names.INVENTORY]).inventory.gpus]
-    plain_nodes.play_digest(plane.api, "a", sizes, Digest(((uid, ("main",)),)))
-    plain_nodes.play_digest(plane.api, "a", sizes, Digest())
+    plain_nodes.play_digest(plane.api, "a", sizes, Digest(tuple((uid, ("main",)) for uid in uids)))
+
+
+def stay(plane: Plane, *sharers: str) -> None:
+    """Their containers run on when they are told to end, and so do their objects."""
+    pods = [plane.api.merge(f"{PODS}/{name}", {"metadata": {"finalizers": ["test.example/stays"]}}) for name in sharers]
+    listed(plane, *(pod["metadata"]["uid"] for pod in pods))
+
+
+def end(plane: Plane, *names: str) -> None:
+    listed(plane)
+    for name in names:
+        plane.api.merge(f"{PODS}/{name}", {"metadata": {"finalizers": None}})
 
 
 def alive(plane: Plane) -> set[str]:
@@ -71,6 +89,7 @@ DONE = 'gpu_hook_controller_preemptions_total{outcome="done"}'
 WHOLE = {"gpu-hook.io/gpus": "1"}
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("verb", [True, False])
 def test_a_whole_gpu_becomes_free_where_the_sums_have_room(plane: Plane, verb: bool) -> None:
     """Each of three GPUs has a small share on it. One pod ends, and no second one."""
@@ -85,10 +104,11 @@ def test_a_whole_gpu_becomes_free_where_the_sums_have_room(plane: Plane, verb: b
     figures = controller.figures()
     asked = figures.get('gpu_hook_controller_answers_total{call="preempt",result="ok"}', 0)
     print(f"verb {verb}: asked {asked}, done {figures.get(DONE, 0)}")
-    assert bool(asked) == verb  # 1.20 also asks about nodes whose sums have room
-    if not verb:
+    # 1.20 also asks about nodes whose sums have room, 1.36 does not.
+    assert bool(asked) == (verb and lab.programs.version() == lab.programs.BUILT_HERE)
+    if not asked:
         assert figures[DONE] == 1
-        assert any("GpuSharePreempts: waits for the end of work/s" in said for said in plane.events("big"))
+        assert any("GpuSharePreempts: preempts work/s" in said for said in plane.events("big"))
     assert controller.figures()["gpu_hook_controller_holds"] == 0
 
 
@@ -146,17 +166,17 @@ def test_room_is_held_until_a_victim_with_a_finalizer_is_gone_and_nobody_else_en
     plane.ready(plane.controller(*EXTENDED))
     plane.node("a", 16 * GIB, 16 * GIB)
     extender(plane, False)
-    for gpu in (0, 1):
-        sharers(plane, gpu)
-        plane.api.merge(f"{PODS}/s{gpu}", {"metadata": {"finalizers": ["test.example/stays"]}})
+    sharers(plane, 0, 1)
+    stay(plane, "s0", "s1")
     plane.create("big", annotations=WHOLE, priorityClassName="high")
     wait(60, "one is told to end", lambda: len(alive(plane)) == 2)
     gone = ({"s0", "s1"} - alive(plane)).pop()
-    assert plane.pod("big")["status"].get("nominatedNodeName") == "a"
+    if lab.programs.minor() < 35:  # newer schedulers clear it after each try
+        assert plane.pod("big")["status"].get("nominatedNodeName") == "a"
     plane.create("other", "13Gi")  # fits nowhere but where the victim was
     always(10, lambda: alive(plane) == {"s0", "s1", "big", "other"} - {gone})
     assert "nodeName" not in plane.pod("other")["spec"]
-    plane.api.merge(f"{PODS}/{gone}", {"metadata": {"finalizers": None}})
+    end(plane, gone)
     plane.bound("big", 120)
     assert "nodeName" not in plane.pod("other")["spec"]
 
@@ -166,12 +186,12 @@ def test_a_preemptor_that_goes_gives_its_room_back(plane: Plane) -> None:
     plane.node("a", 16 * GIB)
     extender(plane, False)
     sharers(plane, 0)
-    plane.api.merge(f"{PODS}/s0", {"metadata": {"finalizers": ["test.example/stays"]}})
+    stay(plane, "s0")
     plane.create("big", annotations=WHOLE, priorityClassName="high")
     wait(60, "the room is held", lambda: controller.figures()["gpu_hook_controller_holds"] == 1)
     plane.api("DELETE", f"{PODS}/big")
     wait(30, "no hold is left", lambda: controller.figures()["gpu_hook_controller_holds"] == 0)
-    plane.api.merge(f"{PODS}/s0", {"metadata": {"finalizers": None}})
+    end(plane, "s0")
     plane.create("next", "13Gi")
     plane.bound("next", 120)
 

@@ -1,7 +1,5 @@
 """The sums at work: what Kubernetes' own parts do with them, on the real cluster."""
 
-from typing import Any
-
 from tests.cluster import lab
 from tests.cluster.whole import Namespace, Whole, pod
 
@@ -56,7 +54,10 @@ def test_a_higher_priority_takes_the_room(whole: Whole, team: Namespace) -> None
         team.apply(pod("equal", notes={"gpu-hook.io/memory": "12Gi"}, **low))
         team.apply(pod("high", notes={"gpu-hook.io/memory": "12Gi"}, **high))
         team.runs("high")
-        left = [one["metadata"]["name"] for one in team.pods() if one["spec"].get("nodeName")]
+        there = [
+            one for one in team.pods() if one["spec"].get("nodeName") and not one["metadata"].get("deletionTimestamp")
+        ]
+        left = [one["metadata"]["name"] for one in there]
         assert len(left) == 2 and "high" in left and "equal" not in left
         grants = team.grants()
         assert len({uuid for _, shares in grants.values() for uuid in shares}) == 2, grants
@@ -66,7 +67,7 @@ def test_a_higher_priority_takes_the_room(whole: Whole, team: Namespace) -> None
 
 def test_kubernetes_own_packing_by_the_sums(whole: Whole, team: Namespace) -> None:
     """A profile of the scheduler that packs by the sums, without our extender: the Binding's decision is ours all the same."""
-    whole.cluster.control.use_scheduler_config({"profiles": [packing()]})
+    whole.cluster.control.use_scheduler_config({"profiles": [lab.packing("gpu-hook.io/memory-mib", 100)]})
     try:
         team.apply(pod("seed", notes={"gpu-hook.io/memory": "1Gi"}, nodeSelector={"kubernetes.io/hostname": "n2"}))
         team.runs("seed")
@@ -80,17 +81,3 @@ def test_kubernetes_own_packing_by_the_sums(whole: Whole, team: Namespace) -> No
         }
     finally:
         whole.use_extender()
-
-
-def packing() -> dict[str, Any]:
-    packs = {"resources": [{"name": "gpu-hook.io/memory-mib", "weight": 1}]}
-    others = [
-        {"name": name} for name in ("NodeResourcesLeastAllocated", "NodeResourcesBalancedAllocation", "ImageLocality")
-    ]
-    return {
-        "schedulerName": "default-scheduler",
-        "plugins": {
-            "score": {"disabled": others, "enabled": [{"name": "NodeResourcesMostAllocated", "weight": 100}]},
-        },
-        "pluginConfig": [{"name": "NodeResourcesMostAllocated", "args": packs}],
-    }

@@ -18,7 +18,7 @@ SIZES = (700, 1300, 2300, 3700, 5900, 7100)
 TOTAL = sum(node.count * int(node.memory.removesuffix("Gi")) << 10 for node in lab.NODES)
 
 
-@pytest.mark.parametrize("placement", ["binpack", pytest.param("spread", marks=pytest.mark.long)])
+@pytest.mark.parametrize("placement", ["binpack", "spread"])
 def test_every_pod_that_fits_runs(whole: Whole, team: Namespace, placement: str) -> None:
     rng = random.Random(placement)
     began = time.monotonic()

@@ -28,9 +28,6 @@ OURS = "gpu-hook"
 KEYS = "/opt/gpu-hook/etc/cluster.json"
 
 
-pytestmark = pytest.mark.long
-
-
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tree of the version before, with its C parts and packages built by its own scripts."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from scripts.cluster_lab import plain_nodes
 from scripts.cluster_lab.machine import wait
+from tests.cluster import lab
 from tests.cluster.plane import EXTENDER, PODS, WORK, Plane
 
 
@@ -50,14 +51,14 @@ def test_a_proposal_is_carried_out(plane: Plane) -> None:
     assert found["reached"] and found["proven"] and move["owner"].startswith("ReplicaSet/")
     assert why(plane, "--defrag")["free_gpus"] == {"before": 0, "after": 1}
 
-    # A budget keeps one of the two: policy/v1beta1, which Kubernetes 1.20 has; its status comes from the controller manager.
-    budgets = f"/apis/policy/v1beta1/namespaces/{WORK}/poddisruptionbudgets"
+    # A budget keeps one of the two: its status comes from the controller manager.
+    budgets = f"/apis/{lab.POLICY}/namespaces/{WORK}/poddisruptionbudgets"
     selector = {"matchLabels": {"app": "web"}}
     plane.api("POST", budgets, {"metadata": {"name": "keep"}, "spec": {"minAvailable": 1, "selector": selector}})
     found = why(plane, "--pod", f"{WORK}/big")
     (move,) = found["moves"]
     assert move["owner"] == "ReplicaSet/db" and found["place"]["node"] == nodes_of(plane, "db")[0]
-    assert {"reason": "kept by a PodDisruptionBudget", "pods": 1} in found["fixed"]
+    assert {"reason": "protected by a PodDisruptionBudget", "pods": 1} in found["fixed"]
 
     old, new = move["from"]["node"], move["to"]["node"]
     assert move["instead"] == old, "the emptier node, once the pod is gone"

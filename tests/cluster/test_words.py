@@ -50,6 +50,7 @@ def environment(team: Namespace, name: str) -> tuple[set[str], set[str]]:
     return tuple({line for line in lines if line.startswith(ours)} for lines in (first, second))  # type: ignore[return-value]
 
 
+@pytest.mark.promise
 def test_t9ks_manifests_byte_for_byte(whole: Whole, team: Namespace) -> None:
     team.kubectl("apply", "-f", "-", input=manifests.EXCLUSIVE_NODE)
     alone = team.runs("exlusive-node")
@@ -89,6 +90,7 @@ WORDS: dict[str, tuple[dict[str, Any], int]] = {  # of one container, and the Mi
 }
 
 
+@pytest.mark.promise
 def test_resources_of_each_system(whole: Whole, team: Namespace) -> None:
     made = []
     for name, (limits, _) in WORDS.items():
@@ -119,6 +121,7 @@ BAD = {
 }
 
 
+@pytest.mark.promise
 def test_what_is_wrong_is_refused_at_apply(whole: Whole, team: Namespace) -> None:
     for name, (limits, requests, code) in BAD.items():
         one = pod(name, limits)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from oci_hook.config import flat_yaml
 from oci_hook.install.settings_template import default_settings_yaml
 from tests.conftest import REPO
+from tests.long import draws
 
 LAUNCHER = REPO / "oci_hook/launcher"
 Settings = list[tuple[str, "flat_yaml.Value"]]
@@ -94,7 +95,7 @@ LINES = st.one_of(
 FILES = st.lists(LINES, max_size=6).map("\n".join)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=draws(400), deadline=None)
 @given(FILES)
 @example("a: b\n\ufeff")
 @example("a: 'b'#c")
@@ -107,7 +108,7 @@ def test_the_three_readers_agree(launcher, text):
     check(launcher, text.encode())
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=draws(150), deadline=None)
 @given(FILES, st.binary(max_size=3), st.integers(0, 60))
 @example("# ", b"\xff", 2)
 @example("a: b # ", b"\xed\xa0\x80", 7)  # a surrogate
@@ -119,7 +120,7 @@ def test_the_three_readers_agree_on_any_bytes(launcher, text, more, at):
     check(launcher, data[:at] + more + data[at:])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 @given(st.text(CHARACTERS, max_size=10) | st.lists(st.text("ab-.1", max_size=3), max_size=3).map(tuple))
 def test_what_is_quoted_is_read_back(launcher, value):
     try:

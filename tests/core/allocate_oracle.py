@@ -18,14 +18,20 @@ def violations(inventory, grants, rules):
         limited = [s for _, s in on if not s.whole]
         if sum(s.memory_mib for s in limited) > gpu.memory_mib - rules.memory_reserve and limited:
             broken.append(f"{gpu.uuid}: memory overbooked")
-        if sum(s.compute for s in limited) > 100:
-            broken.append(f"{gpu.uuid}: compute overbooked")
+        for offline in (True, False):  # what is left idle is shared out apart
+            if sum(s.compute for g, s in on if not s.whole and is_offline(g.terms) == offline) > 100:
+                broken.append(f"{gpu.uuid}: {'offline ' if offline else ''}compute overbooked")
         most = rules.max_shares_per_gpu
         if rules.memory_per_share:
             most = min(most, max(1, int(gpu.memory_mib / rules.memory_per_share + 0.5)))
-        if len(on) > most and not alone:
-            broken.append(f"{gpu.uuid}: {len(on)} containers")
+        containers = [s for _, s in on if s.whole or s.memory_mib or not s.compute]
+        if len(containers) > most and not alone:
+            broken.append(f"{gpu.uuid}: {len(containers)} containers")
     return broken
+
+
+def is_offline(terms):
+    return terms.priority_class == "offline"
 
 
 def needed(gpu, wish, request, rules):
@@ -76,15 +82,15 @@ def assignments(request, inventory, grants, rules, grant_of):
                 yield gpus
 
 
-def rank(inventory, grants, rules, placement):
-    """The GPUs, best first."""
+def rank(inventory, grants, rules, placement, offline):
+    """The GPUs, best first. offline: for a container of that class."""
 
     def free(gpu):
         on = [(g, s) for g in grants for s in g.shares if s.uuid == gpu.uuid]
         if any(g.exclusive or s.whole for g, s in on):
             return 0, 0, len(on)
         memory = gpu.memory_mib - rules.memory_reserve - sum(s.memory_mib for _, s in on)
-        return max(0, memory), 100 - sum(s.compute for _, s in on), len(on)
+        return max(0, memory), 100 - sum(s.compute for g, s in on if is_offline(g.terms) == offline), len(on)
 
     def key(gpu):
         memory, compute, containers = free(gpu)
@@ -100,7 +106,8 @@ def preferred(request, inventory, grants, rules, grant_of, possible):
 
     Wishes with fewer GPUs to choose from choose first.
     """
-    order = rank(inventory, grants, rules, request.placement or rules.placement)
+    placement = request.placement or rules.placement
+    order = rank(inventory, grants, rules, placement, is_offline(request.terms))
     link = {frozenset((a, b)): d for a, b, d in inventory.links}
 
     def far(gpus):

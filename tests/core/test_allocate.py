@@ -11,6 +11,7 @@ from oci_hook.core.request import GpuRequest, Request, parse
 from oci_hook.core.rules import Rules
 from oci_hook.core.terms import Terms
 from tests.core import allocate_oracle as oracle
+from tests.long import draws
 from tests.terms import changed, made
 
 UUID = "GPU-{:08d}-aaaa-bbbb-cccc-dddddddddddd"
@@ -80,6 +81,7 @@ def requests(draw, gpus):
         Request,
         **draw(wishes(gpus)),
         policy=draw(st.sampled_from(["burst-share", "burst-share", "fixed-share", "best-effort"])),
+        priority_class=draw(st.sampled_from(["online", "default", "offline", "offline"])),
         exclusive=draw(st.sampled_from([False, False, False, True])),
         placement=draw(st.sampled_from([None, "binpack", "spread"])),
         narrow_to=draw(st.none() | st.lists(st.sampled_from(everyone), min_size=1).map(lambda x: tuple(map(str, x)))),
@@ -107,7 +109,7 @@ def stories(draw):
     return inventory, rules, steps
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=draws(400), deadline=None)
 @given(stories())
 def test_succeeds_iff_an_assignment_exists_and_picks_the_defined_one(story):
     inventory, rules, steps = story
@@ -122,7 +124,7 @@ def test_succeeds_iff_an_assignment_exists_and_picks_the_defined_one(story):
                 Share(c.uuid, memory, compute, whole=whole)
                 for c, (memory, compute, whole) in zip(gpus, needs, strict=True)
             ]
-            return grant(n, shares, step.exclusive)
+            return grant(n, shares, step.exclusive).replace(terms=step.terms)
 
         possible = list(oracle.assignments(step, inventory, grants, rules, grant_of))
         found = allocate(step, inventory, tuple(grants), rules)
@@ -137,8 +139,8 @@ def test_succeeds_iff_an_assignment_exists_and_picks_the_defined_one(story):
         needs = [oracle.needed(c, w, step, rules) for c, (w, _) in zip(chosen, wanted, strict=True)]
         assert needs == [(s.memory_mib, s.compute, s.whole) for s in found.shares]
         best = oracle.preferred(step, inventory, grants, rules, grant_of, possible)
-        assert chosen == best, (oracle.rank(inventory, grants, rules, step.placement or rules.placement), possible)
-        grants.append(grant(n, found.shares, found.exclusive))
+        assert chosen == best, possible
+        grants.append(grant(n, found.shares, found.exclusive).replace(terms=step.terms))
         assert not oracle.violations(inventory, grants, rules)
         assert [u for u, _ in found.notes] == [c.uuid for c in inventory.gpus]
 
@@ -383,7 +385,17 @@ def test_more_gpus_than_there_are():
     assert str(place(ask(count=3, memory_mib=1), node(100, 100)).problems[0]) == (
         "GH-203: 3 GPUs are asked for, the node has 2; ask for at most 2"
     )
-    assert place(ask(count=17, memory_mib=1), node(*[100] * 20)).problems[0].code == "GH-203"  # the page's table
+    assert str(place(ask(count=17, memory_mib=1), node(*[100] * 20)).problems[0]) == (  # the page's table
+        "GH-203: 17 GPUs are asked for, the node has 20, and one container can have 16; ask for at most 16"
+    )
+
+
+def test_memory_that_the_agent_misses_is_not_granted():
+    n = node(24576)
+    n = n.replace(gpus=(n.gpus[0].replace(missing_mib=20000),))
+    said = str(place(ask(memory_mib=8192), n).problems[0])
+    assert "has 4576 of 24576 MiB free (20000 MiB are in use by nobody who can be told), 8192 MiB asked" in said
+    assert place(ask(memory_mib=4096), n).shares[0].memory_mib == 4096
 
 
 def test_a_refusal_says_per_gpu_why_with_numbers_and_what_to_do():
@@ -444,6 +456,8 @@ def test_a_limit_below_a_context_is_refused_and_told_to_ask_for_more():
     small = str(place(ask(memory_mib=299), n).problems[0])
     assert small.startswith("GH-201: too little memory: GPU 0 GPU-") and small.endswith("; ask for more")
     assert "takes 300 MiB for a program's context alone, 299 MiB asked" in small and "takes 500 MiB" in small
+    bare = str(place(ask(memory_mib=4), n).problems[0])
+    assert "4 MiB asked (did you mean 4Gi?)" in bare and "did you mean" not in small
     mixed = str(place(ask(memory_mib=400), n, [grant(1, [Share(UUID.format(0), 8000)])]).problems[0])
     assert mixed.startswith("GH-201: no room: GPU 0") and "takes 500 MiB" in mixed and "ask for less" in mixed
 
@@ -509,3 +523,25 @@ def test_usage_is_what_is_left():
     n = node(100, 100)
     left = usage(n, (grant(1, [Share(UUID.format(0), 30, 20)]),), Rules(memory_reserve=5))
     assert [(u.free_mib, u.free_compute, u.containers) for u in left] == [(65, 80, 1), (95, 100, 0)]
+
+
+def test_offline_work_is_booked_apart_from_the_other_classes():
+    """It has what these leave idle, so its guarantees are shares among the offline containers."""
+    there = node(100)
+    grants = []
+    for n, (class_, compute) in enumerate([("online", 60), ("default", 40), ("offline", 60)]):
+        found = place(ask(memory_mib=10, compute=compute, priority_class=class_), there, grants)
+        assert isinstance(found, Allocation), found
+        grants.append(grant(n, found.shares).replace(terms=Terms(priority_class=class_)))
+    (use,) = usage(there, tuple(grants), Rules())
+    assert (use.free_mib, use.free_compute, use.free_offline) == (70, 0, 40)
+    said = place(ask(memory_mib=10, compute=41, priority_class="offline"), there, grants)
+    assert "has 40 of 100 % offline compute free, 41 % asked" in said.problems[0].message
+    for class_ in ("online", "default"):
+        said = place(ask(memory_mib=10, compute=1, priority_class=class_), there, grants)
+        assert "has 0 of 100 % compute free, 1 % asked" in said.problems[0].message
+    # Memory is one sum, and a whole GPU has neither.
+    assert isinstance(place(ask(memory_mib=71, priority_class="offline"), there, grants), Refusal)
+    whole = grant(9, [Share(UUID.format(0), 100, whole=True)], exclusive=True)
+    (use,) = usage(there, (whole,), Rules())
+    assert (use.free_compute, use.free_offline) == (0, 0)

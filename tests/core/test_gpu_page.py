@@ -89,8 +89,8 @@ def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
         "slot": [
             [0, 0, 0, 3000, 300_000, 100_000_000, 11],
             [2, 1, 0, 1000, 0, 0, 0],
-            [3, 1, 0, 2000, 0, 0, 0],
-            [4, 1, 0, 2000, 0, 0, 0],
+            [3, 1, 0, 3500, 0, 0, 0],
+            [4, 1, 0, 3500, 0, 0, 0],
             [63, 2, 1, 2000, 800_000, 0, 1 << 63],
         ],
         "memops": tiers.MEMOPS,
@@ -100,23 +100,26 @@ def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
 
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[Grant, ...]:
-    """Grants of one GPU as the ledger has them: guarantees that sum to 100 at most, each slot once."""
-    grants, left = [], 100
+    """Grants of one GPU as the ledger has them: guarantees that sum to 100 at most, those of class offline apart; each slot
+    once."""
+    grants, left = [], {True: 100, False: 100}
     for slot in draw(st.sets(st.integers(1, pages.SLOTS), min_size=1, max_size=64)):
-        compute = draw(st.integers(0, left))
+        class_ = draw(st.sampled_from(("offline", "default", "online")))
+        compute = draw(st.integers(0, left[class_ == "offline"]))
         policy = draw(st.sampled_from(("best-effort", "fixed-share", "burst-share")))
         limit = draw(st.integers(max(compute, 1), 100))
-        class_ = draw(st.sampled_from(("offline", "default", "online")))
         free = draw(st.booleans())
         grants.append(grant(slot, policy, compute, limit, priority_class=class_, born=slot, online_competes=free))
-        left -= compute if policy != "best-effort" else 0
+        left[class_ == "offline"] -= compute if policy != "best-effort" else 0
     return tuple(grants)
 
 
-@given(crowds())
-def test_guarantees_hold_and_nobody_starves(grants: tuple[Grant, ...]) -> None:
-    said = records(pages.gpu_page(UUID, grants, 1))
-    assert set(said) == {g.shares[0].slot - 1 for g in grants}
+@given(crowds(), st.booleans())
+def test_guarantees_hold_and_nobody_starves(everybody: tuple[Grant, ...], offline: bool) -> None:
+    """Of class offline, and of the other classes, each as though those of the other part were not there."""
+    said = records(pages.gpu_page(UUID, everybody, 1))
+    assert set(said) == {g.shares[0].slot - 1 for g in everybody}
+    grants = [g for g in everybody if (g.terms.priority_class == "offline") == offline]
     free = any(g.competes for g in grants)  # then class online has weights of its own: the next test
     weighted = [g for g in grants if not free or g.terms.priority_class != "online"]
     firm = {g.shares[0].slot - 1: pages.guaranteed(g, g.shares[0]) for g in weighted}
@@ -175,7 +178,7 @@ def test_online_30_and_70_compete_equally_and_a_lower_class_has_its_weights() ->
         )
         return {i: record[2:4] for i, record in records(pages.gpu_page(UUID, grants, 1)).items()}
 
-    lower = {2: (800, 80_000), 3: (200, 0)}
+    lower = {2: (800, 80_000), 3: (9200, 0)}
     assert page(True) == {0: (5000, 0), 1: (5000, 0), **lower}
     assert page(True, limit=40) == {0: (5000, 400_000), 1: (5000, 0), **lower}
     assert page(False) == {0: (3000, 300_000), 1: (6000, 0), **lower}

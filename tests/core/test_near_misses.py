@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from oci_hook.core import near_misses, nearest
 from oci_hook.core.rules import Rules
+from tests.long import draws
 
 P = "gpu-hook.io/"
 RULES = Rules()
@@ -267,7 +268,7 @@ words = st.dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200), deadline=None)
 @given(words, st.text(max_size=12), st.booleans())
 def test_whatever_is_written_is_one_bounded_line(annotations: dict[str, str], container: str, asks: bool) -> None:
     for _, line in found(annotations, container, asks):

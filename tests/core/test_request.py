@@ -13,6 +13,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.core.terms import Terms
 from oci_hook.errors import MAX_LINE, RequestError
 from oci_hook.oci import request_mounts
+from tests.long import draws
 
 P = "gpu-hook.io/"
 RULES = Rules()
@@ -165,6 +166,16 @@ def test_a_container_name_may_have_dots() -> None:
     assert parse({P + "memory.my.app": "1Gi"}, {}, "my.app", RULES) == ask(memory="1Gi")
 
 
+def test_as_podman_writes_names() -> None:
+    """`podman generate kube` writes KEY/NAME, and `play kube` gives all of them to each container, without its name."""
+    assert parse({P + "memory/a": "1Gi"}, {}, "", Rules()) == parse({P + "memory": "1Gi"}, {}, "", Rules())
+    assert parse({P + "memory/a": "1Gi", P + "devices/a": "0"}, {}, "", Rules()) is not None
+    assert parse({P + "memory/a": "1Gi", P + "memory/b": "2Gi"}, {}, "b", Rules()) == ask(memory="2Gi")
+    assert parse({P + "memory/a": "1Gi"}, {}, "b", Rules()) is None
+    [said] = refused({P + "memory/a": "1Gi", P + "devices/b": "0"})[:1]
+    assert "speaks of a container by name, and this one has none" in said
+
+
 def test_names_that_annotations_speak_of() -> None:
     pod = {P + "memory.a": "1", P + "gpus.a": "1", P + "containers": "b,a", P + "memory": "1", "x.y": "1"}
     assert collect.container_names(pod) == {
@@ -253,7 +264,14 @@ def test_trusted_env_yields_to_annotations() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "line"),
     [
-        ("memory", "4GB", "GH-101: gpu-hook.io/memory='4GB' is not a size; write 4Gi, 512Mi, 2048 (MiB) or 30%"),
+        ("devices", "cuda:0", "GH-101: gpu-hook.io/devices='cuda:0' is not a GPU; did you mean 0?"),
+        (
+            "gpus",
+            "0.5",
+            "GH-101: gpu-hook.io/gpus='0.5' is not a number of GPUs from 1 to 16, and not all or none; for a part of a GPU"
+            " write memory and compute, such as 50% and 50",
+        ),
+        ("memory", "4GB", "GH-101: gpu-hook.io/memory='4GB' is not a size; did you mean 4Gi?"),
         ("memory", "999Ti", "GH-101: gpu-hook.io/memory='999Ti' is not within 1Mi to 16Ti"),
         ("memory", "0%", "GH-101: gpu-hook.io/memory='0%' is not within 1 to 100"),
         ("compute", "101", "GH-101: gpu-hook.io/compute='101' is not within 1 to 100"),
@@ -275,8 +293,8 @@ def test_trusted_env_yields_to_annotations() -> None:
         ("Memory", "1Gi", "GH-102: gpu-hook.io/Memory is not a key"),
         ("", "1Gi", "GH-102: gpu-hook.io/ is not a key"),
         ("grant.a", "1", "GH-102: gpu-hook.io/grant.a is not a key"),
-        ("memory.", "1Gi", "GH-102: gpu-hook.io/memory.: what follows the first dot is not a container name"),
-        ("memory.a b", "1Gi", "GH-102: gpu-hook.io/memory.a b: what follows the first dot is not a container name"),
+        ("memory.", "1Gi", "GH-102: gpu-hook.io/memory.: what follows the key is not a container name"),
+        ("memory.a b", "1Gi", "GH-102: gpu-hook.io/memory.a b: what follows the key is not a container name"),
         ("containers.a", "a", "GH-102: gpu-hook.io/containers.a: containers takes no container name after it"),
         ("request", "{}", "GH-101: gpu-hook.io/request='{}' cannot be read here"),
         ("memory", "1Gi\n", r"GH-105: gpu-hook.io/memory='1Gi\n' has control characters"),
@@ -662,7 +680,7 @@ some_mounts = st.lists(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=draws(600), deadline=None)
 @given(
     st.dictionaries(some_key, some_value, max_size=6),
     some_env,
@@ -701,7 +719,7 @@ json_value = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 @given(json_value, st.sampled_from(["", "a"]))
 def test_any_json_in_request(value: object, container: str) -> None:
     try:

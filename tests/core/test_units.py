@@ -1,5 +1,7 @@
 """Text to numbers: one spelling per number, bounds, and no other exception than ValueError."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,3 +98,26 @@ def test_a_shown_value_is_cut() -> None:
     assert units.show("x" * 45) == "'" + "x" * 45 + "'"
     assert units.show("x" * 46) == "'" + "x" * 42 + "..."
     assert units.show(None) == "of type NoneType"
+
+
+@pytest.mark.parametrize(
+    ("reader", "text", "meant"),
+    [
+        *((units.memory, text, "4Gi") for text in ("4gi", "4GiB", "4 Gi", "4G", "4gb", "4.0Gi", "4096M", "4Gi ")),
+        (units.memory, "1.5Gi", "1536Mi"),
+        (units.memory, "0.5Gi", "512Mi"),
+        *((units.percent, text, "30") for text in ("0.3", "30 %", "30.0", "0.30")),
+    ],
+)
+def test_what_was_probably_meant(reader: Callable[[str], object], text: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=rf"did you mean {meant}\?$"):
+        reader(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "GB", ".5Gi", "-4Gi", "1e3Gi", "\u0663Gi", "1.0001Gi", "0.0001M", "0.5", "9" * 80]
+)
+def test_nothing_is_guessed(text: str) -> None:
+    with pytest.raises(ValueError) as e:
+        units.memory(text)
+    assert "did you mean" not in str(e.value)

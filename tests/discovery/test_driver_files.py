@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from oci_hook.core.inventory import DriverFile
-from oci_hook.discovery import driver_files, elf
+from oci_hook.discovery import driver_files
 from oci_hook.errors import NodeError
+from oci_hook.linux import elf
 from tests.e2e.fetched import nvidia, unpacked
 
 GRAPHICS = (
@@ -265,8 +266,9 @@ def test_usr_merged_places_are_looked_at_once(root: Root) -> None:
 def test_elf_reader_agrees_with_the_system(simulated: Path) -> None:
     for path, soname in ((simulated / "sim/libcuda.so.1", "libcuda.so.1"), (simulated / "sim/gpu-probe", "")):
         with open(path, "rb") as f:
-            facts = elf.read(f.fileno())
-        assert facts == elf.Elf(64, elf.MACHINES[os.uname().machine], soname)
+            facts = elf.read(f.fileno(), elf.SONAME)
+        assert facts and (facts.bits, facts.machine) == (64, elf.MACHINES[os.uname().machine])
+        assert facts.texts.get(elf.SONAME, "") == soname and facts.end <= path.stat().st_size
 
 
 def test_elf_reader_survives_any_cut(simulated: Path, tmp_path: Path) -> None:
@@ -274,8 +276,8 @@ def test_elf_reader_survives_any_cut(simulated: Path, tmp_path: Path) -> None:
     for length in (*range(0, 1200, 13), 5000, 50000):
         (tmp_path / "cut").write_bytes(whole[:length])
         with open(tmp_path / "cut", "rb") as f:
-            facts = elf.read(f.fileno())
-        assert facts is None or facts.soname in ("", "libcuda.so.1")
+            facts = elf.read(f.fileno(), elf.SONAME)
+        assert facts is None or facts.texts.get(elf.SONAME, "") in ("", "libcuda.so.1")
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import NodeError
 from oci_hook.ledger import inventory
 from oci_hook.linux.proc import boot_id
+from tests.long import draws
 
 text = st.text(st.characters(codec="utf-8"), max_size=30)
 number = st.integers(0, 2**53)
@@ -151,7 +152,7 @@ def test_every_cut_is_refused(node: Settings) -> None:
         refusal(node, "GH-301")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=draws(50))
 @given(name=text, version=text, index=number, pci=text, links=st.lists(st.tuples(text, text, number), max_size=3))
 def test_any_values_survive(
     node: Settings, name: str, version: str, index: int, pci: str, links: list[tuple[str, str, int]]

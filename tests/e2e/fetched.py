@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+from scripts import debian
+
 NVIDIA = ("libcuda1", "libnvidia-ml1", "libnvidia-ptxjitcompiler1", "nvidia-smi")
 # containerd 1.7, docker 26, podman 5, Python 3.13
 DEBIAN_13 = "containerd,docker.io,docker-cli,podman,crun,runc,python3,python3-click,python3-yaml,python3-tomlkit,rpm"
@@ -19,12 +20,10 @@ DEBIAN_13 = "containerd,docker.io,docker-cli,podman,crun,runc,python3,python3-cl
 
 def mirror() -> str:
     """The Debian mirror that this machine's apt uses. Skips where there is none."""
-    listed = subprocess.run(["apt-get", "--print-uris", "update"], capture_output=True, text=True).stdout
-    for line in listed.splitlines():
-        uri = line.split("'")[1] if "'" in line else ""
-        if "/debian/dists/" in uri:
-            return uri.partition("/dists/")[0]
-    pytest.skip("no Debian mirror among apt's sources")
+    try:
+        return debian.mirror()
+    except debian.CannotFetch as e:
+        pytest.skip(str(e))
 
 
 def cached(name: str) -> Path:
@@ -61,34 +60,19 @@ def unpacked(suite: str, *packages: str, component: str = "main", architecture: 
 def _unpack(place: Path, suite: str, packages: tuple[str, ...], component: str, architecture: str) -> None:
     shutil.rmtree(place / "new", ignore_errors=True)
     (place / "new").mkdir(parents=True)
-    for deb in debs(place, suite, packages, component, architecture):
-        subprocess.run(["dpkg", "-x", str(deb), str(place / "new")], check=True)
+    debian.unpack(debs(place, suite, packages, component, architecture), place / "new")
     (place / "new").rename(place / "root")
 
 
 def debs(place: Path, suite: str, packages: tuple[str, ...], component: str, architecture: str = "") -> list[Path]:
     """Download these packages (`name` or `name=version`) into a folder of `place`; the files. Skips where they cannot be had."""
-    if not shutil.which("apt-get") or not shutil.which("dpkg") or not KEYRING.exists():
-        pytest.skip("Debian's packages need apt-get, dpkg and Debian's keyring")
     shutil.rmtree(place / "debs", ignore_errors=True)
-    for folder in ("lists/partial", "archives/partial", "debs"):
-        (place / folder).mkdir(parents=True, exist_ok=True)
-    (place / "sources.list").write_text(f"deb [signed-by={KEYRING}] {mirror()} {suite} {component}\n")
-    options = [
-        f"-oDir::State::Lists={place}/lists",
-        f"-oDir::Etc::SourceList={place}/sources.list",
-        "-oDir::Etc::SourceParts=/dev/null",
-        f"-oDir::Cache={place}",
-        "-oDir::State::status=/dev/null",
-        "-oAPT::Sandbox::User=root",
-        "-oAcquire::http::Timeout=20",
-        "-oAcquire::Retries=0",
-        *([f"-oAPT::Architecture={architecture}", f"-oAPT::Architectures={architecture}"] if architecture else []),
-    ]
-    for command in (["update"], ["download", *packages]):
-        r = subprocess.run(["apt-get", *options, *command], cwd=place / "debs", capture_output=True, text=True)
-        if r.returncode != 0:
-            pytest.skip(f"{packages[0]} of Debian {suite} cannot be fetched: {r.stderr.strip()[-100:]}")
+    (place / "debs").mkdir(parents=True)
+    try:
+        with debian.apt(suite, component, architecture) as get:
+            get(place / "debs", "download", *packages)
+    except debian.CannotFetch as e:
+        pytest.skip(str(e))
     return sorted((place / "debs").glob("*.deb"))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.debian import unpack
 from tests.e2e.fetched import alone, cached, mirror
 
 HELPER = "/usr/lib/apt/apt-helper"  # of the package apt: fetches one file and checks its hash
@@ -95,7 +96,7 @@ def _fetch(path: str, digest: str, place: Path) -> None:
     done = subprocess.run([*command, f"SHA256:{digest}"], capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"{path} cannot be fetched: {done.stderr.strip()[-200:]}")
-    subprocess.run(["dpkg-deb", "-x", str(package), str(place / "root")], check=True)
+    unpack([package], place / "root")
     for library in (place / "root").rglob("lib*.so.*.*"):
         if library.is_file() and not library.is_symlink():
             library.rename(place / library.name)

@@ -17,10 +17,10 @@ from click.testing import CliRunner
 
 from gpu_hook_simulator import driver_root
 from oci_hook.cli.main import cli
-from oci_hook.discovery import elf
-from oci_hook.install import prefix as installs
 from oci_hook.ledger import slot_files
+from oci_hook.linux import elf
 from scripts import tiny_image
+from tests import installs
 from tests.conftest import Runc
 
 ARCH = platform.machine()
@@ -229,8 +229,8 @@ def python_image(root: Path, *modules: str) -> list[dict[str, Any]]:
     own = tuple(f"{folder}/" for folder in {sys.base_prefix, sys.prefix} if folder != "/usr")
     for path in {Path(line) for line in shown.splitlines() if ".so" in line and not line.startswith(own)}:
         with path.open("rb") as file:
-            facts = elf.read(file.fileno())
-        target = root / f"usr/lib/{MULTIARCH}" / (facts.soname if facts and facts.soname else path.name)
+            facts = elf.read(file.fileno(), elf.SONAME)
+        target = root / f"usr/lib/{MULTIARCH}" / (facts and facts.texts.get(elf.SONAME) or path.name)
         if not target.exists() and not path.is_relative_to(sysconfig.get_path("stdlib")):
             shutil.copy(path, target)
     folders = [sys.prefix, sys.base_prefix]

@@ -177,7 +177,9 @@ def test_the_smallest_limit_is_a_context(stage: Stage, rootfs: Path) -> None:
         held = stage.fill(rootfs, "route-linked", "direct", "cuMemAlloc_v2", annotations=memory(mib))
         assert (held.granted, held.code, held.used) == (granted, 2, mib), held
     said = stage.refused(rootfs, "GH-201", annotations=memory(CONTEXT_MIB - 1))
-    assert f"takes {CONTEXT_MIB} MiB for a program's context alone, {CONTEXT_MIB - 1} MiB asked; ask for more" in said
+    less = CONTEXT_MIB - 1
+    asked = f"{less} MiB asked (did you mean {less}Gi?); ask for more"
+    assert f"takes {CONTEXT_MIB} MiB for a program's context alone, {asked}" in said
 
 
 def memory(mib: int) -> dict[str, str]:

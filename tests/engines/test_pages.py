@@ -49,6 +49,7 @@ class Page:
         text = (REPO / "docs/guide" / f"{name}.md").read_text()
         self.blocks = re.findall(r"^```([^\n]*)\n(.*?)^```$", text, re.M | re.S)
         self.place = place
+        self.pods: list[str] = []
         self.bin = place.dir / "bin"
         self.bin.mkdir(exist_ok=True)
         python = shlex.quote(place.hideout.python)
@@ -142,6 +143,9 @@ def containerd(place: Place) -> Iterator[Page]:
         page.run("", f"ctr -n k8s.io images import {place.archive}; ctr -n k8s.io images tag {IMAGE} {UBUNTU}")
         yield page
     finally:
+        for pod in page.pods:
+            connect(page).call("StopPodSandbox", id=pod)
+            connect(page).call("RemovePodSandbox", id=pod)
         page.sh(f"kill $(cat {page.bin}/containerd.pid)")
 
 
@@ -149,10 +153,12 @@ def test_containerd(containerd: Page) -> None:
     page = containerd
     handlers: dict[str, str] = {}
     said = []
-    pods: list[str] = []
     for label, text in page.blocks:
         if label == "sh":
             said.append(page.run(label, text))
+            # Where processors are busy, containerd's shim gives up after 2 s to copy what a container said.
+            for _ in range(5 if text.startswith("ctr ") and not said[-1] else 0):
+                said[-1] = said[-1] or page.run(label, text)
             continue
         document = yaml.safe_load(text)
         if document["kind"] == "RuntimeClass":
@@ -160,16 +166,12 @@ def test_containerd(containerd: Page) -> None:
             continue
         cri = connect(page)
         page.run("", f"ctr -n k8s.io images tag {PAUSE} {cri.config()['sandboxImage']}")
-        seen = start(cri, document, handlers[document["spec"]["runtimeClassName"]], page.place.cgroup, pods)
+        seen = start(cri, document, handlers[document["spec"]["runtimeClassName"]], page.place.cgroup, page.pods)
         for name, mib in (("server", 4096), ("trainer", 6144)):
             box.saw_its_share(seen[name], mib)
     assert "all is well" in said[0]
     assert "default/two-shares/trainer" in said[1] and "6Gi" in said[1]
     assert "GPU_HOOK_MEMORY_MIB=1024" in said[2]
-    cri = connect(page)
-    for pod in pods:
-        cri.call("StopPodSandbox", id=pod)
-        cri.call("RemovePodSandbox", id=pod)
     assert page.left() == ""
 
 

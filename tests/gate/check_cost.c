@@ -84,6 +84,16 @@ int main(void) {
     CHECK(cost_is_collective("void vllm::cross_device_reduce_1stage<float, 2>"));
     CHECK(!cost_is_collective("ampere_sgemm_128x64_tn") && !cost_is_collective(""));
 
+    /* Whoever asks again for a key gets the same cost, from a place of the table. */
+    struct cost_table *table = calloc(1, sizeof *table);
+    for (uint64_t key = 1; key <= GH_COSTS; key++) {
+        unsigned place = 0;
+        struct cost *first = cost_again(table, key, &place);
+        CHECK(place && place <= GH_COSTS && table->place[place - 1].key == key);
+        CHECK(place && place <= GH_COSTS && cost_again(table, key, &place) == first);
+    }
+    free(table);
+
     /* No wait at a cap is longer than ten seconds. */
     uint64_t now = 100 * GH_S, credit = cost_take(now, 100000, 10 * GH_MS, now, 500 * (int64_t)GH_S);
     CHECK(credit == now + 10 * GH_S);

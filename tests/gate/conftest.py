@@ -13,7 +13,7 @@ from simulator.tests.conftest import Sim, build_simulated
 from tests.gate.gpus import Box, Gpu, Tenant
 from tests.shim.box import ROOT
 
-SCALE = 10
+SCALE = 5
 
 
 class Place:
@@ -37,7 +37,7 @@ class Place:
 
     def kernels(self, slot: int, way: str, us: float, *more: int):  # type: ignore[no-untyped-def]
         """Kernels of so many microseconds of GPU time, for ever, in a slot's box."""
-        return self.boxes[slot].start([self.load, way, str(round(us)), *(str(n) for n in more)])
+        return self.boxes[slot].start([self.load, way, str(round(us)), *(str(n) for n in more)], first=True)
 
     def close(self) -> None:
         for box in self.boxes:

@@ -12,7 +12,7 @@
  *   child            forks every 200 launches, and ends with 4 if its child gets through a launch
  *   silent           launches 900 at once; the first system call among the last 800 kills it
  *   grows            its first fifty kernels are a quarter as long
- *   leaves           launches one kernel, and exits 300 ms later
+ *   leaves           launches one kernel, and exits 150 ms later
  *   eager            never waits for its kernels, from the first one on
  *   paced            rests after each launch for twice as long as its kernel takes on a GPU that is slowed down ten
  *                    times, and never looks whether the kernel is done */
@@ -150,7 +150,11 @@ static void launch(const char *way) {
         MUST("cuMemcpyAsync", there, host, (size_t)MEGABYTE, stream);
     else if (!strcmp(way, "copy out"))
         MUST("cuMemcpyDtoHAsync_v2", host, there, (size_t)MEGABYTE, stream);
-    else
+    else if (!strcmp(way, "shapes")) { /* none repeats */
+        static unsigned shape;
+        shape++;
+        MUST("cuLaunchKernel", function, 1 + shape % 65535, 1 + shape / 65535, 1, 32, 1, 1, 0, stream, NULL, NULL);
+    } else
         MUST("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
 }
 
@@ -306,7 +310,7 @@ int main(int argc, char **argv) {
         launch(way);
         puts("1 1");
         fflush(stdout);
-        usleep(300000);
+        usleep(150000);
         return 0;
     }
     uint64_t count = 0, said = 0, began = now();

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.gate.gpus import OFFLINE, ONLINE, Load, Tenant, has, measure, settles, until
+from tests.gate.gpus import LONG, OFFLINE, ONLINE, Load, Tenant, has, measure, settles, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
@@ -53,7 +53,7 @@ def test_a_suspended_container_can_do_all_but_launch(place: Make, calls: str, by
     that waits for the end of the freeze, which does not come before they are done."""
     p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE))
     box = p.boxes[0]
-    program = Calls(box.command([calls, "20"]), box.env())
+    program = Calls(box.command([calls, "20"], first=True), box.env())
     box.running.append(program)
     until(lambda: program.points and program.points[-1][1] > 50)
     online = p.kernels(1, "plain", 80) if by == "class" else None
@@ -77,7 +77,7 @@ def test_a_suspended_container_can_be_killed(place: Make, by: str) -> None:
     """It ends at once, and the others do not notice."""
     p = place(Tenant(class_=OFFLINE), Tenant(class_=OFFLINE), Tenant(class_=ONLINE))
     gone, other = p.kernels(0, "plain", 80), p.kernels(1, "plain", 80)
-    measure([gone, other], 0.2, 0.3)
+    measure([gone, other], 0.1, 0.2)
     online = p.kernels(2, "plain", 80) if by == "class" else None
     if online is None:
         freeze(p, 0, True)
@@ -85,7 +85,7 @@ def test_a_suspended_container_can_be_killed(place: Make, by: str) -> None:
         online.ready()
     held(p, gone)
     gone.process.send_signal(signal.SIGKILL)
-    gone.process.wait(10)
+    gone.process.wait(LONG)
     stays = online or other
     has(p.gpu, stays, 80, 0.7)
     if online:
@@ -100,7 +100,7 @@ def held(p: Any, load: Load, seconds: float = 0.5) -> None:
 
 def test_offline_work_goes_on_when_the_online_container_is_killed(place: Make) -> None:
     """A process is killed while it keeps another container out: that one must not wait for what only the process could do."""
-    p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=1_000_000_000))
+    p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE, linger=1_000_000_000), scale=10)
     offline = p.kernels(0, "plain", 80)
     offline.ready()
     took = []
@@ -140,12 +140,12 @@ def test_two_online_containers_compete_and_keep_offline_work_out(place: Make) ->
 
     def right(counts: list[float]) -> bool:
         online = counts[1] + counts[2]
-        busy = online * 80e-6 * p.gpu.scale > 2 * 0.75
+        busy = online * 80e-6 * p.gpu.scale > 0.75
         return busy and counts[0] < online * 0.03 and abs(counts[1] / online - 0.5) < 0.1
 
-    settles(lambda: measure([offline, first, second], 2, 1), right)
+    settles(lambda: measure([offline, first, second], 1), right)
     first.kill()
-    settles(lambda: measure([offline, second], 1, 0.5), lambda counts: counts[0] < counts[1] * 0.05)
+    settles(lambda: measure([offline, second], 0.5), lambda counts: counts[0] < counts[1] * 0.05)
     second.kill()
     has(p.gpu, offline, 80, 0.6)
 
@@ -157,7 +157,7 @@ def test_a_linger_of_the_gpu_page_is_kept_to(place: Make) -> None:
     offline.ready()
     p.kernels(1, "plain", 80, 20, 60_000 * p.gpu.scale)
     held(p, offline)
-    settles(lambda: measure([offline], 1.5, 0.2)[0], lambda launched: launched <= 2)
+    settles(lambda: measure([offline], 1, 0.2)[0], lambda launched: launched <= 2)
     p.gpu.tenants[1].linger = 1_000_000
     p.gpu.write()
-    has(p.gpu, offline, 80, 0.6, 2)
+    has(p.gpu, offline, 80, 0.6, 1)

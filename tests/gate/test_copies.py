@@ -21,7 +21,7 @@ def test_large_ones_are_charged_what_they_take(place: Make, way: str) -> None:
     p = place(Tenant(cap=0.4))
     p.gpu.copy_rate(MEGABYTE // 80)
     load = p.kernels(0, way, 80)
-    settles(lambda: measure([load], 1.5, 0.5)[0] * 80e-6 * p.gpu.scale / 1.5, lambda got: 0.33 < got < 0.45)
+    settles(lambda: measure([load], 0.8, 0.3)[0] * 80e-6 * p.gpu.scale / 0.8, lambda got: 0.33 < got < 0.45)
 
 
 @pytest.mark.parametrize(

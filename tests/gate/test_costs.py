@@ -38,21 +38,26 @@ def test_a_synchronise_per_kernel_is_charged_its_kernels(place: Make) -> None:
     """The cost learned from the first kernels, which are shorter, does not last; time slices of others are not charged."""
     p = place(Tenant(), Tenant())
     loads = [p.kernels(0, "grows", 80, 1, 0), p.kernels(1, "plain", 80)]
-    (mine, launches), (theirs, others) = charged(p, loads, 4, 3)
-    assert abs(mine / (launches * 80e3) - 1) < 0.2, (mine, launches)
-    assert abs(theirs / (others * 80e3) - 1) < 0.2, (theirs, others)
-    assert abs(launches / (launches + others) - 0.5) < 0.1, (launches, others)
-    assert not saturated(p, 0)
+
+    def right(seen: list[tuple[float, float]]) -> bool:
+        (mine, launches), (theirs, others) = seen
+        exact = abs(mine / (launches * 80e3) - 1) < 0.2 and abs(theirs / (others * 80e3) - 1) < 0.2
+        return exact and abs(launches / (launches + others) - 0.5) < 0.1 and not saturated(p, 0)
+
+    settles(lambda: charged(p, loads, 2, 1.5), right)
 
 
 def test_kernels_longer_than_the_window_leave_no_gaps(place: Make) -> None:
     """While the next launch waits at the gate, the program leaves no gap of its own; both tenants take turns."""
     p = place(Tenant(), Tenant())
     loads = [p.kernels(0, "plain", 1400), p.kernels(1, "plain", 80)]
-    (mine, launches), (theirs, others) = charged(p, loads, 4, 3)
-    assert abs(mine / (launches * 1400e3) - 1) < 0.1, (mine, launches)
-    assert abs(mine / (mine + theirs) - 0.5) < 0.05, (mine, theirs)
-    assert (launches * 1400e3 + others * 80e3) * p.gpu.scale > 4e9 * 0.8, (launches, others)
+
+    def right(seen: list[tuple[float, float]]) -> bool:
+        (mine, launches), (theirs, others) = seen
+        equal = abs(mine / (launches * 1400e3) - 1) < 0.1 and abs(mine / (mine + theirs) - 0.5) < 0.05
+        return equal and (launches * 1400e3 + others * 80e3) * p.gpu.scale > 2e9 * 0.8
+
+    settles(lambda: charged(p, loads, 2, 1.5), right)
 
 
 def test_a_program_that_the_gpu_waits_for_is_charged_its_kernels(place: Make) -> None:
@@ -62,6 +67,7 @@ def test_a_program_that_the_gpu_waits_for_is_charged_its_kernels(place: Make) ->
     loads = [p.kernels(i, "paced", 80) for i in range(2)]
 
     def parts() -> list[float]:
-        return [mine / (launches * 80e3) for mine, launches in charged(p, loads, 2, 1)]
+        return [mine / (launches * 80e3) for mine, launches in charged(p, loads, 1, 0.5)]
 
-    settles(parts, lambda each: all(abs(part - 1) < 0.15 for part in each))
+    # What was learned while both began is a fifth too much until a kernel is seen that waited for none of the other's.
+    settles(parts, lambda each: all(abs(part - 1) < 0.15 for part in each), tries=20)

@@ -1,5 +1,5 @@
 """A program may close every descriptor that it did not open itself, at any moment, also where the numbers then belong to
-other files: its memory and its share stay what they are, and it does not hang."""
+other files, and may enter a chroot: its memory and its share stay what they are, and it does not hang."""
 
 import subprocess
 import sys
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from oci_hook.core.slot_page import parse
 from tests.gate.conftest import Place
-from tests.gate.gpus import Tenant
+from tests.gate.gpus import LONG, Tenant
 
 pytestmark = pytest.mark.root
 CLIENT = Path(__file__).parents[2] / "simulator" / "tests"
@@ -57,6 +58,21 @@ def test_a_program_that_closes_every_descriptor(place: Callable[..., Place], whe
     steps["used" if when == "child" else when] = CHILD.format(close=CLOSE[close]) if when == "child" else CLOSE[close]
     box = made.boxes[0]
     program = box.command([sys.executable, "-c", CODE.format(client=str(CLIENT), **steps)])
-    done = subprocess.run(program, env=box.env(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(program, env=box.env(), capture_output=True, text=True, timeout=LONG)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(512 - 1), "512"]
+
+
+def test_a_program_that_enters_a_chroot_after_init_is_gated(place: Callable[..., Place]) -> None:
+    """Its own slot file and its neighbour's are open by then."""
+    made = place(Tenant(), Tenant())
+    made.kernels(1, "plain", 80).ready()
+    box = made.boxes[0]
+    (box.place / "empty").mkdir()
+    steps = dict.fromkeys(("before", "initialised", "context", "used"), "")
+    steps["initialised"] = "os.chroot('/run/gpu-hook/empty'); os.chdir('/')"
+    program = box.command([sys.executable, "-c", CODE.format(client=str(CLIENT), **steps)])
+    done = subprocess.run(program, env=box.env(), capture_output=True, text=True, timeout=LONG)
+    assert done.returncode == 0, done.stderr
+    told = parse(made.gpu.slot_file(0).read_bytes(), 1)
+    assert told and told.charged > 0.004

@@ -5,6 +5,8 @@ as often as it likes.
 """
 
 import fcntl
+import os
+import select
 import signal
 import struct
 import time
@@ -15,7 +17,8 @@ from typing import Any
 import pytest
 
 from oci_hook.core.slot_page import PROCESSES, parse
-from tests.gate.gpus import OFFLINE, ONLINE, Tenant, has, have, processes, records, until
+from oci_hook.linux import inotify
+from tests.gate.gpus import OFFLINE, ONLINE, Tenant, has, have, one_tenant, processes, records, until
 from tests.gate.strangers import MANY_LOCKS, MANY_READ_LOCKS, READ_LEASE, READ_LOCK, WRITE_LEASE, holds
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -43,14 +46,14 @@ def test_read_locks_of_others_hide_nobody(place: Make, what: str) -> None:
     with holds(file, what):
         loads = [p.kernels(slot, "plain", 80) for slot in (0, 0, 1)]
         until(lambda: len(living(p.gpu, 0)) == 2)
-        have(loads, [0.25, 0.25, 0.5], 0.1)
+        one_tenant(loads, 0.5, 0.1)
         assert [withheld for _, withheld in living(p.gpu, 0)] == [True, True] and not write_locked(file)
         loads[0].kill()
         until(lambda: loads[0].process.poll() is not None)
         loads.append(p.kernels(0, "plain", 80))  # in the place of the exited one: within a container, locks work
         loads[3].ready()
         assert len(records(p.gpu, 0)) == 2
-        have(loads[1:], [0.25, 0.5, 0.25], 0.1)
+        one_tenant([loads[1], loads[3], loads[2]], 0.5, 0.1)
     until(lambda: write_locked(file) and not any(withheld for _, withheld in living(p.gpu, 0)))
 
 
@@ -104,6 +107,37 @@ def test_a_list_of_locks_costs_its_neighbours_nothing(place: Make) -> None:
         has(p.gpu, honest, 80, 0.6)
 
 
+def heard(watch: int) -> bool:
+    events = select.poll()  # select(2) takes no descriptor from 1024 on
+    events.register(watch, select.POLLIN)
+    return bool(events.poll(0))
+
+
+def test_nobody_is_told_of_reads_of_slot_files(place: Make) -> None:
+    """Whoever is told of a read makes the reader pay for it."""
+    p = place(Tenant(), Tenant())
+    loads = [p.kernels(slot, "plain", 80) for slot in (0, 1)]
+    for load in loads:
+        load.ready()
+    until(lambda: all(parse(p.gpu.slot_file(slot).read_bytes(), 1).charged for slot in (0, 1)))
+    slots = p.gpu.slot_file(0).parent
+    told: list[int] = []
+    signal.signal(signal.SIGIO, lambda *_: told.append(1))
+    folder = os.open(slots, os.O_RDONLY)
+    watch = inotify.watch(str(slots), 1)  # IN_ACCESS, there and of the files in it
+    try:
+        fcntl.fcntl(folder, fcntl.F_NOTIFY, fcntl.DN_ACCESS | fcntl.DN_MULTISHOT)
+        before = [load.at(time.monotonic_ns()) for load in loads]
+        until(lambda: all(load.at(time.monotonic_ns()) > had + 1000 for load, had in zip(loads, before, strict=True)))
+        assert not told and not heard(watch)
+        p.gpu.slot_file(0).read_bytes()
+        assert told and heard(watch)
+    finally:
+        os.close(folder)
+        os.close(watch)
+        signal.signal(signal.SIGIO, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("lease", [WRITE_LEASE, READ_LEASE])
 def test_a_lease_on_the_own_file_keeps_nobody(place: Make, lease: str) -> None:
     """It starts at once and is gated. Its file is opened as soon as possible and then has what was charged until then."""
@@ -111,8 +145,8 @@ def test_a_lease_on_the_own_file_keeps_nobody(place: Make, lease: str) -> None:
     since = time.monotonic()
     with holds(p.gpu.slot_file(0), lease):
         load = p.kernels(0, "plain", 80)
-        load.ready(20)  # a sleeping open waits for fs.lease-break-time, 45 s
-        assert time.monotonic() - since < 20
+        load.ready()
+        assert time.monotonic() - since < 40, "an open that sleeps waits for fs.lease-break-time, 45 s"
         has(p.gpu, load, 80, 0.3)
         if lease == READ_LEASE:  # a reader behind the other one would wait, too
             assert parse(p.gpu.slot_file(0).read_bytes()) is None

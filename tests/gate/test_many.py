@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oci_hook.core.slot_page import PROCESSES, parse
-from tests.gate.gpus import Tenant, parts, records, settles, until
+from tests.gate.gpus import LONG, Tenant, one_tenant, records, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
@@ -19,7 +19,7 @@ def test_a_process_without_a_record_is_gated_and_charged(place: Make) -> None:
     with open(p.gpu.slot_file(0), "r+b") as file:
         fcntl.lockf(file, fcntl.LOCK_EX, PROCESSES - 1, 0)
         loads = [p.kernels(slot, "plain", 80) for slot in (0, 0, 0, 1)]
-        settles(lambda: parts(loads, 2, 2), lambda got: abs(got[3] - 0.5) < 0.2 and min(got[:3]) > 0.04)
+        one_tenant(loads, 0.5, 0.2)
         assert sum(owner != 0 for owner, _ in records(p.gpu, 0)) == 1
     until(lambda: sum(owner != 0 for owner, _ in records(p.gpu, 0)) == 3)
 
@@ -29,9 +29,9 @@ def test_a_hundred_and_twenty_five_processes(place: Make) -> None:
     p = place(Tenant(cap=0.5), Tenant(), scale=1, mib=10240)
     script = f"exec 3<&0; for i in $(seq 125); do {p.load} brief 20 <&3 & done; wait"
     crowd = p.boxes[0].start(["sh", "-c", script])
-    until(lambda: len(crowd.points) == 125, 120)
+    until(lambda: len(crowd.points) == 125)
     assert len(records(p.gpu, 0)) == PROCESSES
     assert all(owner and launched for owner, launched in records(p.gpu, 0))
     crowd.process.stdin.close()
-    assert crowd.process.wait(60) == 0 and not crowd.said()
+    assert crowd.process.wait(LONG) == 0 and not crowd.said()
     assert parse(p.gpu.slot_file(0).read_bytes(), 1).charged > 125 * 6 * 20e-6 * 0.8

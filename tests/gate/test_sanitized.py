@@ -10,27 +10,24 @@ from typing import Any
 import pytest
 
 from oci_hook.core.tiers import MEMOPS
-from oci_hook.shim import build
-from tests.gate.gpus import OFFLINE, ONLINE, Tenant, measure
-from tests.sanitize import BUILDS, SMALL, gcc, name
-from tests.shim.box import ROOT
+from tests.gate.gpus import LONG, OFFLINE, ONLINE, Tenant, measure
+from tests.sanitize import BUILDS, SHIM, SMALL, gcc, name, shim_library
 
-SHIM = ROOT / "oci_hook" / "shim"
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("build", SMALL, ids=name)
-def test_any_bytes_are_a_slot_file(tmp_path: Path, build: tuple[str, ...], seed: int) -> None:
+def test_any_bytes_are_a_slot_file(tmp_path: Path, build: tuple[str, ...]) -> None:
     out = tmp_path / "fuzz_slot"
     flags = ["-std=c11", "-g", *build, "-fno-sanitize-recover=all", f"-I{SHIM}"]
     sources = [str(HERE / "fuzz_slot.c"), str(SHIM / "pages/slot_view.c"), str(SHIM / "gate/decide.c")]
     subprocess.run([gcc(build), *flags, "-DGH_FUZZ_MAIN", "-o", str(out), *sources], check=True)
-    done = subprocess.run([str(out), str(seed), "20000"], capture_output=True, text=True, timeout=100, check=False)
-    assert (done.returncode, done.stdout) == (0, "20000\n"), done.stderr
+    for seed in "12":
+        done = subprocess.run([str(out), seed, "20000"], capture_output=True, text=True, timeout=LONG, check=False)
+        assert (done.returncode, done.stdout) == (0, "20000\n"), done.stderr
 
 
-@pytest.fixture(scope="module", params=BUILDS[:2], ids=name)
+@pytest.fixture(scope="module", params=BUILDS[:1], ids=name)
 def check_slot(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The program, and the private directory that it is compiled for."""
     out = tmp_path_factory.mktemp("check_slot")
@@ -49,7 +46,7 @@ def check_slot(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.mark.parametrize(
     ("what", "odd"),
-    [(what, "") for what in ("missing", "slow", "quick", "dead", "crowd", "counts")]
+    [(what, "") for what in ("missing", "slow", "quick", "dead", "crowd", "counts", "unknown call", "forbidden call")]
     + [(what, odd) for what in ("account/slots", "slot/0") for odd in ("fifo", "directory", "link", "short")],
 )
 def test_what_others_make_costly_is_asked_for_rarely(check_slot: tuple[Path, Path], what: str, odd: str) -> None:
@@ -71,7 +68,7 @@ def test_what_others_make_costly_is_asked_for_rarely(check_slot: tuple[Path, Pat
         else:
             path.write_bytes(b"x")
         what = str(path)
-    done = subprocess.run([str(program), what], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([str(program), what], capture_output=True, text=True, timeout=LONG, check=False)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
@@ -85,25 +82,18 @@ def test_locks_are_asked_for_rarely_whatever_others_write(tmp_path: Path, what: 
     sources = [str(HERE / "check_peers.c"), *(str(SHIM / f"{file}.c") for file in files)]
     command = [gcc(build), *flags, "-Wall", "-Werror", "-Wl,--wrap=syscall", "-o", str(tmp_path / "check"), *sources]
     subprocess.run(command, check=True)
-    done = subprocess.run([str(tmp_path / "check"), what], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([str(tmp_path / "check"), what], capture_output=True, text=True, timeout=LONG, check=False)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
 @pytest.fixture(scope="module", params=BUILDS, ids=name)
 def sanitized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shim: Path) -> Path:
     """Shim and load program built with a sanitizer."""
+    library, command = shim_library(tmp_path_factory.getbasetemp(), request.param, shim)
     out = tmp_path_factory.mktemp("sanitized")
-    made = shim / "shim" / "libcuda"
-    flags = ["-std=c11", "-g", *request.param, "-fno-sanitize-recover=undefined", "-w"]
-    cc = gcc(request.param)
-    shared = ["-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1", f"-I{made}", f"-I{SHIM}"]
-    needed = [str(made / "stubs.S"), "-Wl,--no-as-needed", str(made / "needed.so"), "-ldl", "-lpthread"]
-    load = ["-D_GNU_SOURCE", "-std=gnu11", str(HERE / "load.c"), str(out / "libcuda.so.1"), "-ldl", "-lpthread"]
-    for step in (
-        [cc, *flags, *shared, "-o", str(out / "libcuda.so.1"), *build.LIBRARIES[0].files(), *needed],
-        [cc, *flags, "-o", str(out / "load"), *load, "-Wl,--allow-shlib-undefined"],
-    ):
-        subprocess.run(step, check=True)
+    shutil.copy(library, out)
+    load = ["-D_GNU_SOURCE", "-std=gnu11", str(HERE / "load.c"), str(library), "-ldl", "-lpthread"]
+    subprocess.run([*command, "-o", str(out / "load"), *load, "-Wl,--allow-shlib-undefined"], check=True)
     return out
 
 
@@ -117,7 +107,7 @@ def test_threads_and_processes(place: Callable[..., Any], sanitized: Path) -> No
     loads = [p.boxes[0].start([p.load, "threads", us], **options), p.boxes[1].start([p.load, "threads", us], **options)]
     loads.append(p.boxes[1].start([p.load, "graph", us], **options))
     loads += [p.boxes[1].start([p.load, way, us], **options) for way in ("contexts", "reset")]
-    counts = measure(loads, 3, 2)
+    counts = measure(loads, 2, 1)
     alive = [load.process.poll() is None for load in loads]
     said = "".join(load.said() for load in loads)
     assert all(alive) and min(counts) > 0 and "ERROR" not in said and "WARNING" not in said, said

@@ -1,6 +1,6 @@
 """Shares, caps and classes between real processes in boxes of their own, with the shipped shim. Simulated GPU.
 
-A machine with two busy cores starves programs now and then; hence the tolerances. scripts/bench share measures.
+scripts/bench share measures how exact they are.
 """
 
 import signal
@@ -13,7 +13,21 @@ from typing import Any
 import pytest
 
 from oci_hook.core.slot_page import parse
-from tests.gate.gpus import OFFLINE, ONLINE, SLOT, Tenant, forged, has, have, measure, parts, records, settles, until
+from tests.gate.gpus import (
+    OFFLINE,
+    ONLINE,
+    SLOT,
+    Tenant,
+    forged,
+    forging,
+    has,
+    have,
+    measure,
+    one_tenant,
+    records,
+    settles,
+    until,
+)
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
@@ -27,7 +41,7 @@ def told(p: Any, slot: int) -> Any:
 def test_weights_of_saturated_tenants(place: Make, weights: tuple[int, ...]) -> None:
     p = place(*(Tenant(w) for w in weights))
     loads = [p.kernels(i, "plain", 80) for i in range(len(weights))]
-    have(loads, [weight / 100 for weight in weights], 0.05, 3)
+    have(loads, [weight / 100 for weight in weights], 0.05, 2)
 
 
 @pytest.mark.parametrize("way", ["ex", "cooperative", "ptsz", "graph", "legacy"])
@@ -39,7 +53,7 @@ def test_every_route_passes_the_gate(place: Make, way: str) -> None:
     def right(counts: list[float]) -> bool:
         return abs(counts[0] * many / (counts[0] * many + counts[1]) - 0.75) < 0.08
 
-    settles(lambda: measure([odd, plain], 2, 1), right)
+    settles(lambda: measure([odd, plain], 1), right)
 
 
 @pytest.mark.parametrize("way", ["plain", "ptsz"])
@@ -55,37 +69,38 @@ def test_a_queue_from_before_the_neighbour_came_is_no_gap(place: Make, way: str)
 def test_cap_holds_alone_on_the_gpu(place: Make, us: int) -> None:
     p = place(Tenant(cap=0.3))
     load = p.kernels(0, "plain", us)
-    settles(lambda: measure([load], 3, 1)[0] * us * p.gpu.scale / 3e6, lambda got: 0.26 < got < 0.33)
+    settles(lambda: measure([load], 1.5)[0] * us * p.gpu.scale / 1.5e6, lambda got: 0.26 < got < 0.33)
 
 
 def test_processes_of_a_container_are_one_tenant(place: Make) -> None:
     p = place(Tenant(), Tenant())
     loads = [*(p.kernels(0, "plain", 80) for _ in range(3)), p.kernels(1, "plain", 80)]
-    settles(lambda: parts(loads, 3, 2), lambda got: abs(got[3] - 0.5) < 0.08 and min(got[:3]) > 0.08)
+    one_tenant(loads, 0.5, 0.08)
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
 def test_who_dies_or_stops_holds_nobody(place: Make, sign: signal.Signals) -> None:
     p = place(Tenant(), Tenant())
     gone, stays = p.kernels(0, "plain", 80), p.kernels(1, "plain", 80)
-    measure([gone, stays], 1, 2)
+    measure([gone, stays], 0.5, 1)
     gone.process.send_signal(sign)
-    has(p.gpu, stays, 80, 0.75, 1.5, 0.5)  # from 50 ms of GPU time on
+    has(p.gpu, stays, 80, 0.75, 0.75, 0.25)  # from 50 ms of GPU time on
     if sign == signal.SIGSTOP:
         gone.process.send_signal(signal.SIGCONT)
         have([gone, stays], [0.5, 0.5], 0.08)
 
 
 def test_a_slot_file_says_who_held_its_container(place: Make) -> None:
-    """Two equals that always have work: each has nothing in flight, and waits for the other, for near half of the time."""
+    """Two equals that always have work: each has nothing in flight, and waits for the other, for near half of the time. They
+    have it from the beginning on: who left gaps at first may be let in beside the other one for long."""
     p = place(Tenant(), Tenant())
-    loads = [p.kernels(i, "plain", 80) for i in range(2)]
+    loads = [p.kernels(i, "eager", 80) for i in range(2)]
     for load in loads:
         load.ready()
 
     def held() -> list[float]:
         since, before = time.monotonic(), [dict(told(p, i).held_for) for i in range(2)]
-        time.sleep(2)
+        time.sleep(1)
         elapsed, after = time.monotonic() - since, [dict(told(p, i).held_for) for i in range(2)]
         assert all(set(one) <= {2 - i} for i, one in enumerate(after)), after  # nobody waits for itself
         return [(after[i].get(2 - i, 0) - before[i].get(2 - i, 0)) / elapsed for i in range(2)]
@@ -105,7 +120,7 @@ def test_a_neighbours_file_is_only_bytes(place: Make) -> None:
             with open(neighbour, "r+b") as f:
                 f.truncate(0)
                 f.write(content)
-        has(p.gpu, load, 80, 0.7, 0.6, 0.4)
+        has(p.gpu, load, 80, 0.7)
     assert load.process.poll() is None
 
 
@@ -113,21 +128,16 @@ def test_a_liar_costs_what_slicing_would(place: Make) -> None:
     """A slot claims the GPU for ever and is always busy: the other tenant goes on after some GPU time."""
     p = place(Tenant(), Tenant())
     load = p.kernels(0, "plain", 80)
-    neighbour = p.gpu.slot_file(1)
     load.ready()
-    end = time.monotonic() + 6
-    points = []
-    with open(neighbour, "r+b") as f:
-        while time.monotonic() < end:
-            now = time.monotonic_ns() // p.gpu.scale
-            head = [0, 0, 0, 1 << 40, now, now + 100_000_000, now + 100_000_000, now, 0, now]
-            f.seek(0)
-            f.write(forged(now, head))
-            f.flush()
-            time.sleep(0.002)
-            points.append(time.monotonic_ns())
-    time.sleep(0.1)
-    assert load.rate(points[-1] - 10**9 * 2, points[-1]) * 80e-6 * p.gpu.scale > 2 * 0.6
+
+    def lie(file: Any) -> None:
+        now = time.monotonic_ns() // p.gpu.scale
+        head = [0, 0, 0, 1 << 40, now, now + 100_000_000, now + 100_000_000, now, 0, now]
+        file.seek(0)
+        file.write(forged(now, head))
+
+    with forging(p.gpu.slot_file(1), 0.002, lie):
+        has(p.gpu, load, 80, 0.6, 1, 1)
 
 
 @pytest.mark.parametrize("years", [-1, 1])
@@ -139,7 +149,7 @@ def test_a_neighbour_whose_clock_jumped(place: Make, years: int) -> None:
     when = (time.monotonic_ns() // p.gpu.scale + years * 365 * 86400 * 10**9) % 2**64
     head = [10**9, 10**9, 0, 3, when, (when + 10**7) % 2**64, 0, when, when, when]
     p.gpu.slot_file(1).write_bytes(forged(when, head))
-    has(p.gpu, load, 80, 0.5, 2, 2)
+    has(p.gpu, load, 80, 0.5, 1, 1)
 
 
 def test_a_tenant_without_processor_time_keeps_nobody(place: Make, tmp_path: Path) -> None:
@@ -149,14 +159,16 @@ def test_a_tenant_without_processor_time_keeps_nobody(place: Make, tmp_path: Pat
     """
     p = place(Tenant(), Tenant())
     starved, other = p.kernels(0, "plain", 80), p.kernels(1, "plain", 80)
-    measure([starved, other], 0.5, 1)
+    measure([starved, other], 0.2)
+    # Its quota does not hold in real time.
+    subprocess.run(["chrt", "--all-tasks", "--other", "--pid", "0", str(starved.process.pid)], check=True)
     group = Path("/sys/fs/cgroup/cpu", f"gh-{tmp_path.name}")
     group.mkdir()
     try:
         (group / "cpu.cfs_period_us").write_text("1000000")
         (group / "cpu.cfs_quota_us").write_text("1000")
         (group / "cgroup.procs").write_text(str(starved.process.pid))
-        has(p.gpu, other, 80, 0.7, 2, 1)
+        has(p.gpu, other, 80, 0.7, 1)
     finally:
         starved.kill()
         group.rmdir()
@@ -171,32 +183,41 @@ def test_a_gpu_with_all_its_slots_granted(place: Make) -> None:
 def test_freeze_and_thaw_by_the_gpu_page(place: Make) -> None:
     p = place(Tenant(), Tenant())
     load = p.kernels(0, "plain", 80)
-    measure([load], 0.2, 0.3)
+    measure([load], 0.1, 0.1)
     p.gpu.tenants[0].freeze = 1
     p.gpu.write()
-    settles(lambda: measure([load], 0.7, 0.5)[0], lambda launched: launched <= 1)
+    settles(lambda: measure([load], 0.7, 0.2)[0], lambda launched: launched <= 1)
     p.gpu.tenants[0].freeze = 0
     p.gpu.write()
     has(p.gpu, load, 80, 0.6)
 
 
 def test_what_is_published_is_what_was(place: Make) -> None:
-    """GPU time used, time with work and time waited, in three seconds of two saturated tenants."""
+    """GPU time used, time with work and time waited, of two saturated tenants over two seconds."""
     p = place(Tenant(70), Tenant(30))
-    loads = [p.kernels(i, "plain", 80) for i in range(2)]
-    measure(loads, 0.2, 2)
-    before, since = [told(p, i) for i in range(2)], time.monotonic_ns()
-    time.sleep(3)
-    after, until = [told(p, i) for i in range(2)], time.monotonic_ns()
-    time.sleep(0.1)
-    elapsed = (until - since) / 1e9
-    for load, old, new in zip(loads, before, after, strict=True):
-        had = load.rate(since, until) * 80e-6 * p.gpu.scale
-        assert abs(new.charged - old.charged - had) < 0.12 * elapsed, (before, after)
-        assert 0.8 * had < new.wanted - old.wanted < 1.1 * elapsed, (before, after)
-        assert 0 < new.waited - old.waited < 1.1 * elapsed, (before, after)
-        assert 0 < sum(new.waits) - sum(old.waits) <= new.launches - old.launches + 1, (before, after)
-    assert after[1].waited - before[1].waited > 0.2 * elapsed, (before, after)  # who has 30 % waits for 70
+    loads = [p.kernels(i, "eager", 80) for i in range(2)]
+    measure(loads, 0.2, 1)
+
+    def window() -> list[tuple[float, float, Any, Any]]:
+        """(seconds, GPU time had, what was told before, and after), of each."""
+        before, since = [told(p, i) for i in range(2)], time.monotonic_ns()
+        time.sleep(2)
+        after, until = [told(p, i) for i in range(2)], time.monotonic_ns()
+        time.sleep(0.1)
+        had = [load.rate(since, until) * 80e-6 * p.gpu.scale for load in loads]
+        return [((until - since) / 1e9, *each) for each in zip(had, before, after, strict=True)]
+
+    def right(seen: list[tuple[float, float, Any, Any]]) -> bool:
+        for elapsed, had, old, new in seen:
+            charged, wanted = new.charged - old.charged, new.wanted - old.wanted
+            waited, waits = new.waited - old.waited, sum(new.waits) - sum(old.waits)
+            if not (abs(charged - had) < 0.12 * elapsed and 0.8 * had < wanted < 1.1 * elapsed):
+                return False
+            if not (0 < waited < 1.1 * elapsed and 0 < waits <= new.launches - old.launches + 1):
+                return False
+        return bool(waited > 0.2 * elapsed)  # who has 30 % waits for 70
+
+    settles(window, right)
 
 
 def test_a_long_wait_is_in_its_bin(place: Make) -> None:
@@ -221,16 +242,16 @@ def test_online_work_stops_offline_work(place: Make) -> None:
     offline = p.kernels(0, "plain", 80)
     offline.ready()  # if it were second, it would never get to its first launch
     online = p.kernels(1, "plain", 80)
-    busy = 1.5 * 0.8 / 80e-6 / p.gpu.scale
-    settles(lambda: measure([offline, online], 1.5, 1), lambda n: n[1] > busy and n[0] < n[1] * 0.03)
+    busy = 0.8 * 0.8 / 80e-6 / p.gpu.scale
+    settles(lambda: measure([offline, online], 0.8), lambda n: n[1] > busy and n[0] < n[1] * 0.03)
     online.kill()
-    has(p.gpu, offline, 80, 0.7, 1, 0.5)
+    has(p.gpu, offline, 80, 0.7)
 
 
 def test_weights_change_while_it_runs(place: Make) -> None:
     p = place(Tenant(50), Tenant(50))
     loads = [p.kernels(i, "plain", 80) for i in range(2)]
-    measure(loads, 0.5, 1)
+    measure(loads, 0.1)
     p.gpu.tenants[0].weight = 150
     p.gpu.write()
     have(loads, [0.75, 0.25], 0.06)
@@ -284,4 +305,4 @@ def test_what_a_capturing_stream_records_is_not_gated(place: Make) -> None:
     assert not load.points and load.process.poll() is None, load.said()
     p.gpu.tenants[0].freeze = 0
     p.gpu.write()
-    load.ready(5)
+    load.ready()

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.gate.gpus import OFFLINE, ONLINE, Load, Tenant, until
-from tests.gate.test_sanitized import SHIM
-from tests.sanitize import BUILDS, gcc, name
+from tests.gate.gpus import OFFLINE, ONLINE, Load, Tenant, settles, until
+from tests.sanitize import BUILDS, SHIM, gcc, name
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
@@ -44,7 +43,7 @@ def test_two_processes_that_wait_for_each_other(
     """If caps were charged for waiting, each side would make the other wait longer and longer."""
     p = place(*(Tenant(cap=cap) for cap in caps), scale=2)
     both = pair(p, waiter, slots)
-    until(lambda: min(map(rounds, both)) > 150, 60)
+    until(lambda: min(map(rounds, both)) > 150)
 
 
 @pytest.mark.parametrize("way", ["peer", "unnamed"])
@@ -53,7 +52,7 @@ def test_beside_a_busy_neighbour(place: Make, waiter: str, way: str) -> None:
     other = p.kernels(1, "plain", 40)
     other.ready()
     both = pair(p, waiter, (0, 0), way)
-    until(lambda: min(map(rounds, both)) > 100, 60)
+    until(lambda: min(map(rounds, both)) > 100)
     before = rounds(other)
     until(lambda: rounds(other) > before)
 
@@ -73,7 +72,7 @@ def test_online_work_that_waits_for_offline_work(place: Make, waiter: str) -> No
     """In each round it shows no progress for a second; then the offline work is let in."""
     p = place(Tenant(class_=ONLINE), Tenant(class_=OFFLINE), scale=1)
     both = pair(p, waiter, (0, 1))
-    until(lambda: rounds(both[1]) >= 3, 60)
+    until(lambda: rounds(both[1]) >= 3)
 
 
 def test_who_waits_for_a_frozen_container_goes_on_with_it(place: Make, waiter: str) -> None:
@@ -83,16 +82,19 @@ def test_who_waits_for_a_frozen_container_goes_on_with_it(place: Make, waiter: s
     p.gpu.tenants[1].freeze = 1
     p.gpu.write()
     until(both[1].waits)
-    time.sleep(0.3)
-    before = [rounds(load) for load in both]
-    time.sleep(0.3)
-    assert [rounds(load) for load in both] == before
+
+    def later() -> tuple[list[int], list[int]]:
+        before = [rounds(load) for load in both]
+        time.sleep(0.3)
+        return before, [rounds(load) for load in both]
+
+    before, _ = settles(later, lambda seen: seen[0] == seen[1])
     p.gpu.tenants[1].freeze = 0
     p.gpu.write()
     until(lambda: min(map(rounds, both)) > max(before) + 10)
 
 
-@pytest.mark.parametrize("build", BUILDS[:2], ids=name)
+@pytest.mark.parametrize("build", BUILDS[:1], ids=name)
 def test_what_is_learned_of_kernels_that_wait(tmp_path: Path, build: tuple[str, ...]) -> None:
     out = tmp_path / "check_cost"
     flags = ["-std=c11", "-g", *build, "-fno-sanitize-recover=all", f"-I{SHIM}", "-Wall", "-Werror"]

@@ -20,7 +20,7 @@ from tests.hostile.box import ATTACKS, build, hostile
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 ASK = {**SHARE, "gpu-hook.io/memory": "1Gi", "gpu-hook.io/compute": "10"}
 # An open that waits for a lease takes fs.lease-break-time, 45 s. Nothing here takes a tenth of that on an idle machine.
-LONG = 20.0
+LONG = 40.0
 
 
 @pytest.fixture(scope="module")

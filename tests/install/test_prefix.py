@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from oci_hook.cli.main import cli
 from oci_hook.config.settings import load
 from oci_hook.core import layout
 from oci_hook.errors import GhError
@@ -124,15 +126,32 @@ def test_a_first_try_with_wrong_values_leaves_nothing(place: Path) -> None:
     with pytest.raises(GhError) as e:
         lay(place, python="/bin/true/python")
     assert code(e) == "GH-501" and not place.exists()
-    (place / "bin").mkdir(parents=True)
-    (place / "bin/other").write_text("x")
-    with pytest.raises(GhError):
-        lay(place, runtime="/nowhere/runc")
-    assert [str(p.relative_to(place)) for p in sorted(place.rglob("*"))] == ["bin", "bin/other"]
     lay(place, runtime="/bin/true")
     with pytest.raises(GhError):  # what is there stays
         lay(place, runtime="/nowhere/runc")
     assert load(str(place)).runtime == "/bin/true"
+
+
+@pytest.mark.parametrize("name", ["bin/other", "lib/shim/mine.so", "lib/container/policy.txt", "notes"])
+def test_a_folder_of_somebody_else_is_no_prefix(place: Path, name: str) -> None:
+    (place / name).parent.mkdir(parents=True, exist_ok=True)
+    (place / name).write_text("x")
+    with pytest.raises(GhError) as e:
+        lay(place)
+    assert code(e) == "GH-504" and f"{place / name} is not gpu-hook's" in str(e.value)
+    assert [p for p in place.rglob("*") if p.is_file()] == [place / name]
+
+
+def test_a_prefix_that_is_no_absolute_path(native: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for prefix in ("", ".", "some/where"):
+        for call in (installs.lay, installs.remove):
+            with pytest.raises(GhError) as e:
+                call(prefix)
+            assert code(e) == "GH-504" and "not an absolute path" in str(e.value)
+        done = CliRunner().invoke(cli, ["install", "--no-engines", "--prefix", prefix])
+        assert done.exit_code == 2 and "is not an absolute path" in done.output
+    assert os.listdir(tmp_path) == []
 
 
 def test_what_a_killed_one_left_can_be_removed(place: Path) -> None:
@@ -171,6 +190,30 @@ def test_two_at_once(place: Path) -> None:
     if program.exists():
         assert installs.remove(str(place)) == []
     assert not place.exists()
+
+
+def test_many_who_make_and_remove_one_prefix(place: Path) -> None:
+    """The folder may vanish between any two steps of taking its lock."""
+
+    def turns() -> None:
+        for _ in range(200):
+            with installs._alone(place):
+                pass
+
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=turns) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0] * 4 and not place.exists()
+
+
+@pytest.mark.parametrize("where", ["/proc/none/prefix", "/dev/null"])
+def test_a_prefix_where_none_can_be(where: str) -> None:
+    with pytest.raises(GhError) as e:
+        lay(Path(where))
+    assert code(e) == "GH-504" and where.split("/prefix")[0] in str(e.value)
 
 
 def test_not_built(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,6 +347,21 @@ def test_remove_leaves_what_is_not_ours(place: Path) -> None:
     left = installs.remove(str(place))
     assert left == [str(place / "bin"), str(place / "bin/other"), str(place / "notes")]
     assert (place / "bin/other").read_text() == "x"
+
+
+def test_remove_takes_what_the_list_names(place: Path) -> None:
+    """Also of an earlier version; and nothing that others put beside it."""
+    lay(place)
+    listed = place / layout.INSTALLED
+    (place / layout.LIB_DIR / "oci_hook/core/gone.py").write_text("")
+    (place / "../aside").write_text("x")
+    listed.write_text(f"{listed.read_text()}{layout.LIB_DIR}/oci_hook/core/gone.py\n../aside\n{place.parent}/aside\n")
+    others = [place / name for name in ("lib/shim/mine.so", "lib/private/notes", "lib/gpu-hook/mine.py")]
+    for other in others:
+        other.write_text("x")
+    left = installs.remove(str(place))
+    assert [path for path in left if not Path(path).is_dir()] == sorted(map(str, others))
+    assert (place.parent / "aside").exists() and not (place / layout.LIB_DIR / "oci_hook").exists()
 
 
 def test_a_directory_that_is_no_install_is_not_touched(tmp_path: Path) -> None:

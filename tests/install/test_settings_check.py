@@ -22,6 +22,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.errors import CODES, SettingsError
 from oci_hook.install import agent_settings, settings_check, settings_edit
 from oci_hook.install.settings_template import default_settings_yaml
+from tests.long import draws
 
 
 @pytest.fixture
@@ -292,7 +293,7 @@ def test_a_prefix_that_cannot_be_written(prefix: Path) -> None:
     assert sorted(p.name for p in (prefix / "etc").iterdir()) == ["settings.yaml", "state_dir"]
 
 
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=draws(150), deadline=None)
 @given(text=st.text(max_size=60) | st.text(alphabet="modeurlsyn:[]{}&*!-'\"#|> \n1", max_size=60))
 def test_any_text_is_settings_or_coded_problems(text: str) -> None:
     try:

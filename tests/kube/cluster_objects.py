@@ -1,12 +1,15 @@
-"""API objects for tests of the cluster's pure parts: nodes, pods, Bindings, as the API server has them."""
+"""API objects for tests of the cluster's pure parts: nodes, pods, Bindings."""
 
 import base64
 import json
 
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.rules import Rules
-from oci_hook.kube.node_info import Digest, NodeInventory, digest_text, inventory_text
-from oci_hook.kube.signing import Signer
+from oci_hook.kube.formats.node_info import Digest, NodeInventory, digest_text, inventory_text
+from oci_hook.kube.formats.signing import Signer
+from oci_hook.kube.placing.choose import Question
+from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.pod.asked import words
 
 SIGNER = Signer({1: b"\x01" * 32})
 
@@ -110,3 +113,16 @@ def bound(of, node_name, alloc, phase="Running", deleting=False):
     if deleting:
         meta["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     return {**of, "metadata": meta, "spec": {**of["spec"], "nodeName": node_name}, "status": {"phase": phase}}
+
+
+def cluster(*nodes):
+    """A state with these nodes, which believes only decisions of SIGNER."""
+    state = ClusterState(verify=SIGNER.holds)
+    for one in nodes:
+        state.apply_node(one)
+    return state
+
+
+def asked(obj):
+    """The question of a pod, an API object."""
+    return Question(words(obj))

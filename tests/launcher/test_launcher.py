@@ -16,6 +16,7 @@ from oci_hook.core.layout import PREFIX_KEY, PRIVATE, VISIBLE_DIR
 from oci_hook.oci import request_mounts
 from oci_hook.oci.bundle import STARTS, read_call
 from tests.conftest import REPO
+from tests.long import draws
 
 ASKS = '{"annotations": {"gpu-hook.io/memory": "1Gi"}}'
 SANDBOX = '{"annotations": {"gpu-hook.io/memory": "1Gi", "io.kubernetes.cri.container-type":"sandbox"}}'
@@ -237,7 +238,7 @@ def test_a_request_by_mount_however_it_is_written(place: Place, path: str, wante
 ways = st.lists(st.sampled_from(["/", "run", ".", "..", "x", "gpu-hook", "request", "var", "memory=1"]), max_size=14)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=draws(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ways)
 def test_launcher_and_python_read_the_same_mounts(place: Place, words: list[str]) -> None:
     spec = {"mounts": [{"destination": "/".join(words), "source": "/dev/null"}]}
@@ -610,7 +611,7 @@ WORDS += ["--bundle", "-b", "-bundle=ASKS", "--bundle=ELSE", "ASKS", "ELSE", "--
 WORDS += ["--keep", "", "-d", "--unknown", "--unknown=v", "--config", "--config=c", "--debug=false"]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=draws(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(WORDS), max_size=7))
 def test_launcher_and_python_read_the_same_command_line(place: Place, words: list[str]) -> None:
     """What the launcher lets pass, Python (oci/bundle.py) would not take for a container that asks."""

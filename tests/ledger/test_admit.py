@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,30 @@ def test_a_whole_gpu_is_exclusive_and_no_gpu_is_a_grant_too(settings):
     assert admit.admit(Request((GpuRequest(),)), who("whole"), me(), settings).grant.exclusive
     with pytest.raises(NoRoomError, match="GH-201: no room: GPU 0 .* is exclusive to one container"):
         admit.admit(SHARE, who("c1"), me(), settings)
+
+
+def test_soon_after_boot_an_inventory_is_waited_for(settings, monkeypatch):
+    """Engines start containers before the GPUs are listed: there is none, or the last boot's is still there."""
+    monkeypatch.setattr(inventory, "BOOT_SECONDS", float("inf"))
+    file = Path(settings.state_dir, "inventory.json")
+    for n, before in enumerate((None, file.read_text().replace(BOOT, "b" * len(BOOT)))):
+        file.unlink()
+        if before is not None:
+            file.write_text(before)
+        with pytest.raises(NodeError, match="GH-301"):
+            admit.admit(SHARE, who("early"), me(), settings, patience=0.2)
+        listed = threading.Timer(0.5, save_inventory, (settings, node(settings.driver_root)))
+        listed.start()
+        assert admit.admit(SHARE, who(f"waits{n}"), me(), settings, patience=60).grant.shares
+        listed.join()
+
+
+def test_later_nothing_is_waited_for(settings, monkeypatch):
+    monkeypatch.setattr(inventory, "BOOT_SECONDS", 0.0)
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it waits"))
+    Path(settings.state_dir, "inventory.json").unlink()
+    with pytest.raises(NodeError, match="GH-301"):
+        admit.admit(SHARE, who("c1"), me(), settings, patience=60)
 
 
 def test_a_refusal_changes_nothing(settings):

@@ -30,6 +30,7 @@ from tests.terms import changed
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 REPO = Path(__file__).resolve().parents[2]
 GPUS = ("GPU-0", "GPU-1")
+LEASE_BREAK = 40  # seconds, which an open that waits for a lease takes longer than (fs.lease-break-time, 45 s)
 
 
 @pytest.fixture
@@ -164,7 +165,7 @@ def test_a_tenant_that_fills_the_tmpfs_stops_nobody(state: str) -> None:
     thread = threading.Thread(target=grow)
     thread.start()
     try:
-        assert grown.wait(20)
+        assert grown.wait(120)
         others = [make(slot) for slot in range(2, SLOTS + 1)]
         put(state, *others)
     finally:
@@ -237,7 +238,7 @@ def test_a_lease_keeps_only_its_holder_from_what_it_is_told(state: str, what: st
         assert len(store.snapshot(state)) == 3
         with store.open_ledger(state) as ledger:
             ledger.remove(third.key)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < LEASE_BREAK
     with store.open_ledger(state, seconds=10):  # it has let go: now it is told, too
         pass
     check(state, GPUS[0], hostile, other)
@@ -260,7 +261,7 @@ def test_a_slot_file_under_a_lease_is_replaced_and_what_it_took_does_not_count(s
         with store.open_ledger(state) as ledger:
             ledger.remove(make(1).key)
             ledger.put(one := make(1).replace(born=7), bytes(4096), {GPUS[0]: 5})
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < LEASE_BREAK
     check(state, GPUS[0], one, *others)
 
 

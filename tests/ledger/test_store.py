@@ -387,7 +387,7 @@ def test_waiters_come_in_when_the_holder_leaves(state):
         time.sleep(0.05)
         assert found == [] and ledger.grants == ()
     for t in (*waiters, reader):
-        t.join(10)
+        t.join(120)
     assert len(found) == 1 and len(store.snapshot(state)) == 4
 
 
@@ -404,7 +404,7 @@ def test_a_ledger_that_was_removed_and_made_anew_is_locked_anew(state):
         time.sleep(0.05)
         assert waiter.is_alive(), "it waits for the new lock"
         second.put(make("new"), b"")
-    waiter.join(10)
+    waiter.join(120)
     assert sorted(g.who.id for g in store.snapshot(state)) == ["late", "new"]
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from oci_hook.errors import ApplyError
 from oci_hook.linux.walk import MAX_FOLDERS, Tree, Work
+from tests.long import draws
 
 
 @pytest.fixture
@@ -175,7 +176,7 @@ paths = st.lists(names, min_size=1, max_size=5).map("/".join)
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="chroot needs root")
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=draws(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(links=st.dictionaries(st.sampled_from(["l", "a/l", "a/b/l", "b"]), paths, max_size=4), asked=paths)
 def test_as_the_kernel_in_a_chroot(tmp_path_factory: pytest.TempPathFactory, links: dict[str, str], asked: str) -> None:
     """Wherever the kernel, chrooted, finds something, we name the same inode; what loops for it loops for us."""

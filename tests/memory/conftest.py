@@ -6,7 +6,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -85,13 +84,6 @@ class Container:
             return self.box.total(gpu)
         except FileNotFoundError:
             return 0
-
-    def settled(self, bytes_: int, seconds: float = 3) -> int:
-        """What is charged, after waiting until it is this much."""
-        end = time.monotonic() + seconds
-        while self.charged() != bytes_ and time.monotonic() < end:
-            time.sleep(0.02)
-        return self.charged()
 
 
 class Node:

@@ -77,7 +77,7 @@ def test_memory_that_another_container_holds_stays_charged(stage: Stage, image: 
 def test_captures_and_allocations_of_many_threads(stage: Stage, image: Path, tmp_path: Path) -> None:
     """Six threads take 300 MiB each, in streams that others capture: at no moment is the container above its limit."""
     gpu = Gpu(stage.state / "sim/gpus/0")
-    id = start(stage, image, tmp_path, "storm", "/bin/storm", "2", "400", "300")
+    id = start(stage, image, tmp_path, "storm", "/bin/storm", "2", "10000", "300")
     most = 0
     try:
         end = time.monotonic() + 60
@@ -93,7 +93,7 @@ def test_captures_and_allocations_of_many_threads(stage: Stage, image: Path, tmp
 
 def test_variables_of_a_module_count_as_surcharge_within_two_looks(stage: Stage, image: Path, tmp_path: Path) -> None:
     """Nobody knows their size before they are there. A container that so takes what others were granted is killed, see
-    tests/agent/test_protecting.py; here nobody is harmed."""
+    tests/agent/act/test_protecting.py; here nobody is harmed."""
     interval = 1.0
     with agents.running(stage, "--policy", "report", "--interval", str(interval)):
         id = start(stage, image, tmp_path, "tenant", "/bin/tenant", "module", "2048")

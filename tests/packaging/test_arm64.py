@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from oci_hook.discovery import elf
 from oci_hook.install import prefix
+from oci_hook.linux import elf
 from tests.conftest import REPO
 
 QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64") or ""

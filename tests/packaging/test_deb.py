@@ -91,6 +91,16 @@ def test_the_unit_is_understood_by_systemd(payload: tarfile.TarFile, tmp_path: P
     assert about == []
 
 
+def test_what_starts_containers_at_boot_waits_for_the_inventory(payload: tarfile.TarFile) -> None:
+    """Quadlets have names of their own; all of them come after network-online.target."""
+    member = payload.extractfile("./usr/lib/systemd/system/gpu-hook-inventory.service")
+    assert member is not None
+    lines = member.read().decode().splitlines()
+    before = {name for line in lines if line.startswith("Before=") for name in line[len("Before=") :].split()}
+    assert before >= {"network-online.target", "docker.service", "containerd.service", "crio.service"}
+    assert before >= {"podman-restart.service", "k3s.service", "k3s-agent.service", "rke2-server.service"}
+
+
 def test_the_simulator_is_in_its_own_package_only(payload: tarfile.TarFile, packages: Path) -> None:
     assert not [name for name in payload.getnames() if "simulat" in name or "/sim" in name]
     (file,) = packages.glob("gpu-hook-simulator_*.deb")

@@ -204,6 +204,16 @@ def test_kept_where_asked_and_renewed_by_the_next_start(machine: Machine, pods: 
     assert not machine.exists(PREFIX)
 
 
+def test_settings_that_come_before_what_they_name(machine: Machine, pods: Any) -> None:
+    """Kubernetes fills in only variables that stand before. A node that needs keys is ready when it has them."""
+    settings = "cluster=required agent.controller_token=/pods/$(POD_UID)/token"
+    pods(ENGINES="none", KEEP="yes", POD_UID="u-1", SETTINGS=settings).ready()
+    assert "/pods/u-1/token" in machine.sh(f"cat {PREFIX}/etc/settings.yaml")
+    assert "has no keys yet" in pods("ready", ENGINES="none", POD_UID="u-1").read()
+    machine.sh(f"touch {PREFIX}/etc/cluster.json")
+    assert pods("ready", ENGINES="none", POD_UID="u-1").process.wait(60) == 0
+
+
 def test_the_agent_waits_until_its_own_pod_has_installed(machine: Machine, pods: Any) -> None:
     """An earlier Pod's install is replaced below an agent that starts from it, and has the earlier Pod's settings."""
     first = pods(ENGINES="none", KEEP="yes", POD_UID="first")

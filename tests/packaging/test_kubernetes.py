@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from oci_hook import __version__
-from oci_hook.kube import names
+from oci_hook.kube.formats import names
 from tests.conftest import REPO
 
 BASE = REPO / "packaging/kubernetes"

@@ -2,7 +2,8 @@
  * page.
  *
  * stepper alloc|free|refuse|sweep [other]: for k = 1, 2, ...: a child attaches, warms up and stops before the call.
- * The observer traces it k instructions into the call and kills it there. With "other", the observer changes its own
+ * The observer traces it k instructions into the call and kills it there. It steps from the last system call before
+ * that instruction on: up to there the child runs from one system call to the next. With "other", the observer changes its own
  * charge between the last step and the kill, so that the total is overwritten and the child's operation is found
  * only in the acknowledgement. After the kill one sweep must leave exactly what the observer holds. For "sweep" the
  * call is a sweep over a process that was killed with memory; only the instructions at which the sweeper has the
@@ -19,6 +20,7 @@
  * Runs over a driver that does nothing, and so can be used after a fork. Prints how many instructions were tried. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -30,6 +32,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/ptrace.h>
+#include <sys/uio.h>
+#include <sys/user.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -121,6 +125,31 @@ static void stopped(pid_t child, unsigned k) {
     if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status) || WSTOPSIG(status) != SIGSTOP)
         die("the child did not stop", k);
 }
+
+/* Whether the next instruction of a traced child is a system call. */
+static int at_system_call(pid_t child) {
+    struct user_regs_struct regs;
+    struct iovec into = {&regs, sizeof regs};
+    if (ptrace(PTRACE_GETREGSET, child, NT_PRSTATUS, &into))
+        die("no registers", 0);
+#ifdef __x86_64__
+    return (ptrace(PTRACE_PEEKTEXT, child, regs.rip, 0) & 0xffff) == 0x050f;
+#else
+    return (ptrace(PTRACE_PEEKTEXT, child, regs.pc, 0) & 0xffffffff) == 0xd4000001;
+#endif
+}
+
+/* Lets a child go on to its next stop by this request. 0: it has ended, or come to the end of what is tried. */
+static int on(pid_t child, int request) {
+    int status;
+    ptrace(request, child, 0, 0);
+    if (waitpid(child, &status, 0) != child)
+        die("lost the child", 0);
+    return WIFSTOPPED(status) && WSTOPSIG(status) != SIGSTOP;
+}
+
+/* Lets a child run to the end of its next system call. */
+static int call_on(pid_t child) { return on(child, PTRACE_SYSCALL) && on(child, PTRACE_SYSCALL); }
 
 static pid_t spawn(const char *what, pid_t dead) {
     pid_t child = fork();
@@ -214,7 +243,9 @@ static void lower(void) {
 int main(int argc, char **argv) {
     const char *what = argv[1];
     int other = argc > 2, sweep = !strcmp(what, "sweep"), status;
-    unsigned stride = sweep || !strcmp(what, "attach") ? 17 : 1, tried = 0;
+    /* GH_STEP, GH_FIRST: not every instruction, but each GH_STEP-th from this one on. */
+    unsigned step = getenv("GH_STEP") ? (unsigned)atoi(getenv("GH_STEP")) : 1, tried = 0;
+    unsigned first = getenv("GH_FIRST") ? (unsigned)atoi(getenv("GH_FIRST")) : 0;
     unsigned most = !strcmp(what, "refuse") ? 600 : 100000; /* a refusal also sweeps */
     start();
     u64 mine = take(7 * MIB);
@@ -227,7 +258,9 @@ int main(int argc, char **argv) {
         printf("%u\n", 2);
         return 0;
     }
-    for (unsigned k = sweep && other ? 9 : 1; k < most; k += stride) {
+    /* k: the instruction that is tried, which is the `in`-th after `calls` system calls. */
+    unsigned k = 1 + first, in = k, calls = 0;
+    for (; k < most; k += step, in += step) {
         pid_t victim = 0;
         if (sweep && !(victim = fork())) {
             start();
@@ -243,19 +276,20 @@ int main(int argc, char **argv) {
         if (!keep && !lend)
             stopped(child, k);
         u64 total = atomic_load(&page->gpu[0].total);
-        unsigned steps = 0;
         int ended = 0;
-        for (int started = !sweep; !ended && steps < k;) {
-            ptrace(PTRACE_SINGLESTEP, child, 0, 0);
-            if (waitpid(child, &status, 0) != child)
-                die("lost the child", k);
-            ended = WIFEXITED(status) || (WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP);
-            if (!started && sweeping(theirs))
-                started = 1;
-            if (started)
-                steps++;
-            if (sweep && started && steps > 1 && !sweeping(theirs))
-                ended = 1;
+        while (sweep && !ended && !sweeping(theirs))
+            ended = !call_on(child);
+        for (unsigned call = 0; !ended && call < calls; call++)
+            ended = !call_on(child);
+        for (unsigned steps = 0; !ended && steps < in;) {
+            int call = at_system_call(child);
+            ended = !on(child, PTRACE_SINGLESTEP) || (sweep && call && !sweeping(theirs));
+            steps++;
+            if (call) {
+                calls++;
+                in -= steps;
+                steps = 0;
+            }
         }
         u64 extra = other ? take(MIB) : 0;
         if (other && !extra)

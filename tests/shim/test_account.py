@@ -14,6 +14,7 @@ from box import MIB, Box
 from conftest import HERE, ROOT, compile_c
 
 from oci_hook.observe import account
+from tests.long import long
 
 pytestmark = pytest.mark.root
 OWNERS, FREE_CACHES, PAGE = account.OWNERS_OFFSET, account.FREE_CACHES_OFFSET, account.SIZE
@@ -128,9 +129,12 @@ def test_first_calls_of_threads_that_race_with_forks(tmp_path: Path, shim: Path,
     ],
 )
 def test_killed_at_every_instruction(tmp_path: Path, shim: Path, tools: Path, noop: Path, what: str) -> None:
+    """A part of the instructions, each time another one; --long: all."""
     box = Box(tmp_path / "box", shim, noop)
-    out = box.run([str(tools / "stepper"), *what.split()], timeout=100)
-    assert int(out.stdout) > (20 if "sweep" in what else 200), out.stdout
+    step = 1 if long() else 17 if what.startswith(("sweep", "attach")) else 4
+    first = int(time.time()) % step
+    out = box.run([str(tools / "stepper"), *what.split()], timeout=600, GH_STEP=str(step), GH_FIRST=str(first))
+    assert int(out.stdout) > (3000 if "attach" in what else 400) // step, out.stdout
 
 
 @pytest.mark.slow
@@ -163,9 +167,14 @@ def test_never_over_the_limit_under_random_kills(box: Box, tools: Path, what: st
     rng = random.Random(seed)
     running: list[subprocess.Popen[str]] = []
     end = time.monotonic() + 6
+    patience = end + 120  # for a machine whose processors are busy
     started = taken = 0
+
+    def enough() -> bool:
+        return started > 20 and (what == "busy" or taken > 0)
+
     try:
-        while time.monotonic() < end:
+        while time.monotonic() < (end if enough() else patience):
             while len(running) < 6:
                 running.append(box.start([str(tools / "worker"), what, str(rng.randrange(1 << 30))]))
                 started += 1
@@ -179,8 +188,7 @@ def test_never_over_the_limit_under_random_kills(box: Box, tools: Path, what: st
         for p in running:
             p.send_signal(signal.SIGTERM)
             p.communicate()
-    assert started > 20
-    assert what == "busy" or taken, "nobody kept anything that another needed"
+    assert enough(), f"{started} started; nobody kept anything that another needed"
     assert 900 * MIB < box.peak() <= 1024 * MIB
     box.python("cu.init(); assert cu.info()[0] == 1024 * cu.MIB, cu.info(); assert cu.alloc(1024 * cu.MIB)[0] == 0")
 

@@ -11,14 +11,14 @@ import pytest
 from box import MIB
 from differential import CONTEXT, LIMIT, Bench, Failure, minimised, play, replay
 
-from simulator.driver import build as sim_build
+from simulator.tests.conftest import build_simulated
 
 pytestmark = pytest.mark.root
 
 
 @pytest.fixture(scope="module")
 def over_simulated(shim: Path) -> Path:
-    sim_build.build(shim / "sim", os.uname().machine, [sys.executable, "-m", "ziglang", "cc"])
+    build_simulated()
     return shim
 
 

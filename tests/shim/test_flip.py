@@ -7,7 +7,6 @@ run, with a thread that changes them all the time: GH_SECONDS=60 (seconds for ea
 import os
 import re
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from box import MIB, ROOT, Box, policy
 from conftest import HERE, compile_c
 
 from gpu_hook_simulator import driver_root
-from simulator.driver import build as sim_build
+from simulator.tests.conftest import build_simulated
 
 pytestmark = pytest.mark.root
 SHIM = ROOT / "oci_hook" / "shim"
@@ -57,7 +56,7 @@ def takes_pointers() -> set[str]:
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory, shim: Path) -> Path:
     """flip, and the driver that it needs, in one folder."""
-    sim_build.build(shim / "sim", os.uname().machine, [sys.executable, "-m", "ziglang", "cc"])
+    build_simulated()
     out = tmp_path_factory.mktemp("flip")
     empty = out / "empty.c"
     empty.write_text("")

@@ -13,12 +13,12 @@ from pathlib import Path
 from oci_hook import __version__
 from oci_hook.config.settings import load
 from oci_hook.core import layout
-from oci_hook.discovery import elf
 from oci_hook.engines import detect
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.errors import GhError
 from oci_hook.install import own_path, settings_check
 from oci_hook.install.prefix import PROGRAMS, SHIMS, STARTS
+from oci_hook.linux import elf
 
 REINSTALL = f"{'apt-get' if shutil.which('apt-get') else 'dnf'} install runc"
 GLIBC_FLOOR = (2, 17)  # the oldest glibc of an image in which the shims must load
@@ -75,10 +75,10 @@ def damaged_program(prefix: str) -> str | None:
     for name in PROGRAMS:
         path = Path(prefix, "bin", name)
         with open(path, "rb") as f:
-            facts, whole = elf.read(f.fileno()), elf.whole(f.fileno())
-        if not whole:
+            facts = elf.read(f.fileno())
+        if facts is None or facts.end > path.stat().st_size:
             return f"{path} is empty, cut short or not a program"
-        if facts is None or facts.machine != elf.MACHINES.get(platform.machine()):
+        if (facts.bits, facts.machine) != (64, elf.MACHINES.get(platform.machine())):
             return f"{path} is not a program for {platform.machine()}"
         if path.stat().st_mode & 0o111 != 0o111:
             return f"{path} is not executable"
@@ -152,11 +152,12 @@ def check_shim(prefix: str, option: str) -> Iterator[CheckResult]:
         path = Path(prefix, layout.SHIM_DIR, name)
         try:
             with open(path, "rb") as f:
-                facts, data = elf.read(f.fileno()), f.read()
+                facts, data = elf.read(f.fileno(), elf.SONAME), f.read()
         except FileNotFoundError:
             yield CheckResult("shim", FAIL, f"{path} is missing", "GH-305", fix)
             continue
-        if facts is None or facts.machine != elf.MACHINES.get(platform.machine()) or facts.soname != name:
+        right = facts and facts.machine == elf.MACHINES.get(platform.machine()) and facts.texts.get(elf.SONAME) == name
+        if not right:
             yield CheckResult("shim", FAIL, f"{path} is not {name} for {platform.machine()}", "GH-305", fix)
             continue
         needs = {tuple(map(int, m.split(b"."))) for m in re.findall(rb"GLIBC_(\d+(?:\.\d+)+)\0", data)}

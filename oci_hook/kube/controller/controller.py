@@ -1,4 +1,4 @@
-"""`gpu-hook controller`: one process, one event loop. This file only puts the parts together and ends them in order."""
+"""`gpu-hook controller`: one process, one event loop. This file connects the parts, starts them and ends them in order."""
 
 import asyncio
 import gc
@@ -16,39 +16,42 @@ from typing import Any
 from urllib.parse import quote
 
 from oci_hook.config import settings as node_settings
+from oci_hook.core.decision import Decision
 from oci_hook.core.rules import Rules
 from oci_hook.errors import ClusterError, Problem, SettingsError
-from oci_hook.kube import mutate
-from oci_hook.kube.controller import access, certificates, keys
-from oci_hook.kube.controller.authority import Authority
-from oci_hook.kube.controller.budgets import BudgetWatch
-from oci_hook.kube.controller.client import ApiError, Client
-from oci_hook.kube.controller.copy import Copy
-from oci_hook.kube.controller.events import Events
-from oci_hook.kube.controller.evictor import Evictor
-from oci_hook.kube.controller.leader import Leader
-from oci_hook.kube.controller.marker import Marker
-from oci_hook.kube.controller.metrics import Metrics
-from oci_hook.kube.controller.objects import NAMESPACES, NODES, PODS, slim
+from oci_hook.kube import kubeconfig
+from oci_hook.kube.controller.act.budgets import BudgetWatch
+from oci_hook.kube.controller.act.copy import Copy
+from oci_hook.kube.controller.act.evictor import Evictor
+from oci_hook.kube.controller.act.fragment_taints import FragmentTaints
+from oci_hook.kube.controller.act.mode_taints import ModeTaints
+from oci_hook.kube.controller.act.preemptor import Preemptor
+from oci_hook.kube.controller.act.waker import Waker
+from oci_hook.kube.controller.api.client import ApiError, Client
+from oci_hook.kube.controller.api.events import Events
+from oci_hook.kube.controller.api.objects import NAMESPACES, NODES, PODS, slim
+from oci_hook.kube.controller.api.reflector import Reflector
+from oci_hook.kube.controller.api.shallow import decode
+from oci_hook.kube.controller.context import Context
+from oci_hook.kube.controller.lead.leader import Leader
+from oci_hook.kube.controller.lead.peer import Peer
+from oci_hook.kube.controller.lead.takeover import Takeover
 from oci_hook.kube.controller.options import Options, reached_at
-from oci_hook.kube.controller.own_secret import Own
-from oci_hook.kube.controller.page import Page
-from oci_hook.kube.controller.peer import Peer
-from oci_hook.kube.controller.preemptor import Preemptor
-from oci_hook.kube.controller.reflector import Reflector
-from oci_hook.kube.controller.router import Router
-from oci_hook.kube.controller.server import Server
-from oci_hook.kube.controller.service import Service
-from oci_hook.kube.controller.shallow import decode
-from oci_hook.kube.controller.taints import Tainter
-from oci_hook.kube.controller.takeover import Takeover
-from oci_hook.kube.controller.waker import Waker
-from oci_hook.kube.preempt import Terms
-from oci_hook.kube.state import ClusterState
+from oci_hook.kube.controller.serve.metrics import Metrics
+from oci_hook.kube.controller.serve.page import Page
+from oci_hook.kube.controller.serve.router import Router
+from oci_hook.kube.controller.serve.server import Server
+from oci_hook.kube.controller.serve.service import Service
+from oci_hook.kube.controller.trust import certificates, keys
+from oci_hook.kube.controller.trust.authority import Authority
+from oci_hook.kube.controller.trust.own_secret import Own
+from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.pod import mutate
+from oci_hook.kube.preemption.preempt import Terms
 
 TICK = 2.0  # seconds
 GIVE_BACK = 8.0
-DRAIN = 2.0  # seconds for which a pod that ends still passes requests on: until callers know that it is gone
+DRAIN = 2.0  # seconds for which a terminating pod still forwards requests, until callers have dropped its address
 
 
 class Controller:
@@ -60,32 +63,26 @@ class Controller:
         leads = self.leader.leads
         self._events = Events(client, time.monotonic)
         counted = self._metrics.evictions
-        self._evictor = Evictor(
-            client, self._events, leads, time.monotonic, lambda code: counted.labels(code).inc(), log
-        )
-        self._tainter = Tainter(client, leads, log)
         self._state = ClusterState(**({"placement": options.place} if options.place else {}), verify=self._verify)
-        self._state.interference = options.interference
+        context = Context(client, self._state, set(), self._decides, self._synced, time.monotonic, log)
+        self._evictor = Evictor(context, self._events, lambda code: counted.labels(code).inc())
+        self._mode_taints = ModeTaints(context)
         self._copy = Copy(
             self._state,
-            self._evictor if options.evict else None,
-            self._tainter if options.taint else None,
             time.monotonic,
+            self._evictor if options.evict else None,
+            self._mode_taints if options.taint else None,
+            context.enabled,
         )
         self._budgets = BudgetWatch(client, log)
         attempts = self._metrics.preemptions
         self._preemptor = Preemptor(
-            client,
-            self._state,
+            context,
             self._budgets.budgets,
             self._events,
-            self._decides,
-            time.monotonic,
             options.preemption,
             Terms(options.equal_offline),
             lambda outcome: attempts.labels(outcome).inc(),
-            log,
-            self._copy.enabled,
         )
         self._reflectors = [
             Reflector(client, NAMESPACES, self._copy.namespaces, log),
@@ -93,24 +90,20 @@ class Controller:
             Reflector(client, PODS, self._copy.pods, log, beside=self._copy.beside),
         ]
         self._service = Service(
-            client,
+            context,
             options,
             self._copy,
             self._preemptor,
             self._metrics,
             mutate.Options(rules, options.scheduler, queue_label=options.queue_label),
-            self._decides,
-            self._synced,
-            time.monotonic,
             self._measure,
-            log,
         )
-        self._marker = Marker(client, self._state, lambda: self._decides() and self._synced(), time.monotonic, log)
-        self._service.denied = self._marker.denied
+        self._fragment_taints = FragmentTaints(context)
+        self._service.denied = self._fragment_taints.denied
         self._authority = Authority(client, options, self._use, leads, self._newest_key, log)
         self._takeover = Takeover(client, options, self._reflectors[-1], self._authority, log)
         self._peer = Peer(self.leader, self._away, self._find, log)
-        self._waker = Waker(client, options.namespace, self._state, self._copy.enabled, self._decides, log)
+        self._waker = Waker(context)
         self._options = options
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -119,8 +112,8 @@ class Controller:
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Until SIGTERM or SIGINT. Raises ClusterError where the address cannot be used."""
-        gc.disable()  # until all is read: looking through what grows takes longer than making it
+        """Runs until SIGTERM or SIGINT. Raises ClusterError if it cannot listen."""
+        gc.disable()  # while the copy is read: repeated scans of the growing copy would take longer than reading it
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -134,10 +127,10 @@ class Controller:
             self._authority.run(),
             self._events.run(),
             self._evictor.run(),
-            self._tainter.run(),
+            self._mode_taints.run(),
             self._budgets.run(),
             self._preemptor.run(),
-            *([self._marker.run()] if self._options.taint else []),
+            *([self._fragment_taints.run()] if self._options.taint else []),
             self._waker.run(),
             self._server.connections.run(),
             self._tick(),
@@ -151,7 +144,7 @@ class Controller:
             task.cancel()
         await asyncio.gather(stop, *tasks, return_exceptions=True)
         for task in done - {stop}:
-            task.result()  # a job never ends by itself: its exception is the program's
+            task.result()  # a job ends only by an exception, which ends the program
 
     async def _listen(self) -> None:
         options = self._options
@@ -166,17 +159,17 @@ class Controller:
         self._log(f"listening on {options.host} port {options.port}")
 
     def _begin(self, term: int) -> None:
-        """We hold the Lease. What the leader before us decided last must be known before anything is decided."""
+        """Called when we have taken the Lease. The takeover reads the last decisions of the leader before us."""
         self._takeover.begin(term)
 
     def _decides(self) -> bool:
         return self.leader.leads() and self._takeover.done
 
     async def _hand_over(self) -> None:
-        """We decide nothing any more; requests that still come are passed on to the next leader."""
+        """Resigns. Requests that still arrive are forwarded to the next leader."""
         led = self.leader.leads()
         if led and self._options.taint:
-            await self._marker.clear()  # while the Lease is ours: afterwards the taints are the next leader's
+            await self._fragment_taints.clear()  # before we resign: afterwards the next leader owns the taints
         self.leader.resign()
         self._server.end_connections()
         if led:
@@ -188,8 +181,8 @@ class Controller:
             await asyncio.sleep(DRAIN)
 
     async def _find(self, identity: str) -> str:
-        """Where a leader of a version that did not write its address into the Lease (before 0.1.0's release) listens: in the pod
-        after which its identity is named. "" where there is no such pod."""
+        """The address of a leader whose version did not write it into the Lease (before the release of 0.1.0), by the pod name in
+        its identity. "" if there is no such pod."""
         name = identity.rsplit("-", 2)[0]
         try:
             pod = await self._client.get(f"/api/v1/namespaces/{self._options.namespace}/pods/{quote(name, safe='')}")
@@ -200,14 +193,14 @@ class Controller:
         return reached_at((pod.get("status") or {}).get("podIP") or "", self._options.host, self._options.port)
 
     async def _away(self, pod: str) -> None:
-        """The leader's machine is away: evicting its pod takes it out of the Service at once, not after a minute."""
+        """Evicts the pod of a leader whose machine is unreachable, which takes it out of the Service at once."""
         try:
             await self._evictor.evict(self._options.namespace, pod)
         except ApiError as e:
             self._log(f"pod {pod} is not evicted: {e}")
 
     def _who(self) -> dict[str, Any]:
-        """As the page shows it."""
+        """The leader, for the page."""
         return {
             "leads": self._decides(),
             "holder": self.leader.holder,
@@ -224,9 +217,9 @@ class Controller:
         self._service.use(own)
         self._peer.trust(own.certificates.bundle)
         if own.secrets.generations != before and not (before and self._decides()):
-            self._reflectors[-1].relist()  # decisions signed with a key that we did not have can be verified now
+            self._reflectors[-1].relist()  # verifies decisions signed with the new keys
 
-    def _verify(self, decision: Any) -> bool:
+    def _verify(self, decision: Decision) -> bool:
         return self._service.signer.holds(decision)
 
     def _newest_key(self) -> int:
@@ -250,7 +243,7 @@ class Controller:
         self._metrics.events.labels("dropped").set(self._events.book.dropped)
 
     async def _ask(self, namespace: str, name: str, uid: str) -> None:
-        """What became of a pod whose Binding we answered long ago?"""
+        """Reads a pod whose Binding we allowed long ago, to see whether it was bound."""
         try:
             with self._copy.beside.reading() as reading:
                 text = await self._client.request("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
@@ -263,19 +256,19 @@ class Controller:
             self._copy.no_pod(uid)
         elif not (pod.get("spec") or {}).get("nodeName"):
             self._state.release(uid)
-        elif reading.counts(uid):  # else the watch knows better, or we ask again in a while
+        elif reading.counts(uid):  # otherwise the watch has newer data, or a later tick reads it again
             self._copy.pod(pod)
 
 
 def end_of_loading() -> None:
-    """The copy stays, so the collector need not look through it again and again."""
+    """Excludes the copy from garbage collection: it lives as long as the process."""
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
 def rules_of(path: str) -> Rules:
-    """The rules in a file of settings.yaml's form; a new install's without one. Raises SettingsError GH-501."""
+    """Reads the rules from a file in the format of settings.yaml; the defaults without a file. Raises SettingsError GH-501."""
     try:
         data = Path(path).read_bytes() if path else b""
     except OSError as e:
@@ -288,7 +281,7 @@ def rules_of(path: str) -> Rules:
 
 
 def _present(tls: ssl.SSLContext, have: certificates.Certificates) -> None:
-    """New connections get this certificate. The ssl module reads files only."""
+    """Sets the certificate for new connections. The ssl module reads files only."""
     with tempfile.NamedTemporaryFile() as both:  # mode 0600
         both.write((have.serving.certificate + have.serving.key).encode())
         both.flush()
@@ -297,12 +290,12 @@ def _present(tls: ssl.SSLContext, have: certificates.Certificates) -> None:
 
 async def _main(options: Options, log: Callable[[str], None]) -> None:
     rules = rules_of(options.settings)
-    async with Client(access.load(options.kubeconfig)) as client:
+    async with Client(kubeconfig.load([options.kubeconfig] if options.kubeconfig else [])) as client:
         await Controller(options, client, rules, log).run()
 
 
 def run(options: Options, log: Callable[[str], None]) -> None:
-    """Until it is told to end. Raises GhError."""
+    """Runs until SIGTERM or SIGINT. Raises GhError."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     asyncio.run(_main(options, log))

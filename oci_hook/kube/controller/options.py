@@ -1,4 +1,4 @@
-"""What `gpu-hook controller` was told on its command line."""
+"""The options of `gpu-hook controller`."""
 
 import ipaddress
 
@@ -9,13 +9,12 @@ DAY = 86_400.0
 
 
 class Options(Value):
-    """host, port: where to listen. extender_host, extender_port: where to answer a scheduler without a token, on the loopback
-    only; port 0: nowhere. names: for the serving certificate. certificate_life, key_life: in seconds. node_account: the
-    service account of the DaemonSet's pods. metrics_token: "" for none. page_host, page_port: where to serve the page without a
-    token, on the loopback only; port 0: nowhere. page_token: who has it gets the page at host and port, too; "": nobody. place:
-    over nodes. scheduler: for pods that name one of another system. pod: the one that we run in, "" for none. reached_at:
-    HOST:PORT for other controllers. preemption: off, report or on. equal_offline: pods of class offline end for online ones of
-    the same priority. interference: what nodes measure decides between equal places."""
+    """host, port: where to listen. extender_host, extender_port: loopback address that answers a scheduler without a token; port
+    0: none. names: of the serving certificate. certificate_life, key_life: seconds. node_account: service account of the
+    DaemonSet's pods. metrics_token: "" for none. page_host, page_port: loopback address that serves the page without a token; port
+    0: none. page_token: opens the page at host and port; "": not served there. place: order of nodes. scheduler: replaces another
+    system's scheduler name. pod: our own pod, "" for none. reached_at: our HOST:PORT for other controllers. preemption: off,
+    report or on. equal_offline: online pods may preempt offline ones of the same priority."""
 
     host: str
     port: int
@@ -42,7 +41,6 @@ class Options(Value):
     pod: str = ""
     reached_at: str = ""
     taint: bool = True
-    interference: bool = False
     preemption: str = "on"
     equal_offline: bool = True
 
@@ -52,17 +50,17 @@ def address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     host = host.strip("[]")
     if not (colon and host and port.isdigit() and 0 < int(port) < 1 << 16):
-        raise ClusterError(Problem("GH-608", f"{text!r} is no address: write HOST:PORT, as in 0.0.0.0:8443"))
+        raise ClusterError(Problem("GH-608", f"{text!r} is not an address: write HOST:PORT, as in 0.0.0.0:8443"))
     return host, int(port)
 
 
 def server_names(namespace: str, url: str, host: str) -> tuple[str, ...]:
-    """What callers may call us: the Service's names, the host of the URL or of the address. Raises ClusterError GH-608."""
+    """The names of the serving certificate: the Service's, and the host of the URL or of the address. Raises ClusterError GH-608."""
     service = f"gpu-hook-controller.{namespace}"
     found = ["gpu-hook-controller", service, f"{service}.svc", f"{service}.svc.cluster.local"]
     if url:
         if not url.startswith("https://"):
-            raise ClusterError(Problem("GH-608", f"{url!r} is no URL to reach us at: write https://HOST:PORT"))
+            raise ClusterError(Problem("GH-608", f"{url!r} is not a URL for callers: write https://HOST:PORT"))
         found.append(url.partition("://")[2].partition("/")[0].rpartition(":")[0].strip("[]"))
     if host not in ("0.0.0.0", "::"):
         found.append(host)
@@ -70,7 +68,7 @@ def server_names(namespace: str, url: str, host: str) -> tuple[str, ...]:
 
 
 def loopback(text: str) -> tuple[str, int]:
-    """The same; only this machine or pod may reach it, since nothing proves who asks there. Raises ClusterError GH-608."""
+    """HOST:PORT on the loopback, since callers there need no token. Raises ClusterError GH-608."""
     host, port = address(text)
     try:
         own = ipaddress.ip_address(host).is_loopback
@@ -78,12 +76,12 @@ def loopback(text: str) -> tuple[str, int]:
         own = False
     if not own:
         raise ClusterError(
-            Problem("GH-608", f"{host} is no loopback address; who asks from elsewhere uses --address and a token")
+            Problem("GH-608", f"{host} is not a loopback address; callers from elsewhere use --address and a token")
         )
     return host, port
 
 
 def reached_at(told: str, host: str, port: int) -> str:
-    """HOST:PORT for other controllers; "" where we listen everywhere and nobody told our address."""
+    """HOST:PORT for other controllers; "" if we listen on all addresses and `told` is empty."""
     name = told or ("" if host in ("0.0.0.0", "::") else host)
     return f"[{name}]:{port}" if ":" in name else f"{name}:{port}" if name else ""

@@ -1,5 +1,5 @@
-"""The node's side of the API server: tells the cluster what the node has and who holds it, and the node what the cluster says.
+"""Reports the node's GPUs and grants to the API server, and brings the cluster's settings and keys to the node.
 
-A child process of `gpu-hook agent` where the setting `cluster` is not off. It writes to its own Node object only, and nothing
-while nothing changes. No container waits for it: without an API server everything on the node goes on.
+It is a child process of `gpu-hook agent`, unless the setting `cluster` is off. It writes only to its own Node object, and only
+changes. No container waits for it, so the node works on without an API server.
 """

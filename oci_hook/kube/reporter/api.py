@@ -1,4 +1,4 @@
-"""A client of the API server, of what the reporter needs: get, patch, post, and watch. Everything read is bounded."""
+"""A small client of the API server for the reporter: get, patch, post and watch. All reads are bounded."""
 
 import http.client
 import json
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from oci_hook.kube.reporter.credential import Credential
+from oci_hook.kube.kubeconfig import Credential
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -21,7 +21,7 @@ FAILURES = (OSError, http.client.HTTPException, ValueError)  # ssl.SSLError and 
 
 
 class ApiError(Exception):
-    """The server's answer is no success. status: HTTP's."""
+    """The server answered with an error. status: of HTTP."""
 
     def __init__(self, status: int, what: str) -> None:
         super().__init__(f"{what} (HTTP {status})")
@@ -29,7 +29,7 @@ class ApiError(Exception):
 
 
 class Api:
-    """One connection, kept while it works; for one thread. Raises ApiError and FAILURES."""
+    """One connection, reused while it works; for one thread. Raises ApiError and FAILURES."""
 
     def __init__(self, credential: Credential) -> None:
         self._credential = credential
@@ -39,7 +39,7 @@ class Api:
         return self.call("GET", path)
 
     def call(self, method: str, path: str, body: Any = None, kind: str = JSON) -> Any:
-        """The answer's JSON. A kept connection that the server has closed is made anew once."""
+        """The answer's JSON. Reconnects once if the server has closed a reused connection."""
         kept = self._connection is not None
         try:
             return self._call(method, path, body, kind)
@@ -86,7 +86,7 @@ class Api:
         response = self._connection.getresponse()
         answer = response.read(MAX_ANSWER)
         if not 200 <= response.status < 300:
-            self.close()  # also where the answer was not read to its end, and after a rotated token (401)
+            self.close()  # also for a partly read answer, and for a rotated token (401)
             raise _error(response.status, answer)
         return json.loads(answer)
 
@@ -96,7 +96,7 @@ class Api:
 
 
 class Connection(http.client.HTTPSConnection):
-    """name: for whom the server's certificate must be, "" for the host. seconds: that any one read may take."""
+    """name: expected in the server's certificate, "" for the host. seconds: the limit of each read."""
 
     def __init__(self, host: str, port: int, context: ssl.SSLContext, seconds: float, name: str = "") -> None:
         super().__init__(host, port, timeout=seconds, context=context)
@@ -104,7 +104,7 @@ class Connection(http.client.HTTPSConnection):
         self._tls = context
 
     def connect(self) -> None:
-        """With keep-alive probes, so that a dead server is noticed in a watch, too."""
+        """Sets keep-alive probes, so that a watch notices a dead server."""
         made = socket.create_connection((self.host, self.port), SECONDS)
         try:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -119,8 +119,10 @@ class Connection(http.client.HTTPSConnection):
 
 def connect(credential: Credential, seconds: float) -> Connection:
     """Not connected yet. Raises OSError, ssl.SSLError, ValueError."""
-    parts = urlsplit(credential.server)
-    return Connection(parts.hostname or "", parts.port or 443, credential.context(), seconds)
+    parts, context = urlsplit(credential.server), credential.context()
+    if context is None:
+        raise ValueError(f"{credential.server} is not https")
+    return Connection(parts.hostname or "", parts.port or 443, context, seconds)
 
 
 def _error(status: int, answer: bytes) -> ApiError:

@@ -1,14 +1,14 @@
-"""Who holds grants on this node, as its digest says it: pods whose decisions explain them, and all others. Pure."""
+"""The digest of this node's grants: those that match their pod's decision, and all others. Pure."""
 
 from collections.abc import Iterable, Mapping
 
 from oci_hook.core.decided import NodeKeys, decided_share, verify
 from oci_hook.core.grant import Grant, Identity
 from oci_hook.errors import ClusterError
-from oci_hook.kube.node_info import Digest
+from oci_hook.kube.formats.node_info import Digest
 from oci_hook.kube.reporter.objects import PodView
 
-NAME = 64  # characters of a name that are shown
+NAME = 64  # characters of a name to report
 REFUSED_MAX = 64
 REFUSED_SECONDS = 600.0  # the kubelet tries again after 5 minutes at the latest
 
@@ -16,7 +16,7 @@ REFUSED_SECONDS = 600.0  # the kubelet tries again after 5 minutes at the latest
 def digest(
     grants: Iterable[Grant], pods: Mapping[str, PodView], refused: Mapping[str, str], known: NodeKeys | None
 ) -> Digest:
-    """pods: this node's, by uid. refused: pod's uid -> code. known: what decisions are verified with."""
+    """pods: this node's, by uid. refused: pod's uid -> code. known: the keys to verify decisions."""
     held: dict[str, set[str]] = {}
     local = []
     for grant in sorted(grants, key=lambda g: g.key):
@@ -33,8 +33,8 @@ def digest(
 
 
 def explained(grant: Grant, pod: PodView | None, known: NodeKeys | None) -> bool:
-    """Whether the pod's decision is what the container has. It is not after `gpu-hook set`, for a pod whose annotation was
-    changed, and for one whose owner wrote it: the controller counts no such decision, so it must count the grant."""
+    """True if the grant matches the pod's decision. It does not after `gpu-hook set`, or with a changed or forged annotation. The
+    controller does not count such a decision, so it must count the grant."""
     if pod is None or pod.decision is None or known is None:
         return False
     try:
@@ -49,20 +49,20 @@ def explained(grant: Grant, pod: PodView | None, known: NodeKeys | None) -> bool
 
 
 def _cut(who: Identity) -> Identity:
-    """Names that are chosen by tenants, so short that the digest of a full node fits into an annotation."""
+    """Shortens names, which tenants choose, so that the digest of a full node fits into an annotation."""
     return who.replace(
         namespace=who.namespace[:NAME], pod=who.pod[:NAME], container=who.container[:NAME], pod_uid=who.pod_uid[:NAME]
     )
 
 
 class Refusals:
-    """Which pods this node has refused lately, and with which code, from the node's events."""
+    """The pods that this node refused lately, with the code, from the node's events."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[str, float]] = {}
 
     def note(self, event: Mapping[str, object], now: float) -> None:
-        """now: seconds of a clock of the caller's."""
+        """now: seconds of the caller's clock."""
         uid, codes = event.get("uid"), event.get("codes")
         if event.get("event") == "refused" and isinstance(uid, str) and uid and isinstance(codes, list) and codes:
             self._found.pop(uid[:NAME], None)
@@ -71,7 +71,7 @@ class Refusals:
                 del self._found[next(iter(self._found))]
 
     def now(self, pods: Mapping[str, PodView], now: float) -> dict[str, str]:
-        """Of the pods that are still on the node."""
+        """Uid -> code of refused pods that are still on the node."""
         self._found = {
             uid: (code, at)
             for uid, (code, at) in self._found.items()

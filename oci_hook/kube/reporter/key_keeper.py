@@ -1,6 +1,9 @@
-"""When the node's keys are asked for, and what became of it: at the start, when the controller's certificates or generation
-changed, when a decision was refused for its signature, and now and then."""
+"""Gets the node's keys at the start, when the controller's certificates or generation change, when the node refuses a decision's
+signature, and once an hour."""
 
+import random
+
+from oci_hook.core.backoff import Backoff
 from oci_hook.errors import GhError
 from oci_hook.kube.reporter import node_key
 from oci_hook.kube.reporter.api import FAILURES, Api, ApiError
@@ -8,13 +11,13 @@ from oci_hook.kube.reporter.options import NONE, Options
 from oci_hook.kube.reporter.watcher import jitter, words
 
 EVERY = 3600.0  # seconds
-AGAIN, AGAIN_MAX = 2.0, 60.0  # after a failure, doubled with each
-SUSPECT = 30.0  # at the most so often for refused decisions
+FIRST, MOST = 2.0, 60.0  # after a failure
+SUSPECT = 30.0  # seconds at least between requests because of refused decisions
 DOUBTFUL = ("GH-602", "GH-606")
 
 
 class KeyKeeper:
-    """problem: what is wrong, "" for nothing. Times are monotonic seconds."""
+    """problem: the last failure, "" for none. Times are monotonic seconds."""
 
     def __init__(self, prefix: str, node: str, options: Options) -> None:
         self.problem = ""
@@ -23,12 +26,12 @@ class KeyKeeper:
         self._token = node_key.TOKEN if options.controller_token == NONE else options.controller_token
         self._due = 0.0
         self._asked = -SUSPECT
-        self._again = AGAIN
+        self._backoff = Backoff(FIRST, MOST, random.random)
         self._changes = -1
         self._refused: frozenset[str] = frozenset()
 
     def look(self, api: Api, ca: dict[str, str] | None, changes: int, refused: dict[str, str], now: float) -> None:
-        """changes: how often the controller's ConfigMap was another one. refused: code by pod."""
+        """changes: the number of changes of the controller's ConfigMap. refused: code by pod."""
         doubtful = frozenset(uid for uid, code in refused.items() if code in DOUBTFUL)
         if changes != self._changes:
             self._changes, self._due = changes, now
@@ -53,8 +56,8 @@ class KeyKeeper:
             node_key.keep(self._prefix, node_key.accept(answer, self._node))
         except (ApiError, GhError, *FAILURES, LookupError, TypeError, AttributeError) as e:
             self.problem = f"no keys from the controller: {words(e)}"
-            self._due = now + jitter(self._again)
-            self._again = min(2 * self._again, AGAIN_MAX)
+            self._due = now + self._backoff.failed()
         else:
             self.problem = ""
-            self._due, self._again = now + jitter(EVERY), AGAIN
+            self._due = now + jitter(EVERY)
+            self._backoff.worked()

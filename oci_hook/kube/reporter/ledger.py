@@ -1,4 +1,4 @@
-"""What the node itself has to say: its inventory, its rules, its grants, what it refused. Says when any of it changed."""
+"""The node's own state: its inventory, rules, grants and refused pods. Notices changes."""
 
 import os
 import selectors
@@ -9,8 +9,8 @@ from oci_hook.config import settings as node_settings
 from oci_hook.core.decided import NodeKeys
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
-from oci_hook.core.layout import INVENTORY, LEDGER_DIR
-from oci_hook.kube.node_info import NodeInventory
+from oci_hook.core.layout import INVENTORY, LEDGER_DIR, UNLISTED
+from oci_hook.kube.formats.node_info import NodeInventory
 from oci_hook.kube.reporter.digest import Refusals
 from oci_hook.kube.reporter.node_key import newest
 from oci_hook.kube.reporter.objects import PodView
@@ -23,7 +23,7 @@ FOLDER = inotify.IN_MOVED_TO | inotify.IN_DELETE | inotify.IN_DELETE_SELF
 
 
 class Ledger:
-    """`follow` now and then, so that `selector` wakes when the ledger changes; then the questions. Raises GhError."""
+    """Call `follow` before the other methods, and again regularly: it wakes `selector` when the ledger changes. Raises GhError."""
 
     def __init__(self, prefix: str, selector: selectors.BaseSelector) -> None:
         self._prefix = prefix
@@ -38,7 +38,7 @@ class Ledger:
         return node_settings.load(self._prefix)
 
     def follow(self) -> None:
-        """Have the kernel report new grants and released ones; once more where the directory was made anew."""
+        """Watches the ledger for new and released grants; watches again if its directory was recreated."""
         state_dir = self.settings().state_dir
         if state_dir != self._state_dir:
             self.close()
@@ -47,7 +47,7 @@ class Ledger:
             try:
                 self._fd = inotify.watch(f"{state_dir}/{LEDGER_DIR}", FOLDER)
             except OSError:
-                return  # no grant yet, or too many watches: found at the next look
+                return  # no grant yet, or too many watches: the next call tries again
             self._selector.register(self._fd, selectors.EVENT_READ, self._changed)
 
     def inventory(self) -> NodeInventory:
@@ -76,14 +76,10 @@ class Ledger:
             self._fd = -1
 
     def _inventory(self, settings: node_settings.Settings) -> Inventory:
-        """The whole check only when the file is another one: it looks at the driver's files."""
-        path = f"{settings.state_dir}/{INVENTORY}"
-        try:
-            st = os.stat(path)
-            stamp: object = (settings.driver_root, st.st_ino, st.st_mtime_ns, st.st_size)
-        except OSError:
-            stamp = None
-        if self._read is None or stamp is None or self._read[0] != stamp:
+        """Checks the inventory fully only if a file of it changed, since that reads the driver's files."""
+        listed, missing = (_stamp(f"{settings.state_dir}/{name}") for name in (INVENTORY, UNLISTED))
+        stamp = settings.driver_root, listed, missing
+        if self._read is None or listed is None or self._read[0] != stamp:
             self._read = (stamp, node_inventory.load(settings))
         return self._read[1]
 
@@ -91,3 +87,12 @@ class Ledger:
         inotify.drain(self._fd)
         if not os.path.isdir(f"{self._state_dir}/{LEDGER_DIR}"):
             self.close()
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    """Changes with the file; None where there is none."""
+    try:
+        st = os.stat(path)
+    except OSError:
+        return None
+    return st.st_ino, st.st_mtime_ns, st.st_size

@@ -21,7 +21,7 @@ MAX_ANSWER = 64 << 10
 
 
 def address(api: Api, namespace: str) -> tuple[str, int]:
-    """Of the controller: its Service's, or that of the one that is ready. Raises ApiError, api.FAILURES."""
+    """The controller's address: its Service's, or that of a ready pod. Raises ApiError, api.FAILURES."""
     path = f"/api/v1/namespaces/{namespace}"
     spec = (api.get(f"{path}/services/{SERVICE}")).get("spec") or {}
     ports = spec.get("ports") or ()
@@ -34,7 +34,7 @@ def address(api: Api, namespace: str) -> tuple[str, int]:
 
 
 def fetch(where: tuple[str, int], namespace: str, ca: str, token: str) -> bytes:
-    """The controller's answer, checked to be a cluster.json. Raises ApiError, OSError, ValueError, http.client's."""
+    """The controller's answer. Raises ApiError, OSError, ValueError, http.client's."""
     context = ssl.create_default_context(cadata=ca)
     connection = Connection(*where, context, SECONDS, f"{SERVICE}.{namespace}.svc")
     try:
@@ -51,7 +51,7 @@ def fetch(where: tuple[str, int], namespace: str, ca: str, token: str) -> bytes:
 
 
 def accept(data: bytes, node: str) -> str:
-    """The text of cluster.json. Raises ValueError for anything else than keys of this node."""
+    """The text of cluster.json. Raises ValueError for anything but keys of this node."""
     found = cluster.parsed(data)
     if found.node != node:
         raise ValueError(f"the controller answered with the keys of node {found.node[:60]}, this is {node}")
@@ -60,7 +60,7 @@ def accept(data: bytes, node: str) -> str:
 
 
 def keep(prefix: str, text: str) -> bool:
-    """Whether the file was another one. Raises SettingsError GH-504."""
+    """Writes the file; returns whether it changed. Raises SettingsError GH-504."""
     path = os.path.join(prefix, CLUSTER_KEYS)
     try:
         if read_own(path, cluster.MAX_KEYS + 1, secret=True) == text.encode():

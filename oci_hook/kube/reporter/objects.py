@@ -1,4 +1,4 @@
-"""What the reporter keeps of the objects that it watches: a few fields, each of the kind that it must have."""
+"""The few fields that the reporter keeps of watched objects, with their types checked."""
 
 import json
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from oci_hook.core import decision
 from oci_hook.core.decision import Decision
 from oci_hook.core.value import Value
-from oci_hook.kube.names import ALLOC, SUMS
-from oci_hook.kube.quantity import whole
+from oci_hook.kube.formats.names import ALLOC, SUMS
+from oci_hook.kube.formats.sums import of_object
 
 ENDED = ("Succeeded", "Failed")
 
 
 class NodeView(Value):
-    """annotations, labels, capacity, allocatable: the object's own."""
+    """annotations, labels, capacity, allocatable: as in the object."""
 
     annotations: dict[str, str]
     labels: dict[str, str]
@@ -22,8 +22,7 @@ class NodeView(Value):
 
 
 class PodView(Value):
-    """sums: (name, amount) of the extended resources that it counts for on its node. decision: None where it has none that
-    can be read."""
+    """sums: (name, amount) of the extended resources that it uses on its node. decision: None if missing or invalid."""
 
     uid: str
     sums: tuple[tuple[str, int], ...]
@@ -42,7 +41,7 @@ def node(item: Any) -> NodeView:
 
 
 def pod(item: Any) -> PodView:
-    metadata, spec = item["metadata"], item.get("spec") or {}
+    metadata = item["metadata"]
     text = _texts(metadata.get("annotations")).get(ALLOC)
     found = None
     if text is not None:
@@ -51,38 +50,14 @@ def pod(item: Any) -> PodView:
         except ValueError:
             pass
     ended = (item.get("status") or {}).get("phase") in ENDED
-    return PodView(str(metadata["uid"]), () if ended else tuple(sorted(requested(spec).items())), found, ended)
+    counted = {} if ended else of_object(item)
+    sums = tuple((name, counted[name] // 1000) for name in sorted(SUMS) if counted.get(name))
+    return PodView(str(metadata["uid"]), sums, found, ended)
 
 
 def config(item: Any) -> dict[str, str]:
     """A ConfigMap's data."""
     return _texts(item.get("data"))
-
-
-def requested(spec: Any) -> dict[str, int]:
-    """What the kubelet counts of the sums for the pod: its containers' together, or an init container's if that is more."""
-    total = dict.fromkeys(SUMS, 0)
-    for container in spec.get("containers") or ():
-        for name, amount in _requests(container).items():
-            total[name] += amount
-    for container in spec.get("initContainers") or ():
-        for name, amount in _requests(container).items():
-            if container.get("restartPolicy") == "Always":
-                total[name] += amount
-            else:
-                total[name] = max(total[name], amount)
-    return {name: amount for name, amount in total.items() if amount}
-
-
-def _requests(container: Any) -> dict[str, int]:
-    said = (container.get("resources") or {}).get("requests") or {}
-    found = {}
-    for name in SUMS:
-        try:
-            found[name] = max(0, whole(str(said.get(name, "0"))))
-        except ValueError:
-            found[name] = 0
-    return found
 
 
 def _texts(found: Any) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The reporter's settings: those `agent.` lines of settings.yaml that concern the cluster."""
+"""The reporter's settings: the `agent.` lines of settings.yaml about the cluster."""
 
 from oci_hook.core.value import Value
 from oci_hook.install import agent_settings
@@ -7,15 +7,14 @@ NONE = "none"
 
 
 class Options(Value):
-    """kubeconfig, controller_token: a path or "none". node: the node's name, "none" where variable or credential say it.
-    namespace: of the controller. device_plugins: the kubelet's folder. interference: the digest says how busy containers are."""
+    """kubeconfig, controller_token: a path or "none". node: the node's name, "none" to take it from variable or credential.
+    namespace: of the controller. device_plugins: the kubelet's folder."""
 
     kubeconfig: str = NONE
     node: str = NONE
     namespace: str = "gpu-hook"
     controller_token: str = NONE
     device_plugins: str = "/var/lib/kubelet/device-plugins"
-    interference: bool = False
 
 
 def load(prefix: str) -> Options:

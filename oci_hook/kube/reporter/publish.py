@@ -1,13 +1,13 @@
-"""Which writes make the Node object say what is so: pure. Nothing to write is an empty answer."""
+"""The patches that bring the Node object up to date; empty if it is. Pure."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from oci_hook.kube.names import SUMS
-from oci_hook.kube.quantity import whole
+from oci_hook.kube.formats.names import SUMS
+from oci_hook.kube.formats.quantity import whole
 from oci_hook.kube.reporter.objects import NodeView, PodView
 
-MOST = (1 << 63) - 1  # of a quantity; a pod that names its node itself may ask for any number
+MOST = (1 << 63) - 1  # of a quantity; a pod that sets its node itself may request any amount
 MAPS = ("capacity", "allocatable")
 
 
@@ -18,7 +18,7 @@ def annotations(node: NodeView, wanted: Mapping[str, str]) -> dict[str, Any]:
 
 
 def bound(pods: Iterable[PodView]) -> dict[str, int]:
-    """What the pods on the node count for."""
+    """The sums of the node's pods."""
     found = dict.fromkeys(SUMS, 0)
     for pod in pods:
         for name, amount in pod.sums:
@@ -27,19 +27,19 @@ def bound(pods: Iterable[PodView]) -> dict[str, int]:
 
 
 def sums(capacity: Mapping[str, int], pods: Iterable[PodView]) -> dict[str, int]:
-    """What to publish. Never less than what is bound: a kubelet that starts anew kills pods, the oldest last, until the rest
-    fits (Kubernetes 1.20, admission of a node's own pods)."""
+    """The sums to publish, never below those of the bound pods: a restarted kubelet kills pods, the oldest last, until the rest fits
+    (Kubernetes 1.20, admission of a node's own pods)."""
     held = bound(pods)
     return {name: min(max(amount, held[name]), MOST) for name, amount in capacity.items()}
 
 
 def lowers(node: NodeView, wanted: Mapping[str, int]) -> bool:
-    """Whether less than now would be published: then the pods must be looked at anew before."""
+    """True if this would lower a sum. If so, read the pods again first."""
     return any((_now(part, name) or 0) > amount for part in _parts(node) for name, amount in wanted.items())
 
 
 def status(node: NodeView, wanted: Mapping[str, int]) -> list[dict[str, Any]]:
-    """A JSON patch (RFC 6902) of the node's status. What is neither there nor wanted is not published: 0 would refuse pods."""
+    """A JSON patch (RFC 6902) of the node's status. A sum of 0 that is not there yet is left out, since it would refuse pods."""
     patch: list[dict[str, Any]] = []
     for field, part in zip(MAPS, _parts(node), strict=True):
         changed = {
@@ -55,16 +55,22 @@ def status(node: NodeView, wanted: Mapping[str, int]) -> list[dict[str, Any]]:
     return patch
 
 
-def withdrawal(node: NodeView, keys: Iterable[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The two patches that take back all that was written."""
-    there = {key: None for key in keys if key in node.annotations}
+def withdrawal(
+    node: NodeView, annotations: Iterable[str], labels: Iterable[str]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(merge patch, JSON patch of the status) that remove our annotations, labels and sums."""
+    there = {
+        kind: {key: None for key in keys if key in had}
+        for kind, keys, had in (("annotations", annotations, node.annotations), ("labels", labels, node.labels))
+    }
     patch = [
         {"op": "remove", "path": f"/status/{field}/{name.replace('/', '~1')}"}
         for field, part in zip(MAPS, _parts(node), strict=True)
         for name in SUMS
         if name in (part or {})
     ]
-    return ({"metadata": {"annotations": there}} if there else {}), patch
+    metadata = {kind: gone for kind, gone in there.items() if gone}
+    return ({"metadata": metadata} if metadata else {}), patch
 
 
 def _parts(node: NodeView) -> tuple[Mapping[str, str] | None, Mapping[str, str] | None]:

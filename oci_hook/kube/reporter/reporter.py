@@ -1,39 +1,40 @@
-"""The reporter's one loop: looks at the node and at what the watchers saw, and writes what differs.
+"""The reporter's one loop: reads the node and the watchers' changes, and writes differences.
 
-Order matters in one place: the guard directory is made before sums are published, and no sum is lowered without a fresh look at
-the pods. A failure is a problem in the agent's status, and is tried again with growing pauses.
+The order matters: the guard directory exists before sums are published, and the pods are read again before a sum is lowered. A
+failure appears in the agent's status, and is retried with growing pauses.
 """
 
 import os
 import queue
+import random
 import selectors
 import time
 from typing import Any
 
+from oci_hook.core.backoff import Backoff
 from oci_hook.errors import GhError
-from oci_hook.kube import sums as kube_sums
-from oci_hook.kube.names import INVENTORY, LEDGER
-from oci_hook.kube.node_info import NodeInventory, digest_text, inventory_text
-from oci_hook.kube.reporter import credential, node_key, objects, publish, rules, rules_file
+from oci_hook.kube.formats import sums as kube_sums
+from oci_hook.kube.formats.names import INVENTORY, LEDGER
+from oci_hook.kube.formats.node_info import NodeInventory, digest_text, inventory_text
+from oci_hook.kube.kubeconfig import Credential
+from oci_hook.kube.reporter import node_key, objects, publish, rules, rules_file
 from oci_hook.kube.reporter.api import FAILURES, JSON_PATCH, MERGE_PATCH, Api, ApiError
-from oci_hook.kube.reporter.busy import NodeBusy
 from oci_hook.kube.reporter.digest import digest
 from oci_hook.kube.reporter.key_keeper import KeyKeeper
 from oci_hook.kube.reporter.ledger import Ledger
 from oci_hook.kube.reporter.options import Options
 from oci_hook.kube.reporter.seen import CA, CONFIG, NODE, PODS, Seen
 from oci_hook.kube.reporter.status import Status
-from oci_hook.kube.reporter.watcher import BACKOFF, BACKOFF_MAX, Change, Watcher, jitter, words
+from oci_hook.kube.reporter.watcher import FIRST, MOST, Change, Watcher, words
 
-GUARD = "gpu-hook.io"  # a directory in the kubelet's device-plugins folder; an empty folder has it set all sums to 0
-LOOK = 5.0  # seconds between two looks where nothing is reported
-GAP = 1.0  # between two writes
-MOST_LINES = 16  # of the agent's that wait
-RULES_GAP = 30.0  # before a rule that could not be written is tried again
+GUARD = "gpu-hook.io"  # a directory in the kubelet's device-plugins folder; if that is empty, the kubelet sets all sums to 0
+LOOK = 5.0  # seconds between two steps without an event
+GAP = 1.0  # seconds between two writes
+RULES_GAP = 30.0  # seconds until rules are checked again
 
 
 class Reporter:
-    def __init__(self, prefix: str, node: str, options: Options, known: credential.Credential, status: Status) -> None:
+    def __init__(self, prefix: str, node: str, options: Options, known: Credential, status: Status) -> None:
         self._prefix, self._name, self._options = prefix, node, options
         self._path = f"/api/v1/nodes/{node}"
         self._pods = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{node}"
@@ -47,17 +48,10 @@ class Reporter:
         self._ledger = Ledger(prefix, self._selector)
         self._keys = KeyKeeper(prefix, node, options)
         self._status = status
-        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._busy = NodeBusy()
         self._inventory: NodeInventory | None = None
         self._next_write = 0.0
-        self._backoff = BACKOFF
-        self._said: tuple[Any, float] = (None, 0.0)  # the rules that were tried last, and when to try them again
-
-    def hear(self, line: bytes) -> None:
-        """A line of the agent's, from any thread; taken at the next step."""
-        if self._lines.qsize() < MOST_LINES:
-            self._lines.put(line)
+        self._backoff = Backoff(FIRST, MOST, random.random)
+        self._said: tuple[Any, float] = (None, 0.0)  # the last rules, and the time of the next check
 
     def run(self) -> None:
         """Does not return."""
@@ -70,11 +64,9 @@ class Reporter:
                 key.data()
 
     def step(self, now: float) -> float:
-        """Do what is to be done now; the seconds until there may be more."""
+        """Does the work due now; returns the seconds until the next."""
         while not self._changes.empty():
             self._seen.take(self._changes.get())
-        while not self._lines.empty():
-            self._busy.take(self._lines.get(), now)
         problems = {what: f"{what} cannot be watched: {why}" for what, why in self._seen.failures.items()}
         refused: dict[str, str] = {}
         try:
@@ -96,40 +88,36 @@ class Reporter:
 
     def _report(self, refused: dict[str, str], problems: dict[str, str], now: float, wait: float) -> float:
         try:
-            wrote = self._write(refused, problems, now)
+            wrote = self._write(refused, problems)
         except GhError as e:
             problems["node"] = str(e)
             return wait
         except (ApiError, *FAILURES, LookupError, TypeError, AttributeError) as e:
-            problems["write"] = f"the API server does not take what the node says: {words(e)}"
+            problems["write"] = f"the node's report failed: {words(e)}"
             self._status.failures += 1
-            self._next_write = now + jitter(self._backoff)
-            self._backoff = min(2 * self._backoff, BACKOFF_MAX)
+            self._next_write = now + self._backoff.failed()
             return self._next_write - now
-        self._backoff = BACKOFF
+        self._backoff.worked()
         if wrote:
             self._next_write = now + GAP
             return min(wait, GAP)
         return wait
 
-    def _write(self, refused: dict[str, str], problems: dict[str, str], now: float) -> bool:
-        """Whether anything had to be written."""
+    def _write(self, refused: dict[str, str], problems: dict[str, str]) -> bool:
+        """Returns whether it wrote anything."""
         seen = self._seen
         if seen.node is None or seen.pods is None:
             return False
         try:
             self._inventory = self._ledger.inventory()
-        except GhError as e:  # what was published stays: the driver may be on its way
+        except GhError as e:  # keep the published inventory: the driver may be starting
             problems["inventory"] = str(e)
         if self._inventory is None:
             return False
         grants = self._ledger.grants()
         if any(grant.who.pod_uid and grant.who.pod_uid not in seen.pods for grant in grants):
-            self._look_at_pods()  # the watch may be behind the kubelet; a decided grant must not be told as a local one
+            self._look_at_pods()  # the watch may lag; do not report a decided grant as a local one
         said = digest(grants, seen.pods, refused, self._ledger.keys())
-        if self._options.interference:
-            before = seen.node.annotations.get(LEDGER, "")
-            said = said.replace(busy=self._busy.said(grants, before, now))
         wanted = {INVENTORY: inventory_text(self._inventory), LEDGER: digest_text(said, self._inventory.inventory)}
         changed = publish.annotations(seen.node, wanted)
         if changed:
@@ -155,7 +143,7 @@ class Reporter:
         return bool(patch)
 
     def _patch(self, path: str, patch: Any, kind: str) -> None:
-        """The answer is the node as it is now, which the watch shows later."""
+        """Patches the node. The answer is its new state, which the watch brings later."""
         self._seen.node = objects.node(self._api.call("PATCH", path, patch, kind))
         self._status.wrote()
 
@@ -164,7 +152,7 @@ class Reporter:
         self._seen.pods = {pod.uid: pod for pod in found}
 
     def _rules(self, now: float) -> str:
-        """What is wrong with what the cluster says about this node. Raises GhError."""
+        """Applies the cluster's settings for this node; returns their problems. Raises GhError."""
         seen = self._seen
         if seen.node is None or seen.config is None:
             return ""
@@ -193,7 +181,7 @@ class Reporter:
         try:
             os.write(self._wake[1], b"x")
         except BlockingIOError:
-            pass  # it is awake already
+            pass  # the loop is awake already
 
     def _woken(self) -> None:
         try:
@@ -203,8 +191,8 @@ class Reporter:
 
 
 def guard(folder: str) -> str:
-    """Make the directory that keeps the kubelet from setting all extended resources to 0 when it registers anew, which it does
-    where its folder is empty (Kubernetes 1.20 to 1.33, devicemanager). What is wrong, "" for nothing."""
+    """Makes a directory in the kubelet's folder. If that folder is empty, a restarted kubelet sets all extended resources to 0
+    (Kubernetes 1.20 to 1.33, devicemanager). Returns the problem, "" for none."""
     try:
         os.mkdir(f"{folder}/{GUARD}", 0o755)
     except FileExistsError:

@@ -1,19 +1,21 @@
 """The cluster's settings for one node, from the node's labels and the ConfigMap gpu-hook-nodes. Pure.
 
-A key of the ConfigMap is a node's name, or any name whose lines say for which nodes they are: `nodes: LABEL=VALUE,...`, all of
-which the node must have. The other lines are settings as in settings.yaml, of config/keys.py's OF_CLUSTER. What is said for a
-node by name counts before what is said by labels, and that before the node's policy label.
+A key of the ConfigMap is a node's name; or any name, with a line `nodes: LABEL=VALUE,...` for nodes that have all these labels. The
+other lines are settings as in settings.yaml, of config/keys.py's OF_CLUSTER. Settings by a node's name override those by labels,
+and these override the node's policy label.
 """
 
 from collections.abc import Mapping
 
 from oci_hook.config import flat_yaml, keys
 from oci_hook.core.units import show
-from oci_hook.kube.names import POLICY_LABEL, QGPU_POLICY
+from oci_hook.kube.formats.names import POLICY_LABEL, QGPU_POLICY
 
 CONFIG = "gpu-hook-nodes"
 SELECTOR = "nodes"
-HEAD = f"# What the cluster says about this node: its labels, and the ConfigMap {CONFIG}. The agent writes it anew.\n"
+HEAD = (
+    f"# The cluster's settings for this node, from its labels and the ConfigMap {CONFIG}. The agent overwrites them.\n"
+)
 MAX_PROBLEMS = 5
 
 Value = str | tuple[str, ...]  # of flat_yaml
@@ -21,7 +23,7 @@ Lines = dict[str, Value]
 
 
 def wanted(node: str, labels: Mapping[str, str], config: Mapping[str, str]) -> tuple[Lines, list[str]]:
-    """(value by setting, what is wrong). An entry with anything wrong in it counts for nothing."""
+    """(value by setting, problems). An entry with a problem is ignored."""
     found: Lines = {}
     problems: list[str] = []
     for label in (*reversed(QGPU_POLICY), POLICY_LABEL):
@@ -43,7 +45,7 @@ def wanted(node: str, labels: Mapping[str, str], config: Mapping[str, str]) -> t
 
 
 def entry(text: str) -> tuple[Lines, dict[str, str] | None, str]:
-    """(value by setting, labels of the nodes or None, what is wrong)"""
+    """(value by setting, labels of the nodes or None, the problem or "")"""
     lines: Lines = {}
     selector = None
     for number, key, value, problem in flat_yaml.lines(text.encode("utf-8", "surrogateescape")):
@@ -65,13 +67,13 @@ def entry(text: str) -> tuple[Lines, dict[str, str] | None, str]:
 
 
 def labels_of(value: Value) -> dict[str, str]:
-    """The labels that a selector names; {} for one that is not valid."""
+    """The labels of a selector; {} for an invalid one."""
     parts = [part.partition("=") for part in value.split(",")] if isinstance(value, str) else []
     return {label: text for label, _, text in parts} if all(label and sep for label, sep, _ in parts) else {}
 
 
 def text(lines: Lines) -> str:
-    """The file's, "" for none."""
+    """The file's text, "" for no lines."""
     return HEAD + "".join(f"{key}: {flat_yaml.quoted(lines[key])}\n" for key in sorted(lines)) if lines else ""
 
 

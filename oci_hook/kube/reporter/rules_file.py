@@ -1,4 +1,4 @@
-"""Keeps PREFIX/etc/cluster.yaml equal to what the cluster says, unless no container could start with it."""
+"""Keeps PREFIX/etc/cluster.yaml equal to the cluster's settings, unless these are invalid beside settings.yaml."""
 
 import os
 
@@ -11,7 +11,7 @@ from oci_hook.kube.reporter import rules
 
 
 def keep(prefix: str, lines: rules.Lines) -> str:
-    """What is wrong, "" for nothing. Raises GhError where settings.yaml or the file cannot be read or written."""
+    """Writes the file; returns the problem, "" for none. Raises GhError if settings.yaml or the file cannot be read or written."""
     path = os.path.join(prefix, CLUSTER_SETTINGS)
     text = rules.text(lines)
     if text == now(path):
@@ -23,7 +23,7 @@ def keep(prefix: str, lines: rules.Lines) -> str:
     reading.problems += added.problems
     node_settings.interpret(prefix, reading)
     if len(reading.problems) > before:
-        return f"what the cluster says does not go with settings.yaml: {reading.problems[-1].message}"
+        return f"the cluster's settings conflict with settings.yaml: {reading.problems[-1].message}"
     if text:
         write(path, text)
     else:
@@ -35,7 +35,7 @@ def keep(prefix: str, lines: rules.Lines) -> str:
 
 
 def now(path: str) -> str | None:
-    """The file's text, "" for no file; None for one that is not ours to keep as it is."""
+    """The file's text, "" for no file; None if it cannot be read as ours, and so must be replaced."""
     try:
         return node_settings.read_own(path, flat_yaml.MAX_SIZE + 1).decode()
     except FileNotFoundError:

@@ -1,15 +1,14 @@
-"""What the watchers have told so far about this node, its pods, and what the cluster says about it."""
+"""The watchers' present view of this node, its pods, and the cluster's settings."""
 
 from oci_hook.kube.reporter.objects import NodeView, PodView
 from oci_hook.kube.reporter.watcher import Change
 
 NODE, PODS, CONFIG, CA = "node", "pods", "config", "ca"
-WATCHED = (NODE, PODS, CONFIG, CA)
 
 
 class Seen:
-    """node: None while it does not exist or is not known. pods: by uid; None, config and ca: not known yet. failures: text, by
-    what cannot be watched. ca_changed: how often ca was another one."""
+    """node: None if missing or not known yet. pods: by uid. pods, config, ca: None if not known yet. failures: text, by the kind
+    that cannot be watched. ca_changed: the number of changes of ca."""
 
     def __init__(self) -> None:
         self.node: NodeView | None = None

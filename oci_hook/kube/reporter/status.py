@@ -1,4 +1,4 @@
-"""What the reporter tells the agent: one JSON line on standard output whenever it changed."""
+"""The reporter's status for the agent: a JSON line on standard output after each change."""
 
 import json
 import sys
@@ -6,8 +6,8 @@ import time
 
 
 class Status:
-    """problems: text, by what is wrong. writes, failures: of the API server, since the start. last: Unix time of the last
-    write, None: none yet."""
+    """problems: text, by kind. writes, failures: numbers of writes to the API server since the start. last: Unix time of the last
+    write, None for none."""
 
     def __init__(self) -> None:
         self.problems: dict[str, str] = {}

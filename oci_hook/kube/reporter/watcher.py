@@ -1,4 +1,4 @@
-"""Lists and watches one kind of object in a thread of its own, and puts what it sees into a queue."""
+"""Lists and watches one kind of object in its own thread, and puts changes into a queue."""
 
 import random
 import threading
@@ -6,16 +6,17 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
+from oci_hook.core.backoff import Backoff
+from oci_hook.kube.kubeconfig import Credential
 from oci_hook.kube.reporter.api import WATCH_SECONDS, Api, ApiError
-from oci_hook.kube.reporter.credential import Credential
 
-BACKOFF, BACKOFF_MAX = 0.5, 30.0  # seconds, doubled with each failure, of which a random half is waited
+FIRST, MOST = 0.5, 30.0  # seconds to wait after a failure
 GONE = 410
 NOT_FOUND = 404
 
 
 class Change:
-    """What a watcher saw of `what`: "all" the objects, one "put" or "gone", or a "failure", whose text is the value."""
+    """A change of `what`. how: "all" objects, one "put" or "gone", or a "failure", with its text as the value."""
 
     __slots__ = ("what", "how", "value")
 
@@ -24,7 +25,7 @@ class Change:
 
 
 class Watcher(threading.Thread):
-    """what: its name in changes. path: of the collection. selector: a fieldSelector. read: the part of an object to keep."""
+    """what: its name in changes. path: of the collection. selector: a fieldSelector. read: object -> the value to keep."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class Watcher(threading.Thread):
         self._what = what
         self._path, self._selector = path, selector
         self._read, self._tell = read, tell
-        self._backoff = BACKOFF
+        self._backoff = Backoff(FIRST, MOST, random.random)
         self._ending = threading.Event()
 
     def stop(self) -> None:
@@ -50,17 +51,16 @@ class Watcher(threading.Thread):
         while not self._ending.is_set():
             try:
                 self._once(Api(self._credential))
-            except Exception as e:  # whatever the server answered: the thread goes on
-                if isinstance(e, ApiError) and e.status == GONE:  # what was seen is too old for the server: list anew
-                    wait = 0.1
+            except Exception as e:  # no answer of the server may stop the thread
+                if isinstance(e, ApiError) and e.status == GONE:  # the server no longer has our version: list again
+                    wait = jitter(0.1)
                 else:
                     self._tell(Change(self._what, "failure", words(e)))
-                    wait = self._backoff
-                    self._backoff = min(2 * self._backoff, BACKOFF_MAX)
-                self._ending.wait(jitter(wait))
+                    wait = self._backoff.failed()
+                self._ending.wait(wait)
 
     def _once(self, api: Api) -> None:
-        """One list and the watches after it; raises at the first that fails."""
+        """Lists once, then watches until a call fails; raises its error."""
         try:
             found = api.get(f"{self._path}?{urlencode({'fieldSelector': self._selector})}")
         finally:
@@ -81,8 +81,8 @@ class Watcher(threading.Thread):
                     self._tell(Change(self._what, "put", self._read(item)))
                 elif kind == "DELETED":
                     self._tell(Change(self._what, "gone", self._read(item)))
-            self._backoff = BACKOFF
-            self._ending.wait(jitter(0.2))  # a server that ends each watch at once is not asked all the time
+            self._backoff.worked()
+            self._ending.wait(jitter(0.2))  # do not spin if the server ends each watch at once
 
 
 def jitter(seconds: float) -> float:

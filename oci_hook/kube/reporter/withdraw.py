@@ -1,20 +1,20 @@
-"""Takes back what the reporter has written: annotations and sums of the Node, the guard directory, the node's own files."""
+"""Removes what is ours: annotations, label and sums of the Node, the guard directory, the node's own files."""
 
 import os
 
 from oci_hook.core.layout import CLUSTER_KEYS, CLUSTER_SETTINGS
 from oci_hook.errors import refuse
-from oci_hook.kube.names import INVENTORY, LEDGER
+from oci_hook.kube.formats.names import INVENTORY, LEDGER, ROOM
+from oci_hook.kube.kubeconfig import Credential
 from oci_hook.kube.reporter import objects, publish
 from oci_hook.kube.reporter.api import FAILURES, JSON_PATCH, MERGE_PATCH, Api, ApiError
-from oci_hook.kube.reporter.credential import Credential
 from oci_hook.kube.reporter.options import Options
 from oci_hook.kube.reporter.reporter import GUARD
 from oci_hook.kube.reporter.watcher import words
 
 
 def withdraw(prefix: str, name: str, options: Options, known: Credential) -> None:
-    """Raises ClusterError GH-608; the node's own files are gone then, too."""
+    """Raises ClusterError GH-608 after removing the node's own files."""
     for file in (CLUSTER_KEYS, CLUSTER_SETTINGS):
         try:
             os.unlink(os.path.join(prefix, file))
@@ -23,13 +23,13 @@ def withdraw(prefix: str, name: str, options: Options, known: Credential) -> Non
     api = Api(known)
     try:
         path = f"/api/v1/nodes/{name}"
-        notes, sums = publish.withdrawal(objects.node(api.get(path)), (INVENTORY, LEDGER))
+        notes, sums = publish.withdrawal(objects.node(api.get(path)), (INVENTORY, LEDGER), (ROOM,))
         if sums:
             api.call("PATCH", f"{path}/status", sums, JSON_PATCH)
         if notes:
             api.call("PATCH", path, notes, MERGE_PATCH)
     except (ApiError, *FAILURES, LookupError, TypeError, AttributeError) as e:
-        raise refuse("GH-608", f"node {name[:60]} keeps what was written about it: {words(e)}; try again") from None
+        raise refuse("GH-608", f"node {name[:60]} keeps its annotations and sums: {words(e)}; try again") from None
     finally:
         api.close()
     try:

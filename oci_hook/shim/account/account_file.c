@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -35,6 +36,23 @@ static int open_page(void) {
     return -1;
 }
 
+/* The whole file, allocated: a page that the tmpfs had no room for would end the program by SIGBUS when it is touched. A
+ * file that grows past RLIMIT_FSIZE would end it by SIGXFSZ. */
+static bool allocate(int fd, off_t has, off_t size) {
+    struct rlimit old, enough;
+    bool raise = has < size && !getrlimit(RLIMIT_FSIZE, &old) && old.rlim_cur < (rlim_t)size;
+    if (raise) {
+        enough = (struct rlimit){(rlim_t)size, old.rlim_max};
+        if (setrlimit(RLIMIT_FSIZE, &enough))
+            return false;
+    }
+    bool done = !syscall(SYS_fallocate, fd, 0, (off_t)0, size);
+    if (raise)
+        setrlimit(RLIMIT_FSIZE, &old);
+    return done;
+}
+
+/* With st->attach held, since the process has one RLIMIT_FSIZE. */
 static struct gh_account_page *map_page(struct gh_state *st) {
     const size_t size = sizeof(struct gh_account_page);
     int fd = open_page();
@@ -45,7 +63,7 @@ static struct gh_account_page *map_page(struct gh_state *st) {
     if (!fstat(fd, &file) && S_ISREG(file.st_mode)) {
         if ((file.st_mode & 0666) != 0666 && file.st_uid == geteuid())
             fchmod(fd, 0666); /* the umask has removed some bits */
-        if ((file.st_size >= (off_t)size || !ftruncate(fd, (off_t)size)))
+        if (allocate(fd, file.st_size, (off_t)size))
             p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         atomic_store(&st->account_device, file.st_dev);
         atomic_store(&st->account_inode, file.st_ino);
@@ -72,7 +90,11 @@ struct gh_account_page *gh_account_page(struct gh_state *st) {
     struct gh_account_page *page = LOAD_ACQUIRE(&st->account), *none = NULL;
     if (page)
         return page;
-    page = map_page(st);
+    page = NULL;
+    if (gh_lock(&st->attach)) {
+        page = map_page(st);
+        gh_unlock(&st->attach);
+    }
     if (page && !stamp(page)) {
         munmap(page, sizeof *page);
         page = NULL;

@@ -11,7 +11,7 @@ enum gh_reservation { GH_RESERVED, GH_NO_ROOM, GH_NO_ACCOUNT };
 /* Adds `delta` to what the slot is charged, and to the total. Only one thread writes a slot at a time. */
 enum gh_reservation gh_add(struct gh_account_page *page, unsigned slot, unsigned gpu, struct gh_mine *mine,
                            int64_t delta, uint64_t limit);
-/* Whether the slot's operation `tag` took effect. */
+/* True if the slot's operation `tag` took effect. */
 bool gh_took_effect(struct gh_account_page *page, unsigned slot, unsigned gpu, uint64_t tag);
 /* Before the total `w` is overwritten: notes for its writer that its operation took effect, unless its slot says so
  * already. me: the slot of the caller, 0 none. */

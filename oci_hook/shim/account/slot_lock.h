@@ -16,7 +16,7 @@ void gh_slot_locks_close(int fd);
 /* Locks a slot. False: someone else has it locked, or fd is -1. */
 bool gh_slot_lock(int fd, unsigned slot);
 void gh_slot_unlock(int fd, unsigned slot);
-/* Whether someone else has locked a slot. In doubt someone has. */
+/* True if someone else has locked a slot. In doubt someone has. */
 bool gh_slot_locked(int fd, unsigned slot);
 /* Closes fd, and keeps its locks as long as this process or a forked child has the mapping. NULL: impossible. */
 void *gh_slot_locks_keep(int fd);

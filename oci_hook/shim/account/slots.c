@@ -11,6 +11,12 @@
 
 #define SWEEP_EVERY_MS 100
 
+/* A process that is killed between the two has no memory in the slot yet, or no more. */
+static void set_owner(struct gh_account_page *page, unsigned slot, uint64_t owner) {
+    STORE_RELEASE(&page->owner[slot], owner);
+    atomic_fetch_add(&page->owners, 1);
+}
+
 /* ---- a slot whose memory has gone ---- */
 
 /* Sets a slot to zero. We have its lock, so only we write it. If we are killed at any step, the next process that has the
@@ -40,7 +46,7 @@ static void reclaim_slot(struct gh_account_page *page, int fd, unsigned slot) {
         return;
     if (LOAD_ACQUIRE(&page->owner[slot])) {
         empty_slot(page, slot);
-        STORE_RELEASE(&page->owner[slot], 0);
+        set_owner(page, slot, 0);
     }
     gh_slot_unlock(fd, slot);
 }
@@ -85,19 +91,34 @@ static void restate(struct gh_state *st, struct gh_account_page *page) {
     }
 }
 
-/* Clears the slots of exited processes. Opens nothing where no other process has a slot. */
-static void reclaim_exited(struct gh_state *st, struct gh_account_page *page) {
+/* Finds the slots that other processes have, unless no owner has changed since. anew: whatever `owners` says, since a
+ * process may have written garbage. */
+static void find_others(struct gh_state *st, struct gh_account_page *page, bool anew) {
+    uint32_t owners = LOAD_ACQUIRE(&page->owners) + 1;
     unsigned own = LOAD_ACQUIRE(&st->slot);
-    int fd = -1;
-    for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++) {
-        if (slot == own || !LOAD_ACQUIRE(&page->owner[slot]))
-            continue;
-        if (fd < 0)
-            fd = gh_slot_locks_open(st);
-        if (fd < 0)
-            return;
-        reclaim_slot(page, fd, slot);
+    if (!anew && owners && LOAD_ACQUIRE(&st->owners_seen) == owners)
+        return;
+    for (unsigned first = 0; first < GH_ACCOUNT_SLOTS; first += 64) {
+        uint64_t bits = 0;
+        for (unsigned i = 0; i < 64; i++)
+            bits |= (uint64_t)(first + i && first + i != own && LOAD_ACQUIRE(&page->owner[first + i])) << i;
+        STORE_RELEASE(&st->others[first / 64], bits);
     }
+    STORE_RELEASE(&st->owners_seen, owners);
+}
+
+/* Clears the slots of exited processes. Opens nothing where no other process has a slot. */
+static void reclaim_exited(struct gh_state *st, struct gh_account_page *page, bool anew) {
+    int fd = -1;
+    find_others(st, page, anew);
+    for (unsigned first = 0; first < GH_ACCOUNT_SLOTS; first += 64)
+        for (uint64_t left = LOAD_ACQUIRE(&st->others[first / 64]); left; left &= left - 1) {
+            if (fd < 0)
+                fd = gh_slot_locks_open(st);
+            if (fd < 0)
+                return;
+            reclaim_slot(page, fd, first + (unsigned)__builtin_ctzll(left));
+        }
     gh_slot_locks_close(fd);
 }
 
@@ -105,7 +126,7 @@ void gh_sweep(struct gh_state *st) {
     struct gh_account_page *page = gh_account_page(st);
     if (!page)
         return;
-    reclaim_exited(st, page);
+    reclaim_exited(st, page, true);
     restate(st, page);
     for (unsigned gpu = 0; gpu < GH_ACCOUNT_GPUS; gpu++) {
         gh_free_cache_take_all(page, gpu);
@@ -123,7 +144,7 @@ void gh_sweep_before_shown(struct gh_state *st) {
     }
     struct gh_account_page *page = gh_account_page(st);
     if (page)
-        reclaim_exited(st, page);
+        reclaim_exited(st, page, false);
 }
 
 /* ---- our slot ---- */
@@ -136,7 +157,7 @@ static unsigned take_slot(struct gh_state *st, struct gh_account_page *page, int
         unsigned slot = (from + i) % GH_ACCOUNT_SLOTS;
         if (slot && !LOAD_ACQUIRE(&page->owner[slot]) && gh_slot_lock(fd, slot)) {
             empty_slot(page, slot);
-            STORE_RELEASE(&page->owner[slot], st->me);
+            set_owner(page, slot, st->me);
             return slot;
         }
     }
@@ -209,7 +230,7 @@ bool gh_account_attach(struct gh_state *st) {
     }
     unsigned slot = LOAD_ACQUIRE(&st->slot);
     if (LOAD_ACQUIRE(&page->owner[slot]) != st->me) {
-        STORE_RELEASE(&page->owner[slot], st->me); /* a process wrote garbage; the slot's lock is still ours */
+        set_owner(page, slot, st->me); /* a process wrote garbage; the slot's lock is still ours */
         gh_sweep(st);
     }
     return true;

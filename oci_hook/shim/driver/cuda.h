@@ -69,7 +69,7 @@ typedef struct {
     int type; /* 1 device, 2..4 host */
     int id;
 } CUmemLocation;
-/* Whether this kind of memory, at this location, is host memory and stays it. Managed memory (CUDA 13.0) may lie on the
+/* True if this kind of memory, at this location, is host memory and stays it. Managed memory (CUDA 13.0) may lie on the
  * GPU wherever it prefers to be. */
 enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_ALLOCATION_TYPE_MANAGED = 2 };
 static inline bool on_host(const CUmemLocation *l, int type) {

@@ -14,6 +14,9 @@
 #define UNCOUNTED (100 * GH_US) /* a driver's queue holds a thousand commands: a tenth of a second of such */
 #define DUE_COMMANDS 32u        /* other keys are measured after so many launches */
 #define DUE_TIME (200 * GH_US)  /* or after so much GPU time */
+#define KIN_SAMPLES 4u          /* of a function, before its unseen shapes are guessed */
+#define KIN_LEARN 32u
+#define KIN_BLOCK 1024u /* a time for each block is in this part of a nanosecond */
 
 static uint64_t mix(uint64_t x) { /* the finaliser of MurmurHash3 */
     x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
@@ -96,6 +99,50 @@ uint64_t cost_estimate(const struct cost *c) {
     if (c->collective && c->low < mean)
         mean = c->low;
     return mean < most ? mean : most;
+}
+
+/* ---- kernels of shapes that were not seen before ---- */
+
+static struct cost_kin *kin_of(struct cost_table *table, uint64_t function) { return &table->kin[function % GH_KIN]; }
+
+/* steady: the time contains none of others. Else a long one counts as a usual long one. */
+static void kin_learn(struct cost_kin *kin, uint64_t took, uint64_t blocks, bool steady) {
+    uint64_t each[2] = {took, took * KIN_BLOCK / blocks};
+    kin->most = kin->most > blocks ? kin->most : blocks;
+    int64_t n = kin->samples += kin->samples < KIN_LEARN;
+    for (int i = 0; i < 2; i++) {
+        uint64_t usual = kin->mean[i] + kin->off[i];
+        if (!steady && n > KIN_SAMPLES && each[i] > usual)
+            each[i] = usual;
+        int64_t mean = (int64_t)kin->mean[i], differs = (int64_t)each[i] - mean, off = (int64_t)kin->off[i];
+        kin->mean[i] = (uint64_t)(mean + differs / n);
+        kin->off[i] = n > 1 ? (uint64_t)(off + ((differs < 0 ? -differs : differs) - off) / (n - 1)) : 0;
+    }
+}
+
+static uint64_t kin_guess(const struct cost_kin *kin, uint64_t blocks) {
+    /* For each block, if these times differ less (by their means): off1 / mean1 < off0 / mean0. */
+    int by = (double)kin->off[1] * (double)kin->mean[0] < (double)kin->off[0] * (double)kin->mean[1];
+    if (kin->samples < KIN_SAMPLES || blocks / 2 > kin->most || kin->off[by] > kin->mean[by])
+        return GH_COST_UNKNOWN;
+    double guess = (double)(kin->mean[by] + kin->off[by]) * (by ? (double)blocks / KIN_BLOCK : 1);
+    return guess < GH_COST_UNKNOWN / 2 ? (uint64_t)guess : GH_COST_UNKNOWN / 2;
+}
+
+uint64_t cost_guess(struct cost_table *table, const struct cost *c) {
+    if (c->cost.samples[0] || !c->blocks || c->collective)
+        return cost_estimate(c);
+    const struct cost_kin *kin = kin_of(table, c->function);
+    return kin->function == c->function ? kin_guess(kin, c->blocks) : GH_COST_UNKNOWN;
+}
+
+void cost_kin_seen(struct cost_table *table, const struct cost *c, uint64_t took, bool steady) {
+    if (!c->blocks || cost_elastic(c) || took > GH_COST_UNKNOWN)
+        return;
+    struct cost_kin *kin = kin_of(table, c->function);
+    if (kin->function != c->function)
+        *kin = (struct cost_kin){.function = c->function};
+    kin_learn(kin, took, c->blocks, steady);
 }
 
 /* Names in libraries that many programs use. */

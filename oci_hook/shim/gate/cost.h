@@ -15,10 +15,21 @@ struct cost {
     struct gh_cost cost;
     uint64_t low, spread, unseen;
     uint32_t unseen_count;
-    bool collective; /* by its name, it waits for kernels of other processes */
+    bool collective;           /* by its name, it waits for kernels of other processes */
+    uint64_t function, blocks; /* of a kernel; 0: no kernel */
 };
 
+/* What the kernels of one function took: [0] for each launch, [1] for each block. */
+struct cost_kin {
+    uint64_t function, most;  /* blocks of the largest one */
+    uint64_t mean[2], off[2]; /* off: how far the times are from their mean, on average */
+    uint32_t samples;
+};
+
+#define GH_KIN 512u
+
 struct cost_table {
+    struct cost_kin kin[GH_KIN];
     struct {
         uint64_t key; /* 0 free */
         struct cost cost;
@@ -26,7 +37,7 @@ struct cost_table {
 };
 
 static inline unsigned cost_place(const struct cost_table *table, const struct cost *cost) {
-    return (unsigned)(((const char *)cost - (const char *)table) / sizeof *table->place);
+    return (unsigned)(((const char *)cost - (const char *)table->place) / sizeof *table->place);
 }
 
 uint64_t cost_key(const void *handle, uint64_t grid, uint64_t block, uint64_t shared);
@@ -40,12 +51,17 @@ static inline struct cost *cost_again(struct cost_table *table, uint64_t key, un
     *place = 1 + cost_place(table, found);
     return found;
 }
-/* Whether its time depends on others, by its name or its variance. Such a command is measured at each launch. */
+/* True if its time depends on others, by its name or its variance. Such a command is measured at each launch. */
 bool cost_elastic(const struct cost *cost);
-/* Whether a kernel with this name belongs to a collective operation of several processes. */
+/* True if a kernel with this name belongs to a collective operation of several processes. */
 bool cost_is_collective(const char *name);
 /* Estimated GPU time of a launch; for a collective, without its wait for others. */
 uint64_t cost_estimate(const struct cost *cost);
+/* The same where the key was not measured yet: by what other launches of its function took, if their times,
+ * or their times for each block, differ little, and it is not much larger than all of them. */
+uint64_t cost_guess(struct cost_table *table, const struct cost *cost);
+/* A kernel of that cost took so long, without what others had of the time. steady: that contains no wait for others. */
+void cost_kin_seen(struct cost_table *table, const struct cost *cost, uint64_t took, bool steady);
 /* One more launch of this key; anyway: it gets an event in any case. True: measure it. Counted by key, so that a program
  * which synchronises after each kernel, or alternates kernels, is measured like others. */
 bool cost_due(struct cost *cost, bool anyway);
@@ -54,9 +70,9 @@ bool cost_due(struct cost *cost, bool anyway);
  * charge in which a collective may only have waited for other processes. */
 uint64_t cost_seen(struct cost *cost, uint64_t elapsed, uint64_t own_part, bool queued, bool prompt, bool clean,
                    uint64_t *waited);
-/* Whether enough was measured to rely on it. */
+/* True if enough was measured to rely on it. */
 bool cost_sure(const struct cost *cost);
-/* Whether it is known to take so little that it need not be counted while nobody else is active. */
+/* True if it is known to take so little that it need not be counted while nobody else is active. */
 bool cost_is_brief(const struct cost *cost);
 void cost_forget(struct cost_table *table, uint64_t key);
 

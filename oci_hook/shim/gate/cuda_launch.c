@@ -17,9 +17,10 @@ static uint64_t key_of_grid(CUfunction f, unsigned gx, unsigned gy, unsigned gz,
 /* The key is made only when the gate is not open for all. */
 static inline void begin_grid(struct gate_pass *pass, CUstream stream, CUfunction f, unsigned gx, unsigned gy,
                               unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared) {
+    enum gate_way way = gate_way();
     pass->gate = NULL;
-    if (__builtin_expect(gate_way() != GATE_OPEN, 0))
-        gate_begin(pass, stream, key_of_grid(f, gx, gy, gz, bx, by, bz, shared), f);
+    if (__builtin_expect(way != GATE_OPEN, 0))
+        gate_begin_on(way, pass, stream, key_of_grid(f, gx, gy, gz, bx, by, bz, shared), f, (uint64_t)gx * gy * gz);
 }
 
 #define LAUNCH(name, of)                                                                                      \

@@ -90,7 +90,7 @@ uint64_t gh_pacer_step(const struct gh_rules *rules, uint64_t window) {
     return clamp64(window / 4, rules->pacer_min, rules->pacer_max);
 }
 
-/* How long a tenant still counts as busy after its work. */
+/* Time for which a tenant still counts as busy after its work. */
 static uint64_t linger_of(const struct gh_gpu *gpu, unsigned h) {
     uint64_t set = gpu->share[h].linger;
     return set ? set : min64(gpu->slot[h].linger, gpu->rules.linger_max);
@@ -203,7 +203,7 @@ static uint64_t tenure_end(const struct gh_gpu *gpu, unsigned p) {
     return s->launched != s->done && finished > s->end && finished - s->end <= gpu->rules.finish ? finished : s->end;
 }
 
-/* Whether p's tenure is over, whatever end it announced. */
+/* True if p's tenure is over, whatever end it announced. */
 static int tenure_over(const struct gh_gpu *gpu, unsigned p, unsigned me, uint64_t now) {
     const struct gh_slot *s = &gpu->slot[p];
     if (!alive(gpu, p) || gpu->share[p].freeze || (p == me ? s->end : tenure_end(gpu, p)) <= now)
@@ -302,7 +302,7 @@ static void claim(struct gh_decision *d, const struct gh_gpu *gpu, const struct 
         d->probe_until = add64(now, r->probe);
 }
 
-/* Who shares the GPU with equals that were active recently, or with a higher class that is idle. */
+/* Tenants that share the GPU with equals that were active recently, or with a higher class that is idle. */
 static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu *gpu, unsigned me,
                                        const struct gh_own *own, int registered, int empty, uint64_t now,
                                        uint64_t cost) {
@@ -353,7 +353,7 @@ static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu
     return wait_for(d, GH_ON_SLOT, p, max64(until, add64(now, r->pacer_min))); /* no slot's content can make me spin */
 }
 
-/* Whether a command may be queued behind `left` ns of work while nobody else was active recently. A tenant that comes
+/* True if a command may be queued behind `left` ns of work while nobody else was active recently. A tenant that comes
  * later is time-sliced against what is queued. Commands of unknown cost, for which `left` has GH_COST_UNKNOWN each, are
  * counted apart. */
 static int fits_open(const struct gh_rules *r, uint64_t left, uint64_t cost) {
@@ -445,7 +445,7 @@ static void judge(struct gh_peers *p, unsigned i, int64_t patience, int64_t surp
     }
 }
 
-/* Whether the peer charges itself for the GPU time that it had: beside me, or while I waited for it. Of tenants that both
+/* Notes if the peer charges itself for the GPU time that it had: beside me, or while I waited for it. Of tenants that both
  * keep the GPU busy, that time is known; of one that leaves gaps, only that it had something. */
 static void note_time(struct gh_peers *p, const struct gh_gpu *gpu, unsigned i, uint64_t had, int saturated) {
     uint64_t v = gpu->slot[i].v, bit = 1ull << i;
@@ -461,8 +461,8 @@ static void note_time(struct gh_peers *p, const struct gh_gpu *gpu, unsigned i, 
 }
 
 /* GPU time that long commands took beyond the tenant's part, which is w of `all`. Others may have as much before the wait
- * for them is a cost. Short commands do not count: peers that let a tenant run save nothing up. Returns how much of it
- * nobody could foresee, since the command's cost was not known. */
+ * for them is a cost. Short commands do not count, since those who let a tenant run for so short a time earn no claim by
+ * it. Returns how much of it nobody could foresee, since the command's cost was not known. */
 static uint64_t note_charge(struct gh_peers *p, uint64_t charged, uint64_t foreseen, uint64_t now, uint64_t weight,
                             uint64_t all) {
     uint64_t had = p->counted_at ? age64(charged, p->charged) : 0, elapsed = min64(age64(now, p->counted_at), GH_S);
@@ -487,7 +487,7 @@ void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, c
     const struct gh_slot *mine = &gpu->slot[me];
     uint64_t waited = mine->launched == mine->done ? min64(t, age64(now, mine->idle_since)) : 0;
     uint64_t own = weight_of(&gpu->share[me]), all = 0, weights = 0, parts = 0, beside = 0, contexts = 1;
-    /* Who has a part: the peers that want the GPU, and those that still owe something. */
+    /* Peers with a part: those that want the GPU, and those that still owe something. */
     EACH_SLOT (gpu->present & ~(1ull << me), i) {
         if (gpu->share[i].class_ != gpu->share[me].class_)
             continue;

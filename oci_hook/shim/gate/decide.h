@@ -25,7 +25,7 @@ struct gh_bucket {
     uint64_t at;
 };
 
-/* What waiting for each peer has cost a tenant, by the tenant's own clock and decisions alone. So it bounds what a peer
+/* Cost to a tenant of waiting for each peer, by the tenant's own clock and decisions alone. So it bounds what a peer
  * can cost, whatever that peer writes into its slot: gh_peers_count, docs/internals/compute-gate.md. */
 struct gh_peers {
     uint64_t counted_at;      /* 0: not yet */
@@ -42,7 +42,7 @@ struct gh_peers {
     uint64_t drained[GH_SLOTS]; /* 1 + `done` of peer i when a drain for its work last began; 0: never */
 };
 
-/* What a process knows of itself and does not publish. */
+/* State of a process that it does not publish. */
 struct gh_own {
     struct gh_bucket bucket;
     uint64_t inflight;      /* estimated GPU time of its commands in flight */
@@ -140,7 +140,7 @@ struct gh_cost {
 };
 void gh_cost_learn(struct gh_cost *cost, uint64_t elapsed, int clean);
 uint64_t gh_cost_of(const struct gh_cost *cost);
-/* What a finished command is charged: its own elapsed time if that is clean, else the cost of its key. Long commands
+/* Charge for a finished command: its own elapsed time if that is clean, else the cost of its key. Long commands
  * are rarely undisturbed, and only the shortest of them would be clean: they are always charged their own time. */
 #define GH_COST_LONG (2 * GH_MS)
 uint64_t gh_cost_charge(const struct gh_cost *cost, uint64_t elapsed, int clean);

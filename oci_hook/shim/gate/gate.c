@@ -74,7 +74,7 @@ static void wake_up(struct gh_gate *g, uint64_t now) {
     g->tell = peers_any_lower(&g->peers);
 }
 
-/* Whether a command that waits only for the window may be launched now, behind a word. */
+/* True if a command that waits only for the window may be launched now, behind a word. */
 static bool may_prequeue(struct gh_gate *g, const struct gh_decision *d, CUcontext context, CUstream stream,
                          const struct cost *cost) {
     const struct gh_rules *r = peers_rules(&g->peers);
@@ -90,7 +90,7 @@ static bool may_prequeue(struct gh_gate *g, const struct gh_decision *d, CUconte
     return to.track && !to.unmarked; /* markers tell when the command before it is done */
 }
 
-/* How many threads are held for the tenant's turn. */
+/* Number of threads held for the tenant's turn. */
 static void set_held(struct gh_gate *g, bool *held, bool now_held, uint64_t now) {
     if (*held == now_held)
         return;
@@ -134,8 +134,8 @@ static bool admit(struct gh_gate *g, struct gate_pass *pass, CUcontext context, 
             wake_up(g, now);
         }
         const struct cost *cost = cost_again(&g->costs, pass->key, &pass->cost);
-        bool behind = inflight_behind_stuck(&g->inflight, context, pass->stream, now, usage_contexts(&g->usage));
-        struct gh_decision d = gate_ask(g, now, cost_estimate(cost), behind);
+        bool behind = inflight_behind_stuck(&g->inflight, context, pass->stream, now);
+        struct gh_decision d = gate_ask(g, now, cost_guess(&g->costs, cost), behind);
         *prequeued = may_prequeue(g, &d, context, pass->stream, cost);
         set_held(g, &held, !*prequeued && d.held, now);
         if (d.go || *prequeued) {
@@ -159,7 +159,7 @@ static void count_in(struct gh_gate *g, struct gate_pass *pass, CUcontext contex
     struct cost *cost = cost_again(&g->costs, pass->key, &pass->cost);
     /* The window is refilled when work is seen to be done, so a small window needs more markers. */
     uint64_t batch_time = min64(BATCH_TIME, peers_window(&g->peers) / 2);
-    pass->estimate = cost_estimate(cost);
+    pass->estimate = cost_guess(&g->costs, cost);
     struct opening to = inflight_opening(f, context, pass->stream, pass->estimate, batch_time);
     pass->track = to.track;
     pass->queued = to.queued;
@@ -190,7 +190,7 @@ static void mark(struct gh_gate *g, struct gate_pass *pass, CUcontext context) {
     pass->timed = inflight_mark_begin(&g->inflight, pass->marker, context, pass->stream, pass->timed);
 }
 
-void gate_enter(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunction f) {
+void gate_enter(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunction f, uint64_t blocks) {
     CUcontext context = NULL;
     *pass = (struct gate_pass){.key = key, .stream = stream ? stream : (CUstream)CU_STREAM_LEGACY};
     struct gh_gate *g = gate_of_current(&context);
@@ -200,7 +200,10 @@ void gate_enter(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunctio
     bool prequeued, collective = collective_is(&g->collectives, key, f);
     if (!gh_lock(&g->lock))
         return;
-    cost_again(&g->costs, key, &pass->cost)->collective = collective;
+    struct cost *cost = cost_again(&g->costs, key, &pass->cost);
+    cost->collective = collective;
+    cost->function = (uintptr_t)f >> 4;
+    cost->blocks = blocks;
     bool counted = admit(g, pass, context, &prequeued);
     if (counted)
         count_in(g, pass, context, prequeued, gate_now(g));

@@ -8,7 +8,7 @@
 
 struct gh_gate;
 
-/* What the fast path needs of a GPU. Written with the gate's lock held. */
+/* State of a GPU for the fast path. Written with the gate's lock held. */
 struct gate_fast {
     const uint32_t *seq;     /* word of the GPU page */
     _Atomic uint64_t open;   /* launches pass while *seq is this; UINT64_MAX: the gate decides */
@@ -83,16 +83,21 @@ struct gate_pass {
 };
 
 /* The slow path of gate_begin. */
-void gate_enter(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunction f);
+void gate_enter(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunction f, uint64_t blocks);
 CUresult gate_leave(struct gate_pass *pass, CUresult result);
+
+/* gate_begin for a caller that has asked gate_way. blocks: of a kernel's grid; 0: none. */
+static inline void gate_begin_on(enum gate_way way, struct gate_pass *pass, CUstream stream, uint64_t key, CUfunction f,
+                                 uint64_t blocks) {
+    pass->gate = NULL;
+    if (way == GATE_CLOSED || (way == GATE_BRIEF && !gate_brief(gates_here()->brief, key)))
+        gate_enter(pass, stream, key, f, blocks);
+}
 
 /* Before a call of the driver that puts work into `stream`, for which _ptsz functions pass CU_STREAM_PER_THREAD instead
  * of NULL. Waits until the gate admits it. key: of its cost. f: NULL if it is no kernel. */
 static inline void gate_begin(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunction f) {
-    enum gate_way way = gate_way();
-    pass->gate = NULL;
-    if (way == GATE_CLOSED || (way == GATE_BRIEF && !gate_brief(gates_here()->brief, key)))
-        gate_enter(pass, stream, key, f);
+    gate_begin_on(gate_way(), pass, stream, key, f, 0);
 }
 
 /* After that call, with the driver's answer. Returns that answer. */

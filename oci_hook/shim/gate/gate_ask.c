@@ -5,7 +5,7 @@
 #define KAPPA 4u
 #define RESUME_LOSS (GH_MS / 2 + 60 * GH_US)
 
-/* What a return of lower classes to the GPU may cost us: their window, and the rest of a command longer than that, with
+/* Our cost of a return of lower classes to the GPU: their window, and the rest of a command longer than that, with
  * which the GPU divides its time while we have work. */
 static uint64_t loss(struct gh_gate *g) {
     struct gate_memory *m = &g->memory;
@@ -29,7 +29,7 @@ void gate_woken(struct gh_gate *g, uint64_t now) {
     gate_refresh(g, now);
 }
 
-/* What gh_decide is told of this process. */
+/* Input of gh_decide about this process. */
 static struct gh_own told(const struct gh_gate *g, uint64_t now, bool behind) {
     struct gh_own own = g->memory.own, work = inflight_own(&g->inflight);
     const struct gh_share *share = peers_share(&g->peers);

@@ -1,4 +1,4 @@
-/* What the program waits for, and what it destroys. */
+/* The program's waits, and the objects that it destroys. */
 #define _GNU_SOURCE
 #include "gate/gate_state.h"
 

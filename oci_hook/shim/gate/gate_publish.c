@@ -1,4 +1,4 @@
-/* What the gate's values tell each other: looks at others, what we publish, and what is done. */
+/* Exchange with other gates: looks at others, values that we publish, finished work. */
 #define _GNU_SOURCE
 #include "gate/gate_state.h"
 
@@ -125,7 +125,7 @@ void gate_retire(struct gh_gate *g, uint64_t now, const struct work *work, uint6
     g->changed = true;
 }
 
-/* What a batch is charged whose last command was measured. */
+/* Charge for a batch whose last command was measured. */
 static uint64_t learn(struct gh_gate *g, const struct finished *done, uint64_t *waited) {
     bool clean;
     uint64_t own = usage_own_part(&g->usage, done->at, done->elapsed, inflight_halted(&g->inflight), &clean);
@@ -133,6 +133,7 @@ static uint64_t learn(struct gh_gate *g, const struct finished *done, uint64_t *
     struct cost *cost = cost_of(&g->costs, done->key);
     uint64_t charge = cost_seen(cost, done->elapsed, own, done->queued, done->prompt, clean, waited);
     gate_note_brief(g, done->key, cost);
+    cost_kin_seen(&g->costs, cost, own, clean || done->queued);
     if (!cost_sure(cost))
         usage_unsure(&g->usage);
     usage_measured(&g->usage, done->elapsed);

@@ -20,7 +20,7 @@ struct gate_threads {
     uint32_t holding; /* held for the tenant's turn */
 };
 
-/* What is kept from one decision to the next: gate_ask.c. */
+/* State kept from one decision to the next: gate_ask.c. */
 struct gate_memory {
     struct gh_own own; /* only what concerns the decisions themselves */
     struct gh_decision last;
@@ -101,7 +101,7 @@ void gate_woken(struct gh_gate *g, uint64_t now);
 /* behind: the command would come behind work of its stream that waits for something.
  * Asks gh_decide for a command of that estimated GPU time, and does what the decision says, but waiting. */
 struct gh_decision gate_ask(struct gh_gate *g, uint64_t now, uint64_t cost, bool behind);
-/* Whether a higher class keeps off the GPU what is launched now; then *d is the decision. */
+/* True if a higher class keeps off the GPU what is launched now; then *d is the decision. */
 bool gate_is_frozen(const struct gh_gate *g, uint64_t now, struct gh_decision *d);
 
 /* pacer.c */

@@ -13,6 +13,17 @@
 #define EACH_BUSY(f, i) \
     for (uint64_t left_ = (f)->busy, i = 0; left_ && ((i = (uint64_t)__builtin_ctzll(left_)), 1); left_ &= left_ - 1)
 
+/* ---- the own clock ---- */
+
+static uint64_t own_now(const struct inflight *f, uint64_t now) {
+    return f->own + (f->halted || !f->contexts ? 0 : age64(now, f->own_at) / f->contexts);
+}
+
+static void own_goes_on(struct inflight *f, uint64_t now) {
+    f->own = own_now(f, now);
+    f->own_at = max64(f->own_at, now);
+}
+
 static void settle(struct inflight *f, unsigned i) {
     const struct track *k = &f->track[i];
     uint64_t bit = 1ull << i;
@@ -84,14 +95,20 @@ void inflight_give_marker(struct inflight *f, unsigned marker) {
 
 void inflight_launch(struct inflight *f, unsigned track, uint64_t estimate, uint64_t now) {
     struct work one = work_one(estimate);
-    if (inflight_empty(f))
+    uint64_t own = own_now(f, now);
+    if (inflight_empty(f)) {
         f->done_at = now;
+        f->done_own = own;
+    }
     f->launched++;
     work_add(&f->all, &one);
     if (!track)
         return;
     struct track *k = &f->track[track - 1];
-    k->first_at = k->batch.count ? k->first_at : now;
+    if (!k->batch.count) {
+        k->first_at = now;
+        k->first_own = own;
+    }
     work_add(&k->batch, &one);
     k->last_at = now;
     k->entered++;
@@ -103,6 +120,7 @@ void inflight_link(struct inflight *f, unsigned track, unsigned marker) {
     struct marker *m = &f->marker[marker - 1];
     m->batch = k->batch;
     m->submitted = k->first_at;
+    m->submitted_own = k->first_own;
     m->started = 0;
     m->next = 0;
     k->batch = (struct work){0};
@@ -151,6 +169,7 @@ enum closed inflight_close(struct inflight *f, const struct closing *c) {
 void inflight_retire(struct inflight *f, const struct work *work, uint64_t at, bool wake) {
     f->done += work->count;
     f->done_at = at;
+    f->done_own = own_now(f, at);
     if (inflight_empty(f))
         f->all = (struct work){0};
     else
@@ -171,6 +190,7 @@ bool inflight_first_done(struct inflight *f, unsigned track, uint64_t at, struct
     if (!k->first)
         k->last = 0;
     k->done_at = at;
+    k->done_own = own_now(f, at);
     inflight_give_marker(f, marker);
     settle(f, track - 1);
     return true;
@@ -224,6 +244,7 @@ void inflight_forget_context(struct inflight *f, CUcontext context) {
 /* ---- what runs ---- */
 
 void inflight_halt(struct inflight *f, uint64_t now, bool halted) {
+    own_goes_on(f, now);
     if (halted)
         f->halt[++f->halts % HALTS] = (struct halt){now, UINT64_MAX};
     else
@@ -260,20 +281,18 @@ static uint64_t patience(const struct inflight *f, const struct track *k) {
     return min64(STUCK_AFTER << 2 * min64(work_of(f, k).unknown - 1, 4), GH_S);
 }
 
-/* The oldest commands in a track, and when the first of them was launched. */
-static const struct work *oldest_of(const struct inflight *f, const struct track *k, uint64_t *launched_at) {
+/* The oldest commands in a track, and by the own clock, when the first of them was launched. */
+static const struct work *oldest_of(const struct inflight *f, const struct track *k, uint64_t *launched) {
     const struct marker *m = k->first ? &f->marker[k->first - 1] : NULL;
-    *launched_at = m ? m->submitted : k->first_at;
+    *launched = m ? m->submitted_own : k->first_own;
     return m ? &m->batch : &k->batch;
 }
 
 /* The oldest commands in a track should have been done for that long. */
-static bool overdue_by(const struct inflight *f, const struct track *k, uint64_t now, uint32_t contexts, uint64_t by) {
-    uint64_t since;
-    const struct work *oldest = oldest_of(f, k, &since);
-    since = max64(since, k->done_at);
-    since += inflight_halted_for(f, since, now);
-    return age64(now, since) >= oldest->known * contexts + by;
+static bool overdue_by(const struct inflight *f, const struct track *k, uint64_t own, uint64_t by) {
+    uint64_t launched;
+    const struct work *oldest = oldest_of(f, k, &launched);
+    return age64(own, max64(launched, k->done_own)) >= add64(oldest->known, by);
 }
 
 /* The commands in this track may be behind launches that were not counted. */
@@ -281,35 +300,38 @@ static bool behind_uncounted(const struct inflight *f, const struct track *k, ui
     return k->done_at < f->uncounted_at && age64(now, f->uncounted_at) < UNCOUNTED_MOST;
 }
 
-bool inflight_behind_stuck(struct inflight *f, CUcontext context, CUstream stream, uint64_t now, uint32_t contexts) {
+bool inflight_behind_stuck(struct inflight *f, CUcontext context, CUstream stream, uint64_t now) {
     unsigned track = f->stuck.count ? track_of(f, context, stream) : 0;
     const struct track *k = track ? &f->track[track - 1] : NULL;
     if (!k || k->entered || !(k->first || k->batch.count)) /* a launch that is in the driver now may go on by itself */
         return false;
-    return !overdue_by(f, k, now, contexts, STUCK_AFTER << min64(work_of(f, k).count, 7));
+    return !overdue_by(f, k, own_now(f, now), STUCK_AFTER << min64(work_of(f, k).count, 7));
 }
 
 bool inflight_check(struct inflight *f, uint64_t now, uint32_t contexts) {
     uint64_t at = UINT64_MAX;
     bool sure = true;
+    own_goes_on(f, now);
+    f->contexts = contexts;
     f->stuck = (struct work){0};
     f->running_cost = 0;
     EACH_BUSY(f, i) {
         const struct track *k = &f->track[i];
-        uint64_t since;
-        const struct work *oldest = oldest_of(f, k, &since);
+        uint64_t launched;
+        const struct work *oldest = oldest_of(f, k, &launched);
         bool behind = behind_uncounted(f, k, now);
         sure &= !behind;
         /* An overdue stream is blocked, perhaps by a launch that we hold at the gate: its work does not count. */
-        if (!behind && overdue_by(f, k, now, contexts, patience(f, k))) {
+        if (!behind && overdue_by(f, k, f->own, patience(f, k))) {
             struct work w = work_of(f, k);
+            sure &= !w.unknown;
             work_add(&f->stuck, &w);
-        } else if (since < at) {
-            at = since;
+        } else if (launched < at) {
+            at = launched;
             f->running_cost = work_estimate(oldest);
         }
     }
-    at = max64(f->done_at, at == UINT64_MAX ? 0 : at);
-    f->running_since = at + inflight_halted_for(f, at, now);
+    at = max64(f->done_own, at == UINT64_MAX ? 0 : at);
+    f->running_since = now - min64(age64(f->own, at), now);
     return sure;
 }

@@ -41,12 +41,13 @@ static inline uint64_t work_estimate(const struct work *w) { return add64(w->kno
 struct track {
     CUcontext context;
     CUstream stream;
-    uint64_t thread;            /* of a per-thread stream: whose it is; else 0 */
-    struct work batch;          /* commands since the last marker */
-    uint64_t first_at, last_at; /* when the first and the last of them were launched */
-    uint64_t done_at;           /* when earlier commands were last seen to be done */
-    uint32_t entered;           /* launches that are in the driver now */
-    uint16_t first, last;       /* oldest and newest marker in it */
+    uint64_t thread;              /* of a per-thread stream: whose it is; else 0 */
+    struct work batch;            /* commands since the last marker */
+    uint64_t first_at, last_at;   /* when the first and the last of them were launched */
+    uint64_t done_at;             /* when earlier commands were last seen to be done */
+    uint64_t first_own, done_own; /* first_at and done_at by the own clock */
+    uint32_t entered;             /* launches that are in the driver now */
+    uint16_t first, last;         /* oldest and newest marker in it */
     bool used;
 };
 
@@ -55,9 +56,9 @@ struct marker {
     CUcontext context; /* of its events, which it keeps; NULL: it has none */
     CUevent begin, end;
     struct work batch;
-    uint64_t key, sampled; /* of the measured command: its key and its estimate */
-    uint64_t submitted;
-    uint64_t launching; /* how long the program took to launch the measured command */
+    uint64_t key, sampled;             /* of the measured command: its key and its estimate */
+    uint64_t submitted, submitted_own; /* the latter by the own clock */
+    uint64_t launching;                /* how long the program took to launch the measured command */
     uint16_t next;
     uint8_t timed, used;
     uint8_t started; /* the measured command has begun to run; only asked for if its cost is unknown */
@@ -74,11 +75,14 @@ struct inflight {
     uint64_t busy; /* bit i: track i has commands in flight */
     _Atomic uint64_t launched, done;
     uint64_t done_at;
+    /* The own clock: our part of the time, while contexts take turns on the GPU; it stands while we are halted. */
+    uint64_t own, own_at, done_own; /* its time at own_at; at done_at */
+    uint32_t contexts;
     struct work all;
     uint32_t scale; /* of the clock */
     /* Work that waits for something, and does not count: see inflight_check. */
     struct work stuck;
-    uint64_t running_since, running_cost; /* of the oldest commands that are not stuck */
+    uint64_t running_since, running_cost; /* of the oldest commands that are not stuck; as if they had run alone */
     uint64_t uncounted_at;   /* launches before this were not counted, and may still fill the driver's queue */
     struct halt halt[HALTS]; /* the last of them */
     unsigned halts;
@@ -107,12 +111,12 @@ static inline struct work inflight_work(const struct inflight *f) {
 static inline uint64_t inflight_running(const struct inflight *f, uint64_t now) {
     return inflight_empty(f) ? 0 : min64(age64(now, f->running_since), f->running_cost);
 }
-/* What gh_decide is told of it. */
+/* Input of gh_decide about it. */
 struct gh_own inflight_own(const struct inflight *f);
 
 /* ---- a launch ---- */
 
-/* What a stream is like just before a launch into it. */
+/* State of a stream just before a launch into it. */
 struct opening {
     unsigned track; /* 0: too many streams */
     bool queued;    /* it has commands in flight */
@@ -127,7 +131,7 @@ unsigned inflight_take_marker(struct inflight *f, CUcontext context);
 /* Counts the command as launched; track 0: inflight_retire must follow. */
 void inflight_launch(struct inflight *f, unsigned track, uint64_t estimate, uint64_t now);
 
-/* What a launch into a track leaves there, after the driver's answer. */
+/* Record of a launch in its track, after the driver's answer. */
 struct closing {
     CUcontext context;
     unsigned track, marker;
@@ -172,13 +176,13 @@ void inflight_forget_context(struct inflight *f, CUcontext context);
 /* ---- what runs ---- */
 
 /* Finds the oldest commands in flight, and those that wait for something, perhaps for a launch that we hold at the
- * gate. contexts: processes that share the GPU now. False: it may be behind launches that were not counted, so nothing
- * can be learned of the tenant's gaps. */
+ * gate. contexts: processes that share the GPU now. False: nothing can be learned of the tenant's gaps, since work may be
+ * behind launches that were not counted, or is of unknown cost and overdue: then it may just be long. */
 bool inflight_check(struct inflight *f, uint64_t now, uint32_t contexts);
-/* Whether a launch into this stream would come behind work that waits for something. Such a launch can set nothing going,
+/* True if a launch into this stream would come behind work that waits for something. Such a launch can set nothing going,
  * but the thread that makes it may make another one after it: so it may go on after a time that doubles with each
  * command that is there, to a second. */
-bool inflight_behind_stuck(struct inflight *f, CUcontext context, CUstream stream, uint64_t now, uint32_t contexts);
+bool inflight_behind_stuck(struct inflight *f, CUcontext context, CUstream stream, uint64_t now);
 /* From now on launches are counted. */
 void inflight_counts(struct inflight *f, uint64_t now);
 /* From now on nothing of this process runs (halted), or something can run again. */
@@ -201,7 +205,7 @@ bool inflight_mark_end(struct inflight *f, unsigned marker, CUstream stream);
 /* Before the program destroys the stream: puts a marker behind what is in it. Releases `lock` meanwhile. Returns the
  * track for inflight_flush, and the stream is forgotten; 0: no more. */
 unsigned inflight_leave_stream(struct inflight *f, struct gh_lock *lock, CUstream stream);
-/* Whether a thread of ours may be in a driver call with this stream; NULL: with any stream or event. */
+/* True if a thread of ours may be in a driver call with this stream; NULL: with any stream or event. */
 bool inflight_in_driver(const struct inflight *f, CUstream stream);
 /* Without the lock: whether launches into the stream become a graph, or are refused; whether all of it is done. */
 bool stream_capturing(CUstream stream);

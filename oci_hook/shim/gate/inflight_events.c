@@ -1,4 +1,4 @@
-/* What is in flight, by the driver: events behind commands tell what is done and how long it took. */
+/* Work in flight, by the driver: events behind commands tell what is done and how long it took. */
 #define _GNU_SOURCE
 #include "driver/real.h"
 #include "gate/clock.h"
@@ -69,8 +69,8 @@ bool inflight_poll_begin(struct inflight *f) {
 
 void inflight_poll_end(struct inflight *f) { f->polling = 0; }
 
-/* Whether the marker's event is over, and how long the measured command took: < 0 if that is not known. If it is not
- * over, *m learns whether a measured command of unknown cost has begun to run. */
+/* CUDA_SUCCESS if the marker's event is over; *ms is then the time of the measured command, < 0 if that is not known. Else
+ * *m learns whether a measured command of unknown cost has begun to run. */
 static CUresult query(struct marker *m, float *ms) {
     CUcontext before = NULL;
     bool pushed = REAL(cuCtxGetCurrent)(&before) || before != m->context;
@@ -125,7 +125,7 @@ bool inflight_poll_next(struct inflight *f, struct gh_lock *lock, unsigned *trac
 
 /* ---- commands without a marker behind them ---- */
 
-/* Whether a marker is due behind the newest commands of a stream, which any thread can put there. */
+/* True if a marker is due behind the newest commands of a stream, which any thread can put there. */
 static bool needs_tail(const struct track *k, uint64_t now) {
     return k->used && k->batch.count && !k->entered && !k->thread && age64(now, k->last_at) >= TAIL_AFTER;
 }

@@ -1,4 +1,4 @@
-/* What the two files of inflight share. The gate's lock is held. */
+/* Shared by the two files of inflight. The gate's lock is held. */
 #ifndef GPU_HOOK_INFLIGHT_TRACKS_H
 #define GPU_HOOK_INFLIGHT_TRACKS_H
 
@@ -9,7 +9,7 @@ void inflight_give_marker(struct inflight *f, unsigned marker);
 void inflight_link(struct inflight *f, unsigned track, unsigned marker);
 /* The oldest marker of the track is done. False: it has none. */
 bool inflight_first_done(struct inflight *f, unsigned track, uint64_t at, struct finished *out);
-/* How long nothing of this process ran between two times. */
+/* Time in which nothing of this process ran, between two times. */
 uint64_t inflight_halted_for(const struct inflight *f, uint64_t since, uint64_t now);
 
 #endif

@@ -1,4 +1,4 @@
-/* What this process knows of the others on its GPU: the GPU page, which gpu-hook writes, and snapshots of the other
+/* This process's view of the others on its GPU: the GPU page, which gpu-hook writes, and snapshots of the other
  * containers' slots, which they write themselves. The gate's lock is held, except during a test of locks. */
 #ifndef GPU_HOOK_PEERS_H
 #define GPU_HOOK_PEERS_H

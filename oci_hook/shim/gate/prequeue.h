@@ -36,14 +36,14 @@ struct prequeue {
 static inline bool prequeue_waits(const struct prequeue *p) {
     return p->newest && __atomic_load_n(&p->newest->words[PREQUEUE_PASSED], __ATOMIC_ACQUIRE) != p->number;
 }
-/* How many commands a closed word keeps off the GPU: 0 or 1. */
+/* Number of commands that a closed word keeps off the GPU: 0 or 1. */
 static inline unsigned prequeue_blocked(const struct prequeue *p) { return p->closed && prequeue_waits(p); }
 /* Estimated GPU time of the command behind the word, open or closed; 0 for none. */
 static inline uint64_t prequeue_pending(const struct prequeue *p) { return prequeue_waits(p) ? p->estimate : 0; }
 /* A command waits behind an open word, which must be closed in time. */
 static inline bool prequeue_armed(const struct prequeue *p) { return !p->closed && prequeue_waits(p); }
 
-/* Whether a command in that context could be put behind a word now. */
+/* True if a command in that context could be put behind a word now. */
 bool prequeue_free(struct prequeue *p, CUcontext context);
 /* Before the launch, without the lock: what comes into the stream from now on is behind the word. */
 void prequeue_put(struct prequeue *p, struct gh_lock *lock, CUcontext context, CUstream stream, uint64_t estimate);

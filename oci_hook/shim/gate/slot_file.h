@@ -27,7 +27,7 @@ enum slot_locked { SLOT_LOCKED, SLOT_BUSY, SLOT_NO_LOCKS };
 /* A traditional record lock: the kernel drops it when the process exits or execs, and a forked child has none. */
 enum slot_locked slot_file_lock(const struct slot_file *file, off_t at);
 void slot_file_unlock(const struct slot_file *file, off_t at);
-/* Whether another process holds a write lock there. A write lock needs a file open for writing, and only its own
+/* True if another process holds a write lock there. A write lock needs a file open for writing, and only its own
  * container can open a slot file for writing. Read locks can be anybody's, so they prove nothing. In doubt: yes. */
 bool slot_file_write_locked(const struct slot_file *file, off_t at, off_t length);
 

@@ -25,7 +25,7 @@ struct slot_own {
     struct slot_file file; /* other containers see its locks, and can put read locks in their way */
 };
 
-/* What a process publishes of itself. */
+/* A process's figures for the other containers. */
 struct slot_record {
     uint64_t launched, done, done_at, residue, uncharged;
     uint64_t held, waiting; /* numbers of threads */

@@ -13,7 +13,11 @@ struct slot_peer {
     uint64_t beat;               /* heartbeat in the last snapshot */
     uint64_t gone;               /* heartbeat when we last found that nobody holds a lock */
     uint32_t word;               /* futex word in the last snapshot */
-    struct gh_slot_page *mapped; /* only for FUTEX_WAIT on its word; never read */
+    unsigned contexts;           /* processes with work in the last snapshot */
+    int pid;                     /* ours: a forked child opens the file anew */
+    bool lost;                   /* the descriptor was closed */
+    uint64_t read_at;            /* real time at which read(2) may be called again */
+    struct gh_slot_page *mapped; /* the kernel alone loads from it: it may be cut at any time */
 };
 
 /* A snapshot of another slot. before: the last one of the same slot, or zeros. elapsed: time since then. top: highest v

@@ -1,4 +1,4 @@
-/* What our work costs us: virtual time v, the credit of a cap, and what is learned for the rules: the duty, which is how
+/* Cost of our work: virtual time v, the credit of a cap, and what is learned for the rules: the duty, which is how
  * much of the GPU we keep busy, and our part of the time when several processes had work. Times are the gate's. The
  * gate's lock is held. Only this file writes these fields of the slot's head, which all processes of the container
  * share: v, charged, credit, duty, saturated, preempt_bound. */
@@ -14,7 +14,7 @@
 #define USAGE_LOOKS 128u
 #define USAGE_RINGS 4u
 
-/* What one look at the other containers' slots found. */
+/* Result of one look at the other containers' slots. */
 struct usage_look {
     uint64_t at;
     uint64_t mine;     /* GPU time that one process has had so far, if all with work had equal time slices */
@@ -57,7 +57,7 @@ void usage_looked(struct usage *u, uint64_t now, uint32_t others, bool halted);
 static inline void usage_set_turns(struct usage *u, bool turns) { u->turns = turns; }
 static inline void usage_set_siblings(struct usage *u, uint32_t siblings) { u->siblings = siblings; }
 static inline uint32_t usage_siblings(const struct usage *u) { return u->siblings; }
-/* How many processes share the GPU, with this one, at the last look. */
+/* Number of processes that share the GPU, with this one, at the last look. */
 uint32_t usage_contexts(const struct usage *u);
 /* Nobody else has had work since, or for a while before. */
 bool usage_clear_since(const struct usage *u, uint64_t since);

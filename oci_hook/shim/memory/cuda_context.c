@@ -203,8 +203,8 @@ GH_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 
 typedef CUresult device_call(CUdevice);
 
-/* Whether the last release has destroyed the primary context is asked twice: before its notes are taken, and after, as
- * another thread may have retained it again. What that thread allocates from then on has another number. */
+/* Asks twice if the last release has destroyed the primary context: before its notes are taken, and after, as another
+ * thread may have retained it again. That thread's later allocations have another number. */
 void primary_left(struct gh_state *st, CUdevice device) {
     CUcontext context = known_primary(st, device);
     if (!context || is_active(device, true))

@@ -1,4 +1,4 @@
-/* What other files need of primary contexts. */
+/* Primary contexts, for other files. */
 #ifndef GPU_HOOK_CUDA_CONTEXT_H
 #define GPU_HOOK_CUDA_CONTEXT_H
 

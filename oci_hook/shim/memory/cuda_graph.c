@@ -76,7 +76,7 @@ static void read_graph(CUgraph graph, struct needs *n, int depth) {
     free(node);
 }
 
-/* What the driver does not tell may allocate. */
+/* A node that the driver does not describe may allocate. */
 static void read_node(CUgraphNode node, struct needs *n, int depth) {
     int type;
     CUgraph child;

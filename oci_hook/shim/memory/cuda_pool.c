@@ -1,6 +1,8 @@
+#define _GNU_SOURCE
 #include "memory/cuda_pool.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "driver/real.h"
 #include "memory/piece.h"
@@ -46,8 +48,9 @@ static struct gh_pool *new_place(struct gh_state *st) {
     if (k >= GH_POOL_CHUNKS)
         return NULL;
     if (!atomic_load(&all->chunk[k])) {
-        struct gh_pool *chunk = calloc(GH_FIRST_POOLS << k, sizeof *chunk);
-        if (!chunk)
+        struct gh_pool *chunk = mmap(NULL, (GH_FIRST_POOLS << k) * sizeof *chunk, PROT_READ | PROT_WRITE,
+                                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (chunk == MAP_FAILED)
             return NULL;
         atomic_store_explicit(&all->chunk[k], chunk, memory_order_release);
     }
@@ -307,7 +310,7 @@ CUresult pool_correct(struct gh_state *st, struct gh_pool *pool, uint64_t forese
     return result;
 }
 
-/* Whether the pool's idle memory suffices: the driver remaps unused pages before it takes more from the GPU, except in
+/* True if the pool's idle memory suffices: the driver remaps unused pages before it takes more from the GPU, except in
  * pools that other processes can map. The caller is alone at the pool. If true, the release threshold is raised, so
  * that the driver does not release the idle memory meanwhile. */
 static bool suffices(struct growth *g, uint64_t bytes, uint64_t back) {

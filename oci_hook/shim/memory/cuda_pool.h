@@ -36,7 +36,7 @@ void pool_destroyed(struct gh_state *st, struct gh_pool *pool);
 /* The pool of a device's graph memory, and what stands for its handle. */
 static inline void *graph_pool_handle(CUdevice device) { return (void *)((uintptr_t)device + 1); }
 struct gh_pool *graph_pool(struct gh_state *st, CUdevice device, int gpu);
-/* Whether the pool's memory is charged to this process. */
+/* True if the pool's memory is charged to this process. */
 bool pool_is_accounted(const struct gh_pool *pool);
 
 /* Calls that may change a pool stand between these two. pool_enter waits while another call relies on idle memory.

@@ -1,4 +1,4 @@
-/* Whether a descriptor that a driver handed out is still open somewhere: in this process, in one that it was sent to or
+/* Tells if a descriptor that a driver handed out is still open somewhere: in this process, in one that it was sent to or
  * inherited by, in any container, or on its way in a socket.
  *
  * The kernel knows. A lock of the kind F_OFD_SETLK belongs to the open file itself and goes when its last descriptor is
@@ -28,7 +28,7 @@ struct watch { /* of one open file */
 struct watch *watch_open_file(struct observers *all, int fd);
 /* Another watch of the same open file. NULL: no memory. */
 struct watch *watch_copy(struct observers *all, const struct watch *w);
-/* Whether its last descriptor has certainly been closed. */
+/* True if its last descriptor has certainly been closed. */
 bool watch_says_closed(struct observers *all, const struct watch *w);
 void watch_end(struct observers *all, struct watch *w);
 

@@ -8,7 +8,7 @@
 int hold_open_file(int fd);
 /* Closes it, unless the program has closed it and uses its number for another file. */
 void let_go_of_open_file(int fd, uint64_t inode);
-/* What tells files apart; 0: no such descriptor. */
+/* Identity of a file; 0: no such descriptor. */
 uint64_t inode_of(int fd);
 
 #endif

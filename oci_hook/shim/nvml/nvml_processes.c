@@ -151,7 +151,7 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device
     return n ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
-/* Whether the driver uses this container's pids: then it lists some process of ours. */
+/* True if the driver uses this container's pids: then it lists some process of ours. */
 static bool same_numbers(nvmlDevice_t device, const struct process *list, unsigned own) {
     unsigned n = 0;
     bool same = false;

@@ -46,7 +46,8 @@ struct gh_account_gpu {
 struct gh_account_page {
     _Atomic uint64_t magic;
     _Atomic uint32_t version;
-    uint8_t reserved[1012];
+    _Atomic uint32_t owners; /* changes after an owner word has changed */
+    uint8_t reserved[1008];
     struct gh_account_gpu gpu[GH_ACCOUNT_GPUS];
     uint8_t reserved2[2048];
     _Atomic uint64_t owner[GH_ACCOUNT_SLOTS];

@@ -29,7 +29,7 @@ struct gh_gpu_share {
     uint64_t reserved1;
 };
 
-/* What `gpu-hook gpus --probe` found that the GPU can do for preemption (core/tiers.py). */
+/* Preemption that the GPU offers, as `gpu-hook gpus --probe` found (core/tiers.py). */
 enum gh_tier { GH_TIER_MEMOPS = 1 /* streams wait for words in host memory */ };
 
 struct gh_gpu_page {

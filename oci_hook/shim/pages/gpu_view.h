@@ -1,4 +1,4 @@
-/* What the compute-sharing decision reads, as plain data: one GPU, its rules, and the share and slot of each tenant.
+/* Input of the compute-sharing decision, as plain data: one GPU, its rules, and the share and slot of each tenant.
  * A tenant is a container on the GPU, with all its processes. It writes its own slot; the others read a snapshot.
  * Only gpu-hook writes shares and rules. Slots are not trusted: decide.h says what any bytes in them can cause.
  * Times and durations are nanoseconds of one clock common to the GPU. Virtual time v is nanoseconds of GPU time at

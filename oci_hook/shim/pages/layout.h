@@ -1,4 +1,4 @@
-/* Where the shims find their files in a container. Twin: oci_hook/core/layout.py; a test compares them.
+/* Paths of the shims' files in a container. Twin: oci_hook/core/layout.py; a test compares them.
  * Tests build with another GH_PRIVATE. */
 #ifndef GPU_HOOK_LAYOUT_H
 #define GPU_HOOK_LAYOUT_H

@@ -1,4 +1,4 @@
-/* What is noted in st->pointers of an allocation, a context or a pool: its key, and a value of one word. */
+/* Entry in st->pointers for an allocation, a context or a pool: its key, and a value of one word. */
 #ifndef GPU_HOOK_NOTE_H
 #define GPU_HOOK_NOTE_H
 

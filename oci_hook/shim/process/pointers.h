@@ -1,4 +1,4 @@
-/* What is noted for each device pointer and handle: a concurrent hash map in the process's own memory. */
+/* Entries for each device pointer and handle: a concurrent hash map in the process's own memory. */
 #ifndef GPU_HOOK_POINTERS_H
 #define GPU_HOOK_POINTERS_H
 

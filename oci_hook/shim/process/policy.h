@@ -10,7 +10,7 @@ struct gh_limit {
     bool whole; /* the container has the whole GPU: no limit */
 };
 
-/* Whether there is a valid page. If not, a line was written to stderr. */
+/* True if there is a valid page. If not, a line was written to stderr. */
 bool gh_policy_usable(struct gh_state *st);
 /* The index of the granted GPU with this UUID ("GPU-..."). -1: not granted, or no valid page (a line was written). */
 int gh_policy_find(struct gh_state *st, const char *uuid);
@@ -18,7 +18,7 @@ int gh_policy_find(struct gh_state *st, const char *uuid);
 bool gh_policy_limit(struct gh_state *st, unsigned gpu, struct gh_limit *out);
 /* The record of a GPU, the number of GPUs and the container's class. False, with no line written: no valid page. */
 bool gh_policy_gpu(struct gh_state *st, unsigned gpu, struct gh_gpu_policy *out, uint32_t *ngpus, uint32_t *class_);
-/* Whether the head of a page is valid. The fuzzer calls it, too. */
+/* True if the head of a page is valid. The fuzzer calls it, too. */
 bool gh_policy_valid(const struct gh_policy_page *page);
 
 #endif

@@ -18,6 +18,9 @@
 
 static struct gh_state *_Atomic state;
 
+/* Of LeakSanitizer, in programs that are built with it: it looks for pointers in mapped memory only where it is told. */
+__attribute__((weak)) void __lsan_register_root_region(const void *begin, size_t size);
+
 bool gh_wait(unsigned step, int64_t *until) {
     if (step < 64) {
         gh_relax();
@@ -55,6 +58,8 @@ static struct gh_state *make(void) {
         munmap(st, sizeof *st);
         return none;
     }
+    if (__lsan_register_root_region)
+        __lsan_register_root_region(st, sizeof *st);
     if (madvise(st, sizeof *st, MADV_WIPEONFORK))
         pthread_atfork(NULL, NULL, wipe_in_child);
     return st;

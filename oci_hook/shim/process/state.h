@@ -1,4 +1,4 @@
-/* What one process of a container knows. The kernel wipes this memory in a forked child, so the child starts afresh,
+/* State of one process of a container. The kernel wipes this memory in a forked child, so the child starts afresh,
  * with an account slot of its own, whatever its parent's threads were doing. */
 #ifndef GPU_HOOK_STATE_H
 #define GPU_HOOK_STATE_H
@@ -103,6 +103,8 @@ struct gh_state {
     void *slot_lock;                                /* the mapping that keeps its lock */
     _Atomic bool driver_opened;
     _Atomic int64_t swept_ms;
+    _Atomic uint32_t owners_seen;                   /* 1 + the page's `owners` when `others` was made; 0: not yet */
+    _Atomic uint64_t others[GH_ACCOUNT_SLOTS / 64]; /* bits: slots that other processes have */
     struct gh_mine mine[GH_ACCOUNT_GPUS];
     /* policy */
     const struct gh_policy_page *_Atomic policy;

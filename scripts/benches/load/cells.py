@@ -1,4 +1,4 @@
-"""Cells of the share benchmark: who shares a GPU, what each was owed and got, and what the model predicts of it.
+"""Cells of the share benchmark: tenants of a GPU, the time that each was owed and got, and the model's predictions.
 
 A tenant is a dict in the words of the virtual-time model (gpu_hook_simulator/model/scenarios.py); `graph`, `streams`
 and `procs` are the load generator's own. Times in microseconds of the GPU.
@@ -62,7 +62,7 @@ def say(text: str) -> None:
 
 
 def program(tenant: Json) -> str:
-    """What makes two tenants' alone references the same."""
+    """The tenant's program as a key: tenants with the same key share one reference run, alone on the GPU."""
     return words({k: v for k, v in sorted(tenant.items()) if k not in ("on", "off", "streams")})
 
 
@@ -106,7 +106,7 @@ def alone(stage: Any, tenant: Json, gpu: int, seconds: float) -> float:
 
 
 def measure(stage: Any, cell: Cell, gpu: int, native: bool) -> Json:
-    """Per tenant, what it got per bin of the measured window."""
+    """GPU time of each tenant in each bin of the measured window."""
     with _Containers(stage, cell, gpu, native) as containers:
         for i, (container, tenant) in enumerate(zip(containers, cell.tenants, strict=True)):
             container.run(f"seed={i + 1} {'ends=1 ' if cell.exact else ''}{words(tenant)}")
@@ -140,7 +140,7 @@ def work_until(ends: list[int], each: float, begin: int, at: int, longest: float
 
 
 def _exact(stage: Any, cell: Cell, results: list[list[Json]], ends: list[list[int]], stopped_at: int) -> Json:
-    """In bins as `measure` has them, from the commands' ends. What ended after all were told to end tells nothing."""
+    """In bins as `measure` has them, from the commands' ends. Commands that ended after the stop say nothing."""
     begin = max(r["from_ns"] for rs in results for r in rs)
     width = BIN_NS * stage.scale
     first = begin + int(cell.warm * 1e9) * stage.scale
@@ -149,7 +149,7 @@ def _exact(stage: Any, cell: Cell, results: list[list[Json]], ends: list[list[in
     for tenant, seen in zip(cell.tenants, ends, strict=True):
         known = [at for at in seen if at <= stopped_at]
         each = length(tenant) * 1000 * stage.scale / width
-        # Alone on the GPU a command runs without a break, just before its end; beside others nobody knows when it ran.
+        # Alone on the GPU a command runs without a break, just before its end; beside others the time when it ran is unknown.
         longest = each * width if len(cell.tenants) == 1 else 1e18
         had = [work_until(known, each, begin, at, longest) for at in edges]
         bins.append([after - before for before, after in zip(had, had[1:], strict=False)])

@@ -45,7 +45,7 @@ typedef unsigned long long CUdeviceptr;
     F(cuEventElapsedTime, (float *ms, void *from, void *to))                                                         \
     F(cuGetErrorName, (CUresult error, const char **name))
 
-/* What a driver may lack; NULL then. */
+/* Functions that a driver may lack; NULL then. */
 #define OPTIONAL                                                                                    \
     F(cuStreamWriteValue32_v2, (void *stream, CUdeviceptr address, uint32_t value, unsigned flags)) \
     F(cuStreamWaitValue32_v2, (void *stream, CUdeviceptr address, uint32_t value, unsigned flags))

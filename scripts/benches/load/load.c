@@ -466,7 +466,7 @@ static void run_program(struct program *p) {
         CHECK(cuEventDestroy_v2(run.end_base));
 }
 
-/* How many of the kernel's steps a nanosecond has, on a GPU that nobody else uses. */
+/* The kernel's steps per nanosecond, on a GPU without other users. */
 static void calibrate(const char *id) {
     void *from, *to;
     double best = 1e30;

@@ -1,4 +1,4 @@
-/* What a GPU and its driver cost: single measurements, one line of JSON each. Real times in nanoseconds. */
+/* Costs of a GPU and its driver: single measurements, one line of JSON each. Real times in nanoseconds. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
@@ -72,7 +72,7 @@ static void registering(FILE *out, int writable) {
     close(fd);
 }
 
-/* How soon a stream goes on when the host stores what it waits for, and what the two operations cost. */
+/* Delay until a stream continues after the host stores its awaited value, and the cost of the two operations. */
 static void memory_operations(FILE *out, void *function, CUdeviceptr state, void *stream, unsigned n) {
     uint32_t *word;
     CUdeviceptr address;

@@ -8,7 +8,7 @@ from gpu_hook_simulator import model_run
 
 Json = dict[str, Any]
 DOCS = Path(__file__).resolve().parents[3] / "docs/internals"
-last: dict[str, Json] = {}  # what a benchmark measured, by its name
+last: dict[str, Json] = {}  # figures of a benchmark, by name
 
 
 def calibration() -> str:
@@ -22,7 +22,7 @@ def figure(value: float, unit: str, budget: float | None, least: bool = False) -
 
 
 def label(data: Json) -> str:
-    """How the figures came about."""
+    """Conditions of the measurement."""
     if "label" in data:
         return str(data["label"])
     return f"simulated (calibration {data['calibration']}, time scale {data['time_scale']})"
@@ -37,7 +37,7 @@ def number(row: Json | None, key: str, form: str) -> str:
 
 
 def share_table(data: Json) -> list[list[str]]:
-    """Heading and rows: the cell, what each got through gpu-hook, errors and sums, beside the model and native."""
+    """Heading and rows: the cell, each tenant's time through gpu-hook, errors and sums, beside the model and native."""
     native = {r["cell"]: r for r in data["rows"] if r["native"]}
     out = [["cell", "each got, %", "error", "predicted", "native", "Jain", "sum", "predicted", "native"]]
     for r in (r for r in data["rows"] if not r["native"]):

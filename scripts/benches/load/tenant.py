@@ -35,7 +35,7 @@ class Tenant:
             os.mkfifo(self.work / f"c{i}")
 
     def command_lines(self, program: str, inside: str, options: str, start: str = "", restart: float = 0) -> str:
-        """What a shell in the container does; `inside` is where it sees the folder. start: a first command, done
+        """Script for a shell in the container; `inside` is the folder's path there. start: a first command, done
         anew so many seconds after the program was killed."""
         command = shlex.quote(program)
         lines = [f"{command} --control {inside}/c{i} --out {inside}/o{i} {options}" for i in range(self.procs)]
@@ -75,7 +75,7 @@ class Tenant:
         self.tell(f"run id={self.serial} {program}")
 
     def results(self, seconds: float = 60) -> list[Json]:
-        """What the processes report of the last run, when it has ended."""
+        """The processes' reports of the last run, when it has ended."""
         return [self._answer(i, lambda a: a.get("id") == self.serial, seconds) for i in range(self.procs)]
 
     def stop(self) -> list[Json]:
@@ -88,7 +88,7 @@ class Tenant:
         return list(struct.unpack(f"<{len(raw) // 8}Q", raw))
 
     def launches(self) -> tuple[int, int]:
-        """How many launches were traced, and when the last returned."""
+        """Number of traced launches, and the time when the last returned."""
         count = self._word(0)
         return count, self._word(1 + (count - 1) % TRACE_RING) if count else 0
 

@@ -1,17 +1,30 @@
-"""Parts of a controller that tests of other parts need."""
+"""Parts of a controller for tests of other parts."""
 
-from oci_hook.kube.controller.client import Client
-from oci_hook.kube.controller.copy import Copy
-from oci_hook.kube.controller.events import Events
-from oci_hook.kube.controller.preemptor import Preemptor
-from oci_hook.kube.disruption import Budgets
-from oci_hook.kube.preempt import Terms
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from oci_hook.kube.controller.act.preemptor import Preemptor
+from oci_hook.kube.controller.api.events import Events
+from oci_hook.kube.controller.context import Context
+from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.preemption.disruption import Budgets
+from oci_hook.kube.preemption.preempt import Terms
 
 
-def preemptor(client: Client, copy: Copy) -> Preemptor:
-    """One that only takes notes: it does not run."""
-    events = Events(client, lambda: 0.0)
-    return Preemptor(
-        *(client, copy.state, Budgets(), events, lambda: True, lambda: 0.0, "on", Terms()),
-        *(lambda outcome: None, lambda line: None, copy.enabled),
-    )
+def context(
+    client: Any,
+    state: ClusterState,
+    enabled: Iterable[str] = ("default",),
+    leads: Callable[[], bool] = lambda: True,
+    synced: Callable[[], bool] = lambda: True,
+    now: Callable[[], float] = lambda: 0.0,
+    log: Callable[[str], None] = lambda line: None,
+) -> Context:
+    names = enabled if isinstance(enabled, set) else set(enabled)
+    return Context(client, state, names, leads, synced, now, log)
+
+
+def preemptor(within: Context) -> Preemptor:
+    """A preemptor that only takes notes: it does not run."""
+    events = Events(within.client, lambda: 0.0)
+    return Preemptor(within, Budgets(), events, "on", Terms(), lambda outcome: None)

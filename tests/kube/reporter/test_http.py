@@ -1,4 +1,4 @@
-"""The reporter's client against a real HTTPS server of the test's own: watches that break, keys from a controller, who is believed."""
+"""The reporter's client against the test's own HTTPS server: broken watches, keys from a controller, trusted certificates."""
 
 import http.server
 import json
@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from oci_hook.config import cluster
+from oci_hook.kube.kubeconfig import Credential
 from oci_hook.kube.reporter import key_keeper, node_key
 from oci_hook.kube.reporter.api import FAILURES, Api, ApiError
-from oci_hook.kube.reporter.credential import Credential
 from oci_hook.kube.reporter.key_keeper import KeyKeeper
 from oci_hook.kube.reporter.options import Options
 from oci_hook.kube.reporter.watcher import Change, Watcher
@@ -28,7 +28,7 @@ Answer = Callable[[str, str, str], tuple[int, bytes]]  # method, path, Authoriza
 
 
 class Server:
-    """answer: may be replaced. asked: (method, path, Authorization) of each request. bodies: theirs."""
+    """answer: replaceable. asked: (method, path, Authorization) of each request. bodies: of the requests."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self.answer: Answer = lambda *_: (404, b"{}")
@@ -137,7 +137,7 @@ def line(kind: str, found: Any) -> bytes:
 
 
 def test_a_watch_goes_on_where_it_was_and_lists_anew_when_it_is_too_old(server: Server, known: Credential) -> None:
-    """Also after garbage, after an answer that is no success, and after a line without an end."""
+    """It also lists anew after garbage, an error, and an endless line."""
     watches = iter(
         (
             (200, line("ADDED", item("b", 6)) + line("BOOKMARK", item("", 9))),
@@ -205,7 +205,7 @@ def test_keys_are_asked_for_until_they_come_and_again_when_something_changed(
     server.answer = answer
     api, ca = Api(known), {"ca.crt": pki["ours"][0].read_text()}
     keeper = KeyKeeper(str(tmp_path), NODE, Options(controller_token=str(tmp_path / "token")))
-    keeper.look(api, None, 0, {}, 0.0)  # nothing is known of the controller yet
+    keeper.look(api, None, 0, {}, 0.0)  # the controller's ConfigMap is not known yet
     assert server.asked == [] and keeper.problem == ""
     keeper.look(api, ca, 1, {}, 1.0)
     assert "not the leader" in keeper.problem and not file.exists()
@@ -225,10 +225,12 @@ def test_keys_are_asked_for_until_they_come_and_again_when_something_changed(
 
     count = len(server.asked)
     keeper.look(api, ca, 1, {"u": "GH-201"}, 300.0)
-    assert len(server.asked) == count  # another refusal than one for a signature
+    assert len(server.asked) == count  # this refusal is not about a signature
     keeper.look(api, ca, 1, {"u": "GH-602"}, 301.0)
     keeper.look(api, ca, 1, {"u": "GH-602"}, 302.0)
-    assert len(server.asked) == count + 2 and file.stat().st_ino == before  # once; the same keys are not written again
+    assert (
+        len(server.asked) == count + 2 and file.stat().st_ino == before
+    )  # asked once; unchanged keys are not written again
     keeper.look(api, ca, 2, {}, 303.0)
     assert len(server.asked) == count + 4
     keeper.look(api, ca, 2, {}, 304.0 + key_keeper.EVERY)

@@ -1,4 +1,4 @@
-"""The reporter's pure parts: who holds what, which writes, which settings, whose certificate."""
+"""The reporter's pure parts: the digest, its writes, the cluster's settings, the kubelet's certificate."""
 
 import json
 import subprocess
@@ -14,8 +14,8 @@ from oci_hook.core.decision import DecidedShare
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.terms import Terms
 from oci_hook.errors import GhError
-from oci_hook.kube.names import COMPUTE, GPUS, MEMORY, OFFLINE_COMPUTE, SUMS
-from oci_hook.kube.node_info import MAX_TEXT, digest_text
+from oci_hook.kube.formats.names import COMPUTE, GPUS, MEMORY, OFFLINE_COMPUTE, SUMS
+from oci_hook.kube.formats.node_info import MAX_TEXT, digest_text
 from oci_hook.kube.reporter import credential, node_key, objects, publish, rules
 from oci_hook.kube.reporter.digest import REFUSED_MAX, REFUSED_SECONDS, Refusals, digest
 from oci_hook.kube.reporter.objects import NodeView, PodView
@@ -54,12 +54,12 @@ def test_a_grant_is_the_pods_where_its_decision_says_so() -> None:
         (grant(), None),  # placed by the node
         (grant(), "{"),
         (grant(uid=OTHER_UID), decided(SHARES)),
-        (grant(), decided(SHARES, key="33" * 32)),  # of the setting `local`: its owner wrote one after it had started
+        (grant(), decided(SHARES, key="33" * 32)),  # setting `local`: a user wrote the decision after the start
         (grant(), decided(SHARES, uid=OTHER_UID)),
         (grant(), decided(SHARES, node="n2")),
         (grant(uid=""), decided(SHARES)),  # plain docker
         (grant("b"), decided(SHARES)),
-        (grant(mib=8192), decided(SHARES)),  # `gpu-hook set`, or an annotation that was changed
+        (grant(mib=8192), decided(SHARES)),  # after `gpu-hook set`, or a changed annotation
         (grant(terms=TERMS.replace(priority_class="offline")), decided(SHARES)),
     ],
 )
@@ -82,7 +82,7 @@ def test_a_container_without_a_gpu_is_not_told() -> None:
 
 
 def test_the_digest_of_a_full_node_fits() -> None:
-    """512 containers of tenants who choose long names."""
+    """512 containers with the longest names."""
     name = "x" * 10_000
     who = Identity("", name, "", pod_uid=name, namespace=name, pod=name, container=name)
     held = [Grant(str(n), who, Life(""), (Share("GPU-1", 1),)) for n in range(512)]
@@ -123,7 +123,7 @@ def asking(*requests: dict[str, str], init: tuple[dict[str, str], ...] = (), pha
 
 
 def test_what_is_bound_counts_as_the_kubelet_counts_it() -> None:
-    """Quantities come back in any of Kubernetes' forms."""
+    """The API server may return quantities in any of Kubernetes' forms."""
     one = asking({MEMORY: "10k", GPUS: "1", "cpu": "100m"}, {GPUS: "2"}, {}, init=({GPUS: "5"},))
     assert publish.bound([one]) == {GPUS: 5, MEMORY: 10_000, COMPUTE: 0, OFFLINE_COMPUTE: 0}
     assert publish.bound([asking({GPUS: "1"}, phase=phase) for phase in ("Succeeded", "Failed")])[GPUS] == 0
@@ -137,7 +137,7 @@ def test_a_sum_is_never_below_what_is_bound(bound: list[int], has: int) -> None:
 
 
 def test_a_sum_is_a_number_that_the_api_server_keeps() -> None:
-    """Else the reporter wrote it again and again."""
+    """Otherwise the reporter would write it repeatedly."""
     pods = [asking({GPUS: str((1 << 63) - 1)}) for _ in range(2)]
     assert publish.sums({GPUS: 64}, pods) == {GPUS: (1 << 63) - 1}
 
@@ -180,7 +180,7 @@ def test_one_patch_makes_it_so_and_then_nothing_is_written(
 
 
 def test_zero_is_not_published_first() -> None:
-    """0 refuses pods, where no sum at all lets them in."""
+    """A sum of 0 refuses pods; a missing sum admits them."""
     assert publish.status(node({}, {}), {GPUS: 0}) == []
     assert len(publish.status(node({GPUS: "3"}, {GPUS: "3"}), {GPUS: 0})) == 2
 
@@ -195,16 +195,18 @@ def test_only_changed_annotations_are_written_and_all_are_taken_back() -> None:
     found = node({GPUS: "1", "cpu": "2"}, {GPUS: "1"}, a="1", b="2", c="3")
     assert publish.annotations(found, {"a": "1", "b": "2"}) == {}
     assert publish.annotations(found, {"a": "1", "b": "9"}) == {"metadata": {"annotations": {"b": "9"}}}
-    notes, patch = publish.withdrawal(found, ("a", "x"))
+    notes, patch = publish.withdrawal(found, ("a", "x"), ("room",))
     assert notes == {"metadata": {"annotations": {"a": None}}}
     assert [step["path"] for step in patch] == [
         "/status/capacity/gpu-hook.io~1gpus",
         "/status/allocatable/gpu-hook.io~1gpus",
     ]
-    assert publish.withdrawal(node({}, {}), ("a",)) == ({}, [])
+    assert publish.withdrawal(node({}, {}), ("a",), ("room",)) == ({}, [])
+    labelled = node({}, {}).replace(labels={"room": "1", "theirs": "2"})
+    assert publish.withdrawal(labelled, ("a",), ("room",)) == ({"metadata": {"labels": {"room": None}}}, [])
 
 
-# --- what the cluster says about a node ---
+# --- the cluster's settings for a node ---
 
 
 @pytest.mark.parametrize(
@@ -247,7 +249,7 @@ def test_settings_of_the_cluster(labels: dict[str, str], config: dict[str, str],
     ],
 )
 def test_an_entry_with_anything_wrong_counts_for_nothing(text: str) -> None:
-    """Another entry still does."""
+    """Other entries still count."""
     lines, problems = rules.wanted("n1", {}, {"n1": f"memory_min: 7\n{text}", "x": "nodes: q=1\nmemory_step: 9"})
     assert lines == {} and len(problems) == 1 and "gpu-hook-nodes, n1" in problems[0]
     assert rules.wanted("n1", {"q": "1"}, {"n1": text, "x": "nodes: q=1\nmemory_step: 9"})[0] == {"memory_step": "9"}
@@ -262,13 +264,13 @@ def test_problems_are_few() -> None:
     assert len(rules.wanted("n1", {}, {f"k{n}": "{" for n in range(100)})[1]) == rules.MAX_PROBLEMS
 
 
-# --- what the watchers tell ---
+# --- the watchers' changes ---
 
 
 def test_what_was_seen_last_counts() -> None:
     seen = Seen()
     assert seen.pods is None and seen.config is None
-    seen.take(Change(PODS, "put", pod(uid="early")))  # before the first list nothing is known
+    seen.take(Change(PODS, "put", pod(uid="early")))  # ignored before the first list
     assert seen.pods is None
     seen.take(Change(PODS, "failure", "refused"))
     assert seen.failures == {PODS: "refused"}
@@ -291,7 +293,7 @@ def test_what_was_seen_last_counts() -> None:
 
 @pytest.fixture(scope="module")
 def kubelet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate as a kubelet has it, by openssl."""
+    """A kubelet's certificate, made by openssl."""
     folder = tmp_path_factory.mktemp("pki")
     command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /O=system:nodes/CN=system:node:n-7.example"
     subprocess.run(
@@ -316,8 +318,9 @@ def test_a_kubelets_kubeconfig(kubelet: Path) -> None:
     file = kubelet / "kubelet.conf"
     file.write_text(json.dumps(kubeconfig({"client-certificate": "crt", "client-key": "key"}, CLUSTER)))
     found = credential.load(str(file))
-    assert found.server == "https://10.0.0.1:6443" and found.node() == "n-7.example" and found.bearer() == ""
-    assert found.context().get_ca_certs()
+    assert found.server == "https://10.0.0.1:6443" and credential.node(found) == "n-7.example" and found.bearer() == ""
+    context = found.context()
+    assert context and context.get_ca_certs()
     (kubelet / "token").write_text("one\n")
     file.write_text(
         "# YAML\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n"
@@ -325,7 +328,7 @@ def test_a_kubelets_kubeconfig(kubelet: Path) -> None:
         "users: [{name: u, user: {tokenFile: token}}]\n"
     )
     found = credential.load(str(file))
-    assert (found.server, found.bearer(), found.node()) == ("https://[::1]:1", "one", "")
+    assert (found.server, found.bearer(), credential.node(found)) == ("https://[::1]:1", "one", "")
     (kubelet / "token").write_text("two\n")
     assert found.bearer() == "two"
 

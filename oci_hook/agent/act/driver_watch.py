@@ -1,0 +1,108 @@
+"""Follows the driver: keeps the inventory current when driver or GPUs change, and repairs missing device nodes."""
+
+import threading
+
+from oci_hook.agent import journal
+from oci_hook.agent.act import device_nodes
+from oci_hook.agent.judge.gpu_sample import GpuSample
+from oci_hook.agent.node import Node
+from oci_hook.agent.watch.sampler import lost
+from oci_hook.core.backoff import Backoff
+from oci_hook.core.inventory import Inventory
+from oci_hook.discovery.discover import discover
+from oci_hook.discovery.save import save_inventory
+from oci_hook.errors import GhError, refuse
+from oci_hook.ledger import events
+from oci_hook.ledger import inventory as cache
+
+DISCOVER_SECONDS = 30.0  # to the next attempt after a failed discovery; doubled with each failure, up to
+DISCOVER_MAX = 600.0
+
+
+class DriverWatch:
+    """`look` loads the cached inventory, or has it discovered anew; `compare` with what NVML sees. Discovery runs in a
+    thread, since a driver may take a minute to answer, or never answer."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._thread: threading.Thread | None = None
+        self._found: Inventory | GhError | None = None
+        self._retry_at = 0.0
+        self._backoff = Backoff(DISCOVER_SECONDS, DISCOVER_MAX)
+        self._wanted = False
+        self._changed: frozenset[str] = frozenset()  # GPUs that only one of NVML and the inventory has
+
+    def look(self, now: float) -> str:
+        """Bring `node.inventory` up to date. Returns why there is no inventory, or ""."""
+        node, why = self._node, ""
+        self._take_discovered(now)
+        try:
+            node.inventory = cache.load(node.settings)
+            node.problem("inventory", "")
+        except GhError as e:
+            why = str(e)
+            if "inventory" not in node.problems:
+                node.problem("inventory", why)
+            node.inventory, node.gpus = None, {}
+            self._wanted = now >= self._retry_at
+        if self._wanted and self._thread is None:
+            self._wanted = False
+            self._thread = threading.Thread(target=self._discover, daemon=True)
+            self._thread.start()
+        return why
+
+    def _take_discovered(self, now: float) -> None:
+        if self._thread is None or self._thread.is_alive():
+            return
+        self._thread = None
+        found, self._found = self._found, None
+        try:
+            if isinstance(found, GhError):
+                raise found
+            if found is not None:
+                save_inventory(self._node.settings, found)
+                self._backoff.worked()
+                journal.write(f"GPUs found: {len(found.gpus)}, driver {found.driver_version}", journal.NOTICE)
+        except GhError as e:
+            self._node.problem("inventory", str(e))
+            self._retry_at = now + self._backoff.failed()
+
+    def _discover(self) -> None:
+        try:
+            self._found = discover(self._node.settings.driver_root)
+        except GhError as e:
+            self._found = e
+        except Exception as e:  # reported, and tried again later
+            self._found = refuse("GH-302", f"looking for GPUs: {type(e).__name__}: {e}")
+
+    def compare(self, sample: dict[str, GpuSample]) -> None:
+        """Find GPUs that fell off the bus or came back, and add the lost ones to the sample. When NVML sees the same
+        change twice in a row, the inventory is discovered anew."""
+        gpus = self._node.inventory.gpus if self._node.inventory else ()
+        known = {gpu.uuid for gpu in gpus}
+        whole = {gpu.parent or gpu.uuid for gpu in gpus}
+        for uuid in whole - set(sample):  # NVML may have no handle of a lost GPU any more
+            sample[uuid] = GpuSample(0, 0, -1, (), "NVML does not find it: GPU is lost")
+        lost_gpus = {uuid for uuid, gpu in sample.items() if lost(gpu.error)}
+        new = {uuid for uuid, gpu in sample.items() if not gpu.error} - whole
+        changed = frozenset((lost_gpus & whole) | new)
+        if changed and changed == self._changed and self._thread is None:
+            self._wanted = True
+        self._changed = changed
+        containers: dict[str, int] = {}
+        for grant in self._node.grants.values():
+            for share in grant.shares:
+                containers[share.uuid] = containers.get(share.uuid, 0) + 1
+        gone = sorted((lost_gpus & whole) | (set(containers) - known))
+        words = [f"{uuid} is lost (containers on it: {containers.get(uuid, 0)})" for uuid in gone[:4]]
+        advice = "; look for Xid in the kernel's log; its containers cannot go on" if gone else ""
+        self._node.problem("gpus", ", ".join(words) + advice)
+
+    def repair_devices(self) -> None:
+        if self._node.inventory is None:
+            return
+        made, wrong = device_nodes.repair(self._node.inventory)
+        for path in made:
+            journal.write(f"{path} was missing and is made", journal.NOTICE)
+            events.record(self._node.state_dir, "device-repaired", path=path)
+        self._node.problem("devices", "; ".join(wrong))

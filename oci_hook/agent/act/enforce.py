@@ -1,0 +1,146 @@
+"""Freezes or kills the cgroup of a container that cheats. Processes and cgroups are addressed
+by descriptor, so that a reused pid or a cgroup made anew is not hit."""
+
+import os
+import signal
+import time
+
+from oci_hook.agent.watch.process_owner import is_below
+from oci_hook.core.grant import Grant
+from oci_hook.linux import cgroup
+from oci_hook.linux.mount import CGROUP2_SUPER_MAGIC, CGROUP_SUPER_MAGIC
+from oci_hook.linux.proc import cgroups, is_running, start_time
+from oci_hook.observe import inside
+
+EXIT_SECONDS = 0.5  # for all processes of a killed container to end; after that it counts as not killed
+MOST_CGROUPS = 4096  # of one container, that are thawed
+
+
+def freeze(grant: Grant) -> str:
+    """Freeze every process of the container; "" or why that failed. `runc resume ID` undoes it."""
+    init = grant.life.init
+    try:
+        if init is None or not is_running(init):
+            return "its init is not known, or has ended"
+        controller, magic, name, word = "freezer", CGROUP_SUPER_MAGIC, "freezer.state", "FROZEN"
+        path = inside.directory(init[0], controller, grant.life.cgroup)
+        if path is None:
+            controller, magic, name, word = "", CGROUP2_SUPER_MAGIC, "cgroup.freeze", "1"
+            path = inside.directory(init[0], controller, grant.life.cgroup)
+        directory = cgroup.open_path(path, magic)
+        if directory is None:
+            return "it is in no cgroup that can be frozen"
+        try:
+            if _shared(init[0], controller, grant.life.cgroup):
+                return "its cgroup is not its alone"
+            if not is_running(init):
+                return "it has just ended"
+            cgroup.write(directory, name, word)
+        finally:
+            os.close(directory)
+    except OSError as e:
+        return str(e)
+    return ""
+
+
+def kill(grant: Grant, others: tuple[tuple[int, int], ...]) -> str:
+    """Kill the container: its init, with which its pid namespace ends, the processes `others` (pid, start time) of it,
+    and all processes in its cgroup. Returns "" or why that failed, also if some of them still run after
+    EXIT_SECONDS."""
+    init = (grant.life.init,) if grant.life.init else ()
+    problems: list[str] = []
+    # cgroup version 1 delivers no signal to a frozen process. The cgroup is found by the init, so before it is killed.
+    freezer = _freezer(grant)
+    _thaw(freezer)
+    hit = dict.fromkeys((*init, *others, *_inside(grant)))
+    _send(tuple(hit), problems)
+    end = time.monotonic() + EXIT_SECONDS
+    while True:
+        # In a container without a pid namespace of its own, children forked meanwhile run on.
+        if inner := _inside(grant):
+            hit.update(dict.fromkeys(inner))
+            _send(inner, problems)
+        if not (living := [process for process in hit if is_running(process)]):
+            break
+        if time.monotonic() >= end:
+            problems.append(f"{len(living)} of its processes still run, process {living[0][0]} among them")
+            break
+        _thaw(freezer)  # a process that still runs may freeze another one meanwhile
+        time.sleep(0.01)
+    return "; ".join(dict.fromkeys(problems))
+
+
+def _inside(grant: Grant) -> tuple[tuple[int, int], ...]:
+    """(pid, start time) of the processes in the container's cgroup, if that cgroup is the container's alone."""
+    if grant.life.cgroup:
+        found = inside.below(grant.life.cgroup, grant.life.cgroup_inode)
+    else:
+        init = grant.life.init
+        found = inside.pids(init[0], grant.life.cgroup) if init and is_running(init) else None
+    own = os.getpid()
+    if found is None or own in found:
+        return ()
+    return tuple((pid, start) for pid in found if (start := start_time(pid)))
+
+
+def _send(processes: tuple[tuple[int, int], ...], problems: list[str]) -> None:
+    for pid, start in dict.fromkeys(processes):
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        except OSError as e:
+            problems.append(f"process {pid}: {e.strerror}")
+            continue
+        try:
+            if start_time(pid) == start:
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        except OSError as e:
+            problems.append(f"process {pid}: {e.strerror}")
+        finally:
+            os.close(fd)
+
+
+def _freezer(grant: Grant) -> str:
+    """The container's cgroup in version 1's freezer hierarchy, if that cgroup is the container's alone; else ""."""
+    init, reported = grant.life.init, grant.life.cgroup
+    try:
+        if init is not None and is_running(init) and not _shared(init[0], "freezer", reported):
+            return inside.directory(init[0], "freezer", reported) or ""
+        # Its init has ended: take the cgroup of the same path as the known one, in the freezer hierarchy.
+        head, found, tail = reported.partition("/devices/")
+        return f"{head}/freezer/{tail}" if found and init is not None and not is_running(init) else ""
+    except OSError:
+        return ""
+
+
+def _thaw(top: str) -> None:
+    """Thaw this cgroup and those below, in which a tenant may have frozen processes to keep them from being killed."""
+    left = [top] if top else []
+    for n, path in enumerate(left):
+        try:
+            directory = cgroup.open_path(path, CGROUP_SUPER_MAGIC)
+            if directory is None:
+                continue
+            try:
+                if cgroup.read(directory, "freezer.self_freezing").strip() != "0":
+                    cgroup.write(directory, "freezer.state", "THAWED")
+            finally:
+                os.close(directory)
+            if n < MOST_CGROUPS:
+                with os.scandir(path) as entries:
+                    left += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            continue
+
+
+def _shared(pid: int, controller: str, reported: str) -> bool:
+    """True if the container's cgroup in that hierarchy ("": version 2) is the top one or has the agent in it."""
+    own = cgroups(os.getpid())
+    for names, path in cgroups(pid):
+        if controller in names.split(","):
+            path = inside.ancestor(path, reported) or path
+            return path == "/" or any(is_below(o, (names, path)) for o in own)
+    return True

@@ -1,0 +1,105 @@
+"""Keeps leases off the files that containers mount: holds those files open, and finds leases that are there already."""
+
+import os
+import time
+
+from oci_hook.agent.act.response import Response
+from oci_hook.agent.judge.audit_rules import Finding, Process, What
+from oci_hook.agent.node import Node
+from oci_hook.agent.watch import file_keeper, leases
+from oci_hook.agent.watch.accounts import Accounts
+from oci_hook.agent.watch.process_owner import ProcessOwners
+from oci_hook.core.inventory import Inventory
+from oci_hook.observe import inside
+
+KEEP_SECONDS = 30.0  # between two looks at which files containers mount
+LOCKS_REST = 200  # how many times the duration of a look at /proc/locks passes until the next one
+
+
+class LeaseWatch:
+    """`tick` every few seconds. findings: those of now."""
+
+    def __init__(self, node: Node, owners: ProcessOwners, accounts: Accounts, response: Response) -> None:
+        self.findings: tuple[Finding, ...] = ()
+        self._node = node
+        self._owners = owners
+        self._accounts = accounts
+        self._response = response
+        self._files = file_keeper.Keeper()
+        self._slots = file_keeper.Keeper(os.O_RDWR)
+        self._kept: tuple[float, Inventory | None] = (-KEEP_SECONDS, None)
+        self._next = 0.0
+
+    def close(self) -> None:
+        self._files.close()
+        self._slots.close()
+
+    def grants_changed(self) -> None:
+        self._slots.keep(file_keeper.slots(self._node.state_dir, self._node.grants.values()))
+
+    def tick(self, now: float) -> None:
+        when, inventory = self._kept
+        if now - when >= KEEP_SECONDS or inventory is not self._node.inventory or self._files.missed:
+            self._kept = now, self._node.inventory
+            self._files.keep(file_keeper.wanted(self._node.inventory, self._node.prefix))
+        if time.monotonic() >= self._next:
+            self._look()
+
+    def _look(self) -> None:
+        began = time.thread_time()
+        try:
+            held, whole = leases.now()
+        except OSError:
+            held, whole = [], True
+        # A tenant can have hundreds of thousands of locks. The longer the look takes, the later is the next one.
+        self._next = time.monotonic() + LOCKS_REST * (time.thread_time() - began)
+        long = "/proc/locks is too long: leases further down are not seen; see lslocks"
+        self._node.problem("locks", "" if whole else long)
+        found, harmful = self._judge(held)
+        standing = {f.what: f for f in self.findings}
+        for at, finding in found.items():
+            if at not in standing:
+                self._response.answer(finding, harm=at in harmful)
+        for at, finding in standing.items():
+            if at in found or finding.key not in self._node.grants:
+                continue
+            if self._node.watched[
+                finding.key
+            ].stopped:  # a stopped container keeps its lease: the finding is over when it ends
+                found[at] = finding
+            else:
+                self._response.clear(finding)
+        self.findings = tuple(found.values())
+
+    def _judge(self, held: list[leases.Lease]) -> tuple[dict[What, Finding], set[What]]:
+        """(findings, those of them that are on files which others need)"""
+        found, harmful = {}, set()
+        files = self._needed() if held else {}
+        for lease in held:
+            file = files.get(lease.file)
+            key, process = self._holder(lease) if file else ("", None)
+            if file is None or process is None:
+                continue
+            kind = "write" if lease.write else "read"
+            what = f"process {process.pid} ({process.name}) holds a {kind} lease on {file.what}"
+            finding = Finding("holds-lease", key, "", process.pid, process.start, what)
+            found[finding.what] = finding
+            if file.owner != key:
+                harmful.add(finding.what)
+        return found, harmful
+
+    def _needed(self) -> dict[tuple[int, int], leases.File]:
+        """The files on which nobody may hold a lease, by device and inode."""
+        found = {at: leases.File(path) for at, path in self._files.files.items()}
+        found.update(leases.of_state(self._node.state_dir, self._node.grants))
+        for at, key in self._accounts.files().items():
+            found[at] = leases.File("its account page", key)
+        return found
+
+    def _holder(self, lease: leases.Lease) -> "tuple[str, Process | None]":
+        """(the grant's key, the process) that holds the lease: the one that took it, or a child that inherited it."""
+        pids = [lease.pid]
+        if not leases.holds(lease.pid, lease.file):
+            inits = [(g.life.init[0], g.life.cgroup) for g in self._node.grants.values() if g.life.init]
+            pids = [pid for init in inits for pid in inside.pids(*init) or () if leases.holds(pid, lease.file)]
+        return next(iter(self._owners.find(set(pids), all=False).values()), ("", None))

@@ -1,0 +1,192 @@
+"""Finds containers that keep others waiting at the gate and do not use the GPU meanwhile: the finding hogs-gate. Pure.
+
+A container counts in its own slot file how long it was held for each other one, while it had nothing in flight
+(core/slot_page.py, Gate.held_for). Held time is honest where the other one had the GPU: that explains it. So one look
+suspects container X if
+
+- a witness W on the same GPU was held for more than WASTED of the time without an explanation by GPU time of those that it
+  names; and X is one of those that take the largest part of that. (The gate's own rules bound what a liar can cost: W
+  still has nine tenths of its share. The finding says who tries.) Time in which the machine gave W or X no processor is
+  explained as well: X could not give way, and W not go on;
+- X's slot shows work, or a claim that it did not show at the look before;
+- X is of W's class or a lower one: a higher class may keep a lower one out.
+
+GPU time is NVML's figure by process, and a little more where X publishes more, since NVML samples and may miss a burst.
+Where NVML has no such figures, it is what X publishes of itself, and two witnesses are needed.
+
+What it proves: W says so in a file that W can write, so W may lie about X, as X may lie to W. W cannot have been held
+while it had the GPU, so what it says is cut to the rest; what X had counts for X, whoever says so. But of an idle X and
+an idle W, one of which lies, nobody can say from outside which one it is. The finding therefore has the number of the
+witnesses and their figures, and is only ever reported: no policy freezes or kills for it.
+"""
+
+from oci_hook.agent.judge.audit_rules import Seen, driver_uses
+from oci_hook.agent.judge.gpu_sample import GpuSample
+from oci_hook.core.gpu_page import on_gpu, weights
+from oci_hook.core.slot_page import Gate
+from oci_hook.core.terms import CLASS_NUMBERS
+from oci_hook.core.value import Value
+
+WASTED = 0.05  # of the time between two looks: who was held for less, without an explanation, is no witness
+LEAST = 0.01  # the same of one container's part
+IDLE = 10  # per cent busy, up to which a GPU needs no process that explains it
+DOUBT = 0.15  # of the GPU's time that NVML may have missed, for all containers together
+
+
+class Party(Value):
+    """A container on one GPU. slot: Share.slot. rank: its class, higher goes first. busy: per cent of the GPU's time by
+    NVML; None if NVML has no such figures for this GPU. stopped: frozen or stopped, so it is no witness. starved: seconds
+    since the look before in which a thread of it waited for a processor, as far as that was looked at."""
+
+    key: str
+    slot: int
+    weight: int
+    rank: int
+    gate: Gate | None
+    busy: int | None = None
+    stopped: bool = False
+    starved: float = 0.0
+
+
+class Hog(Value):
+    """Container `key` is suspected. held: per cent of the time that witnesses were held for it, on average. had: per cent
+    of the GPU's time that it had. share: its per cent by weight. witnesses: their keys."""
+
+    key: str
+    held: float
+    had: float
+    share: float
+    witnesses: tuple[str, ...]
+
+
+class Hogs:
+    """`look` at each sample; remembers the one before. One look suspects; the auditor needs two."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[float, dict[str, Party]]] = {}  # by UUID
+
+    def forget(self, uuids: "set[str]") -> None:
+        """Drop the GPUs that are not among these."""
+        self._last = {uuid: last for uuid, last in self._last.items() if uuid in uuids}
+
+    def look(self, now: float, uuid: str, parties: list[Party]) -> list[Hog]:
+        """Those suspected on one GPU since the look before."""
+        current = {p.key: p for p in parties}
+        last, self._last[uuid] = self._last.get(uuid), (now, current)
+        if last is None or now <= last[0]:
+            return []
+        took, before = now - last[0], last[1]
+        there = [p for p in parties if p.key in before and before[p.key].slot == p.slot]
+        had = {p.slot: _had(p, before[p.key], took, DOUBT / max(1, len(there))) for p in there}
+        told: dict[int, dict[str, float]] = {}  # by the slot of who is accused: seconds by witness
+        for w in there:
+            if not w.stopped:
+                for slot, seconds in _accused(w, before[w.key], there, had, took).items():
+                    told.setdefault(slot, {})[w.key] = seconds
+        named = [_hog(x, told.get(x.slot, {}), had, there, took) for x in there if _active(x, before[x.key])]
+        return [hog for hog in named if hog is not None]
+
+
+def _charged(p: Party, before: Party, took: float) -> float:
+    """Seconds of GPU time since the look before, as the container says."""
+    if p.gate is None or before.gate is None:
+        return 0.0
+    return min(took, max(0.0, p.gate.charged - before.gate.charged))
+
+
+def _had(p: Party, before: Party, took: float, doubt: float) -> float:
+    """Seconds of GPU time since the look before."""
+    said = _charged(p, before, took)
+    if p.busy is None:
+        return said
+    seen = took * p.busy / 100
+    return max(seen, min(said, seen + took * doubt))
+
+
+def _active(p: Party, before: Party) -> bool:
+    """It shows others that it wants the GPU."""
+    if p.gate is None or before.gate is None:
+        return False
+    return p.gate.shows_work or p.gate.claim != before.gate.claim
+
+
+def _accused(w: Party, before: Party, there: list[Party], had: dict[int, float], took: float) -> dict[int, float]:
+    """Seconds by slot for which the witness was held without an explanation, by those who took the largest parts."""
+    if w.gate is None or before.gate is None:
+        return {}
+    then = dict(before.gate.held_for)
+    rank = {p.slot: p.rank for p in there}
+    said = {slot: max(0.0, at - then.get(slot, 0.0)) for slot, at in w.gate.held_for if slot in rank and slot != w.slot}
+    if any(rank[slot] > w.rank and seconds > took * LEAST for slot, seconds in said.items()):
+        return {}  # a higher class had the GPU: what it leaves is nobody's share
+    # It had nothing in flight while it was held, so it was not held while it had the GPU. NVML may show a little much;
+    # less than WASTED, so that nobody can be accused in time that the two had the GPU.
+    own = max(had[w.slot] - 0.9 * WASTED * took, _charged(w, before, took))
+    total = sum(said.values())
+    held = min(total, took - own - w.starved)
+    if held <= 0:
+        return {}
+    fair = {p.slot: had[p.slot] + p.starved for p in there}
+    rest = {slot: max(0.0, seconds * held / total - fair[slot]) for slot, seconds in said.items() if seconds}
+    if sum(rest.values()) < WASTED * took:
+        return {}
+    most = max(rest.values())
+    return {slot: said[slot] * held / total for slot, seconds in rest.items() if seconds >= max(most / 4, LEAST * took)}
+
+
+def _share(p: Party, there: list[Party]) -> float:
+    """Its share among all of its class that are granted there, though not all of them may want work."""
+    return p.weight / max(1, sum(other.weight for other in there if other.rank == p.rank))
+
+
+def _hog(x: Party, told: dict[str, float], had: dict[int, float], there: list[Party], took: float) -> Hog | None:
+    if len(told) < (1 if x.busy is not None else 2):
+        return None
+    held = 100 * sum(told.values()) / len(told) / took
+    return Hog(x.key, held, 100 * had[x.slot] / took, 100 * _share(x, there), tuple(sorted(told)))
+
+
+def parties(
+    uuid: str, gpu: GpuSample, seen: Seen, gates: dict[str, Gate | None], starved: dict[str, float]
+) -> list[Party]:
+    """The containers on one GPU. gates: what their slot files say, by key. starved: Party.starved by key."""
+    grants = tuple(seen.grants.values())
+    weight, used = weights(uuid, grants), driver_uses(seen)[0]
+    by_process = 0 <= gpu.busy <= IDLE or any(busy for _, _, busy in gpu.processes)
+    found = []
+    for grant, share in on_gpu(uuid, grants):
+        use = used.get((grant.key, uuid))
+        busy = (use.busy if use else 0) if by_process else None
+        rank = CLASS_NUMBERS[grant.terms.priority_class]
+        found.append(
+            Party(
+                grant.key,
+                share.slot,
+                weight[share.slot],
+                rank,
+                gates.get(grant.key),
+                busy,
+                stopped=bool(grant.frozen),
+                starved=starved.get(grant.key, 0.0),
+            )
+        )
+    return found
+
+
+def starvation(before: dict[str, dict[int, int]], now: dict[str, dict[int, int]]) -> dict[str, float]:
+    """Seconds by key in which the thread that waited longest for a processor did so, of threads that both looks know. Both:
+    nanoseconds waited by key and thread."""
+    return {
+        key: max((ns - before[key][t] for t, ns in delays.items() if t in before[key]), default=0) / 1e9
+        for key, delays in now.items()
+        if key in before
+    }
+
+
+def evidence(hog: Hog, names: dict[str, str]) -> str:
+    who = ", ".join(names.get(key, key) for key in hog.witnesses[:3])
+    more = f" and {len(hog.witnesses) - 3} more" if len(hog.witnesses) > 3 else ""
+    return (
+        f"{who}{more}: held at the gate for it in {hog.held:.0f} % of the time; its share is {hog.share:.0f} %, and it had"
+        f" {hog.had:.0f} % of the GPU's time"
+    )

@@ -1,0 +1,70 @@
+"""Keeps the account pages of all containers open, and reads them."""
+
+import errno
+from collections.abc import Iterable
+
+from oci_hook.agent.judge.audit_rules import Kept
+from oci_hook.agent.node import Node
+from oci_hook.core.grant import Grant
+from oci_hook.observe.account import Account, DamagedPage
+
+
+class Accounts:
+    """`read` the pages of grants, `forget` those of grants that ended, `close` all."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._open: dict[str, tuple[tuple[int, int], Account]] = {}  # by key: the init, the page
+
+    def read(self, grants: dict[str, Grant], by_process: Iterable[str] = ()) -> tuple[dict[str, Kept], frozenset[str]]:
+        """(what each page says, by key; the keys of pages that could not be read). by_process: UUIDs of GPUs for which
+        each process's part is wanted as well."""
+        found: dict[str, Kept] = {}
+        unread = {}
+        for key, grant in grants.items():
+            try:
+                found[key] = self._read(grant, any(share.uuid in by_process for share in grant.shares))
+            except OSError as e:
+                found[key], unread[key] = None, e
+        if grants is self._node.grants:
+            why = next((f"of {grants[key].who.id[:40]}: {e}" for key, e in unread.items()), "")
+            self._node.problem("accounts", why and f"{len(unread)} account pages cannot be read, {why}")
+        return found, frozenset(unread)
+
+    def _read(self, grant: Grant, by_process: bool) -> Kept:
+        """Raises OSError where we cannot look."""
+        if grant.life.init is None or not grant.shares:
+            return None
+        try:
+            known = self._open.get(grant.key)
+            if known is None or known[0] != grant.life.init:
+                if known:
+                    known[1].close()
+                    del self._open[grant.key]
+                known = (grant.life.init, Account(*grant.life.init, grant.life.cgroup))
+                self._open[grant.key] = known
+            return known[1].read(len(grant.shares), by_process)
+        except DamagedPage as e:
+            return str(e)
+        except OSError as e:
+            if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESRCH):
+                return None  # the container is ending, or has no such directory (a whole GPU alone)
+            raise
+
+    def write_surcharge(self, key: str, gpu: int, amount: int) -> None:
+        """Write a surcharge into the container's account page. gpu: index of the grant's share. amount: bytes."""
+        try:
+            self._open[key][1].surcharge(gpu, amount)
+        except (KeyError, OSError, DamagedPage):
+            pass  # the next look finds what is wrong with the page
+
+    def files(self) -> dict[tuple[int, int], str]:
+        """By (device, inode) of each open account page, the key of its grant."""
+        return {page.file: key for key, (_, page) in self._open.items()}
+
+    def forget(self, keys: set[str]) -> None:
+        for key in keys & set(self._open):
+            self._open.pop(key)[1].close()
+
+    def close(self) -> None:
+        self.forget(set(self._open))

@@ -1,0 +1,48 @@
+"""The agent's knowledge of one container beyond its grant."""
+
+import time
+
+from oci_hook.agent.judge.audit_rules import Use
+from oci_hook.agent.judge.meter import Meter
+from oci_hook.core.slot_page import Gate
+from oci_hook.observe.account import Usage
+
+SAMPLES = 120  # remembered for each container on each GPU
+
+
+class Watched:
+    """The agent's knowledge of one container beyond its grant."""
+
+    def __init__(self) -> None:
+        self.account: Usage | str | None = None  # what its account page says
+        self.peaks: dict[str, int] = {}
+        self.history: dict[str, list[tuple[float, int, int]]] = {}
+        self.uses: dict[str, Use] = {}
+        self.charged: dict[str, int] = {}  # bytes, by the driver's figure for its cgroup, by UUID
+        self.gates: dict[str, Gate] = {}  # what its slot files publish, by UUID
+        self.meters: dict[str, Meter] = {}
+        self.frozen_seconds = 0.0  # since the agent first saw it
+        self.stopped = ""  # by the agent: "frozen" or "killed"
+
+    def set_gate(self, uuid: str, gate: Gate | None) -> None:
+        self.gates.pop(uuid, None)
+        if gate is not None:
+            self.gates[uuid] = gate
+
+    def set_use(self, uuid: str, use: Use | None) -> None:
+        self.uses.pop(uuid, None)
+        if use is not None:
+            self.uses[uuid] = use
+
+    def set_charged(self, uuid: str, size: int | None) -> None:
+        self.charged.pop(uuid, None)
+        if size is not None:
+            self.charged[uuid] = size
+
+    def meter(self, uuid: str) -> Meter:
+        return self.meters.setdefault(uuid, Meter())
+
+    def note(self, uuid: str, used_mib: int, busy: int) -> None:
+        line = self.history.setdefault(uuid, [])
+        line.append((round(time.time(), 1), used_mib, busy))
+        del line[:-SAMPLES]

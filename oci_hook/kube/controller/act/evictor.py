@@ -1,0 +1,67 @@
+"""Evicts pods that their node refused, so that their owner recreates them and the scheduler chooses again. A pod without an owner
+would be lost: it stays, and an event says why it does not start."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from oci_hook.kube.controller.act.refused import Refusal, Refusals, refusal
+from oci_hook.kube.controller.api.client import ApiError
+from oci_hook.kube.controller.api.events import About, Events
+from oci_hook.kube.controller.api.evictions import Evictions
+from oci_hook.kube.controller.context import Context
+
+EVERY = 1.0
+AGAIN = 20.0  # seconds until the next attempt after the API server refused an eviction, for example by a budget
+REFUSED, LEFT = "GpuShareRefused", "GpuShareRefusedPodStays"
+
+
+class Evictor:
+    """counted: called with the error code of each evicted pod."""
+
+    def __init__(self, context: Context, events: Events, counted: Callable[[str], None]) -> None:
+        self.refusals = Refusals()
+        self._leads, self._now, self._log = context.leads, context.now, context.log
+        self._events, self._counted = events, counted
+        self._evictions = Evictions(context.client)
+
+    def look(self, pod: Mapping[str, Any], reported: str = "") -> None:
+        """Called at each change of a pod. reported: the refusal's code in the node's digest."""
+        found = refusal(pod, reported)
+        if found is None:
+            self.refusals.over(pod["metadata"]["uid"])
+        else:
+            self.refusals.seen(found, self._now())
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY)
+            for one in self.refusals.due(self._now()):
+                if self._leads():
+                    await self._deal_with(one)
+            self.refusals.forget(self._now())
+
+    async def _deal_with(self, one: Refusal) -> None:
+        about = About(one.namespace, one.name, one.uid)
+        if not one.owner:
+            self._events.add(about, LEFT, f"{one.words}; not evicted, since no controller would recreate this pod")
+            self.refusals.told(one)
+            return
+        try:
+            await self._evictions.evict(one.namespace, one.name, one.uid)
+        except ApiError as e:
+            if e.status in (404, 409):  # the pod is gone, or replaced by another one of this name
+                self.refusals.over(one.uid)
+                return
+            self.refusals.later(one, self._now() + max(AGAIN, e.retry_after))
+            self._log(f"{one.namespace}/{one.name} is not evicted yet: {e}")
+            return
+        self._events.add(about, REFUSED, f"{one.words}; evicted, so that its replacement is scheduled again")
+        self._counted(one.code)
+        self._log(f"evicted {one.namespace}/{one.name}: {one.words}")
+        self.refusals.evicted(one, self._now())
+
+    async def evict(self, namespace: str, name: str, uid: str = "") -> None:
+        """Raises ApiError."""
+        await self._evictions.evict(namespace, name, uid)

@@ -1,0 +1,143 @@
+"""Decides which pods their node refused, and when to evict them. Pure."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from oci_hook.core.value import Value
+from oci_hook.errors import CODES
+from oci_hook.kube.formats import names
+
+CODE = re.compile(r"GH-[246]\d\d\b")
+WAITING = (
+    "RunContainerError",
+    "CreateContainerError",
+)  # the kubelet's reasons if the runtime failed to create the container
+TERMINATED = ("StartError", "ContainerCannotRun")
+GRACE = 3.0  # seconds, since a key or a freed share may still reach the node
+FIRST, MOST = 5.0, 300.0  # seconds between evictions of one owner's pods
+FORGET = 900.0  # seconds without a refusal, after which an owner's interval starts at FIRST again
+MAX_WORDS = 280
+
+
+class Refusal(Value):
+    """owner: namespace and uid of the controller that recreates the pod; "" for none. words: begin with the code."""
+
+    uid: str
+    namespace: str
+    name: str
+    code: str
+    words: str
+    owner: str = ""
+
+
+def refusal(pod: Mapping[str, Any], reported: str = "") -> Refusal | None:
+    """reported: the code in the node's digest. Reads only messages that the runtime wrote, never those of a container's program."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    if metadata.get("deletionTimestamp") or status.get("phase") in ("Succeeded", "Failed"):
+        return None
+    words = _words(status) if _ours(pod) else ""
+    if not words and reported in CODES and _not_made(status):
+        words = f"{reported}: {CODES[reported]}"
+    if not words:
+        return None
+    owners = metadata.get("ownerReferences") or ()
+    owner = next((one.get("uid") or one.get("name") or "" for one in owners if one.get("controller")), "")
+    if owner:  # the pod's author chooses the owner's uid, so it counts within the pod's namespace only
+        owner = f"{metadata['namespace']}/{owner}"
+    return Refusal(metadata["uid"], metadata["namespace"], metadata["name"], words[:6], words, owner)
+
+
+def _ours(pod: Mapping[str, Any]) -> bool:
+    spec = pod.get("spec") or {}
+    notes = pod["metadata"].get("annotations") or {}
+    return spec.get("runtimeClassName") == names.RUNTIME_CLASS or names.ASKED in notes or names.ALLOC in notes
+
+
+def _not_made(status: Mapping[str, Any]) -> list[str]:
+    """The runtime's messages about containers that it failed to create."""
+    found = []
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        state, last = container.get("state") or {}, container.get("lastState") or {}
+        if "waiting" not in state and "terminated" not in state:
+            continue  # the container runs
+        for why, reasons in (
+            (state.get("waiting"), WAITING),
+            (state.get("terminated"), TERMINATED),
+            (last.get("terminated"), TERMINATED),
+        ):
+            if why and why.get("reason") in reasons:
+                found.append(why.get("message") or "")
+    return found
+
+
+def _words(status: Mapping[str, Any]) -> str:
+    for text in _not_made(status):
+        if found := CODE.search(text):
+            return text[found.start() :].splitlines()[0].rstrip('": ,')[:MAX_WORDS]
+    return ""
+
+
+class _Owner:
+    __slots__ = ("evictions", "next", "last")
+
+    def __init__(self) -> None:
+        self.evictions, self.next, self.last = 0, 0.0, 0.0
+
+
+class Refusals:
+    """The open refusals. An owner's pods are evicted at growing intervals, since its next pod may be refused as well."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, Refusal] = {}
+        self._due: dict[str, float] = {}
+        self._owners: dict[str, _Owner] = {}
+        self._told: dict[str, str] = {}  # uid of a pod without an owner -> code of its last event
+
+    def seen(self, found: Refusal, now: float) -> None:
+        if self._told.get(found.uid) == found.code:
+            return
+        if found.uid not in self.waiting:
+            owner = self._owners.get(found.owner)
+            self._due[found.uid] = max(now + GRACE, owner.next if owner and found.owner else 0.0)
+        self.waiting[found.uid] = found
+
+    def over(self, uid: str) -> None:
+        """The pod runs, or its node no longer refuses it."""
+        if uid in self.waiting:
+            del self.waiting[uid], self._due[uid]
+
+    def gone(self, uid: str) -> None:
+        self.over(uid)
+        self._told.pop(uid, None)
+
+    def due(self, now: float) -> list[Refusal]:
+        """At most one pod of each owner."""
+        found: dict[str, Refusal] = {}
+        for uid, at in self._due.items():
+            one = self.waiting[uid]
+            owner = self._owners.get(one.owner)
+            if at <= now and not (one.owner and owner and owner.next > now):
+                found.setdefault(one.owner or uid, one)
+        return list(found.values())
+
+    def evicted(self, one: Refusal, now: float) -> None:
+        owner = self._owners.setdefault(one.owner, _Owner())
+        if now - owner.last > FORGET:
+            owner.evictions = 0
+        owner.next = now + min(MOST, FIRST * 2 ** min(owner.evictions, 20))
+        owner.evictions += 1
+        owner.last = now
+        self.over(one.uid)
+
+    def told(self, one: Refusal) -> None:
+        self._told[one.uid] = one.code
+        self.over(one.uid)
+
+    def later(self, one: Refusal, at: float) -> None:
+        if one.uid in self._due:
+            self._due[one.uid] = at
+
+    def forget(self, now: float) -> None:
+        for uid in [uid for uid, owner in self._owners.items() if now - owner.last > FORGET]:
+            del self._owners[uid]

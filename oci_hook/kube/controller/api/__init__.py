@@ -1,0 +1,1 @@
+"""Calls to the API server: requests, lists, watches. Decides nothing about pods."""

@@ -1,0 +1,1 @@
+"""Leader election among the controllers, and a new leader's takeover."""

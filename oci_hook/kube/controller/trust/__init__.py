@@ -1,0 +1,1 @@
+"""Certificates, tokens and keys: authenticates callers, and us to them."""

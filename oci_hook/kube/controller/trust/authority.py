@@ -1,0 +1,197 @@
+"""Renews the controller's Secret and publishes parts of it: the server's certificate, and the CA bundle in our webhook
+configurations and in a ConfigMap for the nodes. Only the leader writes; the others read."""
+
+import asyncio
+import base64
+import os
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+from oci_hook.core.backoff import Backoff
+from oci_hook.kube.controller.api.client import JSON_PATCH, ApiError, Client
+from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.trust import own_secret
+from oci_hook.kube.controller.trust.own_secret import Own
+
+EVERY = 20.0  # seconds between two looks
+CONFIG_MAP = "gpu-hook-ca"
+CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+VALIDATING = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+
+
+class Authority:
+    """own: the Secret as last read or written. changed: called with it after each change. leads: True while we may write.
+    newest_key: the key generation that the nodes report."""
+
+    def __init__(
+        self,
+        client: Client,
+        options: Options,
+        changed: Callable[[Own], None],
+        leads: Callable[[], bool],
+        newest_key: Callable[[], int],
+        log: Callable[[str], None],
+    ) -> None:
+        self.own = Own()
+        self.announced = False  # our webhook configurations have the bundle
+        self._client, self._options = client, options
+        self._changed, self._leads, self._newest_key, self._log = changed, leads, newest_key, log
+        self._folder = f"/api/v1/namespaces/{options.namespace}"
+        self._soon = asyncio.Event()
+        self._one = asyncio.Lock()
+
+    def hurry(self) -> None:
+        self._soon.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        backoff = Backoff(0.5, EVERY, random.random)
+        while True:
+            wait = min(EVERY, self._options.certificate_life / 60)
+            self._soon.clear()
+            try:
+                await self.look()
+                backoff.worked()
+            except ApiError as e:
+                wait = max(e.retry_after, backoff.failed())
+                self._log(f"certificates: {e}")
+            try:
+                await asyncio.wait_for(self._soon.wait(), wait)
+            except asyncio.TimeoutError:
+                pass
+
+    async def refresh(self) -> None:
+        """Reads the Secret again: the leader before us may have signed its last decisions with a new key."""
+        async with self._one:
+            self._know(own_secret.read((await self._secret()).get("data")))
+
+    async def look(self) -> None:
+        async with self._one:
+            await self._look()
+
+    async def _look(self) -> None:
+        secret = await self._secret()
+        own = own_secret.read(secret.get("data"))
+        if self._leads():
+            due = own_secret.renewed(
+                own,
+                self._options.names,
+                self._options.certificate_life,
+                self._options.key_life,
+                time.time(),
+                os.urandom(64),
+                self._newest_key(),
+            )
+            if due is not own:
+                own = await self._write(secret, due)
+        self._know(own)
+        if self._leads():
+            await self._announce()
+
+    def _know(self, own: Own) -> None:
+        if own != self.own and own.certificates.serving:
+            self.own = own
+            self._changed(own)
+
+    async def _secret(self) -> dict[str, Any]:
+        try:
+            return await self._client.get(f"{self._folder}/secrets/{own_secret.NAME}")
+        except ApiError as e:
+            if e.status == 404:
+                return {}
+            raise
+
+    async def _write(self, secret: dict[str, Any], own: Own) -> Own:
+        """Writes our keys and keeps others, which a newer version may have added. The API server refuses (409) if the Secret changed
+        meanwhile; the next look reads the change."""
+        if secret:
+            await self._client.put(
+                f"{self._folder}/secrets/{own_secret.NAME}",
+                {**secret, "data": {**(secret.get("data") or {}), **own_secret.data(own)}},
+            )
+        else:
+            made = {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": own_secret.NAME},
+                "data": own_secret.data(own),
+            }
+            await self._client.post(f"{self._folder}/secrets", made)
+        self._log("certificates or keys renewed")
+        return own
+
+    async def _announce(self) -> None:
+        bundle = self.own.certificates.bundle
+        told = {"ca.crt": bundle, "generation": str(self.own.secrets.newest)}
+        await self._config_map(told)
+        found = 0
+        for folder, name in (
+            (CONFIGURATIONS, self._options.mutating),
+            (VALIDATING, self._options.validating),
+        ):
+            found += bool(name) and await self._configuration(f"{folder}/{name}", bundle)
+        if not found and self.announced:
+            self._log(f"the webhook configuration {self._options.mutating} is missing: no pod gets a decision")
+        self.announced = bool(found)
+
+    async def _config_map(self, told: dict[str, str]) -> None:
+        path = f"{self._folder}/configmaps/{CONFIG_MAP}"
+        try:
+            have = await self._client.get(path)
+        except ApiError as e:
+            if e.status != 404:
+                raise
+            made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CONFIG_MAP}, "data": told}
+            await self._client.post(f"{self._folder}/configmaps", made)
+            return
+        data = {**(have.get("data") or {}), **told}  # keeps entries of a newer version
+        if have.get("data") != data:
+            await self._client.put(path, {**have, "data": data})
+
+    async def _configuration(self, path: str, bundle: str) -> bool:
+        """Puts our bundle and our token into the webhook configuration. Returns False if it does not exist."""
+        try:
+            have = await self._client.get(path)
+        except ApiError as e:
+            if e.status == 404:
+                return False
+            raise
+        patch = configuration_patch(have, bundle, self.own.webhook_token)
+        if patch:
+            await self._client.patch(path, patch, JSON_PATCH)
+            self._log(f"{have['metadata']['name']}: new bundle of certificate authorities")
+        return True
+
+
+def configuration_patch(have: Any, bundle: str, token: str) -> list[dict[str, Any]]:
+    """The JSON Patch that sets the CA bundle and puts the token into each path; [] if nothing changes. The path's first segment,
+    which names the webhook, stays."""
+    encoded = base64.b64encode(bundle.encode()).decode()
+    patch: list[dict[str, Any]] = []
+    for i, hook in enumerate(have.get("webhooks") or ()):
+        target = hook.get("clientConfig") or {}
+        at = f"/webhooks/{i}/clientConfig"
+        if target.get("caBundle") != encoded:
+            patch.append({"op": "add", "path": f"{at}/caBundle", "value": encoded})
+        if service := target.get("service"):
+            path = _with_token(service.get("path") or "", token)
+            if service.get("path") != path:
+                patch.append({"op": "add", "path": f"{at}/service/path", "value": path})
+        elif url := target.get("url"):
+            start, slashes, rest = url.partition("://")
+            host, slash, path = rest.partition("/")
+            wanted = f"{start}{slashes}{host}{_with_token(slash + path, token)}"
+            if url != wanted:
+                patch.append({"op": "add", "path": f"{at}/url", "value": wanted})
+    if patch:
+        patch.insert(
+            0, {"op": "test", "path": "/metadata/resourceVersion", "value": have["metadata"]["resourceVersion"]}
+        )
+    return patch
+
+
+def _with_token(path: str, token: str) -> str:
+    """/bindings and /bindings/OLD -> /bindings/TOKEN"""
+    return "/".join(("", path.strip("/").split("/")[0], token))

@@ -1,0 +1,1 @@
+"""Values and their text, exchanged by nodes, controllers and the API server. Adjacent versions read each other's text."""

@@ -1,0 +1,1 @@
+"""Rewrites Kubernetes manifests as text (`gpu-hook translate`), without a cluster."""

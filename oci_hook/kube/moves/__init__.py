@@ -1,0 +1,1 @@
+"""Proposes moves of pods that make room (`gpu-hook why --cluster`). Pure; moves no pod."""

@@ -1,0 +1,1 @@
+"""The known state of the cluster, and the choice of a place for one pod. Pure."""

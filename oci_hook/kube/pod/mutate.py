@@ -1,0 +1,359 @@
+"""The create webhook's decision: a new pod -> the patch that makes it ours, or problems.
+
+A pod that asks for a GPU, in any dialect, gets our annotations for each container that asks, the sums as extended resources,
+our runtime class, and the tolerations that it needs. Other pods stay as they are.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from oci_hook.core import collect, dialects, near_misses, units, value_parsers
+from oci_hook.core.decision import MAX_GPUS
+from oci_hook.core.request import Request, parse
+from oci_hook.core.rules import Rules
+from oci_hook.core.units import show
+from oci_hook.core.value import Value
+from oci_hook.errors import Problem, RequestError, refuse
+from oci_hook.kube.formats import names, sums
+from oci_hook.kube.formats.quantity import plain
+from oci_hook.kube.pod.asked import MAX_CONTAINERS, check_size, each
+from oci_hook.kube.pod.translate_pod import Container, Pod, Rows, read_pod, rows_of
+
+MIRROR = "kubernetes.io/config.mirror"  # the API server's copy of a static pod: the kubelet has started it already
+ASKED_VERSION = "1"
+REPLACED_CLASSES = ("", "nvidia", names.RUNTIME_CLASS)
+# Other systems' schedulers, which do not run beside gpu-hook.
+SCHEDULERS = ("t9k-scheduler", "qgpu-scheduler", "hami-scheduler", "vgpu-scheduler", "gpu-admission")
+T9K_PREFIX = "tensorstack.dev/"
+QGPU_CORE, QGPU_STEP = "tke.cloud.tencent.com/qgpu-core", 5
+MAX_ANNOTATIONS = 256 << 10  # the API server's bound of all keys and values of an object
+ROOM_FOR_DECISION = 512  # of annotation ALLOC without its shares: key, uid, the longest node name, signature
+ROOM_FOR_SHARE = 128  # a UUID and three numbers; one more for the terms
+WHOLE_MODE, SHARED_MODE = "xgn", "sgn"
+MOST_WORDS = 100_000  # annotations times containers; every pair is read: 0.3 s
+ODD, ODD_COSTS = ("gpu", "cuda", "nvidia", "hook.io"), 100  # such keys are compared with all known ones
+
+
+class Options(Value):
+    """rules: the cluster's dialects, qGPU unit, steps, and default amounts. scheduler: replaces other systems' schedulers. modes:
+    the T9k modes of the cluster's nodes. queue_label: gets the value of T9k's group name; "" for none."""
+
+    rules: Rules
+    scheduler: str = "default-scheduler"
+    modes: frozenset[str] = frozenset()
+    queue_label: str = ""
+
+
+class Mutation(Value):
+    """patch: operations of RFC 6902; () for no change. asks: whether the pod asks for a GPU. warnings: for people."""
+
+    patch: tuple[dict[str, Any], ...] = ()
+    asks: bool = False
+    warnings: tuple[Problem, ...] = ()
+
+
+def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
+    """Raises RequestError GH-101 to GH-108 and ClusterError GH-605 with every problem of the pod."""
+    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    annotations = dict(metadata.get("annotations") or {})
+    if MIRROR in annotations:
+        return Mutation()
+    for key in annotations:
+        if key.startswith(names.DECIDED):
+            raise refuse("GH-605", f"{key[:80]} is in the pod, but only gpu-hook may write it; remove it")
+    listed = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+    rows = rows_of(options.rules)
+    if names.ASKED not in annotations:
+        rows |= our_resources()
+    asking = [key for key in annotations if key in rows or key.startswith(names.PREFIX_KEY)]
+    if asking or any(has_one_of(container, rows) for container in listed):
+        check_size(annotations, asking, len(listed))
+    elif len(listed) > MAX_CONTAINERS:
+        return Mutation()  # it asks for nothing, and looking for misspelt keys would take long
+    check_number(annotations, len(listed))
+    found = Pod("Pod", str(metadata.get("name") or metadata.get("generateName") or ""))
+    try:
+        read_pod(found, [container_of(c) for c in listed], annotations, rows, options.rules)
+    except RequestError as e:
+        raise RequestError(*dict.fromkeys([*e.problems, *own_problems(annotations, listed, options.rules)])) from None
+    check_steps(listed, annotations, options.rules)
+    kept = {key: text for key, text in annotations.items() if key not in rows}
+    made = {**kept, **found.annotations}
+    check_names(annotations, [str(container.get("name")) for container in listed])
+    requests = requests_of(made, listed, options.rules)
+    warnings = misses(made, listed, requests, options.rules)
+    if not any(requests.values()):
+        return Mutation(warnings=(*warnings, *of_systems_that_are_off(listed, options.rules)))
+    check_runtime_class(spec)
+    check_node_exclusive(made, requests)
+    made[names.ASKED] = ASKED_VERSION
+    check_room(made, requests)
+    first = spec.get("initContainers") or ()
+    each_has = {name: sums.of_request(request) for name, request in requests.items()}
+    init = [(each_has[c["name"]], c.get("restartPolicy") == "Always") for c in first]  # Kubernetes 1.28: sidecars
+    total = sums.of_pod([each_has[c["name"]] for c in spec.get("containers") or ()], init)
+    patch = [
+        *labels_patch(metadata, options),
+        replace("/metadata/annotations", made),
+        *runtime_class_patch(spec),
+        *resources_patch(spec, rows, total),
+        *scheduler_patch(spec, options),
+        *mode_patch(spec, listed, annotations, requests, options),
+    ]
+    return Mutation(tuple(patch), True, warnings)
+
+
+def has_one_of(container: Mapping[str, Any], rows: Rows) -> bool:
+    resources = container.get("resources") or {}
+    return any(key in rows for part in ("limits", "requests") for key in resources.get(part) or ())
+
+
+def check_number(annotations: Mapping[str, str], containers: int) -> None:
+    """Bounds the time that one pod can cost the webhook."""
+    odd = sum(not key.startswith(names.PREFIX_KEY) and is_odd(key) for key in annotations)
+    if (len(annotations) + ODD_COSTS * odd) * containers > MOST_WORDS:
+        what = (
+            f"the pod has {len(annotations)} annotations, {odd} of them perhaps misspelt, and {containers} containers"
+        )
+        raise refuse("GH-105", f"{what}: too many to check; remove some")
+
+
+def container_of(container: Mapping[str, Any]) -> Container:
+    resources = container.get("resources") or {}
+    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+    return Container(
+        str(container.get("name")),
+        {key: plain(str(text)) for key, text in limits.items()},
+        {key: plain(str(text)) for key, text in requests.items()},
+    )
+
+
+def our_resources() -> Rows:
+    """Our sums read as requests: in a new pod, the user wrote them for the container. Later they are our own totals."""
+    native = dialects.NATIVE
+    return {
+        names.GPUS: (native, ("gpus", value_parsers.gpu_count, {})),
+        names.MEMORY: (native, ("memory", value_parsers.memory_mb, {})),
+        names.COMPUTE: (native, ("compute", units.percent, {})),
+    }
+
+
+def requests_of(
+    annotations: dict[str, str], containers: Sequence[Mapping[str, Any]], rules: Rules
+) -> dict[str, Request | None]:
+    """Container name -> its request, as the node will read it."""
+    ours = rules.replace(dialects=())
+    found: dict[str, Request | None] = {}
+    problems: list[Problem] = []
+    for name, mine in each(annotations, [str(container.get("name")) for container in containers]):
+        try:
+            found[name] = parse(mine, {}, name, ours, decode=json.loads)
+        except RequestError as e:
+            problems += [Problem(p.code, f"container {name}: {p.message}") for p in e.problems]
+    if problems:
+        raise RequestError(*problems)
+    return found
+
+
+def check_names(annotations: Mapping[str, str], containers: Sequence[str]) -> None:
+    """A key of ours with a container's name must name one of the pod's. The node cannot check this: it sees one container."""
+    for key in annotations:
+        name, suffix = collect.split(key) if key.startswith(names.PREFIX_KEY) else ("", None)
+        if suffix and suffix not in containers and name in dialects.table(dialects.NATIVE).KEYS:
+            have = ", ".join(containers[:5])
+            raise refuse("GH-102", f"{collect.show_key(key)}: the pod has no container {suffix[:60]}; it has {have}")
+
+
+def check_steps(containers: Sequence[Mapping[str, Any]], annotations: Mapping[str, str], rules: Rules) -> None:
+    """With the profile qgpu, compute below a whole GPU comes in qGPU's steps of 5 per cent
+    (https://cloud.tencent.com/document/product/457/61448)."""
+    if rules.profile != "qgpu":
+        return
+    for container in containers:
+        given = container_of(container)
+        text = given.limits.get(QGPU_CORE) or given.requests.get(QGPU_CORE) or annotations.get(QGPU_CORE) or "0"
+        amount = int(text) if text.isascii() and text.isdigit() else 0
+        if amount % QGPU_STEP:
+            what = f"container {given.name}: {QGPU_CORE}={show(text)} is not a multiple of {QGPU_STEP}"
+            raise refuse("GH-101", f"{what}; with the profile qgpu, write {amount - amount % QGPU_STEP + QGPU_STEP}")
+
+
+def misses(
+    annotations: dict[str, str],
+    containers: Sequence[Mapping[str, Any]],
+    requests: Mapping[str, Request | None],
+    rules: Rules,
+) -> tuple[Problem, ...]:
+    """Warnings about annotations that look like misspelt GPU requests. Raises RequestError if one surely is, unless the rules
+    make near misses warnings."""
+    found: dict[Problem, bool] = {}
+    for name, mine in suspicious(annotations, [str(container.get("name")) for container in containers]):
+        for miss in near_misses.in_annotations(mine, name, rules, requests[name] is not None):
+            found[miss.problem] = found.get(miss.problem, False) or miss.sure
+    sure = [problem for problem, is_sure in found.items() if is_sure]
+    if sure and rules.near_misses != "warn":
+        raise RequestError(*sure)
+    return tuple(found)
+
+
+def suspicious(annotations: Mapping[str, str], containers: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+    """Each container with the annotations that may be misspelt for it, so without those that name another container. One key for
+    an impossible container name stands for these, to show that the pod asks."""
+    named: dict[str, dict[str, str]] = {name: {} for name in containers}
+    rest: dict[str, str] = {}
+    for key, text in annotations.items():
+        word, suffix = collect.split(key) if key.startswith(names.PREFIX_KEY) else ("", None)
+        if suffix in named:
+            named[suffix][key] = text
+            if word in near_misses.ASKING_KEYS:
+                rest[f"{names.PREFIX_KEY}memory.-"] = text
+        elif word or is_odd(key) or dialects.is_known(dialects.NAMES, key):
+            rest[key] = text
+    return [(name, {**rest, **named[name]}) for name in containers]
+
+
+def is_odd(key: str) -> bool:
+    low = key.lower()
+    return any(part in low for part in ODD)
+
+
+def own_problems(
+    annotations: dict[str, str], containers: Sequence[Mapping[str, Any]], rules: Rules
+) -> tuple[Problem, ...]:
+    """Problems of our own annotations, to report them together with the pod's other problems."""
+    try:
+        requests_of(annotations, containers, rules)
+    except RequestError as e:
+        return e.problems
+    return ()
+
+
+def check_room(annotations: Mapping[str, str], requests: Mapping[str, Request | None]) -> None:
+    """The decision must fit beside the annotations. If they exceed the API server's bound, every write of the pod's status fails,
+    so it cannot even be deleted."""
+    used = sum(len(key.encode()) + len(text.encode()) for key, text in annotations.items())
+    room = ROOM_FOR_DECISION
+    for name, request in requests.items():
+        if request is not None:
+            room += 2 * len(name) + ROOM_FOR_SHARE * (MAX_GPUS if request.every_gpu else len(request.gpus) + 1)
+    if used + room > MAX_ANNOTATIONS:
+        most = f"{MAX_ANNOTATIONS - room} are allowed beside the {room} that gpu-hook needs"
+        raise refuse("GH-105", f"the pod's annotations have {used} bytes, {most}; shorten the longest")
+
+
+def of_systems_that_are_off(containers: Sequence[Mapping[str, Any]], rules: Rules) -> list[Problem]:
+    """Warnings about resources of dialects that are off. They are correct if that system runs beside us."""
+    off = tuple(name for name in dialects.NAMES if name not in rules.dialects)
+    rows = rows_of(rules.replace(dialects=off))
+    found: dict[str, Problem] = {}
+    for container in containers:
+        given = container_of(container)
+        for key in (*given.limits, *given.requests):
+            if key in rows:
+                why = f"the controller's setting dialects does not include {rows[key][0]}"
+                found[key] = Problem("GH-108", f"{key} has no effect here: {why}")
+    return list(found.values())
+
+
+def check_runtime_class(spec: Mapping[str, Any]) -> None:
+    there = str(spec.get("runtimeClassName") or "")
+    if there not in REPLACED_CLASSES:
+        why = f"its runtimeClassName is {show(there)}, and a share of a GPU needs {names.RUNTIME_CLASS}"
+        raise refuse("GH-103", f"the pod asks for a GPU, {why}; leave runtimeClassName out")
+
+
+def check_node_exclusive(annotations: Mapping[str, str], requests: Mapping[str, Request | None]) -> None:
+    """If a container asks for the whole node, no other container of its pod may ask for a GPU."""
+    if not is_node_exclusive(annotations):
+        return
+    asking = [name for name, request in requests.items() if request and request.gpus]
+    if len(asking) > 1:
+        which = f"containers {', '.join(asking[:3])} ask for GPUs"
+        raise refuse("GH-103", f"{which}, and one of them for the whole node; then only that one may ask")
+
+
+def is_node_exclusive(annotations: Mapping[str, str]) -> bool:
+    """True if the pod asks for a node of its own."""
+    key = names.NODE_EXCLUSIVE
+    return any(name == key or name.startswith(key + ".") for name in annotations)
+
+
+def labels_patch(metadata: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+    """Copies T9k's group name to the queue label, if the cluster has one."""
+    labels = dict(metadata.get("labels") or {})
+    group = labels.get(names.T9K_GROUP)
+    if not (options.queue_label and group) or options.queue_label in labels:
+        return []
+    return [replace("/metadata/labels", {**labels, options.queue_label: group})]
+
+
+def runtime_class_patch(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if spec.get("runtimeClassName") == names.RUNTIME_CLASS:
+        return []
+    done = [replace("/spec/runtimeClassName", names.RUNTIME_CLASS)]
+    if "overhead" in spec and spec.get("runtimeClassName"):
+        done.append(
+            {"op": "remove", "path": "/spec/overhead"}
+        )  # of the replaced class; the API server set it before us
+    return done
+
+
+def resources_patch(spec: Mapping[str, Any], rows: Rows, total: sums.Sums) -> list[dict[str, Any]]:
+    """Removes other systems' resources, and puts the pod's sums on its first container."""
+    done = []
+    for section in ("initContainers", "containers"):
+        for place, container in enumerate(spec.get(section) or ()):
+            old = container.get("resources") or {}
+            new = {part: dict(old[part]) for part in old if isinstance(old[part], dict)}
+            for amounts in new.values():
+                for key in [key for key in amounts if key in rows or key in names.SUMS]:
+                    del amounts[key]
+            if section == "containers" and place == 0:
+                for part in ("limits", "requests"):
+                    new[part] = {**new.get(part, {}), **{key: str(amount) for key, amount in total.items()}}
+            new = {part: amounts for part, amounts in new.items() if amounts}
+            if new != old:
+                done.append(replace(f"/spec/{section}/{place}/resources", new))
+    return done
+
+
+def scheduler_patch(spec: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+    if spec.get("schedulerName") not in SCHEDULERS or spec.get("schedulerName") == options.scheduler:
+        return []
+    return [replace("/spec/schedulerName", options.scheduler)]
+
+
+def mode_patch(
+    spec: Mapping[str, Any],
+    containers: Sequence[Mapping[str, Any]],
+    annotations: Mapping[str, str],
+    requests: Mapping[str, Request | None],
+    options: Options,
+) -> list[dict[str, Any]]:
+    """T9k's node modes. A pod that asks for whole GPUs tolerates the taint of nodes for such pods only. A pod in T9k's dialect goes
+    to nodes of its mode, if the cluster has any."""
+    whole = any(request and request.exclusive for request in requests.values())
+    done = []
+    tolerations = list(spec.get("tolerations") or ())
+    toleration = {"key": names.T9K_TAINT, "operator": "Exists", "effect": "NoSchedule"}
+    if whole and toleration not in tolerations:
+        done.append(replace("/spec/tolerations", [*tolerations, toleration]))
+    mode = WHOLE_MODE if whole else SHARED_MODE
+    selector = dict(spec.get("nodeSelector") or {})
+    if mode in options.modes and names.T9K_MODE not in selector and in_t9k_words(containers, annotations):
+        done.append(replace("/spec/nodeSelector", {**selector, names.T9K_MODE: mode}))
+    return done
+
+
+def in_t9k_words(containers: Sequence[Mapping[str, Any]], annotations: Mapping[str, str]) -> bool:
+    keys = [*annotations]
+    for container in containers:
+        given = container_of(container)
+        keys += [*given.limits, *given.requests]
+    return any(key.startswith(T9K_PREFIX) for key in keys)
+
+
+def replace(path: str, value: Any) -> dict[str, Any]:
+    """RFC 6902, section 4.1: "add" replaces a member that exists."""
+    return {"op": "add", "path": path, "value": value}

@@ -1,0 +1,218 @@
+"""Translates one pod's GPU requests: annotations and resources of any dialect -> our annotations for each container that asks.
+
+The same dialect tables read annotations and resources, so both mean the same. Plain values in and out:
+kube/manifests/translate.py has them from a manifest's text, kube/pod/mutate.py from the API server.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from oci_hook.core import collect, dialects, validate
+from oci_hook.core.collect import Wish
+from oci_hook.core.layout import PREFIX_KEY
+from oci_hook.core.request import Request, build, parse
+from oci_hook.core.rules import Rules
+from oci_hook.core.terms import GpuRequest
+from oci_hook.core.units import show
+from oci_hook.core.value import Value
+from oci_hook.core.value_parsers import WITH_A_SHARE, Bounded
+from oci_hook.errors import Problem, RequestError
+from oci_hook.kube.pod.asked import each
+
+MAX_NAME = 63  # characters of an annotation key after the slash
+Rows = dict[str, tuple[str, Any]]  # key -> (its dialect, its row)
+
+
+class Container(Value):
+    """A container of the pod. limits, requests: its resources, as text."""
+
+    name: str
+    limits: Mapping[str, str]
+    requests: Mapping[str, str]
+
+
+class ManifestContainer:
+    """One container of a template. wishes: from its resources and its pod's annotations. words: our annotations for it;
+    None if it requests nothing. lost: some of these do not fit into annotation keys."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.wishes: list[Wish] = []
+        self.request: Request | None = None
+        self.words: dict[str, str] | None = None
+        self.lost = False
+
+
+class Pod:
+    """A pod template, for the report. annotations: those that were added."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        self.kind = kind
+        self.name = name
+        self.containers: list[ManifestContainer] = []
+        self.annotations: dict[str, str] = {}
+        self.notes: list[str] = []
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name or '(no name)'}"
+
+
+def rows_of(rules: Rules) -> Rows:
+    """The keys of all dialects that these rules enable."""
+    return {key: (name, row) for name in rules.dialects for key, row in dialects.rows(name, rules).items()}
+
+
+def read_pod(
+    pod: Pod, containers: Sequence[Container], annotations: Mapping[str, str], rows: Rows, rules: Rules
+) -> None:
+    """Sets the containers' requests, as the dialects in `rows` read them, and the pod's new annotations. Raises RequestError with
+    every problem."""
+    problems: list[Problem] = []
+    shared: list[Wish] = []
+    of_all: list[Problem] = []
+    for key in annotations:
+        if key in rows:
+            read(rows[key], key, annotations[key], shared, of_all)
+    for given in containers:
+        container = ManifestContainer(given.name)
+        pod.containers.append(container)
+        own = [*of_all]
+        container.wishes += shared
+        for key, text in resources(given, rows, own).items():
+            read(rows[key], key, text, container.wishes, own)
+        resolve(container, pod, own, rules)
+        problems += [Problem(p.code, f"container {container.name}: {p.message}") for p in own]
+    if problems:
+        raise RequestError(*problems)
+    asking = [container for container in pod.containers if container.words is not None]
+    if asking:
+        pod.annotations = in_annotations(pod, asking)
+        check(pod, annotations)
+
+
+def resources(container: Container, rows: Rows, problems: list[Problem]) -> dict[str, str]:
+    """The container's resources that are in `rows`; a resource's request must equal its limit."""
+    limits, requests = container.limits, container.requests
+    for key in limits:
+        if key in rows and requests.get(key, limits[key]) != limits[key]:
+            both = f"{key} is {show(limits[key])} in limits and {show(requests[key])} in requests"
+            problems.append(Problem("GH-103", f"{both}; a share's request equals its limit, or is left out"))
+    return {key: text for key, text in {**requests, **limits}.items() if key in rows}
+
+
+def read(named: "tuple[str, Any]", key: str, text: str, found: list[Wish], problems: list[Problem]) -> None:
+    dialect, row = named
+    collect.read(row, key, text, False, dialect, found, problems)
+
+
+def resolve(container: ManifestContainer, pod: Pod, problems: list[Problem], rules: Rules) -> None:
+    """Sets the container's request and words from its wishes."""
+    names = {wish.name: wish for wish in container.wishes}
+    whole, memory = names.get("exclusive"), names.get("memory")
+    for wish in container.wishes:
+        if wish.key.endswith("/qgpu-core-greedy"):
+            share = "offline containers get idle compute in equal parts"
+            pod.notes.append(f"container {container.name}: the number in {wish} has no equivalent; {share}")
+    given = validate.Given(container.wishes, problems)
+    if whole and memory and "memory" not in given:
+        pod.notes.append(f"container {container.name}: {memory.key} has no effect beside {whole.key}={whole.text}")
+    if problems or not validate.asks(given.wishes.values()):
+        return
+    asked = build(given, None, rules)
+    if asked is not None:  # in our words, NVIDIA_VISIBLE_DEVICES has UUIDs
+        container.request = asked.replace(terms=asked.terms.replace(visible="uuid"))
+    if not problems:
+        container.words = words(given)
+
+
+def words(given: validate.Given) -> dict[str, str]:
+    """The wishes as values of our annotations, in the order of our table."""
+    found = {}
+    for key in dialects.table(dialects.NATIVE).KEYS:
+        value = given.value(key)
+        if isinstance(value, Bounded) and given.partial:
+            value = tuple(name for name in value if name in WITH_A_SHARE)
+        if value is None or value is False:
+            continue
+        if key == "memory":
+            kind, amount = value
+            mib = f"{amount // 1024}Gi" if amount % 1024 == 0 else f"{amount}Mi"
+            found[key] = f"{amount}%" if kind == "percent" else mib
+        elif value is True:
+            found[key] = "true"
+        else:
+            found[key] = ",".join(value) if isinstance(value, tuple) else str(value)
+    return found
+
+
+def in_annotations(pod: Pod, asking: Sequence[ManifestContainer]) -> dict[str, str]:
+    """Keys without a suffix if every container requests the same; else keys with the name of each that requests."""
+    first = asking[0].words or {}
+    if len(asking) == len(pod.containers) and all(container.words == first for container in asking):
+        return {PREFIX_KEY + key: value for key, value in first.items()}
+    found = {}
+    listed: dict[str, Any] = {}
+    for container in asking:
+        values = dict(container.words or {})
+        if any(not fits(key, container) for key in values):
+            listed[container.name] = in_request(container)
+            values = {key: value for key, value in values.items() if key not in validate.INSTEAD}
+        for key, value in values.items():
+            if fits(key, container):
+                found[f"{PREFIX_KEY}{key}.{container.name}"] = value
+            else:
+                container.lost = True
+                why = f"does not fit into {MAX_NAME} characters with that name; shorten the name, or annotate the whole pod"
+                pod.notes.append(f"container {container.name}: {key}: {value} {why}")
+    if listed:
+        found[collect.REQUEST] = json.dumps(listed)
+    return found
+
+
+def fits(key: str, container: ManifestContainer) -> bool:
+    return len(f"{key}.{container.name}") <= MAX_NAME
+
+
+def in_request(container: ManifestContainer) -> list[dict[str, Any]]:
+    """A container's GPUs in the form of the annotation `request`, for names that are too long for a key."""
+    request, values = container.request, container.words or {}
+    if request is None or request.every_gpu or not request.gpus:
+        why = "its name is too long for an annotation key, and the annotation request cannot express `all` or `none`"
+        shorter = f"shorten it to {MAX_NAME - len('exclusive.')} characters"
+        raise RequestError(Problem("GH-107", f"container {container.name}: {why}; {shorter}"))
+    return [as_entry(gpu, values) for gpu in request.gpus]
+
+
+def as_entry(gpu: GpuRequest, values: dict[str, str]) -> dict[str, Any]:
+    parts: dict[str, Any] = {key: values[key] for key in ("memory", "compute") if key in values}
+    if gpu.device is not None:
+        parts["device"] = gpu.device
+    return parts
+
+
+def check(pod: Pod, annotations: Mapping[str, str]) -> None:
+    """Checks that the new annotations, with ours from before, request the same as the old ones. Raises RequestError if not."""
+    ours = {key: text for key, text in annotations.items() if key.startswith(PREFIX_KEY)}
+    problems = []
+    for key, value in pod.annotations.items():
+        if ours.get(key, value) != value:
+            problems.append(
+                Problem(
+                    "GH-103",
+                    f"{key}={show(ours[key])} is set, but the resources mean {show(value)}; remove one",
+                )
+            )
+    plain = Rules(dialects=())
+    words_of = each({**ours, **pod.annotations}, [container.name for container in pod.containers])
+    for container, (name, mine) in zip(pod.containers, words_of, strict=True):
+        try:
+            request = parse(mine, {}, name, plain, decode=json.loads)
+        except RequestError as e:
+            problems += [Problem(p.code, f"container {container.name}: {p.message}") for p in e.problems]
+            continue
+        if not ours and not container.lost and request != container.request:
+            why = "its request cannot be expressed in annotations; write them by hand"
+            problems.append(Problem("GH-107", f"container {container.name}: {why}"))
+    if problems:
+        raise RequestError(*problems)

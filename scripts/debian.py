@@ -1,0 +1,70 @@
+"""Debian's packages, by this machine's apt with lists and a cache of its own; nothing on the machine changes."""
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+
+
+class CannotFetch(Exception):
+    """Why a package cannot be had, in a sentence."""
+
+
+def mirror() -> str:
+    """The Debian mirror that this machine's apt uses. Raises CannotFetch."""
+    for program in ("apt-get", "dpkg"):
+        if not shutil.which(program):
+            raise CannotFetch(f"{program} is missing, which fetches Debian's packages")
+    listed = subprocess.run(["apt-get", "--print-uris", "update"], capture_output=True, text=True).stdout
+    for line in listed.splitlines():
+        uri = line.split("'")[1] if "'" in line else ""
+        if "/debian/dists/" in uri:
+            return uri.partition("/dists/")[0]
+    raise CannotFetch("apt names no mirror of Debian: add one to its sources")
+
+
+@contextmanager
+def apt(
+    suite: str = "", component: str = "main", architecture: str = "", sources: bool = False
+) -> Iterator[Callable[..., None]]:
+    """get(FOLDER, "download", "name=version"...) is apt-get in that folder, with fresh lists. suite: of Debian, signed with
+    its keyring; "": what the machine's own sources have. sources: also lists of source packages. Raises CannotFetch,
+    and so does `get`."""
+    with tempfile.TemporaryDirectory() as name:
+        own = Path(name)
+        for part in ("lists/partial", "archives/partial"):
+            (own / part).mkdir(parents=True)
+        options = [f"-oDir::State::Lists={own}/lists", f"-oDir::Cache={own}", "-oDir::State::status=/dev/null"]
+        options += ["-oAPT::Sandbox::User=root", "-oAcquire::Languages=none"]
+        options += ["-oAcquire::http::Timeout=20", "-oAcquire::Retries=1"]
+        if architecture:
+            options += [f"-oAPT::Architecture={architecture}", f"-oAPT::Architectures={architecture}"]
+        if suite:
+            if not KEYRING.exists():
+                raise CannotFetch(f"{KEYRING} is missing (package debian-archive-keyring)")
+            line = f"[signed-by={KEYRING}] {mirror()} {suite} {component}\n"
+            (own / "sources.list").write_text(f"deb {line}" + f"deb-src {line}" * sources)
+            options += [f"-oDir::Etc::SourceList={own}/sources.list", "-oDir::Etc::SourceParts=/dev/null"]
+
+        def get(folder: Path, *arguments: str) -> None:
+            try:
+                done = subprocess.run(
+                    ["apt-get", "-q", *options, *arguments], cwd=folder, capture_output=True, text=True
+                )
+            except FileNotFoundError:
+                raise CannotFetch("apt-get is missing, which fetches Debian's packages") from None
+            if done.returncode:
+                raise CannotFetch(f"apt-get {' '.join(arguments)[:200]}: {(done.stderr or done.stdout).strip()[-400:]}")
+
+        get(own, "update")
+        yield get
+
+
+def unpack(packages: Iterable[Path], root: Path) -> None:
+    root.mkdir(parents=True, exist_ok=True)  # dpkg-deb makes only the last folder of a path
+    for package in packages:
+        subprocess.run(["dpkg-deb", "-x", str(package), str(root)], check=True, capture_output=True)

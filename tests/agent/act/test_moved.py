@@ -1,0 +1,112 @@
+"""A container that moves within its cgroups, as its root can in namespaces of its own, is still one container."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oci_hook.agent.act import enforce
+from oci_hook.agent.watch.process_owner import ProcessOwners
+from oci_hook.core.grant import Grant, Identity, Life
+from oci_hook.linux.proc import boot_id, process_life, start_time
+from oci_hook.observe import inside
+from tests.agent.box import wait_for
+
+TOP = Path("/sys/fs/cgroup")
+HIERARCHIES = ("devices", "freezer", "pids", "memory", "cpu")
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+    pytest.mark.skipif(not (TOP / "freezer").is_dir(), reason="needs version 1 of cgroups"),
+]
+
+
+class Moved:
+    """Its init is in a cgroup below its own, and another process, of another pid namespace, in its own."""
+
+    def __init__(self) -> None:
+        name = f"gh-test-{os.getpid()}-{time.monotonic_ns()}/c"
+        self.folders = [TOP / h / name for h in HIERARCHIES if (TOP / h).is_dir()]
+        for folder in self.folders:
+            (folder / "f").mkdir(parents=True)
+        command = ["unshare", "--pid", "--fork", "--kill-child", "sleep", "600"]
+        self.processes = [subprocess.Popen(command) for _ in range(2)]
+        pids = [wait_for(lambda p=p: self._child(p.pid)) for p in self.processes]  # type: ignore[misc]
+        self.init, self.cheat = (process_life(pid) for pid in pids)
+        for folder in self.folders:
+            (folder / "f/cgroup.procs").write_text(str(self.init[0]))
+            (folder / "cgroup.procs").write_text(str(self.cheat[0]))
+        told = self.folders[0]
+        life = Life(boot_id(), init=self.init, cgroup=str(told), cgroup_inode=told.stat().st_ino)
+        self.grant = Grant("k", Identity("/run", "c", "/"), life, ())
+        self.freezer = TOP / "freezer" / name
+
+    @staticmethod
+    def _child(pid: int) -> int:
+        words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return int(words[0]) if words and Path(f"/proc/{words[0]}/comm").read_text() == "sleep\n" else 0
+
+    def close(self) -> None:
+        for folder in (self.freezer, self.freezer / "f"):
+            (folder / "freezer.state").write_text("THAWED")
+        for pid, start in (self.init, self.cheat):
+            if start_time(pid) == start:
+                os.kill(pid, signal.SIGKILL)
+        for process in self.processes:
+            process.wait(60)
+        for folder in self.folders:
+            wait_for(lambda f=folder: not (f / "cgroup.procs").read_text() + (f / "f/cgroup.procs").read_text())  # type: ignore[misc]
+            for path in (folder / "f", folder, folder.parent):
+                path.rmdir()
+
+
+@pytest.fixture
+def moved() -> Iterator[Moved]:
+    made = Moved()
+    yield made
+    made.close()
+
+
+def test_a_process_above_the_init_is_a_member(moved: Moved) -> None:
+    members = ProcessOwners()
+    members.update({"k": moved.grant})
+    pids = {moved.init[0], moved.cheat[0]}
+    assert set(members.find(pids)) == pids
+    assert set(inside.pids(moved.init[0], moved.grant.life.cgroup) or ()) == pids
+    for bare in (moved.grant.life.replace(cgroup=""), moved.grant.life.replace(cgroup="/sys/fs/cgroup/devices/other")):
+        members = ProcessOwners()
+        members.update({"k": moved.grant.replace(life=bare)})
+        assert set(members.find(pids)) == {moved.init[0]}
+
+
+def test_freeze_and_kill_reach_it(moved: Moved) -> None:
+    assert enforce.freeze(moved.grant) == ""
+    assert (moved.freezer / "freezer.self_freezing").read_text() == "1\n"
+    wait_for(lambda: (moved.freezer / "freezer.state").read_text() == "FROZEN\n")
+    assert enforce.kill(moved.grant, ()) == ""
+    assert not any(start_time(pid) == start for pid, start in (moved.init, moved.cheat))
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_who_is_frozen_in_a_cgroup_below_is_killed(moved: Moved, bare: bool) -> None:
+    """bare: its init has ended before."""
+    (moved.freezer / "f/cgroup.procs").write_text(str(moved.cheat[0]))
+    (moved.freezer / "cgroup.procs").write_text(str(moved.init[0]))
+    (moved.freezer / "f/freezer.state").write_text("FROZEN")
+    wait_for(lambda: (moved.freezer / "f/freezer.state").read_text() == "FROZEN\n")
+    if bare:
+        os.kill(moved.init[0], signal.SIGKILL)
+        wait_for(lambda: start_time(moved.init[0]) != moved.init[1])
+    assert enforce.kill(moved.grant, ()) == ""
+    assert start_time(moved.cheat[0]) != moved.cheat[1]
+
+
+def test_what_does_not_go_is_told(moved: Moved, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enforce, "_thaw", lambda top: None)
+    (moved.freezer / "freezer.state").write_text("FROZEN")
+    wait_for(lambda: (moved.freezer / "freezer.state").read_text() == "FROZEN\n")
+    assert "still run" in enforce.kill(moved.grant, ())

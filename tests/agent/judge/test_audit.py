@@ -1,0 +1,311 @@
+"""The auditor's conclusions from made-up samples; nothing runs."""
+
+import pytest
+
+from oci_hook.agent.judge.audit_rules import REPORTED, Auditor, Process, Seen, Verdict
+from oci_hook.agent.judge.gpu_sample import GpuSample
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.terms import Terms
+from oci_hook.core.units import MIB
+from oci_hook.observe.account import Usage
+
+GPU, OTHER = "GPU-0", "GPU-1"
+
+
+def grant(key: str = "a", *shares: Share, **more: object) -> Grant:
+    return Grant(key, Identity("/run/runc", key, "/"), Life("boot", init=(1, 2)), shares or (Share(GPU, 1000),))
+
+
+def sample(*processes: tuple[int, int | None]) -> GpuSample:
+    return GpuSample(sum(p[1] or 0 for p in processes), 1 << 40, 0, tuple((p, u, 10) for p, u in processes))
+
+
+def process(pid: int, key: str = "a") -> tuple[str, Process]:
+    return key, Process(pid, pid * 100, "worker", pid % 100)
+
+
+def account(total_mib: float, *pids: int, surcharge: int = 0) -> Usage:
+    owners = frozenset(next(iter(process(pid)[1].owners)) for pid in pids)
+    return Usage((int(total_mib * MIB),), (surcharge,), owners)
+
+
+class Case:
+    def __init__(self, tolerance: int = 10, grants: tuple[Grant, ...] = ()) -> None:
+        self.auditor = Auditor(tolerance)
+        self.grants = {g.key: g for g in grants or (grant(),)}
+
+    def look(
+        self, gpus: dict[str, GpuSample], kept: "Usage | str | None", members: tuple[int, ...] = (101,)
+    ) -> Verdict:
+        key = next(iter(self.grants))
+        return self.auditor.judge(Seen(self.grants, gpus, {pid: process(pid, key) for pid in members}, {key: kept}))
+
+
+def kinds(verdict: Verdict) -> list[tuple[str, str, int]]:
+    return sorted((f.kind, f.uuid, f.pid) for f in verdict.findings)
+
+
+def test_an_honest_container() -> None:
+    case = Case()
+    for used in (0, 500, 990, 100):
+        seen = case.look({GPU: sample((101, used * MIB))}, account(used + 5, 101))
+        assert not seen.findings and seen.surcharges == {("a", 0): 0}
+        assert seen.uses["a", GPU].used == used * MIB and seen.uses["a", GPU].busy == 10
+
+
+def test_memory_of_an_exited_process_is_explained_by_the_account_page() -> None:
+    """A forked child keeps it; NVML lists no process for it. It is neither found nor charged twice."""
+    kept = Usage((900 * MIB,), (0,), account(0, 101).owners, {(7, 7): (800 * MIB,)}, (800 * MIB,))
+    for used in (100, 150, 150):
+        gpu = sample((101, used * MIB)).replace(used=(used + 800 + 30) * MIB)
+        seen = (case := Case()).look({GPU: gpu}, kept), case.look({GPU: gpu}, kept)
+        assert not seen[1].findings
+        assert seen[1].surcharges == {("a", 0): max(0, used - 100) * MIB}  # of the process that runs
+
+
+def test_more_memory_than_the_limit_without_a_listed_process_is_no_proof() -> None:
+    """By the page alone it is reported; by the driver's figure it is proved, which is news."""
+    kept = Usage((1100 * MIB,), (0,), frozenset(), {}, (1100 * MIB,))
+    auditor, gpu = Auditor(10), sample().replace(used=2000 * MIB)
+    for charged, proved in (({}, False), ({"a": 1100 * MIB}, True)):
+        seen = Seen({"a": grant()}, {GPU: gpu.replace(charged=charged)}, {}, {"a": kept})
+        assert not auditor.judge(seen).news
+        verdict = auditor.judge(seen)
+        (found,) = verdict.findings
+        assert verdict.news == (found,) and (found.kind, found.proved) == ("over-memory", proved)
+        assert found.evidence.startswith("1100 MiB in use (1100 MiB by no listed process)")
+
+
+def test_what_nvml_lists_is_not_counted_again_as_kept() -> None:
+    """The process exits between the look at the driver and the look at the page; or its pid cannot be matched."""
+    kept = Usage((900 * MIB,), (0,), account(0, 101).owners, {}, (900 * MIB,))
+    case, gpu = Case(), {GPU: sample((101, 900 * MIB))}
+    case.look(gpu, kept)
+    assert not case.look(gpu, kept).findings
+
+
+def test_a_bypass_is_found_by_the_second_sample_and_told_once() -> None:
+    case = Case()
+    gpus = {GPU: sample((101, 600 * MIB))}
+    first = case.look(gpus, account(0))
+    assert not first.findings and first.surcharges == {("a", 0): 0}
+    second = case.look(gpus, account(0))
+    assert kinds(second) == [("no-shim", GPU, 101)] and second.news == second.findings
+    assert second.surcharges == {("a", 0): 600 * MIB}
+    assert "process 101 (worker)" in second.news[0].evidence
+    third = case.look(gpus, account(0, surcharge=600 * MIB))
+    assert kinds(third) == kinds(second) and not third.news
+    after = case.look({GPU: sample()}, account(0))
+    assert not after.findings and kinds(second) == sorted((f.kind, f.uuid, f.pid) for f in after.over)
+    assert after.surcharges == {("a", 0): 0}
+
+
+def test_without_books_there_is_nothing_to_charge_but_a_finding() -> None:
+    case = Case()
+    for _ in range(2):
+        seen = case.look({GPU: sample((101, MIB))}, None)
+    assert kinds(seen) == [("no-shim", GPU, 101)] and seen.surcharges == {}
+
+
+def test_over_the_limit_by_more_than_the_tolerance() -> None:
+    for used, expected in ((1009, []), (1011, [("over-memory", GPU, 0)])):
+        case = Case()
+        for _ in range(2):
+            seen = case.look({GPU: sample((101, used * MIB))}, account(900, 101))
+        assert kinds(seen) == expected
+        assert seen.surcharges == {("a", 0): (used - 900) * MIB}
+
+
+def test_processes_count_together() -> None:
+    case = Case()
+    for _ in range(2):
+        seen = case.look({GPU: sample((101, 600 * MIB), (102, 600 * MIB))}, account(1000, 101, 102), (101, 102))
+    assert kinds(seen) == [("over-memory", GPU, 0)]
+
+
+def load(*busy: tuple[int, int]) -> dict[str, GpuSample]:
+    """(pid, per cent)"""
+    return {GPU: GpuSample(0, 1 << 40, 0, tuple((pid, MIB, n) for pid, n in busy))}
+
+
+def capped(percent: int, policy: str = "fixed-share", frozen: int = 0) -> Grant:
+    share = Share(GPU, 1000, percent, slot=1)
+    who = Identity("/", "a", "/")
+    return Grant("a", who, Life("b", init=(1, 2)), (share,), Terms(policy), frozen=frozen)
+
+
+def loaded(case: Case, *busy: int, gated: bool = True) -> Verdict:
+    at = frozenset({("a", GPU)}) if gated else frozenset()
+    for n in busy:
+        seen = case.auditor.judge(
+            Seen(case.grants, load((101, n)), {101: process(101)}, {"a": account(5, 101)}), gated=at
+        )
+    return seen
+
+
+def mine(verdict: Verdict) -> list[str]:
+    return [f.kind for f in verdict.findings if f.key == "a"]
+
+
+def test_more_compute_than_its_ceiling() -> None:
+    case = Case(grants=(capped(30),))
+    assert mine(loaded(case, 30, 60, 10, 45, 44, 40, 33)) == []  # a burst, and what one look may be off
+    assert mine(loaded(case, 60, 60)) == []
+    seen = loaded(case, 60)
+    assert mine(seen) == ["over-compute"] and seen.news == seen.findings
+    assert "60 % of the GPU's time over 3 looks, ceiling 30 %" in seen.findings[0].evidence
+    seen = loaded(case, 60)
+    assert mine(seen) == ["over-compute"] and not seen.news
+    assert mine(loaded(case, 20, 20, 20)) == []
+
+
+def test_a_frozen_container_that_goes_on() -> None:
+    case = Case(grants=(capped(0, "burst-share", frozen=7),))
+    assert mine(loaded(case, 40, 0, 0, 0)) == []  # what was in flight
+    assert "though it is frozen" in loaded(case, 50, 50, 50, 50).findings[0].evidence
+
+
+@pytest.mark.parametrize(("gated", "beside", "found"), [(True, True, 0), (False, False, 0), (False, True, 1)])
+def test_who_never_comes_to_the_gate(gated: bool, beside: bool, found: int) -> None:
+    other = Grant("b", Identity("/", "b", "/"), Life("b"), (Share(GPU, 10, 30, slot=2),))
+    case = Case(grants=(capped(20, "burst-share"), *([other] if beside else [])))
+    assert mine(loaded(case, 90, 90, 90, 90, gated=gated)) == ["over-compute"] * found
+    assert mine(loaded(case, 30, 30, 30, 30, gated=gated)) == []
+
+
+def test_a_gpu_that_was_not_granted() -> None:
+    case = Case()
+    for _ in range(2):
+        seen = case.look({GPU: sample(), OTHER: sample((101, 5 * MIB))}, account(0, 101))
+    assert kinds(seen) == [("not-granted", OTHER, 101)]
+    assert f"granted: {GPU}" in seen.findings[0].evidence
+
+
+def test_driver_files_alone_grant_no_gpu() -> None:
+    case = Case(grants=(Grant("a", Identity("/", "a", "/"), Life("b"), ()),))
+    for _ in range(2):
+        seen = case.look({GPU: sample((101, None))}, None)
+    assert kinds(seen) == [("not-granted", GPU, 101)]
+
+
+def test_a_whole_gpu_has_no_limit_and_needs_no_account() -> None:
+    case = Case(grants=(grant("a", Share(GPU, 1000, whole=True)),))
+    for _ in range(2):
+        seen = case.look({GPU: sample((101, 1 << 40))}, None)
+    assert not seen.findings
+
+
+def test_what_is_seen_once_is_no_cheat() -> None:
+    """A process that has a context and no slot yet; memory that is freed between the look at NVML and at the account page."""
+    case = Case()
+    case.look({GPU: sample((101, 50 * MIB))}, account(0))
+    assert not case.look({GPU: sample((101, 50 * MIB))}, account(50, 101)).findings
+    case.look({GPU: sample((101, 900 * MIB))}, account(900, 101))
+    seen = case.look({GPU: sample((101, 900 * MIB))}, account(100, 101))
+    assert seen.surcharges == {("a", 0): 0}
+    seen = case.look({GPU: sample((101, 100 * MIB))}, account(100, 101))
+    assert seen.surcharges == {("a", 0): 0}
+
+
+def test_a_new_process_is_looked_at_twice_even_if_its_pid_was_suspected() -> None:
+    case = Case()
+    case.look({GPU: sample((101, MIB))}, account(0))
+    again = {101: ("a", Process(101, 7, "other", 1))}
+    seen = case.auditor.judge(Seen(case.grants, {GPU: sample((101, MIB))}, again, {"a": account(0)}))
+    assert not seen.findings
+
+
+def test_a_damaged_page_is_a_finding_and_names_the_reason() -> None:
+    case = Case()
+    for _ in range(2):
+        seen = case.look({GPU: sample((101, MIB))}, "it is not a regular file")
+    assert kinds(seen) == [("bad-account-page", "", 0), ("no-shim", GPU, 101)]
+    assert all("it is not a regular file" in f.evidence for f in seen.findings)
+
+
+def test_a_gpu_that_cannot_be_looked_at_clears_nobody_and_changes_no_surcharge() -> None:
+    case = Case()
+    for _ in range(2):
+        case.look({GPU: sample((101, 600 * MIB))}, account(0))
+    seen = case.look({}, account(0))
+    assert kinds(seen) == [("no-shim", GPU, 101)] and not seen.news and not seen.over and not seen.surcharges
+    seen = case.look({GPU: sample((101, 600 * MIB))}, account(0))
+    assert kinds(seen) == [("no-shim", GPU, 101)] and not seen.news
+    assert seen.surcharges == {("a", 0): 600 * MIB}
+
+
+def test_processes_of_no_container_are_counted_and_left_alone() -> None:
+    case = Case()
+    for _ in range(2):
+        seen = case.look({GPU: sample((101, MIB), (7, 3 * MIB), (8, None))}, account(1, 101))
+    assert not seen.findings and seen.unknown == {GPU: (2, 3 * MIB)}
+
+
+@pytest.mark.parametrize("total", [0, 1 << 34 << 9])
+def test_forged_books_end_at_what_the_driver_sees(total: int) -> None:
+    """A page that says too little is surcharged, one that says too much charges its own container alone."""
+    case = Case()
+    for _ in range(2):
+        seen = case.look({GPU: sample((101, 2000 * MIB))}, Usage((total,), (0,), frozenset()))
+    assert ("over-memory", GPU, 0) in kinds(seen)
+    assert seen.surcharges["a", 0] == max(0, 2000 * MIB - total)
+
+
+def test_books_that_we_cannot_read_accuse_and_clear_nobody() -> None:
+    case = Case()
+    gpus, of, unread = {GPU: sample((101, 600 * MIB))}, {101: process(101)}, frozenset({"a"})
+    for _ in range(3):
+        assert not case.auditor.judge(Seen(case.grants, gpus, of, {"a": None}, unread)).findings
+    case.look(gpus, account(0))
+    assert kinds(case.look(gpus, account(0))) == [("no-shim", GPU, 101)]
+    seen = case.auditor.judge(Seen(case.grants, gpus, of, {"a": None}, unread))
+    assert kinds(seen) == [("no-shim", GPU, 101)] and not seen.over
+    assert case.look(gpus, account(600, 101)).over
+
+
+def test_what_a_container_was_stopped_for_stands_until_it_ends() -> None:
+    case = Case()
+    gpus = {GPU: sample((101, 2000 * MIB))}
+    for _ in range(2):
+        seen = case.look(gpus, account(2000, 101))
+    assert kinds(seen) == [("over-memory", GPU, 0)]
+    for after in (gpus, {GPU: sample()}, {}):
+        held = case.auditor.judge(Seen({}, after, {}, {}), stopped=frozenset("a"))
+        assert kinds(held) == kinds(seen) and not held.news and not held.over
+    ended = case.auditor.judge(Seen({}, {GPU: sample()}, {}, {}))
+    assert not ended.findings and len(ended.over) == 1
+
+
+def charged(size: float, *processes: tuple[int, int | None]) -> GpuSample:
+    """A sample in which the driver charges so many MiB to the container's cgroup."""
+    gpu = sample(*processes)
+    return gpu.replace(charged={"a": int(size * MIB)}, used=max(gpu.used, int(size * MIB)))
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_the_drivers_figure_of_a_cgroup_counts_what_forked_children_hold(over: int) -> None:
+    """NVML lists nothing, and the account page has nothing."""
+    case = Case()
+    for look in (1, 2):
+        seen = case.look({GPU: charged(1010 + over)}, account(0), members=())
+        assert kinds(seen) == ([("over-memory", GPU, 0)] if over and look == 2 else [])
+    assert seen.surcharges["a", 0] == (1010 + over) * MIB
+    if over:
+        assert "1011 MiB by the driver's figure for its cgroup" in seen.findings[0].evidence
+
+
+def test_what_the_account_page_has_is_not_charged_again() -> None:
+    kept = Usage((900 * MIB,), (0,), account(0, 101).owners, {(7, 7): (800 * MIB,)}, (800 * MIB,))
+    case = Case()
+    for more in (0, 10, 10):
+        seen = case.look({GPU: charged(900 + more, (101, 100 * MIB))}, kept)
+        assert not seen.findings and seen.surcharges["a", 0] == 0
+
+
+def test_memory_that_is_charged_to_another_cgroup_is_reported() -> None:
+    case = Case()
+    for look in (1, 2):
+        seen = case.look({GPU: charged(100, (101, 111 * MIB))}, account(111, 101))
+        assert kinds(seen) == ([("charged-elsewhere", GPU, 0)] if look == 2 else [])
+    assert "charged-elsewhere" in REPORTED
+    assert not case.look({GPU: charged(100, (101, 110 * MIB))}, account(111, 101)).findings

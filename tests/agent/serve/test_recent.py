@@ -1,0 +1,43 @@
+"""The last events for the web page: bounded, newest first, and what is damaged is left out."""
+
+import json
+from pathlib import Path
+
+from oci_hook.agent.serve import recent
+from oci_hook.agent.serve.recent import Recent
+from oci_hook.ledger import events
+
+
+def test_newest_first_and_refusals_stay(tmp_path: Path) -> None:
+    log = Recent(str(tmp_path))
+    assert log.read() == {"events": [], "refused": []}
+    events.record(str(tmp_path), "refused", id="a" * 64, name="", messages=["GH-201: no room", "x"])
+    for i in range(3 * recent.MOST):
+        events.record(str(tmp_path), "ended", id=f"c{i}", name=f"ns/p/{i}", peak_mib=1024)
+    seen = log.read()
+    assert [e["container"] for e in seen["events"]] == [
+        f"ns/p/{i}" for i in reversed(range(2 * recent.MOST, 3 * recent.MOST))
+    ]
+    assert seen["events"][0]["text"] == "its share was released; it used at most 1Gi"
+    (refused,) = seen["refused"]
+    assert (refused["container"], refused["text"]) == ("a" * 12, "GH-201: no room; x")
+    assert log.read() == seen  # nothing new
+    assert Recent(str(tmp_path)).read() == seen  # an agent that begins now reads the old ones as well
+
+
+def test_damaged_and_endless_events(tmp_path: Path) -> None:
+    lines = [
+        {"at": 1, "event": "granted", "shares": 7},
+        {"at": 1, "event": "granted", "shares": [["GPU-0"]]},
+        {"at": 1, "event": "granted", "seconds": "x"},
+        {"at": 1, "event": "refused", "messages": 5},
+        {"at": "nan", "event": "ended"},
+        {"at": 1e999, "event": "ended"},
+        {"at": [], "event": "ended"},
+        {"at": 2, "event": "e" * 500, "name": ["n" * 900], "x": "y" * 3000},
+    ]
+    (tmp_path / "events").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"at": 3, "ev')
+    (event,) = Recent(str(tmp_path)).read()["events"]
+    assert event["at"] == 2 and len(event["event"]) == 64 and len(event["container"]) <= 256
+    assert len(event["text"]) <= recent.TEXT_MAX
+    json.dumps(event, allow_nan=False)

@@ -1,0 +1,199 @@
+"""Leases that tenants take on files which others need: impossible on what the agent keeps open, else found."""
+
+import fcntl
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_hook.agent.watch import file_keeper, leases
+from oci_hook.core.inventory import DriverFile, Inventory
+from oci_hook.observe import account
+from tests.agent.box import events, grant, running, wait_for
+from tests.e2e.stage import CC, GLIBC, Stage
+from tests.hostile.box import as_docker
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+HERE = Path(__file__).parent
+LEASE = "/bin/lease"
+
+
+@pytest.fixture(scope="module")
+def image(root: Path) -> Path:
+    subprocess.run([*CC, *GLIBC, "-o", str(root / "bin/lease"), str(HERE / "lease.c")], check=True)
+    return root
+
+
+def found(stage: Stage, id: str) -> list[dict[str, Any]]:
+    return [e for e in events(stage) if e["event"] == "finding" and e["id"] == id and e["kind"] == "holds-lease"]
+
+
+def tries(stage: Stage, image: Path, path: str) -> str:
+    """What root in a container is told that asks for a write lease there."""
+    return stage.run(image, LEASE, path, "try", edit=as_docker).stdout
+
+
+FILES = ("driver/cuda", "driver/ml")
+SHIMS = ("/usr/lib/x86_64-linux-gnu/libcuda.so.1", "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")
+
+
+@pytest.mark.parametrize("path", [*(f"/run/gpu-hook/{name}" for name in FILES), *SHIMS])
+def test_no_write_lease_on_what_the_agent_keeps_open(stage: Stage, image: Path, path: str) -> None:
+    assert tries(stage, image, path) == "leased\n"  # the machine allows it, and nobody has it open
+    with running(stage):
+        assert tries(stage, image, path) == "Resource temporarily unavailable\n"
+    assert tries(stage, image, path) == "leased\n"
+
+
+@pytest.mark.parametrize("kind", ["try", "read"])
+def test_no_lease_on_a_slot_file_while_the_agent_runs(stage: Stage, image: Path, kind: str) -> None:
+    """Neither a read nor a write lease, on the own one or a neighbour's: their owners open them to write."""
+    neighbour = stage.start(image)
+    command = f"sleep 1; {LEASE} /run/gpu-hook/share/0/slot/00 {kind}; {LEASE} /run/gpu-hook/slot/0 {kind}"
+    with running(stage) as agent:
+        wait_for(lambda: agent.container(neighbour))
+        done = stage.run(image, "/bin/sh", "-c", command, edit=as_docker)
+        assert done.stdout == "Resource temporarily unavailable\n" * 2
+    stage.runc("delete", "--force", neighbour)
+
+
+def test_a_lease_from_before_is_found_and_its_holder_killed(stage: Stage, image: Path) -> None:
+    """On a library that every container loads."""
+    honest = stage.start(image)
+    cheat = stage.start(image, LEASE, "/run/gpu-hook/driver/cuda")
+    wait_for(lambda: "LEASE" in Path("/proc/locks").read_text())
+    with running(stage):
+        told = wait_for(lambda: found(stage, cheat))
+        assert told[0]["action"] == "killed" and "holds a write lease on " in told[0]["evidence"], told
+        wait_for(lambda: stage.runc.living() == {honest})
+        assert not found(stage, honest)
+        # And from then on nobody can: it is kept open as soon as it can be.
+        wait_for(lambda: tries(stage, image, "/run/gpu-hook/driver/cuda") != "leased\n")
+    (stage.state / "events").unlink()
+
+
+@pytest.mark.parametrize("more", [(), ("read",), ("write", "fork")])
+def test_a_lease_on_its_own_page_is_reported_only(stage: Stage, image: Path, more: tuple[str, ...]) -> None:
+    stay = "" if "fork" not in more else " & sleep 600"
+    attack = f"{LEASE} /run/gpu-hook/policy {' '.join(more)}{stay}"
+    cheat = stage.start(image, "/bin/sh", "-c", attack, edit=as_docker)
+    with running(stage) as agent:
+        told = wait_for(lambda: found(stage, cheat))
+        assert told[0]["action"] == "reported" and "its policy page" in told[0]["evidence"], told
+        assert ("read lease" in told[0]["evidence"]) == ("read" in more)
+        assert "holds-lease" in agent.kinds(cheat) and cheat in stage.runc.living()
+        assert 'gpu_hook_findings_total{kind="holds-lease"} 1\n' in agent.get("/metrics").decode()
+        agent.looks(3)
+        assert len(found(stage, cheat)) == 1
+    (stage.state / "events").unlink()
+
+
+def test_a_lease_on_the_account_page_stops_nobody(stage: Stage, image: Path) -> None:
+    """Neither `ps` nor the agent waits for it or fails by it; they say what it is."""
+    cheat = stage.start(image, "/bin/sh", "-c", f"echo >/run/gpu-hook/account/page; {LEASE} /run/gpu-hook/account/page")
+    found_ = grant(stage, cheat)
+    assert found_ and found_.life.init
+    wait_for(lambda: "LEASE" in Path("/proc/locks").read_text())
+    began = time.monotonic()  # an open that waits takes fs.lease-break-time, 45 s
+    with account.Account(*found_.life.init) as page, pytest.raises(account.DamagedPage, match="a lease is held on it"):
+        page.read(1)
+    with account.Account(*found_.life.init) as page, pytest.raises(account.DamagedPage, match="a lease is held on it"):
+        page.surcharge(0, 1)
+    assert account.look(found_) == "a lease is held on it" and time.monotonic() < began + 40
+    with running(stage) as agent:
+        wait_for(lambda: agent.kinds(cheat) == {"bad-account-page", "holds-lease"})
+        assert agent.node()["agent"]["state"] == "ok" and cheat in stage.runc.living()
+    (stage.state / "events").unlink()
+
+
+# --- parts
+
+
+def test_the_kernels_own_lines(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    fd = os.open(path, os.O_RDWR)
+    try:
+        st = os.fstat(fd)
+        for kind, write in ((fcntl.F_RDLCK, False), (fcntl.F_WRLCK, True)):
+            if kind == fcntl.F_RDLCK:
+                os.close(fd)
+                fd = os.open(path, os.O_RDONLY)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, kind)
+            assert leases.Lease(os.getpid(), (st.st_dev, st.st_ino), write) in leases.now()[0]
+            assert leases.holds(os.getpid(), (st.st_dev, st.st_ino)) and not leases.holds(1, (st.st_dev, st.st_ino))
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"LEASE",
+        b"1: LEASE",
+        b"1: LEASE  ACTIVE    WRITE x fe:00:1 0 EOF\n",
+        b"1: LEASE  ACTIVE    WRITE 1 fe:00 0 EOF\n",
+        b"1: LEASE  ACTIVE    WRITE 1 zz:00:1 0 EOF\n",
+        b"1: POSIX  ADVISORY  WRITE 1 fe:00:1 0 EOF\n",
+        b"\xff LEASE \x00\n",
+    ],
+)
+def test_lines_that_are_none(text: bytes) -> None:
+    assert leases.parse(text) == []
+
+
+def test_breaking_ones_count_as_write_leases() -> None:
+    text = (
+        b"1: POSIX  ADVISORY  READ 5 00:19:7 0 0\n2: LEASE  BREAKING  UNLCK 10429 fe:00:16637955 0 EOF\n"
+        b"3: LEASE  ACTIVE    READ 9 00:19:8 0 EOF"
+    )
+    assert leases.parse(text) == [
+        leases.Lease(10429, (os.makedev(0xFE, 0), 16637955), True),
+        leases.Lease(9, (os.makedev(0, 0x19), 8), False),
+    ]
+
+
+def test_what_is_kept_open_follows_the_files(tmp_path: Path) -> None:
+    def fds() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"x")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("b")
+    before, keeper = fds(), file_keeper.Keeper()
+    paths = [str(tmp_path / name) for name in ("a", "link", "fifo", "none", ".")]
+    for _ in range(3):
+        keeper.keep(paths)
+        assert fds() == before + 2 and sorted(keeper.files.values()) == [paths[0], paths[1]]
+    (tmp_path / "new").write_bytes(b"y")
+    (tmp_path / "new").rename(tmp_path / "a")
+    keeper.keep(paths)
+    st = os.stat(paths[0])
+    assert fds() == before + 2 and keeper.files[st.st_dev, st.st_ino] == paths[0]
+    (tmp_path / "a").unlink()
+    keeper.keep(paths)
+    assert fds() == before + 1
+    keeper.close()
+    assert fds() == before
+
+
+def test_all_that_containers_mount_is_wanted(tmp_path: Path) -> None:
+    for name in ("lib/shim/libcuda.so.1", "lib/private/container/driver/cuda"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    files = tuple(DriverFile(f"/d/{kind}", kind, "utility") for kind in ("library", "binary", "socket", "proc"))
+    inventory = Inventory("b", "1", "/", False, (), (), files, "/d/libcuda", "/d/ml")
+    assert file_keeper.wanted(inventory, str(tmp_path)) == [
+        "/d/libcuda",
+        "/d/ml",
+        "/d/library",
+        "/d/binary",
+        f"{tmp_path}/lib/shim/libcuda.so.1",
+        f"{tmp_path}/lib/private/container/driver/cuda",
+    ]
+    assert len(file_keeper.wanted(None, str(tmp_path))) == 2

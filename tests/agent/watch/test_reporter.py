@@ -1,0 +1,56 @@
+"""The agent's side of the reporter: it runs where the node is in a cluster, its word is the agent's problem, and it comes back."""
+
+import os
+import selectors
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from oci_hook.agent.node import Node
+from oci_hook.agent.options import Options
+from oci_hook.agent.watch.reporter import Reporter
+from tests.conftest import Install
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+
+
+def test_it_runs_tells_and_comes_back(prefix: Install, tmp_path: Path) -> None:
+    """Without an API server in reach the reporter stays, with a problem; with settings that cannot do it ends, with its reason."""
+    with selectors.DefaultSelector() as selector:
+        node = Node(str(prefix.prefix), Options())
+        reporter = Reporter(node, selector)
+
+        def until(done: Callable[[], object]) -> None:
+            end = time.monotonic() + 120
+            while not done():
+                assert time.monotonic() < end, (node.problems, reporter.view())
+                node.load_settings()
+                reporter.tick(time.monotonic())
+                for key, _ in selector.select(0.05):
+                    key.data(time.monotonic())
+
+        reporter.tick(time.monotonic())
+        assert reporter.view() is None and reporter.pid == 0 and not node.problems
+        prefix.set(cluster="local", **{"agent.kubeconfig": str(tmp_path / "none")})
+        until(lambda: "GH-608" in node.problems.get("cluster", "") and reporter.starts > 1)
+
+        (tmp_path / "ca").write_text("")
+        (tmp_path / "conf").write_text(
+            "current-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n"
+            "clusters: [{name: k, cluster: {server: 'https://127.0.0.1:1', certificate-authority: ca}}]\n"
+            "users: [{name: u, user: {token: x}}]\n"
+        )
+        prefix.set(**{"agent.kubeconfig": str(tmp_path / "conf"), "agent.node": "n1"})
+        until(lambda: "cannot be watched" in node.problems.get("cluster", ""))
+        first, starts = reporter.pid, reporter.starts
+        view = reporter.view()
+        assert first and view is not None and view["up"] and view["writes"] == 0
+        os.kill(first, 9)
+        until(lambda: reporter.starts > starts and reporter.pid not in (0, first))
+        last = reporter.pid
+        prefix.set(cluster="off")
+        until(lambda: reporter.pid == 0)
+        assert not node.problems and not os.path.exists(f"/proc/{last}/exe")
+        reporter.stop()

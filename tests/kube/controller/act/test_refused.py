@@ -1,0 +1,134 @@
+"""Refused pods: how they are recognized, and when they are evicted."""
+
+from typing import Any
+
+import pytest
+
+from oci_hook.kube.controller.act.refused import FIRST, FORGET, GRACE, MOST, Refusals, refusal
+
+TEXT = "failed to create containerd task: OCI runtime create failed: GH-201: no GPU has room for 9000 MiB: unknown"
+
+
+def pod(uid: str = "u", owner: str = "rs", **status: Any) -> dict[str, Any]:
+    owners = [{"kind": "ReplicaSet", "name": "rs", "uid": owner, "controller": True}] if owner else []
+    return {
+        "metadata": {"uid": uid, "namespace": "ns", "name": f"pod-{uid}", "ownerReferences": owners},
+        "spec": {"runtimeClassName": "gpu-hook", "nodeName": "n1"},
+        "status": {"phase": "Pending", **status},
+    }
+
+
+def state(text: str = TEXT, key: str = "waiting", reason: str = "RunContainerError") -> list[dict[str, Any]]:
+    return [{"name": "main", "state": {key: {"reason": reason, "message": text}}}]
+
+
+def test_the_words_of_the_code_are_found_wherever_the_kubelet_puts_them() -> None:
+    looping = [
+        {
+            "name": "main",
+            "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}},
+            "lastState": {"terminated": {"reason": "StartError", "message": TEXT}},
+        }
+    ]
+    for status in (
+        {"containerStatuses": state()},
+        {"containerStatuses": state(key="terminated", reason="StartError")},
+        {"initContainerStatuses": state()},
+        {"containerStatuses": looping},
+    ):
+        found = refusal(pod(**status))
+        assert found and found.code == "GH-201" and found.owner == "ns/rs"
+        assert found.words == "GH-201: no GPU has room for 9000 MiB: unknown"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"containerStatuses": state(reason="ImagePullBackOff")},
+        {"containerStatuses": state("GH-101: a wrong word")},  # another node would refuse it as well
+        {"containerStatuses": state("GH-2011 GH-20")},
+        {"containerStatuses": state(key="terminated", reason="Error")},  # the program's own message
+        {
+            "containerStatuses": [
+                {"name": "main", "state": {"running": {}}, "lastState": state(key="terminated")[0]["state"]}
+            ]
+        },
+        {"phase": "Failed", "containerStatuses": state()},
+        {},
+    ],
+)
+def test_what_is_no_refusal(changed: dict[str, Any]) -> None:
+    assert refusal(pod(**changed)) is None
+
+
+def test_a_pod_that_is_not_ours_or_goes_already_is_left() -> None:
+    foreign, going = pod(containerStatuses=state()), pod(containerStatuses=state())
+    foreign["spec"].pop("runtimeClassName")
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert refusal(foreign) is None and refusal(going) is None
+
+
+def test_a_report_of_the_node_counts_only_while_the_runtime_makes_no_container() -> None:
+    assert refusal(pod(containerStatuses=state("no words")), "GH-603").code == "GH-603"  # type: ignore[union-attr]
+    assert refusal(pod(containerStatuses=[{"name": "main", "state": {"running": {}}}]), "GH-603") is None
+    assert refusal(pod(containerStatuses=state("no words")), "GH-999") is None
+
+
+def seen(refusals: Refusals, uid: str, now: float, owner: str = "rs") -> None:
+    found = refusal(pod(uid, owner, containerStatuses=state()))
+    assert found
+    refusals.seen(found, now)
+
+
+def test_a_refusal_that_passes_within_the_grace_is_forgiven() -> None:
+    refusals = Refusals()
+    seen(refusals, "u", 0)
+    assert refusals.due(GRACE - 0.1) == []
+    refusals.over("u")
+    assert refusals.due(GRACE + 1) == [] and not refusals.waiting
+
+
+def test_an_owner_s_pods_are_evicted_at_growing_intervals() -> None:
+    refusals, now, waits = Refusals(), 0.0, []
+    for n in range(12):
+        seen(refusals, f"u{n}", now)
+        begun = now
+        while not refusals.due(now):
+            now += 0.5
+        waits.append(now - begun)
+        refusals.evicted(refusals.due(now)[0], now)
+    assert waits[0] == GRACE and waits[1] == FIRST and waits[2] == 2 * FIRST
+    assert waits[-1] == MOST and waits == sorted(waits)
+    now += FORGET + 1
+    refusals.forget(now)
+    seen(refusals, "late", now)
+    assert refusals.due(now + GRACE)
+
+
+def test_of_many_pods_of_one_owner_one_goes_at_a_time_and_others_do_not_wait() -> None:
+    refusals = Refusals()
+    for n in range(50):
+        seen(refusals, f"u{n}", 0)
+    seen(refusals, "else", 0, "other")
+    assert {one.owner for one in refusals.due(GRACE)} == {"ns/rs", "ns/other"} and len(refusals.due(GRACE)) == 2
+
+
+def test_a_pod_that_names_the_owner_of_another_namespace_does_not_delay_its_pods() -> None:
+    refusals = Refusals()
+    for uid, namespace in (("u", "ns"), ("v", "hostile")):
+        one = pod(uid, containerStatuses=state())
+        one["metadata"]["namespace"] = namespace
+        found = refusal(one)
+        assert found
+        refusals.seen(found, 0)
+    assert {one.uid for one in refusals.due(GRACE)} == {"u", "v"}
+
+
+def test_a_pod_without_an_owner_is_told_once() -> None:
+    refusals = Refusals()
+    seen(refusals, "u", 0, "")
+    refusals.told(refusals.due(GRACE)[0])
+    seen(refusals, "u", 100, "")
+    assert refusals.due(200) == []
+    refusals.gone("u")
+    assert not refusals._told

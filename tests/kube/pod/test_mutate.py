@@ -1,0 +1,294 @@
+"""The create webhook's decision: the annotations, sums, tolerations and selectors for each dialect, and its refusals."""
+
+import copy
+import json
+import time
+from typing import Any
+
+import pytest
+import yaml
+
+from oci_hook.core import dialects
+from oci_hook.core.request import parse
+from oci_hook.core.rules import Rules
+from oci_hook.errors import GhError
+from oci_hook.kube.formats import names
+from oci_hook.kube.pod.mutate import Mutation, Options, mutate
+
+RULES = Rules(dialects=dialects.NAMES, qgpu_memory_unit="GiB")
+OPTIONS = Options(RULES)
+TOLERATION = {"key": names.T9K_TAINT, "operator": "Exists", "effect": "NoSchedule"}
+
+
+def pod(*limits: dict[str, str], annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    containers = [{"name": f"c{n}", "image": "x", "resources": {"limits": dict(one)}} for n, one in enumerate(limits)]
+    return {"metadata": {"name": "p", "annotations": annotations or {}}, "spec": {"containers": containers, **spec}}
+
+
+def apply(given: dict[str, Any], done: Mutation) -> dict[str, Any]:
+    """The pod after the API server has applied the patch."""
+    result: dict[str, Any] = copy.deepcopy(given)
+    for operation in done.patch:
+        *parents, last = [part.replace("~1", "/") for part in operation["path"].split("/")[1:]]
+        at: Any = result
+        for part in parents:
+            at = at[int(part)] if isinstance(at, list) else at[part]
+        if operation["op"] == "remove":
+            del at[last]
+        else:
+            at[last] = operation["value"]
+    return result
+
+
+def mutated(given: dict[str, Any], options: Options = OPTIONS) -> dict[str, Any]:
+    before = copy.deepcopy(given)
+    done = mutate(given, options)
+    assert given == before, "the pod that came was changed"
+    assert done.asks
+    return apply(given, done)
+
+
+def refused(given: dict[str, Any], options: Options = OPTIONS) -> str:
+    with pytest.raises(GhError) as caught:
+        mutate(given, options)
+    return str(caught.value)
+
+
+def amounts(done: dict[str, Any], container: int = 0) -> dict[str, str]:
+    resources = done["spec"]["containers"][container].get("resources", {})
+    assert resources.get("limits", {}) == resources.get("requests", {})
+    return dict(resources.get("limits", {}))
+
+
+def test_a_pod_that_asks_for_nothing_is_not_touched() -> None:
+    for given in (pod({"cpu": "1"}), {"metadata": {}, "spec": {}}, pod({}, annotations={"team": "a"})):
+        assert mutate(given, OPTIONS) == Mutation()
+
+
+T9K = """
+- {tensorstack.dev/nvidia-gpu: 2}
+- {tensorstack.dev/nvidia-gpu-percent: 30}
+- {tensorstack.dev/nvidia-gpu-node: 1}
+"""
+WORDS: list[tuple[dict[str, str], dict[str, str], dict[str, str]]] = [
+    ({"tensorstack.dev/nvidia-gpu": "2"}, {"gpus": "2", "exclusive": "true"}, {"gpus": "2", "compute": "200"}),
+    ({"tensorstack.dev/nvidia-gpu-percent": "30"}, {"memory": "30%"}, {"gpus": "1"}),
+    (
+        {"tensorstack.dev/nvidia-gpu-node": "1"},
+        {"gpus": "all", "exclusive": "true", "node": "exclusive"},
+        {"gpus": "1", "compute": "100"},
+    ),
+    (
+        {"tke.cloud.tencent.com/qgpu-memory": "5", "tke.cloud.tencent.com/qgpu-core": "30"},
+        {"memory": "5Gi", "compute": "30"},
+        {"gpus": "1", "memory-mib": "5120", "compute": "30"},
+    ),
+    (
+        {"nvidia.com/vcuda-core": "50", "nvidia.com/vcuda-memory": "2k"},
+        {"memory": "2000Mi", "compute": "50"},
+        {"gpus": "1", "memory-mib": "2000", "compute": "50"},
+    ),
+    ({"tencent.com/vcuda-core": "200"}, {"gpus": "2"}, {"gpus": "2", "compute": "200"}),
+    (
+        {"nvidia.com/gpu": "2", "nvidia.com/gpumem": "3k", "nvidia.com/gpucores": "10"},
+        {"gpus": "2", "memory": "3000Mi", "compute": "10"},
+        {"gpus": "2", "memory-mib": "6000", "compute": "20"},
+    ),
+    (
+        {"gpu-hook.io/memory-mib": "4096", "gpu-hook.io/compute": "25"},
+        {"memory": "4Gi", "compute": "25"},
+        {"gpus": "1", "memory-mib": "4096", "compute": "25"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("limits", "words", "total"), WORDS)
+def test_words_of_each_system(limits: dict[str, str], words: dict[str, str], total: dict[str, str]) -> None:
+    done = mutated(pod({**limits, "cpu": "1"}))
+    annotations = done["metadata"]["annotations"]
+    assert annotations.pop(names.ASKED) == "1"
+    if "exclusive" not in words and "memory" not in words:
+        annotations.pop("gpu-hook.io/exclusive", None)
+    assert annotations == {f"gpu-hook.io/{key}": value for key, value in words.items()}
+    assert done["spec"]["runtimeClassName"] == "gpu-hook"
+    resources = done["spec"]["containers"][0]["resources"]
+    sums = {f"gpu-hook.io/{key}": value for key, value in total.items()}
+    assert resources == {"limits": {"cpu": "1", **sums}, "requests": sums}
+    assert parse(annotations, {}, "c0", Rules(dialects=()), decode=json.loads) is not None
+
+
+@pytest.mark.parametrize(("limits", "words", "total"), WORDS)
+def test_a_second_look_changes_nothing(limits: dict[str, str], words: dict[str, str], total: dict[str, str]) -> None:
+    once = mutated(pod(limits))
+    assert mutated(once) == once
+
+
+def test_several_containers_by_name_and_init_containers() -> None:
+    given = pod({"gpu-hook.io/memory-mib": "1024"}, {"cpu": "1"}, {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "2048"})
+    given["spec"]["initContainers"] = [
+        {"name": "first", "resources": {"limits": {"gpu-hook.io/memory-mib": "8192", "gpu-hook.io/compute": "10"}}}
+    ]
+    done = mutated(given)
+    annotations = done["metadata"]["annotations"]
+    assert annotations["gpu-hook.io/memory.c0"] == "1Gi" and annotations["gpu-hook.io/memory.c2"] == "2Gi"
+    assert annotations["gpu-hook.io/memory.first"] == "8Gi" and not any(key.endswith(".c1") for key in annotations)
+    # side by side 3 GiB; the init container before them 8 GiB
+    assert amounts(done) == {"gpu-hook.io/gpus": "2", "gpu-hook.io/memory-mib": "8192", "gpu-hook.io/compute": "10"}
+    assert amounts(done, 2) == {} and done["spec"]["initContainers"][0].get("resources") == {}
+    assert mutated(done) == done
+
+
+def test_our_annotations_alone_get_sums_and_class() -> None:
+    done = mutated(
+        pod(
+            {},
+            {},
+            annotations={"gpu-hook.io/memory": "4Gi", "gpu-hook.io/class.c1": "offline", "gpu-hook.io/compute.c1": "5"},
+        )
+    )
+    assert amounts(done) == {
+        "gpu-hook.io/gpus": "2",
+        "gpu-hook.io/memory-mib": "8192",
+        "gpu-hook.io/offline-compute": "5",
+    }
+
+
+def test_words_of_a_system_that_is_off_are_a_warning() -> None:
+    """A device plugin of that system may run beside us, so the pod is not refused."""
+    off = Options(Rules(dialects=("t9k",)))
+    done = mutate(pod({"tke.cloud.tencent.com/qgpu-core": "30", "nvidia.com/gpu": "1", "cpu": "1"}), off)
+    assert not done.patch and [str(problem).partition(" has no effect")[0] for problem in done.warnings] == [
+        "GH-108: tke.cloud.tencent.com/qgpu-core",
+        "GH-108: nvidia.com/gpu",
+    ]
+    assert not mutate(pod({"cpu": "1", "amd.com/gpu": "1"}), off).warnings
+
+
+def test_t9k_places() -> None:
+    whole, part = pod({"tensorstack.dev/nvidia-gpu": "1"}), pod({"tensorstack.dev/nvidia-gpu-percent": "30"})
+    assert mutated(whole)["spec"]["tolerations"] == [TOLERATION] and "nodeSelector" not in mutated(whole)["spec"]
+    assert "tolerations" not in mutated(part)["spec"]
+    modes = OPTIONS.replace(modes=frozenset(("xgn", "sgn")))
+    assert mutated(whole, modes)["spec"]["nodeSelector"] == {names.T9K_MODE: "xgn"}
+    assert mutated(part, modes)["spec"]["nodeSelector"] == {names.T9K_MODE: "sgn"}
+    ours = pod({}, annotations={"gpu-hook.io/exclusive": "true"})
+    assert "nodeSelector" not in mutated(ours, modes)["spec"] and mutated(ours, modes)["spec"]["tolerations"] == [
+        TOLERATION
+    ]
+    with_own = pod({"tensorstack.dev/nvidia-gpu": "1"}, tolerations=[{"operator": "Exists"}], nodeSelector={"a": "b"})
+    assert mutated(with_own, modes)["spec"]["nodeSelector"] == {"a": "b", names.T9K_MODE: "xgn"}
+    assert mutated(with_own, modes)["spec"]["tolerations"] == [{"operator": "Exists"}, TOLERATION]
+
+
+def test_schedulers_and_queues() -> None:
+    given = pod({"tensorstack.dev/nvidia-gpu": "1"}, schedulerName="t9k-scheduler")
+    given["metadata"]["labels"] = {names.T9K_GROUP: "red"}
+    assert mutated(given)["spec"]["schedulerName"] == "default-scheduler"
+    assert mutated(given, OPTIONS.replace(scheduler="mine"))["spec"]["schedulerName"] == "mine"
+    assert mutated(given, OPTIONS.replace(scheduler="t9k-scheduler"))["spec"]["schedulerName"] == "t9k-scheduler"
+    given["spec"]["schedulerName"] = "volcano"
+    queued = mutated(given, OPTIONS.replace(queue_label="kueue.x-k8s.io/queue-name"))
+    assert queued["spec"]["schedulerName"] == "volcano"
+    assert queued["metadata"]["labels"] == {names.T9K_GROUP: "red", "kueue.x-k8s.io/queue-name": "red"}
+
+
+def test_another_runtime_class() -> None:
+    given = pod({"nvidia.com/gpu": "1"}, runtimeClassName="nvidia", overhead={"podFixed": {"cpu": "1"}})
+    done = mutated(given)
+    assert done["spec"]["runtimeClassName"] == "gpu-hook" and "overhead" not in done["spec"]
+    assert refused(pod({"nvidia.com/gpu": "1"}, runtimeClassName="kata")).startswith("GH-103: the pod asks for a GPU")
+    assert mutate(pod({"cpu": "1"}, runtimeClassName="kata"), OPTIONS) == Mutation()
+
+
+@pytest.mark.parametrize("key", ["gpu-hook.io/alloc", "gpu-hook.io/alloc.c0", "gpu-hook.io/grant"])
+def test_only_the_controller_decides(key: str) -> None:
+    assert refused(pod({}, annotations={key: "{}"})).startswith("GH-605: " + key)
+    mirror = {key: "{}", "kubernetes.io/config.mirror": "x"}
+    assert mutate(pod({}, annotations=mirror), OPTIONS) == Mutation()
+
+
+BAD: list[tuple[dict[str, str], dict[str, str], str]] = [
+    ({"nvidia.com/vcuda-core": "1500m"}, {}, "GH-101"),
+    ({"nvidia.com/vcuda-core": "150"}, {}, "GH-101"),
+    ({"tke.cloud.tencent.com/qgpu-core": "0"}, {}, "GH-101"),
+    ({"gpu-hook.io/compute": "101"}, {}, "GH-101"),
+    ({"nvidia.com/gpu": "1", "nvidia.com/gpumem": "2048"}, {"gpu-hook.io/memory": "1Gi"}, "GH-103"),
+    ({}, {"gpu-hook.io/memory": "4G"}, "GH-101"),
+    ({}, {"gpu-hook.io/memroy": "4Gi"}, "GH-102"),
+    ({}, {"gpu-hook.io/memory.other": "4Gi"}, "GH-102"),
+    ({}, {"gpu-hook.io/memory": "4Gi", "gpu-hook.io/exclusive": "true"}, "GH-103"),
+    ({"gpu-hook.io/memory-mib": "1"}, {"gpu-hook.io/x": "y" * 70_000}, "GH-105"),
+    ({}, {"gpu-hook.io/node": "shared"}, "GH-101"),
+]
+
+
+@pytest.mark.parametrize(("limits", "annotations", "code"), BAD)
+def test_bad_words_are_refused_at_creation(limits: dict[str, str], annotations: dict[str, str], code: str) -> None:
+    assert refused(pod(limits, annotations=annotations)).startswith(code + ": ")
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    """gpu-hook.io/compute is both an annotation and the name of a sum, so it is read separately."""
+    said = refused(pod({}, annotations={"gpu-hook.io/memory": "lots", "gpu-hook.io/compute": "101"}))
+    assert said.count("gpu-hook.io/memory='lots'") == said.count("gpu-hook.io/compute='101'") == 1
+    said = refused(pod({"nvidia.com/gpumem": "x"}, annotations={"gpu-hook.io/memroy": "4Gi"}))
+    assert "nvidia.com/gpumem='x'" in said and "gpu-hook.io/memroy" in said
+
+
+def test_limits_and_requests_differ() -> None:
+    given = pod({"nvidia.com/gpu": "2"})
+    given["spec"]["containers"][0]["resources"]["requests"] = {"nvidia.com/gpu": "1"}
+    assert refused(given).startswith("GH-103: container c0: nvidia.com/gpu is '2' in limits and '1' in requests")
+    given["spec"]["containers"][0]["resources"] = {"requests": {"nvidia.com/gpu": "2"}}
+    assert amounts(mutated(given))["gpu-hook.io/gpus"] == "2"
+
+
+def test_steps_of_qgpu() -> None:
+    options = Options(RULES.replace(profile="qgpu"))
+    word = "tke.cloud.tencent.com/qgpu-"
+    assert "is not a multiple of 5; with the profile qgpu, write 35" in refused(
+        pod({word + "core": "32", word + "memory": "4"}), options
+    )
+    assert amounts(mutated(pod({word + "core": "35", word + "memory": "4"}), options))["gpu-hook.io/compute"] == "35"
+    assert amounts(mutated(pod({word + "core": "32", word + "memory": "4"})))["gpu-hook.io/compute"] == "32"
+
+
+def test_one_container_asks_for_the_node() -> None:
+    both = pod({"tensorstack.dev/nvidia-gpu-node": "1"}, {"tensorstack.dev/nvidia-gpu": "1"})
+    assert refused(both).startswith("GH-103: containers c0, c1 ask for GPUs")
+    assert refused(pod({}, {}, annotations={"gpu-hook.io/node": "exclusive"})).startswith("GH-103")
+    assert mutated(pod({}, {}, annotations={"gpu-hook.io/node.c1": "exclusive"}))
+
+
+@pytest.mark.parametrize("spec", [None, {}, {"containers": None}, {"containers": [{"name": "a", "resources": None}]}])
+def test_a_pod_that_is_hardly_one(spec: Any) -> None:
+    assert mutate({"spec": spec}, OPTIONS) == Mutation()
+
+
+def test_the_seeds_of_t9k_as_printed() -> None:
+    for limits in yaml.safe_load(T9K):
+        assert mutate(
+            pod({key: str(value) for key, value in limits.items()}, schedulerName="t9k-scheduler"), OPTIONS
+        ).asks
+
+
+@pytest.mark.parametrize("begin", ["x{}/y", "gpu-hok.io/memory{}", "{}hook.io/x", "{}nvidia.com/x"])
+def test_a_pod_of_many_annotations_and_containers_keeps_nobody_waiting(begin: str) -> None:
+    """Reading such a pod took 7 to 60 s, and the API server waits 2 s for the webhook, for every pod."""
+    notes = {begin.format(i): "1" for i in range(8000)} | {"gpu-hook.io/memory": "1Mi"}
+    began = time.process_time()
+    assert "GH-105" in refused(pod(*[{}] * 128, annotations=notes))
+    ours = time.process_time() - began
+    began = time.process_time()
+    mutated(pod(*[{}] * 128, annotations={"gpu-hook.io/memory": "1Mi", **{f"a{i}/b": "1" for i in range(700)}}))
+    assert ours < 2 * (time.process_time() - began)
+
+
+@pytest.mark.parametrize("every", [{"gpu-hook.io/memory": "2Gi"}, {"gpu-hook.io/devices": "all"}])
+def test_the_decision_has_room_beside_the_other_annotations(every: dict[str, str]) -> None:
+    """Otherwise nobody can change or delete the pod once it is bound."""
+    for spare in (0, 300):
+        note = "ä" * ((256 << 10) // 2 - 50 - spare)
+        assert refused(pod({}, annotations={**every, "note": note})).startswith("GH-105: the pod's annotations have 26")
+    mutated(pod({}, annotations={**every, "note": "x" * ((256 << 10) - 10_000)}))
+    assert mutate(pod({}, annotations={"note": "x" * ((256 << 10) - 10)}), OPTIONS) == Mutation(), "it asks for nothing"

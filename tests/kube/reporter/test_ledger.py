@@ -1,0 +1,27 @@
+"""The node's own state as the reporter reads it."""
+
+import json
+import selectors
+
+from oci_hook.core.layout import UNLISTED
+from oci_hook.kube.reporter.ledger import Ledger
+from tests.conftest import Install
+
+
+def test_memory_that_nobody_has_is_told_and_taken_back(prefix: Install) -> None:
+    """The agent writes it beside the inventory, which does not change."""
+    with selectors.DefaultSelector() as selector:
+        ledger = Ledger(str(prefix.prefix), selector)
+        ledger.follow()
+        uuid = prefix.inventory.gpus[0].uuid
+        file = prefix.prefix.parent / "state" / UNLISTED
+        seen = []
+        for missing in ({}, {uuid: 7}, {uuid: 900}, {}):
+            file.unlink(missing_ok=True)
+            if missing:
+                file.write_text(json.dumps(missing))
+                file.chmod(0o600)
+            seen.append([gpu.missing_mib for gpu in ledger.inventory().inventory.gpus])
+        ledger.close()
+    rest = [0] * (len(prefix.inventory.gpus) - 1)
+    assert seen == [[0, *rest], [7, *rest], [900, *rest], [0, *rest]]

@@ -1,0 +1,49 @@
+"""Every command starts with nothing but Python's standard library and what a package brings."""
+
+import importlib
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oci_hook.cli.main import COMMANDS
+from tests.conftest import REPO
+
+pytestmark = pytest.mark.slow
+HELP = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import click
+from oci_hook.cli.main import COMMANDS, Absent, cli
+
+def walk(command, path):
+    assert not isinstance(command, Absent), (path, command.why)
+    with click.Context(command, info_name=path) as context:
+        assert command.get_help(context)
+        for name in command.list_commands(context) if isinstance(command, click.Group) else ():
+            walk(command.get_command(context, name), f"{path} {name}")
+    print(path)
+
+for name in COMMANDS:
+    if name != "sim":  # a package of its own
+        walk(cli.get_command(click.Context(cli), name), name)
+from oci_hook.cli.top import Screen
+from rich.console import Console
+from rich.table import Table
+Console(file=sys.stderr).print(Table("what `top` draws"))
+"""
+
+
+@pytest.mark.parametrize("kind", ["rpm", "image"])
+def test_every_command_starts(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(REPO / "packaging"))
+    package, payload = importlib.import_module(kind), importlib.import_module("payload")
+    payload.lay(tmp_path, package.contents(platform.machine()))
+    (modules,) = [path.parent for path in tmp_path.rglob("oci_hook") if path.is_dir()]
+    # -S: without the machine's own packages.
+    run = [sys.executable, "-I", "-S", "-c", HELP, str(modules)]
+    done = subprocess.run(run, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {line.split()[0] for line in done.stdout.splitlines()} == set(COMMANDS) - {"sim"}
