@@ -283,9 +283,9 @@ def test_holders_by_the_thousand(prefix: Install, bundle: Bundle, runc: Runc) ->
     found, unseen = holders.holders(30)
     assert found[grant.key][0] == init and unseen < found[grant.key][1]
     assert grant.life.cgroup and grant.key not in holders.holders(30, (grant.life.cgroup,))[0]
-    began = time.monotonic()
+    began = time.process_time()
     assert holders.holders(0.0) == ({}, holders.NEVER)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(

@@ -340,7 +340,10 @@ def _obstacle(use: Usage, wish: GpuRequest, request: Request, rules: Rules) -> s
         most = max(0, use.gpu.memory_mib - rules.reserve(use.gpu.memory_mib))
         never = f"; it has {most} MiB to grant" if need.memory_mib > most else ""
         lost = f" ({use.gpu.missing_mib} MiB are in use by nobody who can be told)" if use.gpu.missing_mib else ""
-        return f"{name} has {use.free_mib} of {use.gpu.memory_mib} MiB free{lost}, {need.memory_mib} MiB asked{never}"
+        like = wish.compute and wish.memory == ("percent", wish.compute)
+        by_itself = f" ({wish.compute} %, as for compute; memory can be asked for by itself)" if like else ""
+        asked_mib = f"{need.memory_mib} MiB asked{by_itself}"
+        return f"{name} has {use.free_mib} of {use.gpu.memory_mib} MiB free{lost}, {asked_mib}{never}"
     free, what = use.compute_for(request.terms.priority_class), compute_of(request.terms.priority_class)
     if need.compute > free:
         return f"{name} has {free} of 100 % {what} free, {need.compute} % asked"

@@ -1,15 +1,11 @@
 """Registers an install with container engines, and unregisters it. All changes are planned before the first is made."""
 
-import os
-import shutil
-import signal
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oci_hook.engines import NAMES, detect, engine
+from oci_hook.engines import NAMES, daemons, detect, engine
 from oci_hook.engines.edits import (
     FileChange,
     Record,
@@ -22,15 +18,12 @@ from oci_hook.engines.edits import (
 )
 from oci_hook.errors import GhError, refuse
 
-DOCKER_PID = "/run/docker.pid"
-SYSTEMD = "/run/systemd/system"
-
 
 @dataclass
 class Result:
     """The changes made, or with dry_run planned, to one engine's files.
 
-    command: makes the running engine read them; "" if none is needed. restarted: the command was run.
+    command: makes the running engine read them; "" if it has read them. restarted: this was done, and it has read them.
     """
 
     engine: str
@@ -121,10 +114,11 @@ def _removal(name: str, recorded: list[Path], registration: Registration, record
 def _finish(results: list[Result], record: Record, dry_run: bool, restart: bool, remove: bool) -> None:
     """Make the planned changes unless this is a dry run, and let the engines read them if `restart` says so."""
     for result in results:
-        reload = engine(result.engine).RELOAD
-        if result.changed and reload is not None:
-            unit, verb = reload
-            result.command = f"systemctl {verb} {unit}"
+        if not result.changes:
+            continue
+        path = result.changes[0].path
+        if result.changed or not remove and daemons.stale(result.engine, path):
+            result.command = daemons.command(result.engine, path)
     if dry_run:
         return
     for result in results:
@@ -133,14 +127,16 @@ def _finish(results: list[Result], record: Record, dry_run: bool, restart: bool,
         carry_out(result.changes, record, result.engine, remove)
         if restart and result.command:
             _restart(result, record, former, backups)
+            if not remove:
+                result.restarted = result.restarted and daemons.have_read(result.engine, result.changes[0].path)
 
 
 def _restart(result: Result, record: Record, former: dict[str, dict[str, Any]], backups: dict[Path, bytes]) -> None:
     """Let the engine read its files. If it fails, the files and their record (former, backups) are put back and the
     engine is restarted with them. Raises SettingsError GH-509."""
-    unit, verb = engine(result.engine).RELOAD
+    path = result.changes[0].path
     try:
-        result.restarted = _take_effect(unit, verb)
+        result.restarted = daemons.take_effect(result.engine, path)
     except OSError as e:
         for change in result.changes:
             if change.old != change.new:
@@ -149,7 +145,7 @@ def _restart(result: Result, record: Record, former: dict[str, dict[str, Any]], 
             record.forget(result.engine, Path(path))
         record.restore(result.engine, former, backups)
         try:
-            _take_effect(unit, verb)
+            daemons.take_effect(result.engine, path)
         except OSError as again:
             raise refuse(
                 "GH-509", f"{result.command}: {e}; its files were put back, and it still fails: {again}; see its log"
@@ -157,32 +153,6 @@ def _restart(result: Result, record: Record, former: dict[str, dict[str, Any]], 
         raise refuse(
             "GH-509", f"{result.command}: {e}; its files were put back and it runs again; see its log"
         ) from None
-
-
-def _take_effect(unit: str, verb: str) -> bool:
-    """Make a running engine read its configuration; False if none runs. Raises OSError with systemctl's message."""
-    systemctl = shutil.which("systemctl")
-    if systemctl is None or not os.path.isdir(SYSTEMD):
-        return unit == "docker" and _hang_up(DOCKER_PID)
-    if subprocess.run([systemctl, "is-active", "--quiet", unit]).returncode != 0:
-        return False
-    for command in ((verb, unit), ("is-active", unit)):
-        done = subprocess.run([systemctl, *command], capture_output=True, text=True, timeout=300)
-        if done.returncode != 0:
-            raise OSError((done.stderr or done.stdout).strip().splitlines()[-1:] or f"status {done.returncode}")
-    return True
-
-
-def _hang_up(pid_file: str) -> bool:
-    """Send dockerd SIGHUP, on which it reads daemon.json again; False if none runs."""
-    try:
-        pid = int(Path(pid_file).read_text())
-        if Path(f"/proc/{pid}/comm").read_text().strip() != "dockerd":
-            return False
-        os.kill(pid, signal.SIGHUP)
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def printed(names: Sequence[str], registration: Registration) -> list[tuple[str, str, list[tuple[str, str]]]]:

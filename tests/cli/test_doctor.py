@@ -22,7 +22,7 @@ from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.policy_page import policy_page
 from oci_hook.discovery import char_links
 from oci_hook.discovery.driver_files import DriverFiles
-from oci_hook.engines import edits
+from oci_hook.engines import daemons, edits
 from oci_hook.engines.doctor import node, registered
 from oci_hook.ledger import inventory, store
 from oci_hook.linux.proc import boot_id, process_life
@@ -317,9 +317,12 @@ def test_docker_without_annotations(well: Node, monkeypatch: pytest.MonkeyPatch)
 
 def test_daemons_that_have_not_read_their_files(well: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     words = {"dockerd": ["dockerd"], "containerd": ["containerd"]}
-    monkeypatch.setattr(registered, "running", lambda program: iter([(os.getpid(), words[program])]))
+    for module in (registered, daemons):
+        monkeypatch.setattr(module, "running", lambda program: iter([(os.getpid(), words[program])]))
+    monkeypatch.setattr(daemons, "SYSTEMD", "/")
+    monkeypatch.setattr(daemons, "FOLDERS", {"docker": well.docker.parent, "containerd": well.containerd.parent})
     runtimes = "{}"
-    monkeypatch.setattr(registered, "docker_runtimes", lambda host: runtimes)
+    monkeypatch.setattr(daemons, "docker_runtimes", lambda host: runtimes)
     os.utime(well.containerd, (4_000_000_000, 4_000_000_000))
     found = {f["check"]: f for f in well.wrong()}
     assert found["docker"]["fix"] == "systemctl reload docker" and "has not read" in found["docker"]["message"]
@@ -352,14 +355,14 @@ def test_a_dockerd_that_does_not_answer(
     docker.write_text(f"#!/bin/sh\necho '{answer}'\nexit {rc}\n")
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert (registered.docker_runtimes(registered.SOCKET) is not None) == known
+    assert (daemons.docker_runtimes(daemons.SOCKET) is not None) == known
 
 
 def test_docker_offers_what_was_uninstalled(well: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reload does not take the last runtime away: both commands say so, if dockerd can be asked."""
     for answer, offered in ((None, False), ('{"runc":{}}', False), ('{"gpu-hook":{},"runc":{}}', True)):
-        monkeypatch.setattr(registered, "docker_runtimes", lambda host, answer=answer: answer)
-        monkeypatch.setattr(registered, "docker_hosts", lambda: [registered.SOCKET])
+        monkeypatch.setattr(daemons, "docker_runtimes", lambda host, answer=answer: answer)
+        monkeypatch.setattr(daemons, "docker_hosts", lambda: [daemons.SOCKET])
         well.run("install", "--engine", "docker", "--host-root", str(well.root))
         said = well.run("uninstall", "--engine", "docker", "--host-root", str(well.root))
         assert (
@@ -390,8 +393,9 @@ def test_another_dockerd_offers_what_was_uninstalled(
         words += ["--config-file", str(file)]
     else:
         words += ["-H", "fd://", by + socket] if by.endswith("=") else ["-H", "fd://", by, socket]
-    daemons = [] if by == "DOCKER_HOST" else [(os.getpid(), words)]
-    monkeypatch.setattr(registered, "running", lambda name: iter(daemons if name == "dockerd" else []))
+    processes = [] if by == "DOCKER_HOST" else [(os.getpid(), words)]
+    for module in (registered, daemons):
+        monkeypatch.setattr(module, "running", lambda name: iter(processes if name == "dockerd" else []))
     well.run("install", "--engine", "docker", "--host-root", str(well.root))
     said = well.run("uninstall", "--engine", "docker", "--host-root", str(well.root))
     told = f"the running dockerd at {socket} still offers the runtime gpu-hook, until it is restarted"
@@ -623,8 +627,8 @@ def test_daemons_of_this_machine(tmp_path: Path) -> None:
         os.utime(before, (1, 1))
         after.touch()
         os.utime(after, (4_000_000_000, 4_000_000_000))
-        assert registered.started_before(process.pid, after)
-        assert not registered.started_before(process.pid, before)
+        assert daemons.started_before(process.pid, after)
+        assert not daemons.started_before(process.pid, before)
     finally:
         process.kill()
         process.wait()

@@ -347,9 +347,9 @@ def test_forged_owners_cost_the_reader_no_more_than_the_list_of_processes_once(t
                     with open(inside, "r+b") as f:
                         f.seek(used.OWNERS_OFFSET)
                         f.write(used.OWNERS.pack(*words))
-                    began = time.monotonic()
+                    began = time.process_time()
                     usage = account.read(1)
-                    assert time.monotonic() - began < 1 and usage and usage.totals[0] >> 20 == 100
+                    assert time.process_time() - began < 1 and usage and usage.totals[0] >> 20 == 100
                     assert len(usage.owners) == used.SLOTS
     finally:
         for p in sleepers:

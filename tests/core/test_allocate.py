@@ -405,6 +405,8 @@ def test_a_refusal_says_per_gpu_why_with_numbers_and_what_to_do():
         f"GH-201: no room: GPU 0 {UUID.format(0)} has 2048 of 24576 MiB free, 4096 MiB asked;"
         " ask for less, or wait until a container ends (`gpu-hook ps`)"
     )
+    why = "12288 MiB asked (50 %, as for compute; memory can be asked for by itself)"
+    assert why in str(place(ask(memory_percent=50, compute=50), n, held).problems[0])
     assert "has 10 of 100 % compute free, 11 % asked" in str(place(ask(memory_mib=1, compute=11), n, held).problems[0])
     full = place(ask(memory_mib=1), n, held, max_shares_per_gpu=1)
     assert "has 1 container, at most 1 may share it" in str(full.problems[0])

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
-from oci_hook.engines import edits, register
+from oci_hook.engines import daemons, edits
 from oci_hook.ledger import events
 
 
@@ -158,7 +158,7 @@ def systemd(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     program.write_text(SYSTEMCTL.format(log=log, bad=bad, file=machine.daemon_json))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(register, "SYSTEMD", str(tmp_path))
+    monkeypatch.setattr(daemons, "SYSTEMD", str(tmp_path))
     return log
 
 

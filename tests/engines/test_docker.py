@@ -245,14 +245,21 @@ def test_reload_keeps_containers(docker: Docker) -> None:
     box.saw_its_share(done.stdout, 1024)
 
 
-def test_uninstalled_and_still_offered(place: Place) -> None:
-    """dockerd keeps its last extra runtime over a reload, until it is restarted."""
+def test_loaded_later_and_still_offered_when_uninstalled(place: Place) -> None:
+    """Registered without --restart, a second install makes dockerd read its file, wherever that, its socket and its pid
+    are. It keeps its last extra runtime over a reload, until it is restarted."""
     docker = Docker(place, "uninstalled")
     docker.config.write_text("{}\n")
     config = ("--engine", "docker", "--config", str(docker.config))
-    place.gpu_hook("install", *config)
     docker.start()
     try:
+        pid = (docker.dir / "pid").read_text()
+        first, again = (place.gpu_hook("install", *config) for _ in range(2))
+        late = f"docker: takes effect after `kill -HUP {pid}`"
+        assert late in first and late in again and "unchanged" in again
+        assert "docker: reloaded with its new configuration" in place.gpu_hook("install", *config, "--restart")
+        assert "gpu-hook" in docker("info", "--format", "{{json .Runtimes}}").stdout
+        assert len(place.gpu_hook("install", *config, "--restart").splitlines()) == len(again.splitlines()) - 1
         place.gpu_hook("uninstall", *config)
         os.kill(int((docker.dir / "pid").read_text()), 1)
         assert box.until(lambda: "reload" in docker.log.read_text().lower())

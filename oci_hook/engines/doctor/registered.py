@@ -1,6 +1,5 @@
 """For each engine on this machine: whether this install is registered completely and the engine has read that."""
 
-import json
 import os
 import re
 import shlex
@@ -11,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from oci_hook.config.settings import Settings
-from oci_hook.engines import containerd, containerd_spec, crio, detect, docker, engine, json_text, toml_text
+from oci_hook.engines import containerd, containerd_spec, daemons, detect, engine, json_text, toml_text
 from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.engines.edits import NAME, FileChange, Record, Registration, annotation_patterns, plan, pod_patterns, read
 from oci_hook.errors import GhError
-from oci_hook.observe.daemons import flag_value, flag_values, running
+from oci_hook.observe.daemons import flag_value, running
 from oci_hook.oci import nvidia_hooks
 
-SOCKET = "unix:///run/docker.sock"  # where dockerd listens unless it is told otherwise
 ANNOTATIONS_SINCE = 24  # docker run --annotation
 
 
@@ -113,16 +111,16 @@ def docker_findings(change: FileChange, settings: Settings | None, option: str) 
         if file and os.path.realpath(file) != str(change.path):
             fix = f"gpu-hook install --engine docker --config {file}{option}"
             yield CheckResult("docker", WARN, f"the running dockerd ({pid}) reads {file} instead", "GH-510", fix)
-        elif (offered := docker_runtimes(listens(words)[0])) is not None and NAME not in offered:
-            message = f"the running dockerd ({pid}) has not read {change.path}"
-            yield CheckResult("docker", WARN, message, "GH-510", "systemctl reload docker")
+    for pid in daemons.stale("docker", change.path):
+        message = f"the running dockerd ({pid}) has not read {change.path}"
+        yield CheckResult("docker", WARN, message, "GH-510", daemons.command("docker", change.path))
 
 
 def still_offered() -> Iterator[CheckResult]:
     """A dockerd that was told of us once: a reload does not take the last entry of `runtimes` away."""
-    for host in docker_hosts():
-        if NAME in (docker_runtimes(host) or ""):
-            where, fix = ("", "systemctl restart docker") if host == SOCKET else (f" at {host}", "")
+    for host in daemons.docker_hosts():
+        if NAME in (daemons.docker_runtimes(host) or ""):
+            where, fix = ("", "systemctl restart docker") if host == daemons.SOCKET else (f" at {host}", "")
             message = f"the running dockerd{where} still offers the runtime {NAME}, until it is restarted"
             yield CheckResult("docker", WARN, message, "GH-510", fix)
 
@@ -142,17 +140,12 @@ OF_ENGINE = {"docker": docker_findings, "containerd": containerd_findings}
 
 
 def not_restarted(name: str, change: FileChange) -> Iterator[CheckResult]:
-    """Engines that read their files only at their start, and were started before the last change."""
-    reload = engine(name).RELOAD
-    if reload not in (containerd.RELOAD, crio.RELOAD):
+    """containerd and CRI-O that were started before the last change: they read their files only then."""
+    if name == "docker":
         return
-    for pid, words in running(reload[0]):
-        file = flag_value(words, "--config", "-c")
-        if file and os.path.realpath(file) != os.path.realpath(change.path):
-            continue  # another one, such as dockerd's own containerd, or that of k3s
-        if started_before(pid, change.path):
-            message = f"process {pid} was started before {change.path} was changed and has not read it"
-            yield CheckResult(name, WARN, message, "GH-510", f"systemctl restart {reload[0]}")
+    for pid in daemons.stale(name, change.path):
+        message = f"process {pid} was started before {change.path} was changed and has not read it"
+        yield CheckResult(name, WARN, message, "GH-510", daemons.command(name, change.path))
 
 
 def rival_hooks(name: str, folder: Path) -> Iterator[CheckResult]:
@@ -160,35 +153,6 @@ def rival_hooks(name: str, folder: Path) -> Iterator[CheckResult]:
         if any(program in other.read_text(errors="replace") for program in nvidia_hooks.PROGRAMS):
             message = f"{other} is NVIDIA's own hook: containers that it also matches are refused (GH-409)"
             yield CheckResult(name, NOTE, message, "", f"mv {other} {other}.off")
-
-
-def listens(words: list[str]) -> list[str]:
-    """Where the dockerd with this command line listens, of the sockets on this machine."""
-    found = flag_values(words, "-H", "--host")
-    try:
-        data = json.loads(Path(flag_value(words, "--config-file") or docker.FILE).read_text())
-        found += [host for host in data.get("hosts", []) if isinstance(host, str)]
-    except (OSError, ValueError, AttributeError, TypeError):
-        pass
-    return [host for host in found if host.startswith("unix://")] or [SOCKET]
-
-
-def docker_hosts() -> list[str]:
-    """Where dockerds of this machine listen: those that run, the one that this user works with, and the usual one."""
-    own = os.environ.get("DOCKER_HOST", "")
-    found = [host for _, words in running("dockerd") for host in listens(words)]
-    return list(dict.fromkeys([*found, *([own] if own.startswith("unix://") else []), SOCKET]))
-
-
-def docker_runtimes(host: str) -> str | None:
-    """The runtimes of the dockerd that listens there, as JSON; None if it cannot be asked."""
-    command = ["docker", "--host", host, "info", "--format", "{{json .Runtimes}}"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    # docker 26 ends with 0 and says null where no dockerd answers.
-    return done.stdout if done.returncode == 0 and done.stdout.startswith("{") else None
 
 
 def nvidia_default(name: str, runtime: Any, path: Path) -> Iterator[CheckResult]:
@@ -204,10 +168,3 @@ def version(program: str) -> int | None:
         return None
     number = re.search(r"(\d+)\.\d", text)
     return int(number[1]) if number else None
-
-
-def started_before(pid: int, path: Path) -> bool:
-    try:
-        return os.stat(f"/proc/{pid}").st_mtime < os.stat(path).st_mtime
-    except OSError:
-        return False

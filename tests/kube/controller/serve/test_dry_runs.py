@@ -62,7 +62,7 @@ def test_the_time_of_one_answer_is_bounded(monkeypatch: pytest.MonkeyPatch, most
     notes = {f"example.com/gpu-{n}": "x" for n in range(7)} | {"gpu-hook.io/memory": "1"}
     slow = {"metadata": {"annotations": notes}, "spec": {"containers": [{"name": f"c{n}"} for n in range(128)]}}
     place = Place()
-    began = time.monotonic()
+    began = time.process_time()
     found = ask(place, {"pods": [{"count": 8, "template": slow}] * 128})
     assert not found["fits"] and "takes too long" in found["pods"][-1]["why"]
-    assert time.monotonic() - began < seconds
+    assert time.process_time() - began < seconds

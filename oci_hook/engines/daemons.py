@@ -1,0 +1,125 @@
+"""The running daemons of an engine: which of them read a configuration file and have not read it since it was changed,
+and what makes them read it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from oci_hook.engines import docker, engine
+from oci_hook.engines.edits import NAME
+from oci_hook.observe.daemons import flag_value, flag_values, running
+
+SOCKET = "unix:///run/docker.sock"  # where dockerd listens unless it is told otherwise
+SYSTEMD = "/run/systemd/system"
+FOLDERS = {"docker": "/etc/docker", "containerd": "/etc/containerd", "crio": "/etc/crio"}
+INIT_SCRIPTS = "/etc/init.d"
+SECONDS = 10  # in which a dockerd has read its file after SIGHUP
+
+
+def readers(name: str, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(pid, arguments) of the engine's daemons that read this file: by the flag for it, or without one in the usual folder."""
+    for pid, words in running(engine(name).PROGRAMS[0]):
+        file = flag_value(words, "--config-file") if name == "docker" else flag_value(words, "--config", "-c")
+        usual = path.is_relative_to(os.path.realpath(FOLDERS[name]))
+        if os.path.realpath(file) == os.path.realpath(path) if file else usual:
+            yield pid, words
+
+
+def stale(name: str, path: Path) -> list[int]:
+    """The processes that read this file and have not read it since gpu-hook was registered in it. dockerd is asked for its
+    runtimes; the others read their files only at their start."""
+    if engine(name).RELOAD is None:
+        return []
+    if name != "docker":
+        return [pid for pid, _ in readers(name, path) if started_before(pid, path)]
+    asked = [(pid, docker_runtimes(listens(words)[0])) for pid, words in readers(name, path)]
+    return [pid for pid, offered in asked if offered is not None and NAME not in offered]
+
+
+def command(name: str, path: Path) -> str:
+    """What makes the running daemon read its files, as this machine starts daemons; "" if the engine needs nothing."""
+    if engine(name).RELOAD is None:
+        return ""
+    unit, verb = engine(name).RELOAD
+    pids = [pid for pid, _ in readers(name, path)]
+    if os.path.isdir(SYSTEMD) or not pids:
+        return f"systemctl {verb} {unit}"
+    if name == "docker":
+        return f"kill -HUP {' '.join(map(str, pids))}"
+    return (
+        f"service {unit} restart" if os.access(f"{INIT_SCRIPTS}/{unit}", os.X_OK) else f"a restart of process {pids[0]}"
+    )
+
+
+def take_effect(name: str, path: Path) -> bool:
+    """Make a running engine read its configuration; False if none runs, or if we cannot. Raises OSError with systemctl's
+    message."""
+    unit, verb = engine(name).RELOAD
+    systemctl = shutil.which("systemctl")
+    if (
+        systemctl
+        and os.path.isdir(SYSTEMD)
+        and subprocess.run([systemctl, "is-active", "--quiet", unit]).returncode == 0
+    ):
+        for words in ((verb, unit), ("is-active", unit)):
+            done = subprocess.run([systemctl, *words], capture_output=True, text=True, timeout=300)
+            if done.returncode != 0:
+                raise OSError((done.stderr or done.stdout).strip().splitlines()[-1:] or f"status {done.returncode}")
+        return True
+    if name != "docker":
+        return False
+    told = [pid for pid, _ in readers(name, path)]
+    for pid in told:
+        os.kill(pid, signal.SIGHUP)
+    return bool(told)
+
+
+def have_read(name: str, path: Path) -> bool:
+    """True when the daemons have read the file, for which dockerd needs some time after the signal."""
+    end = time.monotonic() + SECONDS
+    while late := stale(name, path):
+        if time.monotonic() > end:
+            break
+        time.sleep(0.1)
+    return not late
+
+
+def listens(words: list[str]) -> list[str]:
+    """Where the dockerd with this command line listens, of the sockets on this machine."""
+    found = flag_values(words, "-H", "--host")
+    try:
+        data = json.loads(Path(flag_value(words, "--config-file") or docker.FILE).read_text())
+        found += [host for host in data.get("hosts", []) if isinstance(host, str)]
+    except (OSError, ValueError, AttributeError, TypeError):
+        pass
+    return [host for host in found if host.startswith("unix://")] or [SOCKET]
+
+
+def docker_hosts() -> list[str]:
+    """Where dockerds of this machine listen: those that run, the one that this user works with, and the usual one."""
+    own = os.environ.get("DOCKER_HOST", "")
+    found = [host for _, words in running("dockerd") for host in listens(words)]
+    return list(dict.fromkeys([*found, *([own] if own.startswith("unix://") else []), SOCKET]))
+
+
+def docker_runtimes(host: str) -> str | None:
+    """The runtimes of the dockerd that listens there, as JSON; None if it cannot be asked."""
+    command = ["docker", "--host", host, "info", "--format", "{{json .Runtimes}}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    # docker 26 ends with 0 and says null where no dockerd answers.
+    return done.stdout if done.returncode == 0 and done.stdout.startswith("{") else None
+
+
+def started_before(pid: int, path: Path) -> bool:
+    try:
+        return os.stat(f"/proc/{pid}").st_mtime < os.stat(path).st_mtime
+    except OSError:
+        return False
