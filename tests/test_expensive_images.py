@@ -5,6 +5,7 @@ processor time, by wait4(2). The bounds are some times the budget (64 MB and 100
 the attacks took gigabytes or minutes before they were bounded.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -351,6 +352,11 @@ places = st.sampled_from(
 )
 
 
+def inside(root: Path, path: Path) -> bool:
+    """False where the image's own links lead out of it on this machine: what is made there would be the host's."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
+
+
 @settings(max_examples=draws(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(links=st.dictionaries(places, targets, max_size=8), path=texts, seed=st.integers(0, 1 << 30))
 def test_any_image_of_links(
@@ -362,19 +368,18 @@ def test_any_image_of_links(
     folder(root, "usr/lib64")
     for place, target in links.items():
         where = root / place
+        if not inside(root, where.parent):
+            continue
         try:
             where.parent.mkdir(parents=True, exist_ok=True)
             where.symlink_to(target[:4000])
         except OSError:  # of a folder that is a link, or there
             continue
     dice = random.Random(seed)
-    try:
-        cache(
-            root,
-            b"".join(dice.choice((b"/libcuda.so", b"/libnvidia-ml.so", b"\0", b"/a", b"/tls")) for _ in range(4000)),
-        )
-    except OSError:
-        pass
+    if inside(root, root / "etc/ld.so.cache"):
+        with contextlib.suppress(OSError):
+            parts = (b"/libcuda.so", b"/libnvidia-ml.so", b"\0", b"/a", b"/tls")
+            cache(root, b"".join(dice.choice(parts) for _ in range(4000)))
     inventory = make_inventory(base / "driver", base / "state")
     grant = Grant("k" * 32, Identity("/r", "id", "/b"), Life("b"), (Share(inventory.gpus[0].uuid, 100),))
     began = time.process_time()

@@ -89,6 +89,11 @@ def run(
         if not words:
             raise click.UsageError("name the IMAGE, after the options of gpu-hook")
         run_line.check_words(wanted, words)
+        names = {name for name, _ in run_line.options(words)}
+        if PREFIX_KEY + "memory" not in wanted and names & {"-m", "--memory"}:
+            click.echo(
+                "note: -m after the engine's first option is memory of the host; for the GPU's, put it first", err=True
+            )
         line = run_line.line(run_line.choose(engine), wanted, words)
     except GhError as e:
         output.fail(e, as_json)

@@ -107,6 +107,18 @@ def test_docker(install: Install, machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "noted"),
+    [(("--rm", "-m", "4g"), True), (("--memory=4g",), True), (("--rm",), False), (("--name", "-m"), False)],
+)
+def test_memory_of_the_host(install: Install, machine: Machine, words: tuple[str, ...], noted: bool) -> None:
+    """-m behind docker's first option is docker's own, which is not what most people mean by it here."""
+    machine.docker()
+    said = install.text_last("run", "--dry-run", "-c", "30", *words, "I", "sh", "-m")
+    assert ("is memory of the host" in said) == noted
+    assert "is memory of the host" not in install.text_last("run", "--dry-run", "-m", "4Gi", *words, "I")
+
+
+@pytest.mark.parametrize(
     ("client", "server"), [("20.10.24+dfsg1", "20.10.24"), ("28.2.2", "20.10.24"), ("23.0.6", "26.1.5")]
 )
 def test_a_docker_without_annotations(install: Install, machine: Machine, client: str, server: str) -> None:
