@@ -108,7 +108,7 @@ def test_docker(install: Install, machine: Machine) -> None:
 
 @pytest.mark.parametrize(
     ("words", "noted"),
-    [(("--rm", "-m", "4g"), True), (("--memory=4g",), True), (("--rm",), False), (("--name", "-m"), False)],
+    [(("--rm", "-m", "4g"), True), (("-it", "--memory=4g"), True), (("--rm",), False), (("--name", "-m"), False)],
 )
 def test_memory_of_the_host(install: Install, machine: Machine, words: tuple[str, ...], noted: bool) -> None:
     """-m behind docker's first option is docker's own, which is not what most people mean by it here."""
