@@ -1,7 +1,9 @@
 """`gpu-hook events`: the node's event log: grants, refusals, ends, findings."""
 
 import json
+import re
 import time
+from datetime import datetime
 from typing import Any
 
 import click
@@ -14,6 +16,22 @@ from oci_hook.observe.event_log import Follower
 from oci_hook.observe.event_text import text_of
 
 EVERY = 0.5  # seconds between two reads with --follow
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Since(click.ParamType):
+    """Unix time of a moment: 90s, 10m, 1h30m or 2d ago, or a date, with or without a time, such as `events` prints."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        parts = re.findall(r"(\d{1,9})([smhd])", value)
+        if parts and "".join(map("".join, parts)) == value:
+            return time.time() - sum(int(number) * SECONDS[unit] for number, unit in parts)
+        try:
+            return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", value)).timestamp()  # Python 3.10 reads no Z
+        except (ValueError, OverflowError, OSError):
+            self.fail(f"{value!r:.60} is neither a time ago, such as 10m or 1h30m, nor a date", param, ctx)
 
 
 @click.command()
@@ -26,8 +44,10 @@ EVERY = 0.5  # seconds between two reads with --follow
     metavar="CONTAINER",
     help="Only events of this container: the beginning of its id, or a name.",
 )
+@click.option("--since", type=Since(), default=None, metavar="TIME", help="Only later ones: 10m, 2h, 3d, or a date.")
+@click.option("--tail", "-n", type=click.IntRange(0), metavar="N", help="Of those that are there, only the last N.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
-def events(prefix: str, follow: bool, container: str, as_json: bool) -> None:
+def events(prefix: str, follow: bool, container: str, since: float | None, tail: int | None, as_json: bool) -> None:
     """List what happened on this node: grants, refusals, findings.
 
     Grants, refusals and changes are always recorded; ends and findings only while the agent runs. Exit status 1: no
@@ -50,21 +70,23 @@ def events(prefix: str, follow: bool, container: str, as_json: bool) -> None:
             for event in found:
                 if not event.get("name") and (name := names.get(str(event.get("id")))):
                     event["name"] = name
-                if concerns(event, container):
-                    shown += 1
-                    for text in [json.dumps(event)] if as_json else output.folded(line(event), output.columns()):
-                        click.echo(text)
+            found = [e for e in found if concerns(e, container) and (since is None or float(e["at"]) >= since)]
+            shown += len(found)
+            for event in found if tail is None else found[max(0, len(found) - tail) :]:
+                for text in [json.dumps(event)] if as_json else output.folded(line(event), output.columns()):
+                    click.echo(text)
+            tail = None
             if not follow:
                 break
             time.sleep(EVERY)
     except KeyboardInterrupt:
         return
     if not shown and container:
-        output.fail(
-            refuse("GH-410", f"no event is about {output.printable(container)}; `gpu-hook events` lists all"), as_json
-        )
+        late = " since then" if since is not None else ""
+        why = f"no event{late} is about {output.printable(container)}; `gpu-hook events` lists all"
+        output.fail(refuse("GH-410", why), as_json)
     if not shown:
-        click.echo("no events yet", err=True)
+        click.echo("no events yet" if since is None else "no events since then", err=True)
 
 
 def concerns(event: dict[str, Any], container: str) -> bool:

@@ -1,6 +1,8 @@
 """`gpu-hook events`: one line per event, for each kind; JSON lines; a container's events; what a tenant cannot forge."""
 
 import json
+import time
+from datetime import datetime, timezone
 
 import pytest
 
@@ -34,6 +36,35 @@ def test_of_one_container(install: Install) -> None:
     message = "no event is about no?body; `gpu-hook events` lists all"
     assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (1, "", f"GH-410: {message}\n")
     assert install.data("events", "-c", "nobody", status=1)["errors"][0]["code"] == "GH-410"
+
+
+def test_the_last_ones(install: Install) -> None:
+    now = int(time.time())
+    for hours in (50, 30, 3, 1):
+        text = json.dumps({"at": now - 3600 * hours, "event": "ended", "id": f"h{hours}"})
+        with open(install.state / "events", "a") as log:
+            log.write(text + "\n")
+
+    def shown(*words: str) -> list[str]:
+        return [json.loads(line)["id"] for line in install.text("events", "--json", *words).splitlines()]
+
+    date, local = datetime.fromtimestamp(now - 7200, timezone.utc), datetime.fromtimestamp(now - 7200)
+    for since in (
+        "2h",
+        "120m",
+        "1h30m",
+        f"{date:%Y-%m-%dT%H:%M:%SZ}",
+        f"{local:%Y-%m-%d %H:%M:%S}",
+        f"{date.isoformat()}",
+    ):
+        assert shown("--since", since) == ["h1"], since
+    assert shown("--since", "1d12h") == ["h30", "h3", "h1"] and shown("--since", f"{local:%Y}-01-01")
+    assert shown("--since", "2d", "--tail", "2", "-c", "h") == ["h3", "h1"]
+    assert [len(shown("-n", n)) for n in ("1", "4", "5")] == [1, 4, 4]
+    assert install.run("events", "--since", "0s").stderr == "no events since then\n"
+    for wrong in ("", "10", "10 m", "m", "yesterday", "-1h", "9" * 400 + "d", "2026-13-01"):
+        assert install.run("events", "--since", wrong).exit_code == 2, wrong
+    assert install.run("events", "--tail", "-1").exit_code == 2
 
 
 def test_a_node_without_events_is_no_error(install: Install) -> None:
