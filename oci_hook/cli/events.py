@@ -19,19 +19,17 @@ EVERY = 0.5  # seconds between two reads with --follow
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-class Since(click.ParamType):
-    """Unix time of a moment: 90s, 10m, 1h30m or 2d ago, or a date, with or without a time, such as `events` prints."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        parts = re.findall(r"(\d{1,9})([smhd])", value)
-        if parts and "".join(map("".join, parts)) == value:
-            return time.time() - sum(int(number) * SECONDS[unit] for number, unit in parts)
-        try:
-            return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", value)).timestamp()  # Python 3.10 reads no Z
-        except (ValueError, OverflowError, OSError):
-            self.fail(f"{value!r:.60} is neither a time ago, such as 10m or 1h30m, nor a date", param, ctx)
+def moment(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """Unix time of 90s, 10m, 1h30m or 2d ago, or of a date, with or without a time, such as `events` prints."""
+    if value is None:
+        return None
+    parts = re.findall(r"(\d{1,9})([smhd])", value)
+    if parts and "".join(map("".join, parts)) == value:
+        return time.time() - sum(int(number) * SECONDS[unit] for number, unit in parts)
+    try:
+        return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", value)).timestamp()  # Python 3.10 reads no Z
+    except (ValueError, OverflowError, OSError):
+        raise click.BadParameter(f"{value!r:.60} is neither a time ago, such as 10m or 1h30m, nor a date") from None
 
 
 @click.command()
@@ -44,7 +42,7 @@ class Since(click.ParamType):
     metavar="CONTAINER",
     help="Only events of this container: the beginning of its id, or a name.",
 )
-@click.option("--since", type=Since(), default=None, metavar="TIME", help="Only later ones: 10m, 2h, 3d, or a date.")
+@click.option("--since", callback=moment, metavar="TIME", help="Only later ones: 10m, 2h, 3d, or a date.")
 @click.option("--tail", "-n", type=click.IntRange(0), metavar="N", help="Of those that are there, only the last N.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def events(prefix: str, follow: bool, container: str, since: float | None, tail: int | None, as_json: bool) -> None:

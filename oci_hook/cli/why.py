@@ -14,6 +14,7 @@ from oci_hook.core.request import Request, parse
 from oci_hook.core.request_data import from_data
 from oci_hook.core.suggest import changes
 from oci_hook.core.terms import CLASS_NUMBERS, compute_of
+from oci_hook.engines import unshared
 from oci_hook.errors import refuse
 from oci_hook.ledger import admit, store
 from oci_hook.ledger import inventory as cache
@@ -56,8 +57,8 @@ def why(
 ) -> output.Report:
     """Explain why CONTAINER was refused or is slow, and what would help.
 
-    CONTAINER is an id, the beginning of an id, or a name. To ask about a container that does not exist yet, describe it
-    by its annotations.
+    CONTAINER is an id, the beginning of an id, or a name; for one of docker or podman that has no share, this says why. To ask
+    about a container that does not exist yet, describe it by its annotations.
 
     With --cluster: proposes a few pods to delete, in order, and the places for their replacements, so that a waiting pod
     has room or GPUs become free. Changes nothing. A pod is never moved if no owner would recreate it, if it has whole GPUs
@@ -117,6 +118,13 @@ def past(settings: node_settings.Settings, container: str, log: list[dict[str, A
     about = [e for e in log if e["event"] in ("granted", "refused", "ended")]
     ids = engine_names.ids_of(container)
     found = [e for e in about if e.get("id") in ids or matches(str(e.get("id")), str(e.get("name")), container)]
+    if not found and (known := unshared.find(container)):
+        why = unshared.reasons(known, settings.rules)
+        lines = [
+            f"{container} ({known.engine}, {output.short(known.id)}, {known.state}) has no share:",
+            *(f"  {w}" for w in why),
+        ]
+        return output.Report({"id": known.id, "state": "without a share", "reasons": why}, fold_lines(lines))
     if not found:
         raise refuse(
             "GH-410", f"no container {container} holds a share, and no event is about it; see `gpu-hook events`"

@@ -141,8 +141,8 @@ def _restart(result: Result, record: Record, former: dict[str, dict[str, Any]], 
         for change in result.changes:
             if change.old != change.new:
                 put_in_place(reverted(change))
-        for path in [path for path in record.engines.get(result.engine, {}) if path not in former]:
-            record.forget(result.engine, Path(path))
+        for new in [name for name in record.engines.get(result.engine, {}) if name not in former]:
+            record.forget(result.engine, Path(new))
         record.restore(result.engine, former, backups)
         try:
             daemons.take_effect(result.engine, path)
