@@ -60,7 +60,8 @@ def pack(out: Path, arch: str, control: str, files: Files, own: Files) -> Path:
 def contents(arch: str, packages: tuple[str, ...] = VENDORED) -> Files:
     """All files except dpkg's own. packages: Python packages to include."""
     files = below(HOME, {**package(arch), **vendored(*packages)})
-    files["usr/bin/gpu-hook"] = (COMMAND.format(folder=f"/{HOME}").encode(), 0o755)
+    for name in ("gpu-hook", "kubectl-gpu_hook"):  # the second is what kubectl takes for `kubectl gpu-hook`
+        files[f"usr/bin/{name}"] = (COMMAND.format(folder=f"/{HOME}").encode(), 0o755)
     files["etc/default/gpu-hook"] = read(HERE / "deb/default")
     for unit in ("gpu-hook-inventory.service", "gpu-hook-agent.service"):
         files[f"usr/lib/systemd/system/{unit}"] = read(HERE / "systemd" / unit)

@@ -40,6 +40,7 @@ def moment(ctx: click.Context, param: click.Parameter, value: str | None) -> flo
     "-c",
     default="",
     metavar="CONTAINER",
+    shell_complete=named.complete,
     help="Only events of this container: the beginning of its id, or a name.",
 )
 @click.option("--since", callback=moment, metavar="TIME", help="Only later ones: 10m, 2h, 3d, or a date.")

@@ -13,7 +13,7 @@ from oci_hook.ledger import admit
 
 
 @click.command()
-@click.argument("container")
+@click.argument("container", shell_complete=named.complete)
 @output.answers
 def freeze(prefix: str, container: str) -> output.Report:
     """Stop CONTAINER's work on its GPUs until `gpu-hook resume`.
@@ -29,7 +29,7 @@ def freeze(prefix: str, container: str) -> output.Report:
 
 
 @click.command()
-@click.argument("container")
+@click.argument("container", shell_complete=named.complete)
 @output.answers
 def resume(prefix: str, container: str) -> output.Report:
     """Continue CONTAINER, which `gpu-hook freeze` stopped.

@@ -3,9 +3,12 @@
 import os
 from errno import EACCES
 
+import click
+
 from oci_hook.cli import output
-from oci_hook.config.settings import Settings
+from oci_hook.config.settings import Settings, load
 from oci_hook.core.grant import Grant
+from oci_hook.core.layout import DEFAULT_PREFIX
 from oci_hook.errors import GhError
 from oci_hook.ledger import admit, events, store
 from oci_hook.observe import engine_names
@@ -34,6 +37,16 @@ def by_id(settings: Settings) -> dict[str, str]:
 def key(settings: Settings, container: str) -> str:
     """The key of the living grant whose container goes by this name or id. Raises ApplyError GH-410."""
     return admit.find(snapshot(settings), container).key
+
+
+def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """For a shell: the names of living containers, and the ids of those without one. None where the ledger cannot be read."""
+    try:
+        grants = snapshot(load(ctx.params.get("prefix") or DEFAULT_PREFIX))
+    except GhError:
+        return []
+    names = [events.full_name(grant.who) or events.short(grant.who.id) for grant in grants]
+    return sorted(name for name in names if name.startswith(incomplete) and name.isprintable())
 
 
 def title(grant: Grant) -> str:

@@ -3,7 +3,7 @@
 import click
 
 from oci_hook.boundary import live
-from oci_hook.cli import output
+from oci_hook.cli import named, output
 from oci_hook.config import settings as node_settings
 from oci_hook.errors import refuse
 from oci_hook.ledger import admit, store
@@ -11,7 +11,7 @@ from oci_hook.observe import engine_names
 
 
 @click.command()
-@click.argument("container", default="")
+@click.argument("container", default="", shell_complete=named.complete)
 @click.option(
     "--key", default="", metavar="KEY", help="The grant's key, as shown by `ps --json` and by the ledger's file names."
 )

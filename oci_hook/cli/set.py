@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @click.command(name="set")
-@click.argument("container")
+@click.argument("container", shell_complete=named.complete)
 @click.option("--memory", metavar="SIZE", help="Memory limit on each of its GPUs: 4Gi, 512Mi, 2048 (MiB) or 30%.")
 @click.option("--compute", metavar="N", help="Guaranteed compute on each of its GPUs, 1 to 100 per cent.")
 @click.option(

@@ -34,7 +34,7 @@ WAITS = {  # by the gate's mode: what the container's launches do
 
 
 @click.command()
-@click.argument("container", default="")
+@click.argument("container", default="", shell_complete=named.complete)
 @click.option("--annotation", "-a", multiple=True, metavar="K=V", help="Ask about a container with this annotation.")
 @click.option("--cluster", is_flag=True, help="Propose moves of the cluster's pods instead.")
 @click.option("--pod", default="", metavar="NAMESPACE/NAME", help="With --cluster: make room for this waiting pod.")

@@ -63,7 +63,7 @@ def test_installed_upgraded_and_removed(machine: Machine, newer: Path) -> None:
     before = machine.files()
     machine.sh(INSTALL)
     assert machine.sh("rpm --verify --nodeps gpu-hook") == ""
-    assert machine.sh("gpu-hook --version") == "gpu-hook 0.1.0\n"
+    assert machine.sh("gpu-hook --version; kubectl-gpu_hook --version") == "gpu-hook 0.1.0\n" * 2
     assert machine.sh(f"{PREFIX}/bin/gpu-hook-runtime --version").startswith("runc ")
     machine.is_roots_alone(PREFIX, "/usr/lib/gpu-hook")
     assert "gpu-hook-simulator" in machine.fails("gpu-hook sim up")
