@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import man
-from payload import COMMAND, ROOT, VERSION, Files, below, epoch, lay, package, read, vendored
+from payload import COMMAND, ROOT, VERSION, Files, below, epoch, lay, package, pages, read, vendored
 
 from oci_hook.cli import completion
 
@@ -75,6 +75,8 @@ def contents(arch: str, packages: tuple[str, ...] = VENDORED) -> Files:
     for shell, place in completions.items():
         files[f"usr/share/{place}"] = (completion.script(shell).encode(), 0o644)
     files["usr/share/doc/gpu-hook/copyright"] = read(HERE / "deb/copyright")
-    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").glob("*.svg")):
-        files[f"usr/share/doc/gpu-hook/{page.relative_to(ROOT)}"] = read(page)
+    top = (ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CHANGELOG", "SECURITY"))
+    used = ("docs/**/*.md", "docs/*.svg", "docs/grafana/*", "runtime-config/**/*.*", "packaging/kubernetes/*")
+    found = (path for pattern in used for path in sorted(ROOT.glob(pattern)) if path.is_file())
+    files |= below("usr/share/doc/gpu-hook", pages(ROOT, (*top, *found)))
     return files

@@ -1,8 +1,11 @@
 """The contents of the packages: files as bytes with their mode, the same for every builder and at any time."""
 
+import functools
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -66,6 +69,23 @@ def vendored(*names: str) -> Files:
                 files[str(path)] = read(source)
             elif "licenses" in path.parts or path.name == "METADATA":
                 files[f"licences/{name}/{path.name}"] = read(source)
+    return files
+
+
+LINK = re.compile(r"!?\[([^\]]*)\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
+
+
+def pages(root: Path, paths: Iterable[Path]) -> Files:
+    """These files of a checkout; in Markdown, a link to a file that is not among them becomes its text."""
+    files = {str(path.relative_to(root)): read(path) for path in paths}
+
+    def link(page: str, found: re.Match[str]) -> str:
+        target = os.path.normpath(os.path.join(os.path.dirname(page), found[2]))
+        return found[0] if any(name == target or name.startswith(f"{target}/") for name in files) else found[1]
+
+    for name, (data, mode) in files.items():
+        if name.endswith(".md"):
+            files[name] = LINK.sub(functools.partial(link, name), data.decode()).encode(), mode
     return files
 
 

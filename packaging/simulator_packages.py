@@ -7,7 +7,7 @@ import click
 import deb
 import man
 import rpm
-from payload import ROOT, Files, below, package, read
+from payload import ROOT, Files, below, package, pages, read
 
 from gpu_hook_simulator.cli import sim
 
@@ -41,8 +41,8 @@ gpu\\-hook\\-sim \\- simulated GPUs for machines without one
 def contents(arch: str) -> Files:
     files = below(deb.HOME, package(arch, "gpu_hook_simulator", SOURCE))
     files["usr/share/man/man1/gpu-hook-sim.1.gz"] = (gzip.compress(manual().encode(), mtime=0), 0o644)
-    for page in (SOURCE / "README.md", *(SOURCE / "docs").glob("*.md")):
-        files[f"usr/share/doc/gpu-hook-simulator/{page.name}"] = read(page)
+    found = pages(SOURCE, (SOURCE / "README.md", *sorted((SOURCE / "docs").glob("*.md"))))
+    files |= below("usr/share/doc/gpu-hook-simulator", found)
     return files
 
 

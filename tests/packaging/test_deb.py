@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import platform
 import re
 import shutil
@@ -58,6 +59,20 @@ def test_the_same_sources_give_the_same_bytes(deb: Path, tmp_path: Path) -> None
     assert one == other
     with tarfile.open(fileobj=io.BytesIO(subprocess.check_output(["dpkg-deb", "--ctrl-tarfile", deb]))) as tar:
         assert {member.mtime for member in tar} == {1700000000}
+
+
+def test_no_page_links_to_what_is_not_packaged(payload: tarfile.TarFile) -> None:
+    names = {name.removeprefix("./usr/share/doc/gpu-hook/") for name in payload.getnames() if "/doc/gpu-hook/" in name}
+    assert {"CHANGELOG.md", "docs/grafana/dashboard.json", "packaging/kubernetes/kustomization.yaml"} <= names
+    dead, links = [], 0
+    for name in (name for name in names if name.endswith(".md")):
+        page = payload.extractfile(f"./usr/share/doc/gpu-hook/{name}")
+        assert page is not None
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)", page.read().decode()):
+            links += 1
+            if os.path.normpath(os.path.join(os.path.dirname(name), target)) not in names:
+                dead.append(f"{name}: {target}")
+    assert dead == [] and links > 100
 
 
 def test_every_command_is_in_the_man_page(payload: tarfile.TarFile, tmp_path: Path) -> None:
