@@ -252,7 +252,9 @@ def neighbours(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -
     found = [f"{own}; {beside}, with {theirs} % guaranteed"]
     higher = [output.short(o["id"]) for o, _ in others if rank(o["class"]) > rank(c["class"])]
     if higher:
-        found.append(f"containers of a higher class come first: {', '.join(higher[:3])}")
+        promised = share["compute"] and not c.get("competes")
+        until = "; while they have work, its guarantee is not in force" if promised else ""
+        found.append(f"containers of a higher class come first: {', '.join(higher[:3])}{until}")
     return found
 
 
