@@ -3,6 +3,8 @@
 import argparse
 import os
 import platform
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ import deb
 import image
 import rpm
 import simulator_packages
-from payload import ROOT, VERSION, epoch
+from payload import REGISTRY, ROOT, VERSION, epoch
 
 
 def wheel(out: Path, arch: str, source: Path = ROOT, name: str = "gpu_hook") -> Path:
@@ -28,6 +30,25 @@ def wheel(out: Path, arch: str, source: Path = ROOT, name: str = "gpu_hook") -> 
 
 def simulator_wheel(out: Path, arch: str) -> Path:
     return wheel(out, arch, ROOT / "simulator", "gpu_hook_simulator")
+
+
+def push(out: Path, arch: str, registry: str, plain_http: bool) -> str:
+    """Build both images and push them by skopeo. Returns the kustomization's `images:` for them."""
+    skopeo = shutil.which("skopeo")
+    if not skopeo:
+        raise SystemExit("scripts/package: push needs skopeo (apt install skopeo, dnf install skopeo)")
+    lines = ["images:"]
+    for module in (image, controller_image):
+        name = module.NAME.removeprefix(f"{REGISTRY}/")
+        archive = module.build(out, arch)
+        flags = ["--dest-tls-verify=false"] if plain_http else []
+        copy = [skopeo, "copy", "--quiet", *flags, f"oci-archive:{archive}", f"docker://{registry}/{name}"]
+        if subprocess.run(copy, stdout=subprocess.DEVNULL).returncode:
+            raise SystemExit(f"scripts/package: {registry}/{name} was not pushed; `skopeo login {registry}`?")
+        here, _, tag = module.NAME.rpartition(":")
+        new = f"{registry}/{name}".rpartition(":")[0]
+        lines.append(f"  - {{name: {here}, newName: {new}, newTag: {tag}}}")
+    return "\n".join(lines)
 
 
 KINDS = {
@@ -45,9 +66,22 @@ ANY_ARCHITECTURE = tuple(kind for kind in KINDS if not kind.endswith("wheel"))
 NAMES = {debian: arch for arch, debian in deb.ARCHITECTURES.items()}  # amd64, arm64
 
 
+def registry(text: str) -> str:
+    """HOST[:PORT][/PATH] as image names have it. Raises argparse.ArgumentTypeError."""
+    if not re.fullmatch(r"[a-zA-Z0-9.-]+(:[0-9]+)?(/[a-z0-9][a-z0-9._-]*)*", text) or not re.search(
+        "[.:]|^localhost", text
+    ):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a registry such as registry.example:5000/team")
+    return text
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/package", description="build a package")
-    parser.add_argument("kind", choices=list(KINDS))
+    parser = argparse.ArgumentParser(prog="scripts/package", description="build a package, or push the two images")
+    parser.add_argument("kind", choices=[*KINDS, "push"], metavar="KIND", help=", ".join([*KINDS, "push"]))
+    parser.add_argument(
+        "registry", nargs="?", type=registry, metavar="REGISTRY", help="of push: such as HOST:PORT/team"
+    )
+    parser.add_argument("--plain-http", action="store_true", help="of push: the registry has no TLS")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist")
     parser.add_argument(
         "--arch",
@@ -59,8 +93,13 @@ def main() -> None:
     args = parser.parse_args()
     if args.kind not in ANY_ARCHITECTURE and args.arch != platform.machine():
         parser.error(f"{args.kind}: --arch {args.arch} is not this machine's architecture; build it on such a machine")
+    if (args.kind == "push") != bool(args.registry):
+        parser.error("push needs a REGISTRY, and nothing else takes one")
     os.umask(0o022)
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.kind == "push":
+        print(push(args.out.resolve(), args.arch, args.registry, args.plain_http))
+        return
     print(KINDS[args.kind](args.out.resolve(), args.arch))
 
 

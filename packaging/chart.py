@@ -14,12 +14,12 @@ from payload import ROOT, VERSION, epoch
 BASE = ROOT / "packaging/kubernetes"
 # name of the value: (the file, the text there around {}, the default)
 VALUES = {
-    "installImage": ("daemonset.yaml", "image: {}", f"docker.io/gpu-hook/install:{VERSION}"),
+    "installImage": ("daemonset.yaml", "image: {}", f"your-registry.invalid/gpu-hook/install:{VERSION}"),
     "engines": ("daemonset.yaml", "{{name: ENGINES, value: {}}}", "containerd"),
     "keep": ("daemonset.yaml", '{{name: KEEP, value: "{}"}}', "no"),
     "cluster": ("daemonset.yaml", "cluster={}", "local"),
     "kubeconfig": ("daemonset.yaml", "agent.kubeconfig={}", "/etc/kubernetes/kubelet.conf"),
-    "controllerImage": ("controller.yaml", "image: {}", f"docker.io/gpu-hook/controller:{VERSION}"),
+    "controllerImage": ("controller.yaml", "image: {}", f"your-registry.invalid/gpu-hook/controller:{VERSION}"),
     "replicas": ("controller.yaml", "replicas: {}", "2"),
 }
 CHART = {

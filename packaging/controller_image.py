@@ -12,11 +12,11 @@ from hashlib import sha256
 from pathlib import Path
 
 import image
-from payload import COMMAND, ROOT, VERSION, Files, below, package
+from payload import COMMAND, REGISTRY, ROOT, VERSION, Files, below, package
 
 from scripts.debian import CannotFetch, apt, unpack
 
-NAME = f"gpu-hook/controller:{VERSION}"
+NAME = f"{REGISTRY}/gpu-hook/controller:{VERSION}"
 PINS = ROOT / "packaging/controller"
 PYTHON = "3.11"  # bookworm's
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x86_64")

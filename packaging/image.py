@@ -12,9 +12,9 @@ from hashlib import sha256
 from pathlib import Path
 
 import busybox
-from payload import COMMAND, MODULES, ROOT, VERSION, Files, below, epoch, package, read, vendored
+from payload import COMMAND, MODULES, REGISTRY, ROOT, VERSION, Files, below, epoch, package, read, vendored
 
-NAME = f"gpu-hook/install:{VERSION}"
+NAME = f"{REGISTRY}/gpu-hook/install:{VERSION}"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 APPLETS = ("sh", "chroot", "cp", "grep", "kill", "mkdir", "mv", "printf", "rm", "sed", "sleep", "test")
 
@@ -47,7 +47,7 @@ def write(out: Path, name: str, architecture: str, layer: bytes, run: dict[str, 
             "layers": [described(f"{kind}.layer.v1.tar+gzip", packed)],
         }
     )
-    names = {"io.containerd.image.name": f"docker.io/{name}", "org.opencontainers.image.ref.name": VERSION}
+    names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": VERSION}
     entry = {
         **described(f"{kind}.manifest.v1+json", manifest),
         "platform": {"architecture": architecture, "os": "linux"},
@@ -59,7 +59,9 @@ def write(out: Path, name: str, architecture: str, layer: bytes, run: dict[str, 
     files["index.json"] = (document(index), 0o644)
     docker = [{"Config": blob(config), "RepoTags": [name], "Layers": [blob(packed)]}]
     files["manifest.json"] = (document(docker), 0o644)
-    target = out / f"{name.partition(':')[0].replace('/', '-')}_{VERSION}_{architecture}.tar"
+    target = (
+        out / f"{name.partition(':')[0].removeprefix(f'{REGISTRY}/').replace('/', '-')}_{VERSION}_{architecture}.tar"
+    )
     target.write_bytes(archive(files, {}))
     return target
 

@@ -16,6 +16,8 @@ from compiled import ROOT
 
 from oci_hook import __version__ as VERSION  # noqa: F401
 
+REGISTRY = "your-registry.invalid"  # nobody can own such a name (RFC 6761); users put their own in its place
+
 Files = dict[str, tuple[bytes, int]]  # relative path -> contents, permissions
 
 # The command line. -I: independent of the user's environment; packages in `folder` come first.

@@ -11,7 +11,7 @@ from typing import Any
 from scripts.benches._chaos_check import Pod
 from scripts.cluster_lab.managed import WORK
 
-IMAGE = "docker.io/gpu-hook/probe:1"
+IMAGE = "your-registry.invalid/gpu-hook/probe:1"
 PODS = f"/api/v1/namespaces/{WORK}/pods"
 APPS = f"/apis/apps/v1/namespaces/{WORK}"
 JOBS = f"/apis/batch/v1/namespaces/{WORK}/jobs"

@@ -12,7 +12,7 @@ from scripts import tiny_image
 from scripts.cluster_lab.node import PAUSE
 from scripts.cluster_lab.programs import REPO, CannotRun
 
-PROBE = "docker.io/gpu-hook/probe:1"
+PROBE = "your-registry.invalid/gpu-hook/probe:1"
 APPLETS = ("date", "hostname", "id", "ip", "kill", "mkdir", "nc", "ps", "seq", "tail", "test", "trap", "wget")
 
 

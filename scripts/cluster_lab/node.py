@@ -12,7 +12,7 @@ from scripts.cluster_lab.machine import Machine, wait
 from scripts.cluster_lab.pki import API
 from scripts.cluster_lab.programs import HERE, REPO
 
-PAUSE = "docker.io/gpu-hook/pause:1"
+PAUSE = "your-registry.invalid/gpu-hook/pause:1"
 SOCKET = "unix:///run/containerd/containerd.sock"
 SERVICES = ("containerd", "kubelet")
 SIMULATOR = "/opt/gpu-hook-sim"  # a prefix of its own: the simulated driver stays when gpu-hook is installed anew

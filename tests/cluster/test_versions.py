@@ -22,7 +22,8 @@ from tests.cluster.test_install import holders, overlay
 from tests.conftest import REPO
 
 BEFORE = "3ec587c"  # the last one whose stand-by controllers are not Ready, and whose Lease lasts 15 s
-IMAGES = ("docker.io/gpu-hook/install", "docker.io/gpu-hook/controller")
+IMAGES = ("install", "controller")
+REGISTRIES = {"old": "docker.io/gpu-hook", "new": "your-registry.invalid/gpu-hook"}  # what the manifests name
 TAGS = {"old": "before", "new": "0.1.0"}
 OURS = "gpu-hook"
 KEYS = "/opt/gpu-hook/etc/cluster.json"
@@ -61,9 +62,10 @@ def cluster(
             for archive in sorted((before / "dist").glob("*.tar*")):
                 node.load(archive)
             for image in IMAGES:
-                old, new = (f"{image}:{TAGS[which]}" for which in ("old", "new"))
-                node.machine.run("ctr", "-n", "k8s.io", "images", "tag", new, old)
-                node.machine.run("ctr", "-n", "k8s.io", "images", "rm", new)
+                loaded = f"{REGISTRIES['old']}/{image}:{TAGS['new']}"
+                tagged = f"{REGISTRIES['new']}/{image}:{TAGS['old']}"
+                node.machine.run("ctr", "-n", "k8s.io", "images", "tag", loaded, tagged)
+                node.machine.run("ctr", "-n", "k8s.io", "images", "rm", loaded)
             for archive in archives:
                 node.load(archive)
         made.kubectl("label", "--overwrite", "nodes", "--all", "gpu-hook.io/node=true")
@@ -80,8 +82,12 @@ def manifests(folder: Path, before: Path, controller: str, nodes: str) -> Path:
         "bases": [os.path.relpath(base, folder.resolve())],
         "patchesStrategicMerge": ["settings.yaml"],
         "images": [
-            {"name": IMAGES[0], "newTag": TAGS[nodes]},
-            {"name": IMAGES[1], "newTag": TAGS[controller]},
+            {
+                "name": f"{REGISTRIES[controller]}/{image}",
+                "newName": f"{REGISTRIES['new']}/{image}",
+                "newTag": TAGS[version],
+            }
+            for image, version in zip(IMAGES, (nodes, controller), strict=True)
         ],
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
