@@ -135,8 +135,8 @@ def test_digests_and_sizes_are_those_of_the_blobs(archive: Path) -> None:
     assert layer
 
 
-def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:
-    one, other = built_twice("image", tmp_path)
+def test_the_same_sources_give_the_same_bytes(packages: Path, tmp_path: Path) -> None:
+    one, other = built_twice("image", packages, tmp_path)
     assert one == other
 
 

@@ -52,8 +52,8 @@ def test_files_are_roots_and_only_root_can_change_them(file: Path) -> None:
     assert not [name for name in names if name.endswith(".pyc")]
 
 
-def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:
-    one, other = built_twice("rpm", tmp_path)
+def test_the_same_sources_give_the_same_bytes(packages: Path, tmp_path: Path) -> None:
+    one, other = built_twice("rpm", packages, tmp_path)
     assert one == other
 
 

@@ -42,10 +42,10 @@ def test_the_simulators_wheel(packages: Path) -> None:
     assert re.findall(r"(?m)^Requires-Dist: (.*)$", metadata) == ["gpu-hook==0.1.0"]
 
 
-def test_the_same_sources_give_the_same_bytes(native: Path, tmp_path: Path) -> None:
+def test_the_same_sources_give_the_same_bytes(packages: Path, native: Path, tmp_path: Path) -> None:
     """Also where a part has to be compiled first, although pip hides the compiler."""
     for kind, part in (("wheel", "oci-gpu-hook"), ("simulator-wheel", "sim/gpu-probe")):
         os.utime(native / part, (0, 0))
-        one, other = built_twice(kind, tmp_path / kind)
+        one, other = built_twice(kind, packages, tmp_path)
         assert one == other
         assert (native / part).stat().st_mtime > 0
