@@ -162,8 +162,9 @@ def test_the_last_minutes_are_remembered(stage: Stage, root: Path) -> None:
 
         told = wait_for(lines)
         for line in told.values():
-            gaps = [after[0] - before[0] for before, after in zip(line, line[1:], strict=False)]
-            assert min(gaps) > 0.1 and began < line[0][0] and line[-1][0] < time.time() + 1, line
+            times = [at for at, _, _ in line]  # a look that was slow is near the next one
+            assert times == sorted(set(times)) and len(times) <= (times[-1] - times[0]) / 0.5 + 2, line
+            assert began < times[0] and times[-1] < time.time() + 1, line
         assert told[idle][-1][1:] == [300 + CONTEXT_MIB, 0]
         assert told[busy][-1][1] == CONTEXT_MIB and max(percent for _, _, percent in told[busy]) > 50
         stage.runc("kill", busy, "KILL")

@@ -253,8 +253,8 @@ def test_why_a_container_has_no_share(docker: Docker) -> None:
     if docker.annotations:
         assert "did you mean gpu-hook.io/memory?" in why("--annotation", "gpuhook.io/memory=4Gi")
         assert "GH-101: " in why("--annotation", "gpu-hook.io/memory=x")
+        assert "use the annotation gpu-hook.io/devices" in why("-e", "NVIDIA_VISIBLE_DEVICES=0", "--runtime=gpu-hook")
     assert "labels ask for nothing" in why("--label", "gpu-hook.io/memory=4Gi")
-    assert "use the annotation gpu-hook.io/devices" in why("-e", "NVIDIA_VISIBLE_DEVICES=0", "--runtime=gpu-hook")
     ours = why("--runtime=gpu-hook", *docker.ask(1024))
     assert "it asks for a share and holds none" in ours and "its runtime is" not in ours
     mounted = why("-v", "/dev/null:/run/gpu-hook/request/memory=4Gi")

@@ -54,7 +54,7 @@ def test_files_are_roots_and_only_root_can_change_them(payload: tarfile.TarFile)
         assert member.mode in (0o644, 0o755) and (member.isfile() or member.isdir()), member.name
 
 
-def test_the_same_sources_give_the_same_bytes(packages: Path, tmp_path: Path) -> None:
+def test_the_same_sources_give_the_same_bytes(packages: Path, deb: Path, tmp_path: Path) -> None:
     one, other = built_twice("deb", packages, tmp_path)
     assert one == other
     with tarfile.open(fileobj=io.BytesIO(subprocess.check_output(["dpkg-deb", "--ctrl-tarfile", deb]))) as tar:
