@@ -1,7 +1,5 @@
-"""The Helm chart: the manifests of packaging/kubernetes with a few values in place of what users change.
-
-`{{ .Values.NAME }}` is the only form of template in it, so that what it renders can be compared with the manifests.
-"""
+"""The Helm chart: the manifests of packaging/kubernetes with values in place of what users change. With the defaults it
+renders to these manifests."""
 
 import gzip
 import io
@@ -12,8 +10,9 @@ import yaml
 from payload import ROOT, VERSION, epoch
 
 BASE = ROOT / "packaging/kubernetes"
-# name of the value: (the file, the text there around {}, the default)
+# name of the value: (the files, the text there around {}, the default as it stands there)
 VALUES = {
+    "settings": ("daemonset.yaml", ">-\n                {}cluster=", ""),
     "installImage": ("daemonset.yaml", "image: {}", f"your-registry.invalid/gpu-hook/install:{VERSION}"),
     "engines": ("daemonset.yaml", "{{name: ENGINES, value: {}}}", "containerd"),
     "keep": ("daemonset.yaml", '{{name: KEEP, value: "{}"}}', "no"),
@@ -21,7 +20,26 @@ VALUES = {
     "kubeconfig": ("daemonset.yaml", "agent.kubeconfig={}", "/etc/kubernetes/kubelet.conf"),
     "controllerImage": ("controller.yaml", "image: {}", f"your-registry.invalid/gpu-hook/controller:{VERSION}"),
     "replicas": ("controller.yaml", "replicas: {}", "2"),
+    "controllerArgs": (
+        "controller.yaml",
+        "args: {}",
+        '["--address=0.0.0.0:8443", "--page-address=127.0.0.1:9410"]',
+    ),
+    "nodeSelector": ("daemonset.yaml", "nodeSelector: {}", "{}"),
+    "tolerations": ("daemonset.yaml", "tolerations: {}", "[{operator: Exists}]"),
+    "pullSecrets": ("daemonset.yaml controller.yaml", "imagePullSecrets: {}", "[]"),
+    "nodeMemory": ("daemonset.yaml", "limits: {{memory: {}}}", "256Mi"),
+    "controllerMemory": ("controller.yaml", "limits: {{memory: {}}}", "512Mi"),
 }
+NOTES = """gpu-hook is installed. Its nodes and namespaces are those with a label:
+
+    kubectl label nodes NODE gpu-hook.io/node=true
+    kubectl label namespace NAMESPACE gpu-hook.io/namespace=enabled
+
+    kubectl -n gpu-hook rollout status daemonset/gpu-hook-node
+
+docs/guide/kubernetes.md has a first pod.
+"""
 CHART = {
     "apiVersion": "v2",
     "name": "gpu-hook",
@@ -48,10 +66,12 @@ def build(out: Path, arch: str) -> Path:
 def files() -> dict[str, str]:
     """The chart's files by their paths in it."""
     values = "# Each is explained where it stands in templates/.\n"
-    values += "".join(f'{name}: "{default}"\n' for name, (_, _, default) in VALUES.items())
+    for name, (_, _, default) in VALUES.items():
+        values += f"{name}: {default}\n" if is_structure(default) else f'{name}: "{default}"\n'
     return {
         "Chart.yaml": yaml.safe_dump(CHART, sort_keys=False),
         "values.yaml": values,
+        "templates/NOTES.txt": NOTES,
         **{f"templates/{name}": template(name) for name in resources()},
     }
 
@@ -61,12 +81,18 @@ def resources() -> list[str]:
     return listed
 
 
+def is_structure(default: str) -> bool:
+    return default[:1] in ("[", "{")
+
+
 def template(name: str) -> str:
     text = (BASE / name).read_text()
-    for value, (file, around, default) in VALUES.items():
-        if file == name:
+    for value, (files, around, default) in VALUES.items():
+        if name in files.split():
             before, after = around.format(default), around.format("\0")
             if before not in text:
                 raise SystemExit(f"scripts/package: {name} has no {before!r}, which the chart's value {value} replaces")
-            text = text.replace(before, after.replace("\0", "{{ .Values." + value + " }}"))
+            there = ("toJson " if is_structure(default) else "") + f".Values.{value}"
+            inserted = "{{ " + there + " }}" if default else "{{ with " + there + " }}{{ . }} {{ end }}"
+            text = text.replace(before, after.replace("\0", inserted))
     return text

@@ -137,7 +137,11 @@ def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rendered(chart: Path, **values: str) -> dict[str, list[Any]]:
     """What `helm template` makes of each manifest."""
-    flags = [word for key, value in values.items() for word in ("--set-string", f"{key}={value}")]
+    flags = [
+        word
+        for key, value in values.items()
+        for word in ("--set-json" if value[0] in "[{" else "--set-string", f"{key}={value}")
+    ]
     done = subprocess.run([HELM, "template", "gpu-hook", chart, *flags], capture_output=True, text=True, check=True)
     found: dict[str, list[Any]] = {}
     for text in done.stdout.split("\n---\n"):
@@ -166,7 +170,18 @@ def test_the_chart_renders_to_the_manifests(chart: Path) -> None:
 @with_helm
 def test_the_charts_values_change_what_they_name(chart: Path) -> None:
     values = {"installImage": "r.test/i:2", "controllerImage": "r.test/c:2", "replicas": "3", "cluster": "required"}
-    values |= {"kubeconfig": "/etc/k.conf", "engines": "crio", "keep": "yes"}
+    values |= {
+        "kubeconfig": "/etc/k.conf",
+        "engines": "crio",
+        "keep": "yes",
+        "settings": "memory_reserve=1Gi trust_env=true",
+    }
+    values |= {
+        "controllerArgs": '["--place=spread"]',
+        "nodeSelector": '{"pool": "gpu"}',
+        "pullSecrets": '[{"name": "s"}]',
+    }
+    values |= {"tolerations": '[{"key": "gpu"}]', "nodeMemory": "1Gi", "controllerMemory": "2Gi"}
     shown = subprocess.run([HELM, "show", "values", chart], capture_output=True, text=True).stdout
     assert values.keys() == yaml.safe_load(shown).keys()
     made = rendered(chart, **values)
@@ -175,7 +190,15 @@ def test_the_charts_values_change_what_they_name(chart: Path) -> None:
     settings = {e["name"]: e.get("value") for e in install["env"]}
     assert install["image"] == agent["image"] == "r.test/i:2"
     assert settings["ENGINES"] == "crio" and settings["KEEP"] == "yes"
-    assert "cluster=required agent.kubeconfig=/etc/k.conf " in settings["SETTINGS"]
+    assert settings["SETTINGS"].startswith(
+        "memory_reserve=1Gi trust_env=true cluster=required agent.kubeconfig=/etc/k.conf "
+    )
+    pod = daemonset["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"pool": "gpu"} and pod["tolerations"] == [{"key": "gpu"}]
+    assert all(c["resources"]["limits"] == {"memory": "1Gi"} for c in (install, agent))
     (deployment,) = (d["spec"] for d in made["controller.yaml"] if d["kind"] == "Deployment")
     assert deployment["replicas"] == 3
-    assert deployment["template"]["spec"]["containers"][0]["image"] == "r.test/c:2"
+    (controller,) = deployment["template"]["spec"]["containers"]
+    assert controller["image"] == "r.test/c:2" and controller["args"] == ["--place=spread"]
+    assert controller["resources"]["limits"] == {"memory": "2Gi"}
+    assert deployment["template"]["spec"]["imagePullSecrets"] == pod["imagePullSecrets"] == [{"name": "s"}]
