@@ -113,7 +113,7 @@ def measure(stage: Any, cell: Cell, gpu: int, native: bool) -> Json:
         stage.wait(cell.warm + cell.seconds + cell.tail)
         stopped_at = time.monotonic_ns()
         results = [c.stop() for c in containers]
-        ends = [c.ends() for c in containers] if cell.exact else []
+        ends = [[c.ends(i) for i in range(c.procs)] for c in containers] if cell.exact else []
     if cell.exact:
         return _exact(stage, cell, results, ends, stopped_at)
     first = max(r["first_bin"] for rs in results for r in rs) + round(cell.warm * 10)
@@ -139,7 +139,7 @@ def work_until(ends: list[int], each: float, begin: int, at: int, longest: float
     return (done + (at - before) / (ends[done] - before)) * each
 
 
-def _exact(stage: Any, cell: Cell, results: list[list[Json]], ends: list[list[int]], stopped_at: int) -> Json:
+def _exact(stage: Any, cell: Cell, results: list[list[Json]], ends: list[list[list[int]]], stopped_at: int) -> Json:
     """In bins as `measure` has them, from the commands' ends. Commands that ended after the stop say nothing."""
     begin = max(r["from_ns"] for rs in results for r in rs)
     width = BIN_NS * stage.scale
@@ -147,11 +147,11 @@ def _exact(stage: Any, cell: Cell, results: list[list[Json]], ends: list[list[in
     edges = [first + i * width for i in range(round(cell.seconds * 10) + 1)]
     bins = []
     for tenant, seen in zip(cell.tenants, ends, strict=True):
-        known = [at for at in seen if at <= stopped_at]
         each = length(tenant) * 1000 * stage.scale / width
         # Alone on the GPU a command runs without a break, just before its end; beside others the time when it ran is unknown.
         longest = each * width if len(cell.tenants) == 1 else 1e18
-        had = [work_until(known, each, begin, at, longest) for at in edges]
+        known = [[at for at in process if at <= stopped_at] for process in seen]
+        had = [sum(work_until(process, each, begin, at, longest) for process in known) for at in edges]
         bins.append([after - before for before, after in zip(had, had[1:], strict=False)])
     return {"bins": bins, "first_bin": 0, "latency_ms": [[] for _ in bins]}
 
@@ -185,13 +185,18 @@ def judge(cell: Cell, measured: Json, duty: list[float]) -> Json:
     weights = [float(t.get("weight", 100)) for t in cell.tenants]
     caps = [t.get("cap", 0) / 100 for t in cell.tenants]
     owed = metrics.entitlement(weights, [min(d, c) if c else d for d, c in zip(duty, caps, strict=True)])
-    x = [g / d for g, d in zip(got, duty, strict=True)]
+    x = [g / d if d else 0.0 for g, d in zip(got, duty, strict=True)]
     out: Json = {"gpu_time": got, "owed": owed, "throughput": x, "efficiency": sum(x)}
     if cell.group == "burst":
         return {**out, **_phases(cell, measured, weights)}
     if len(got) > 1:
         out["error"] = metrics.share_error(got, owed)
         out["jain"] = metrics.jain([g / e for g, e in zip(got, owed, strict=True) if e])
+    if cell.exact and len(got) > 1:
+        seconds = range(len(measured["bins"][0]) - 9)
+        out["worst_second"] = min(
+            sum(b[i : i + 10]) / 10 / e for b, e in zip(measured["bins"], owed, strict=True) if e for i in seconds
+        )
     if any(caps):
         out["cap_error"] = max((100 * (g - c) for g, c in zip(got, caps, strict=True) if c), key=abs)
         for seconds in (1, 2):
@@ -231,7 +236,7 @@ def to_model(cell: Cell, native: bool) -> Scenario:
         m = {"count": 1, "kernel": 80, "host": 5, **t}
         graph, procs = m.pop("graph", 0), m.pop("procs", 1)
         m.pop("streams", None)
-        for word in ("depth", "phases", "pause"):
+        for word in ("depth", "phases", "pause", "shapes", "grow", "quiet"):
             m.pop(word, None)
         if m.pop("train", 0):
             m.update(kernel=205, sigma=0.9)

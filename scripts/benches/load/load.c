@@ -15,6 +15,7 @@
  *     on=0 off=0   phases                        graph=0      kernels per graph; `count` is then of graphs
  *     streams=1    launches take turns           blocks=0     of a kernel; 0: one per multiprocessor
  *     depth=0      most marked batches in flight on a stream (a command of 0.2 ms and more is one); 0: no bound
+ *     shapes=0     so many grids in turns, of 0 to shapes - 1 blocks more   grow=0  1: a kernel's length grows with its grid
  *     phases=1     parts of a burst: after each, the program waits for its end and rests for `pause`, 1/3 to 5/3 of it
  *     pause=0
  *     seed=1                                     ends=0       1: log every command's end to OUT.ends; 2: bursts' ends
@@ -58,7 +59,7 @@ FILE *out;
 
 struct program {
     uint64_t id, count, kernel, host, sync, gap, period, on, off, graph, streams, blocks, seed, ends, trace, units,
-        train, depth, phases, pause;
+        train, depth, phases, pause, shapes, grow;
     double sigma;
     char spread;
 };
@@ -250,11 +251,14 @@ static uint64_t draw(void) {
 static void launch(bool last) {
     unsigned i = (unsigned)(run.launches % run.p.streams);
     uint64_t ns = run.p.graph ? run.graph_ns : draw();
+    unsigned grid = (unsigned)blocks + (run.p.shapes ? (unsigned)(run.launches % run.p.shapes) : 0);
+    if (run.p.grow)
+        ns = ns * grid / (unsigned)blocks;
     uint64_t before = clock_ns();
     if (run.p.graph)
         CHECK(cuGraphLaunch(run.graph[1], lane[i].stream));
     else
-        check(spin(function, (uint64_t)((double)ns * rate), state, run.launches, (unsigned)blocks, lane[i].stream),
+        check(spin(function, (uint64_t)((double)ns * rate), state, run.launches, grid, lane[i].stream),
               "cuLaunchKernel");
     uint64_t after = clock_ns(), host = real((double)run.p.host / 1e3);
     if (trace && run.p.trace) {
@@ -296,8 +300,9 @@ static bool words(char *text, struct program *p) {
         size_t offset;
     } keys[] = {
 #define K(x) {#x, offsetof(struct program, x)}
-        K(id),      K(count),  K(kernel), K(host), K(sync),  K(gap),   K(period), K(on),    K(off),    K(graph),
-        K(streams), K(blocks), K(seed),   K(ends), K(trace), K(units), K(train),  K(depth), K(phases), K(pause),
+        K(id),    K(count), K(kernel),  K(host),   K(sync),   K(gap),  K(period), K(on),
+        K(off),   K(graph), K(streams), K(blocks), K(seed),   K(ends), K(trace),  K(units),
+        K(train), K(depth), K(phases),  K(pause),  K(shapes), K(grow),
 #undef K
     };
     static const char times[] = " kernel host gap period on off pause ";

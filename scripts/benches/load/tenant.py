@@ -11,7 +11,7 @@ from typing import Any
 
 Json = dict[str, Any]
 TRACE_RING = 1 << 19
-_other = {"weight", "cap", "limit", "class", "linger", "procs"}  # of a tenant, not of its program
+_other = {"weight", "cap", "limit", "class", "linger", "procs", "quiet"}  # of a tenant, not of its program
 
 
 def words(tenant: Json) -> str:
@@ -82,9 +82,9 @@ class Tenant:
         self.tell("stop")
         return self.results()
 
-    def ends(self) -> list[int]:
-        """When each command of the last run ended; CLOCK_MONOTONIC ns."""
-        raw = (self.work / "o0.ends").read_bytes()
+    def ends(self, process: int = 0) -> list[int]:
+        """When each command of the process's last run ended; CLOCK_MONOTONIC ns."""
+        raw = (self.work / f"o{process}.ends").read_bytes()
         return list(struct.unpack(f"<{len(raw) // 8}Q", raw))
 
     def launches(self) -> tuple[int, int]:
