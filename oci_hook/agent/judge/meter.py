@@ -19,14 +19,15 @@ OFFLINE = CLASS_NUMBERS["offline"]
 class Meter:
     """`step` and then `count` at each look. used: per cent of the GPU since the previous look, None where nothing was
     counted. shortfall: per cent, below 0 if it had more than its guarantee; None if nothing was owed in the last minute.
-    harvested: seconds in all; harvest: per cent of the GPU over the last minute. wanting: it wanted work since the
+    harvested: seconds in all; harvest: per cent of the GPU over the last minute. outranked: seconds in which it wanted
+    work and its guarantee was not in force, since a higher class wanted work too. wanting: it wanted work since the
     previous look.
     """
 
     def __init__(self) -> None:
         self.used: float | None = None
         self.shortfall: float | None = None
-        self.harvested = 0.0
+        self.harvested = self.outranked = 0.0
         self.harvest: float | None = None
         self.wanting = False
         self._owed = self._had = self._seen = 0.0
@@ -48,10 +49,18 @@ class Meter:
         return took, charged, wanted
 
     def count(
-        self, now: float, step: tuple[float, float, float], busy: int | None, promise: int, offline: bool, owing: bool
+        self,
+        now: float,
+        step: tuple[float, float, float],
+        busy: int | None,
+        promise: int,
+        offline: bool,
+        owing: bool,
+        outranked: bool = False,
     ) -> None:
         """After `step` of all containers of the GPU. busy: NVML's figure, used where the gate counts nothing. promise:
-        what it should have, in per cent (core/gpu_page.py, promised). owing: it is neither frozen nor kept waiting by a higher class."""
+        what it should have, in per cent (core/gpu_page.py, promised). owing: it is neither frozen nor kept waiting by a higher class.
+        outranked: a higher class wants work."""
         took, charged, wanted = step
         if offline:
             self.harvested += charged if self.wanting else took * (busy or 0) / 100
@@ -59,6 +68,8 @@ class Meter:
             self._owed += wanted * promise / 100
             self._had += charged
             self._seen += charged if busy is None else took * busy / 100
+        if outranked and promise:
+            self.outranked += wanted
         self._points.append((now, self._owed, self._had, self._seen, self.harvested))
         while len(self._points) > 2 and self._points[1][0] <= now - WINDOW:
             del self._points[0]
@@ -89,4 +100,5 @@ def look(now: float, gpu: list[Party]) -> None:
     steps = [p.meter.step(now, p.gate) for p in gpu]
     first = max((p.rank for p in gpu if p.meter.wanting), default=0)
     for p, step in zip(gpu, steps, strict=True):
-        p.meter.count(now, step, p.busy, p.promise, p.rank == OFFLINE, not p.stopped and p.rank >= first)
+        outranked = p.rank < first
+        p.meter.count(now, step, p.busy, p.promise, p.rank == OFFLINE, not (p.stopped or outranked), outranked)

@@ -173,6 +173,8 @@ def _container(out: Exposition, c: dict[str, Any], seen: set[str]) -> None:
             help = "GPU time that an offline container had: what the others left idle."
             out.counter("container_harvested_seconds", help, on, s["harvested_seconds"])
         if s["gate"]:
+            help = "Time in which it wanted work and its guarantee was not in force: a higher class worked."
+            out.counter("container_compute_outranked_seconds", help, on, s["outranked_seconds"])
             _gate(out, on, s["gate"])
 
 

@@ -173,6 +173,7 @@ def share_view(
         "compute_shortfall": meter.shortfall,
         "harvested": meter.harvest,
         "harvested_seconds": meter.harvested,
+        "outranked_seconds": meter.outranked,
         "gate": {name: gate.fields()[name] for name in GATE_SHOWN} if gate else None,
         "waits_for": by_slot.get((share.uuid, gate.waits_for)) if gate else None,
     }

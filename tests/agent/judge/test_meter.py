@@ -92,9 +92,10 @@ def test_the_frozen_and_the_lower_classes_make_way() -> None:
     online.at(0.3, 0.4)
     node.run(60)
     assert default.meter.shortfall is None and online.meter.shortfall == pytest.approx(-18)
+    assert default.meter.outranked == pytest.approx(60) and online.meter.outranked == 0
     online.at(0, 0)
     node.run(60)
-    assert default.meter.shortfall == pytest.approx(40)
+    assert default.meter.shortfall == pytest.approx(40) and default.meter.outranked == pytest.approx(60)
     default.stopped = True
     node.run(65)
     assert default.meter.shortfall is None

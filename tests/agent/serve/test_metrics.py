@@ -45,6 +45,7 @@ def node() -> dict[str, Any]:
     watched.set_gate("GPU-0", Gate(21.5, 31.25, 1234, 5, waits, 2.75, "rotate", 0.0, 0, 0.0035))
     meter = watched.meter("GPU-0")
     meter.used, meter.shortfall, meter.harvest, meter.harvested = 23.0, -4.0, 17.0, 61.5
+    meter.outranked = 8.25
     samples = {"GPU-0": GpuSample(3000 * MIB, 8192 * MIB, 66, ()), "GPU-1": GpuSample(0, 0, -1, (), "GPU is lost")}
     findings = (Finding("over-memory", "k1", "GPU-0", 0, 0, "e"), Finding("over-memory", "k1", "GPU-0", 9, 1, "f"))
     agent = {"state": "degraded", "problems": {"gpus": "lost"}, "started": 900.5, "ledger_read": 1003.5}
@@ -105,6 +106,7 @@ def expected() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     is_("container_harvested_seconds_total", 61.5, ON)
     is_("container_compute_charged_seconds_total", 21.5, ON)
     is_("container_compute_wanted_seconds_total", 31.25, ON)
+    is_("container_compute_outranked_seconds_total", 8.25, ON)
     is_("container_gate_launches_total", 1234, ON)
     is_("container_gate_waiting_threads", 5, ON)
     is_("container_gate_mode", 1, ON, mode="rotate")
