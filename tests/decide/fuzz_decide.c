@@ -115,6 +115,7 @@ static struct gh_own own_of(uint64_t now, int hostile) {
         .inflight = below(2 * GH_MS),
         .running_since = near(now, hostile),
         .running_cost = below(GH_MS),
+        .siblings = below(4) ? 0 : draw() >> below(64),
         .probed_at = near(now, 0),
         .ahead = (uint8_t)below(2),
     };
@@ -207,7 +208,10 @@ static void any_neighbours(void) {
         (!gpu.share[me].cap || (gh_bucket_at(own.bucket, gpu.share[me].cap, gpu.rules.burst, now).level > 0 && empty));
     if (free_ && !equals)
         CHECK(14, d.mode == GH_OPEN && (d.go || !empty)); /* I4 */
-    if (free_ && empty && !~(peers.ignored | 1ull << me) && own.peers)
+    int sibling = cost > window && own.siblings > window;
+    if (d.go && d.mode != GH_OPEN)
+        CHECK(33, !sibling); /* long commands of a container's processes run one by one */
+    if (free_ && empty && !sibling && !~(peers.ignored | 1ull << me) && own.peers)
         CHECK(17, d.go); /* who ignores all equals waits for none */
 
     CHECK(19, gh_wake_v(&gpu, me) >= mine->v); /* I7 */

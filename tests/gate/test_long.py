@@ -43,6 +43,23 @@ def test_long_kernels_take_their_share(place: Make, weights: tuple[int, int], us
     settles(lambda: measure([brief, long_], 4, 1.5), right)
 
 
+@pytest.mark.parametrize(("count", "us", "weights"), [(8, 100000, (30, 70)), (8, 20000, (50, 50)), (3, 3000, (70, 30))])
+def test_processes_with_long_kernels_are_one_tenant(place: Make, count: int, us: int, weights: tuple[int, int]) -> None:
+    """The driver divides its time by processes: with one long kernel each at once, they would have nearly all of it. Each
+    of them goes on."""
+    p = place(*(Tenant(w) for w in weights), scale=1)
+    many = [p.kernels(0, "plain", us, 1, 0) for _ in range(count)]
+    brief = p.kernels(1, "plain", 500)
+
+    def right(counts: list[float]) -> bool:
+        had = [sum(counts[:-1]) * us, counts[-1] * 500]
+        return abs(had[0] / sum(had) - weights[0] / 100) < 0.06
+
+    settles(lambda: measure([*many, brief], 4, 1.5), right)
+    before = [load.points[-1][1] for load in many]
+    until(lambda: all(load.points[-1][1] > n for load, n in zip(many, before, strict=True)))
+
+
 @pytest.mark.parametrize("weights", [(70, 30), (30, 70)])
 def test_shapes_that_never_repeat(place: Make, weights: tuple[int, int]) -> None:
     """Each launch has another grid, so that the cost of none is known before."""

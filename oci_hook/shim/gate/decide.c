@@ -312,6 +312,8 @@ static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu
     /* A command longer than the window may be queued when the running one is nearly done; otherwise the GPU would idle
      * before each such command. */
     int fits = empty || add64(left, cost) <= window || (!registered && cost < GH_COST_UNKNOWN && left <= window / 4);
+    /* The driver divides the time by processes. So those of one tenant launch their long commands one after the other. */
+    int behind = cost > window && own->siblings > window;
     struct crowd c = crowd_of(gpu, me, now, ignored);
     /* Taking turns is in vain if the GPU switches to the work of one that does not. */
     EACH_SLOT (gpu->present &ignored, i)
@@ -328,11 +330,14 @@ static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu
     d.ahead = !c.saturated && lead > (own->ahead ? slack / 4 : slack);
     d.mode = alone ? GH_GUARDED : c.saturated ? GH_ROTATE : GH_MIX;
     int mine = alone || p == me || (!c.saturated && !d.ahead && now >= probe);
-    if (mine && fits)
+    if (mine && fits && !behind)
         return go(d, (enum gh_mode)d.mode);
     d.held = 1;
-    if (mine)
-        return wait_for(d, GH_ON_OWN_DONE, me, add64(now, gh_pacer_step(r, window)));
+    if (mine) {
+        uint64_t step = gh_pacer_step(r, window);
+        return wait_for(d, GH_ON_OWN_DONE, me,
+                        add64(now, behind ? clamp64(own->siblings - window, step, r->recheck) : step));
+    }
 
     uint64_t until = add64(now, r->recheck);
     const struct gh_slot *s = &gpu->slot[p];

@@ -48,6 +48,7 @@ struct gh_own {
     uint64_t inflight;      /* estimated GPU time of its commands in flight */
     uint64_t running_since; /* since when the oldest command in flight may have been running */
     uint64_t running_cost;  /* estimated GPU time of that command */
+    uint64_t siblings;      /* GPU time left of the longest work in flight of another process of the container */
     uint64_t probed_at;     /* time of its last claim with a probe_until */
     const struct gh_peers *peers;
     uint8_t idle;  /* this process has nothing in flight, though the container may have */

@@ -36,6 +36,8 @@ static struct gh_own told(const struct gh_gate *g, uint64_t now, bool behind) {
     /* The window is for the whole container: the other processes with work are taken to use as much of it. */
     own.inflight = gh_residue(&work, now) * (usage_siblings(&g->usage) + 1);
     own.running_cost = 0;
+    if (usage_siblings(&g->usage))
+        own.siblings = slot_siblings(&g->own_slot, now, peers_rules(&g->peers)->heartbeat_stale);
     own.peers = peers_costs(&g->peers);
     own.idle = inflight_idle(&g->inflight) && !behind;
     if (behind) /* what waits for something does not count otherwise */

@@ -253,6 +253,20 @@ struct gh_slot slot_own_view(struct slot_own *own, uint64_t now, uint64_t stale,
     return s;
 }
 
+uint64_t slot_siblings(const struct slot_own *own, uint64_t now, uint64_t stale) {
+    uint32_t top = WORD_LOAD_RELAXED(&own->page->head.top);
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < top && i < GH_SLOT_PROCESSES; i++) {
+        const struct gh_slot_process *record = &own->page->process[i];
+        uint64_t silent = age64(now, WORD_LOAD_RELAXED(&record->heartbeat));
+        if (record == own->process || !WORD_LOAD_RELAXED(&record->owner) || silent > stale ||
+            WORD_LOAD_RELAXED(&record->launched) <= WORD_LOAD_RELAXED(&record->done))
+            continue;
+        most = max64(most, age64(min64(WORD_LOAD_RELAXED(&record->residue), GH_S), silent));
+    }
+    return most;
+}
+
 void slot_publish(struct slot_own *own, const struct slot_record *r, uint64_t now) {
     struct gh_slot_process *record = own->process;
     WORD_STORE_RELEASE(&record->residue, r->residue);

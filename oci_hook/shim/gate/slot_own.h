@@ -53,6 +53,8 @@ void slot_wake(struct slot_own *own);
 
 /* The whole slot. *contexts: how many processes of ours have work, with this one even if no record is free to show it. */
 struct gh_slot slot_own_view(struct slot_own *own, uint64_t now, uint64_t stale, unsigned *contexts);
+/* GPU time left of the longest work in flight of another process of ours. */
+uint64_t slot_siblings(const struct slot_own *own, uint64_t now, uint64_t stale);
 /* The process record, with a sign of life; or only one of these. */
 void slot_publish(struct slot_own *own, const struct slot_record *record, uint64_t now);
 void slot_alive(struct slot_own *own, uint64_t now);
