@@ -14,29 +14,30 @@ from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 
+from oci_hook.discovery.nvml_memory import by_process, memory
+
 ROUNDS = 3  # of measuring by difference: an allocation by another process spoils one round, rarely all
 
 
-def by_process(handle: Any) -> int:
+def own_memory(handle: Any) -> int:
     """Bytes that this process has on the GPU according to NVML; 0 if NVML does not list it.
 
     NVML lists no process of another PID namespace, and on some systems no process's memory.
     """
     try:
-        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        return by_process(handle).get(os.getpid()) or 0
     except pynvml.NVMLError:
         return 0
-    return sum(p.usedGpuMemory or 0 for p in processes if p.pid == os.getpid())
 
 
 def with_context(cuda: ctypes.CDLL, ordinal: int, handle: Any) -> tuple[int, int] | None:
     """Make and release a primary context: its bytes (by process, by difference); None if it cannot be made."""
-    own, used = by_process(handle), pynvml.nvmlDeviceGetMemoryInfo(handle).used
+    own, used = own_memory(handle), memory(handle).used
     context = ctypes.c_void_p()
     if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal):
         return None
     try:
-        return by_process(handle) - own, pynvml.nvmlDeviceGetMemoryInfo(handle).used - used
+        return own_memory(handle) - own, memory(handle).used - used
     finally:
         cuda.cuDevicePrimaryCtxRelease_v2(ordinal)
 

@@ -16,21 +16,13 @@ import pynvml  # type: ignore[import-untyped]
 from oci_hook.boundary import cgroups
 from oci_hook.boundary.nvml_limits import LimitError, Nvml
 from oci_hook.core.units import MIB
+from oci_hook.discovery.nvml_memory import usable
 
 NVLINK_DISTANCE = 1  # nearer than any PCIe path; those are NVML_TOPOLOGY_* numbers from 0 (one board) to 50 (two CPUs)
 
 
 def text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def memory_mib(handle: Any) -> int:
-    """What programs can use: the total without what the driver reserves, if it tells that."""
-    try:
-        info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-        return int((info.total - info.reserved) // MIB)
-    except pynvml.NVMLError:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total // MIB)
 
 
 def is_split(handle: Any) -> bool:
@@ -53,7 +45,7 @@ def mig_devices(handle: Any, gpu: dict[str, Any]) -> list[dict[str, Any]]:
             {
                 **gpu,
                 "uuid": text(pynvml.nvmlDeviceGetUUID(mig)),
-                "memory_mib": memory_mib(mig),
+                "memory_mib": usable(mig) // MIB,
                 "name": text(pynvml.nvmlDeviceGetName(mig)),
                 "parent": gpu["uuid"],
                 "instance": i,
@@ -160,7 +152,7 @@ def main() -> int:
                 "uuid": text(pynvml.nvmlDeviceGetUUID(h)),
                 "index": i,
                 "minor": pynvml.nvmlDeviceGetMinorNumber(h),
-                "memory_mib": memory_mib(h),
+                "memory_mib": usable(h) // MIB,
                 "name": text(pynvml.nvmlDeviceGetName(h)),
                 "pci": text(pynvml.nvmlDeviceGetPciInfo(h).busId),
                 "arch": arch(h),

@@ -40,6 +40,11 @@ def boot_id() -> str:
     return read_once("/proc/sys/kernel/random/boot_id", 64).decode().strip()
 
 
+def memory_total() -> int:
+    """Bytes of the machine's memory (sysconf(3))."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def stat(pid: int) -> list[bytes]:
     """The fields of /proc/PID/stat from the third one (the state) on, so field N of proc_pid_stat(5) is at N - 3.
 

@@ -192,7 +192,7 @@ struct gpu_head { /* written when the GPU is made; strings are NUL-padded */
     uint32_t block_every;      /* 344: N: every N-th driver call blocks */
     uint32_t block_us;         /* 348: for a real time from 0 to this */
     uint32_t nvml_call_us;     /* 352: real time that an NVML question about load or processes takes */
-    uint32_t nvml_without;     /* 356: not supported: bit 0 utilisation, bit 1 utilisation per process */
+    uint32_t nvml_without;     /* 356: not supported: bit 0 utilisation, 1 that of processes, 2 memory */
     uint32_t mig;              /* 360: of enum gpu_mig */
     uint32_t mig_index;        /* 364: a MIG device's number on its GPU */
     uint32_t gpu_instance;     /* 368 */

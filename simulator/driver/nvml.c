@@ -360,6 +360,8 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t d, struct memory *out) {
     DEVICE(d);
     if (!out)
         return NVML_ERROR_INVALID_ARGUMENT;
+    if (d->file->head.nvml_without >> 2 & 1) /* as on GB10, which uses the machine's memory */
+        return NVML_ERROR_NOT_SUPPORTED;
     out->total = d->file->head.memory_total;
     out->used = gpu_used(d, false);
     if (out->used > out->total)

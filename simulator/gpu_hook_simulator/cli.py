@@ -121,7 +121,7 @@ COUNT = click.IntRange(0, 1_000_000)
 @click.option("--nvml-ms", type=click.IntRange(0, 5000), default=0, help="How long NVML's answers on load take.")
 @click.option(
     "--nvml-without",
-    type=click.Choice(["utilisation", "processes"]),
+    type=click.Choice(["utilisation", "processes", "memory"]),
     multiple=True,
     help="NVML does not support these.",
 )
@@ -148,7 +148,7 @@ def fault(
     chosen = [file for file in files if gpu is None or file.name == str(gpu)]
     if not chosen:
         raise refuse("GH-306", f"there is no simulated GPU{'' if gpu is None else f' {gpu}'}; run `gpu-hook sim up`")
-    without = ("utilisation" in nvml_without) | ("processes" in nvml_without) << 1
+    without = ("utilisation" in nvml_without) | ("processes" in nvml_without) << 1 | ("memory" in nvml_without) << 2
     faults = {
         "fail_every": fail_every,
         "fail_code": fail_code if fail_every else 0,

@@ -194,6 +194,27 @@ def test_a_gpu_falls_off_the_bus(stage: Stage, root: Path) -> None:
     (stage.state / "events").unlink()
 
 
+def test_a_gpu_without_memory_of_its_own(stage: Stage, root: Path) -> None:
+    """As GB10, where NVML does not tell the memory: it is the machine's, containers get parts of it, and the agent is well."""
+
+    def gpu_hook(*words: str) -> str:
+        return CliRunner().invoke(cli, [*words, "--prefix", str(stage.prefix)], catch_exceptions=False).output
+
+    try:
+        gpu_hook("sim", "fault", "--gpu", "1", "--nvml-without", "memory")
+        total = int(gpu_hook("gpus", "--refresh", "--json").split('"memory_mib": ')[2].split(",")[0])
+        assert total == int(Path("/proc/meminfo").read_text().split()[1]) >> 10
+        assert "GPU 1 uses the machine's memory" in gpu_hook("doctor")
+        held = stage.start(root, *HOLD, annotations={**SHARE, "gpu-hook.io/devices": "1"})
+        with running(stage) as agent:
+            used = wait_for(lambda: (c := agent.container(held)) and c["gpus"][0]["used_mib"])
+            assert agent.node()["agent"]["state"] == "ok" and agent.node()["gpus"][1]["used_mib"] == used
+    finally:
+        gpu_hook("sim", "fault")
+        gpu_hook("gpus", "--refresh")
+    assert "machine's memory" not in gpu_hook("doctor")
+
+
 def test_killed_at_any_point(stage: Stage, root: Path) -> None:
     """Containers come and go meanwhile; the next look finds the ledger right."""
     chance = random.Random(7)

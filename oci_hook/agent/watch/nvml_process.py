@@ -22,6 +22,8 @@ from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 
+from oci_hook.discovery.nvml_memory import by_process, memory
+
 WATCH_SECONDS = 0.25
 HISTORY_US = 2_000_000  # older utilization samples are not used
 
@@ -71,16 +73,8 @@ class Nvml:
     def gpu(self, uuid: str, handle: Any, load: bool = True) -> dict[str, Any]:
         at = time.monotonic()
         try:
-            before = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            running = {}
-            for kind in ("Compute", "Graphics", "MPSCompute"):
-                try:
-                    for p in getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses")(handle):
-                        running[int(p.pid)] = None if p.usedGpuMemory is None else int(p.usedGpuMemory)
-                except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
-                    pass
-            charged = self.charged(uuid, handle)
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            before, running = memory(handle), by_process(handle)
+            charged, after = self.charged(uuid, handle), memory(handle)
             busy, percent = {}, -1
             if load:
                 busy = self.busy(uuid, handle) if running else {}
@@ -90,12 +84,12 @@ class Nvml:
                     pass
             return {
                 "at": at,
-                "used": int(memory.used),
-                "total": int(memory.total),
+                "used": after.used,
+                "total": after.total,
                 "busy": percent,
                 "processes": [[pid, used, busy.get(pid, 0)] for pid, used in running.items()],
                 "charged": charged,
-                "steady": int(before.used) == int(memory.used),
+                "steady": before.used == after.used,
                 "error": "",
             }
         except pynvml.NVMLError as e:
@@ -121,7 +115,7 @@ class Nvml:
     def free(self, uuid: str) -> int | None:
         """Bytes; None if the GPU does not answer, which the next sample reports."""
         try:
-            return int(pynvml.nvmlDeviceGetMemoryInfo(self.handles[uuid]).free) if self.up else None
+            return memory(self.handles[uuid]).free if self.up else None
         except (pynvml.NVMLError, KeyError):
             return None
 

@@ -10,11 +10,12 @@ from oci_hook.core.boundary import expected
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import LEDGER_DIR
 from oci_hook.core.terms import DRIVER, SHIM
+from oci_hook.core.units import MIB
 from oci_hook.discovery import char_links, discover, driver_files, mark
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.errors import GhError
 from oci_hook.ledger import inventory, store
-from oci_hook.linux import cgroup, mount, openat2
+from oci_hook.linux import cgroup, mount, openat2, proc
 from oci_hook.observe import boundary
 from oci_hook.observe.orphans import orphans
 
@@ -54,6 +55,7 @@ def check_inventory(settings: Settings, option: str) -> Iterator[CheckResult]:
     simulated = ", simulated" if gpus.simulated else ""
     yield CheckResult("inventory", OK, f"{plural(len(gpus.gpus), 'GPU')}{simulated}, driver {gpus.driver_version}")
     yield from check_boundary(gpus, settings)
+    yield from check_machine_memory(gpus, settings, option)
     if not gpus.simulated:
         yield from check_devices(gpus, option)
 
@@ -73,6 +75,14 @@ def check_boundary(gpus: Inventory, settings: Settings) -> Iterator[CheckResult]
             yield CheckResult("boundary", WARN, message, "GH-204", "gpu-hook settings set boundary=auto")
         else:
             yield CheckResult("boundary", NOTE, f"the shim alone holds memory limits{on}: {why}")
+
+
+def check_machine_memory(gpus: Inventory, settings: Settings, option: str) -> Iterator[CheckResult]:
+    """Whether a GPU uses the machine's memory and nothing of that is set aside for the machine."""
+    shared = [gpu.index for gpu in gpus.gpus if gpu.memory_mib == proc.memory_total() // MIB]
+    if shared and not settings.rules.memory_reserve:
+        message = f"GPU {shared[0]} uses the machine's memory, and containers may be granted all of it"
+        yield CheckResult("memory", WARN, message, "", f"gpu-hook settings set memory_reserve=25%{option}")
 
 
 def check_devices(gpus: Inventory, option: str) -> Iterator[CheckResult]:

@@ -1,0 +1,49 @@
+"""A GPU's memory by NVML, also of one that has none of its own, such as GB10: there NVML answers NOT_SUPPORTED (NVIDIA's
+DGX Spark guide, "Memory-Usage: Not Supported"), and programs use the machine's memory."""
+
+from typing import Any, NamedTuple
+
+import pynvml  # type: ignore[import-untyped]
+
+from oci_hook.linux import proc
+
+KINDS = ("Compute", "Graphics", "MPSCompute")
+
+
+class Memory(NamedTuple):
+    """In bytes."""
+
+    total: int
+    used: int
+    free: int
+
+
+def by_process(handle: Any) -> dict[int, int | None]:
+    """Bytes that each process has on the GPU, by pid; None where the driver does not say."""
+    found: dict[int, int | None] = {}
+    for kind in KINDS:
+        try:
+            for p in getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses")(handle):
+                found[int(p.pid)] = None if p.usedGpuMemory is None else int(p.usedGpuMemory)
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+            pass
+    return found
+
+
+def memory(handle: Any) -> Memory:
+    """Where the GPU uses the machine's memory: all of that, of which its processes have what the driver says."""
+    try:
+        info = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        return Memory(int(info.total), int(info.used), int(info.free))
+    except pynvml.NVMLError_NotSupported:
+        total, used = proc.memory_total(), sum(used or 0 for used in by_process(handle).values())
+        return Memory(total, used, max(0, total - used))
+
+
+def usable(handle: Any) -> int:
+    """The total without what the driver reserves, if it tells that."""
+    try:
+        info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+        return int(info.total - info.reserved)
+    except pynvml.NVMLError:
+        return memory(handle).total
