@@ -31,7 +31,7 @@ PROGRAMS = REPO / "build" / platform.machine() / "bench"
 class Stage(demo_story.Stage):
     """An install with `gpus` simulated GPUs that are `scale` times slower than they say."""
 
-    memory = "1Gi"
+    memory = "3Gi"
 
     def __init__(self, gpus: int, scale: int) -> None:
         subprocess.run([sys.executable, str(REPO / "scripts/build")], check=True, stdout=subprocess.DEVNULL)
