@@ -108,6 +108,16 @@ def hard_cells() -> Iterator[Cell]:
         )
     grown = {"kernel": 50, "shapes": 400, "grow": 1, "depth": 64, "weight": 70}
     yield Cell("kernels that grow with their grid beside 0.5 ms, 70/30", "shapes", grown, s(30, 500), seconds=10)
+    for what, new in (
+        ("kernels of new handles", {"kernel": 1000, "fresh": 1}),
+        ("kernels of new names", {"kernel": 1000, "fresh": 2}),
+        ("graphs made anew", {"graph": 10, "kernel": 100, "fresh": 1}),
+    ):
+        for weight in (70, 30):
+            name = f"1 ms, {what}, beside 0.5 ms, {weight}/{100 - weight}"
+            yield Cell(name, "shapes", {**new, "depth": 64, "weight": weight}, s(100 - weight, 500, sigma=0), **LONG)
+        quiet = {**new, "depth": 64, "weight": 70}
+        yield Cell(f"1 ms, {what}, quiet neighbour", "quiet", quiet, QUIET, **LONG)
     for count, ms, ours in ((8, 100, 30), (16, 20, 10), (8, 20, 30)):
         many = {"kernel": 1000 * ms, "procs": count, "depth": 4, "weight": ours}
         name = f"{count} processes of {ms} ms beside 0.5 ms, {ours}/{100 - ours}"

@@ -236,7 +236,7 @@ def to_model(cell: Cell, native: bool) -> Scenario:
         m = {"count": 1, "kernel": 80, "host": 5, **t}
         graph, procs = m.pop("graph", 0), m.pop("procs", 1)
         m.pop("streams", None)
-        for word in ("depth", "phases", "pause", "shapes", "grow", "quiet"):
+        for word in ("depth", "phases", "pause", "shapes", "grow", "fresh", "quiet"):
             m.pop(word, None)
         if m.pop("train", 0):
             m.update(kernel=205, sigma=0.9)
