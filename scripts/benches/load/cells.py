@@ -192,8 +192,8 @@ def judge(cell: Cell, measured: Json, duty: list[float]) -> Json:
     if len(got) > 1:
         out["error"] = metrics.share_error(got, owed)
         out["jain"] = metrics.jain([g / e for g, e in zip(got, owed, strict=True) if e])
-    if cell.exact and len(got) > 1:
-        seconds = range(len(measured["bins"][0]) - 9)
+    seconds = range(len(measured["bins"][0]) - 9)
+    if cell.exact and len(got) > 1 and seconds:
         out["worst_second"] = min(
             sum(b[i : i + 10]) / 10 / e for b, e in zip(measured["bins"], owed, strict=True) if e for i in seconds
         )
