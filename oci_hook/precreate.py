@@ -133,7 +133,7 @@ def _release(key: str, settings: "Settings") -> None:
 
 
 def _is_hooked(doc: "Spec", settings: "Settings") -> bool:
-    """Whether our hook will see the container, and refuse it if need be. Raises ApplyError GH-401."""
+    """True if our hook will see the container, and refuse it if need be. Raises ApplyError GH-401."""
     hooks = doc.get("hooks") or {}
     if not isinstance(hooks, dict) or not all(isinstance(entries or [], list) for entries in hooks.values()):
         raise refuse("GH-401", f"{STDIN} has hooks that are not an object of lists")

@@ -293,7 +293,7 @@ class Keeper:
             raise LimitError(f"grant {key} cannot be read: {e}") from None
 
     def _limits(self, grant: "Grant", record: Record, settings: "Settings") -> tuple[Limit, ...]:
-        """What the grant says now for the GPUs that were given limits, whatever the inventory says by now."""
+        """The grant's present limits for the GPUs that were given limits, whatever the inventory says by now."""
         return limits_on(grant, [limit.uuid for limit in record.limits], settings.rules.driver_limit_extra)
 
     def _nvml(self, settings: "Settings") -> "Nvml":

@@ -1,5 +1,5 @@
-"""What the driver was told, STATE/boundary/KEY per grant: written before a limit is set, so that after a crash anybody
-can clear it. STATE/boundary/lock: held while limits and records are changed.
+"""Records of the limits that the driver was told, STATE/boundary/KEY per grant: written before a limit is set, so that after a crash
+anybody can clear it. STATE/boundary/lock: held while limits and records are changed.
 
 A record outlives its grant until its limits are cleared.
 """

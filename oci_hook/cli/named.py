@@ -50,7 +50,7 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 
 def title(grant: Grant) -> str:
-    """What a line for people calls a container: its name and its id, or its id alone."""
+    """A container in a line for people: its name and its id, or its id alone."""
     (found,) = engine_names.named((grant,))
     name = events.full_name(found.who)
     id = found.who.id

@@ -90,7 +90,7 @@ def gpu_indices(inventory: Inventory | None) -> dict[str, int | str]:
 
 
 def boundary_data(state_dir: str, grant: Grant, inventory: Inventory | None) -> dict[str, Any]:
-    """Who holds the memory limit, and why not the driver. boundary_failed: the driver could, on this node."""
+    """The holder of the memory limit, with the reason if it is not the driver. boundary_failed: the driver could, on this node."""
     found, _ = boundary.look(state_dir, grant, inventory)
     planned = expected(grant, inventory).name if inventory else SHIM
     failed = planned == DRIVER != found.name and grant.life.init is not None

@@ -148,7 +148,7 @@ class Screen:
         return Group(*parts, Text(), self.table(max(TABLE - 2, room), width), *foot)
 
     def foot(self, width: int) -> list[Text]:
-        """What has no room, and the keys."""
+        """The last lines: the columns without room, and the keys."""
         every, shown = (top_processes.ALL, top_processes.titles(width)) if self.processes else (ALL, self.titles(width))
         hidden = [title for title in every if title not in shown]
         text = f"no room for {', '.join(hidden)}" if hidden and self.rows() else ""

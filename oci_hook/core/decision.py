@@ -26,7 +26,7 @@ SIG = 64  # hex digits of a SHA-256
 
 
 class DecidedShare(Value):
-    """What one container gets of one GPU. memory_mib: 0 for the whole GPU. compute, compute_limit: per cent."""
+    """One container's share of one GPU. memory_mib: 0 for the whole GPU. compute, compute_limit: per cent."""
 
     uuid: str
     memory_mib: int

@@ -1,4 +1,4 @@
-"""What one container asks for: annotations (and its environment, which only narrows) -> Request, or all problems at once."""
+"""One container's request: annotations (and its environment, which only narrows) -> Request, or all problems at once."""
 
 from oci_hook.core import collect, validate
 from oci_hook.core.terms import GpuRequest, Terms

@@ -32,7 +32,7 @@ SHORT_POLICIES = {"be": "best-effort", "fs": "fixed-share", "bs": "burst-share"}
 
 
 class Several(dict[str, object]):
-    """What a parser returns if the value decides which wish the key means: wish -> value."""
+    """A parser's result if the value decides which wish the key means: wish -> value."""
 
 
 def devices(text: str) -> str | tuple[str, ...] | None:

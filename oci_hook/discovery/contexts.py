@@ -1,4 +1,4 @@
-"""What one process's context takes on each GPU, where that was measured and where it was not."""
+"""The memory of one process's context on each GPU, measured or estimated."""
 
 from collections.abc import Iterable, Mapping
 

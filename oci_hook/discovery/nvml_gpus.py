@@ -26,7 +26,7 @@ def text(value: Any) -> str:
 
 
 def is_split(handle: Any) -> bool:
-    """Whether the GPU is in MIG mode: then only its MIG devices can be used."""
+    """True if the GPU is in MIG mode: then only its MIG devices can be used."""
     try:
         return bool(pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
     except pynvml.NVMLError:  # the GPU does not support MIG

@@ -17,7 +17,7 @@ PLAIN = re.compile(r"[\w.-]+", re.ASCII)  # an id or a name; nothing that an eng
 
 
 class Container(Value):
-    """What an engine says of a container. runtime: a name or a path. mounts: (destination, source). all_gpus: it was
+    """An engine's description of a container. runtime: a name or a path. mounts: (destination, source). all_gpus: it was
     started with `--gpus`. state: the engine's word, such as running or exited."""
 
     engine: str

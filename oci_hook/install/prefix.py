@@ -23,12 +23,12 @@ from oci_hook.install.settings_template import default_settings_yaml
 from oci_hook.ledger import claims, store
 
 PACKAGE = Path(__file__).resolve().parent.parent
-# What containers need is whole folders and the modules beside them; everything else is for commands and the agent.
+# Containers need whole folders and the modules beside them; everything else is for commands and the agent.
 HOT_FOLDERS = ("apply", "boundary", "config", "core", "ledger", "linux", "oci")
 COLD_FILES = ("__main__.py",)
 PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook", "gpu-hook-boundary")
 OLD_FILES = ("etc/settings.json", "etc/launcher.conf")  # 0.1.0's
-STARTS = ("runtime.py", "hook.py")  # what PROGRAMS start
+STARTS = ("runtime.py", "hook.py")  # started by PROGRAMS
 LOCK = ".lock"
 SHIMS = ("libcuda.so.1", "libnvidia-ml.so.1")
 EMPTY_FILES = (
@@ -165,7 +165,7 @@ def remove(prefix: str, force: bool = False, simulated: Iterable[Path] = ()) -> 
 
 
 def _installed(root: Path) -> bool:
-    """Whether there is an install, or the rest that a killed `lay` or `remove` left."""
+    """True if there is an install, or the rest that a killed `lay` or `remove` left."""
     package = f"{layout.LIB_DIR}/{PACKAGE.name}"
     return any(
         (root / name).exists() for name in (layout.STATE_IN_USE, layout.SETTINGS_YAML, layout.INSTALLED, package)

@@ -44,7 +44,7 @@ def checked(prefix: str, data: bytes) -> Settings:
 
 
 def is_own(state_dir: str) -> bool:
-    """Whether it is neither the machine's root directory nor the directory of the claims of all installs."""
+    """True if it is neither the machine's root directory nor the directory of the claims of all installs."""
     return state_dir != "/" and not f"{state_dir}/".startswith(f"{claims.CLAIMS}/")
 
 

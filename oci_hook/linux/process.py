@@ -1,4 +1,4 @@
-"""What a process sets for itself: to end with its parent (prctl(2)), and whose files it makes (setfsuid(2))."""
+"""Properties that a process sets for itself: its end with its parent (prctl(2)), the owner of files it makes (setfsuid(2))."""
 
 import ctypes
 import os

@@ -30,7 +30,7 @@ def look(state_dir: str, grant: Grant, inventory: Inventory | None) -> tuple[Bou
 
 
 def covers(record: Record, grant: Grant) -> bool:
-    """Whether the record has a limit for each share of the grant that is to have one, and there is one."""
+    """True if the record has a limit for each share of the grant that is to have one, and there is one."""
     limited = {limit.uuid for limit in record.limits if limit.hard != NO_LIMIT}
     needed = {share.uuid for share in grant.shares if not share.whole}
     return bool(needed) and needed <= limited and bool(record.cgroups)

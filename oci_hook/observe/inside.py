@@ -7,7 +7,7 @@ from oci_hook.linux import cgroup, cgroup_tree, proc
 MOST = 4096  # processes of one container; those of a larger one count as not known
 MOST_CGROUPS = 1024  # below one container's
 
-Owner = tuple[int, int]  # how the shim writes a process into the account page: pid, start time
+Owner = tuple[int, int]  # a process in the account page: pid, start time
 
 
 def owners(inner: int, start: int) -> frozenset[Owner]:

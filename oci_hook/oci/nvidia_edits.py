@@ -149,7 +149,7 @@ def injected(spec: "Spec") -> str:
 
 
 def has_legacy_hook(spec: "Spec") -> bool:
-    """Whether the NVIDIA runtime's hook will mount the driver into the made container."""
+    """True if the NVIDIA runtime's hook will mount the driver into the made container."""
     return any(program(entry) in LEGACY for stage in _stages(spec).values() for entry in stage or ())
 
 
@@ -164,7 +164,7 @@ def check_hooks(spec: "Spec") -> None:
 
 
 def past_the_share(spec: "Spec", inventory: "Inventory") -> list[str]:
-    """Where the NVIDIA runtime's CDI mode mounts files that a container with a share may not have. That mode mounts the
+    """The places at which the NVIDIA runtime's CDI mode mounts files that a container with a share may not have. That mode mounts the
     files of all driver capabilities."""
     allowed = governed_stems(inventory)
     paths = [mount.get("destination") or "" for mount in spec.get("mounts") or ()]
@@ -184,7 +184,7 @@ def governed_stems(inventory: "Inventory") -> frozenset[str]:
 
 
 def forbidden(name: str, version: str, allowed: frozenset[str]) -> bool:
-    """Whether a file of this name is the driver's and would reach a GPU past the shims. allowed: governed_stems()."""
+    """True if a file of this name is the driver's and would reach a GPU past the shims. allowed: governed_stems()."""
     return name in MPS or (_driver_library(name, version) and _stem(name) not in allowed)
 
 

@@ -1,4 +1,4 @@
-"""Whether a node of a cluster can verify what the cluster's controller decides."""
+"""Checks that a node of a cluster can verify the decisions of the cluster's controller."""
 
 from collections.abc import Iterator
 

@@ -101,7 +101,7 @@ def laid_by(prefix: str) -> str:
 
 
 def wrong_skeleton(prefix: str) -> str | None:
-    """What is wrong with the folder of account pages: closed to containers' plain users, or open to this machine's."""
+    """Faults of the folder of account pages: closed to containers' plain users, or open to this machine's."""
     lack = "with runc 1.1.5, non-root users in containers get no GPU memory"
     closed, opened = Path(prefix, layout.CLOSED_DIR), Path(prefix, layout.OPEN_DIR)
     try:
