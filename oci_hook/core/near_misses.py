@@ -260,7 +260,7 @@ def in_mounts(mounts: "Iterable[tuple[str, str]]") -> list[Miss]:
 
 
 def in_labels(labels: dict[str, str], asks: bool) -> list[Miss]:
-    """Labels, which no engine hands to the runtime."""
+    """The near misses among labels. Engines never hand labels to the runtime, so these ask for nothing."""
     for key, text in labels.items():
         if key.startswith(PREFIX_KEY) or meant_as_ours(key) is not None:
             name = nearest_key(meant_as_ours(key) or split(key)[0])

@@ -54,7 +54,7 @@ def devices(text: str) -> str | tuple[str, ...] | None:
 
 
 def cdi_name(item: str) -> str:
-    """A device without the vendor and class of the NVIDIA runtime's CDI names: runtime.nvidia.com/gpu=0 is 0."""
+    """Strips vendor and class from a CDI name of the NVIDIA runtime: runtime.nvidia.com/gpu=0 becomes 0."""
     kind, equals, name = item.partition("=")
     return name if equals and kind in ("runtime.nvidia.com/gpu", "nvidia.com/gpu") else item
 
@@ -160,7 +160,7 @@ def policy(text: str) -> str:
 
 
 class Bounded(tuple[str, ...]):
-    """Capabilities of which a container gets those that it may have."""
+    """Capabilities as an upper bound: the container gets the allowed ones among them."""
 
 
 def bounded_capabilities(text: str) -> Bounded | None:

@@ -348,7 +348,7 @@ def annotation_patterns() -> list[str]:
 
 
 def pod_patterns() -> list[str]:
-    """The same of a pod: also where the kubelet has it from, since nobody decides on pods from static manifests."""
+    """A pod's annotations to pass on: besides those, the one with its source, since static pods have no decision."""
     return [*annotation_patterns(), STATIC]
 
 

@@ -28,7 +28,7 @@ def asked(what: str) -> list[dict[str, Any]]:
 
 
 def wanted() -> dict[Key, list[Key]]:
-    """Each Service's address and port with the addresses and ports behind it."""
+    """(address, port) of each Service -> the addresses and ports behind it."""
     behind = {(e["metadata"]["namespace"], e["metadata"]["name"]): e.get("subsets") or [] for e in asked("endpoints")}
     found: dict[Key, list[Key]] = {}
     for service in asked("services"):

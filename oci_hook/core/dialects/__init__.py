@@ -29,7 +29,7 @@ BEGIN = {
     "nvidia-volumes": (),  # has no keys: core/collect.py reads its mounts
     "nvidia": ("NVIDIA_GPU_MEMORY_", "CUDA_VERSION", *HOW_ALONE),
 }
-# With those that are nearly one, for nodes that trust the environment (core/collect.py: NEAR_VARIABLES).
+# Beginnings of all variables of ours and of near misses, for nodes that trust the environment (core/collect.py: NEAR_VARIABLES).
 OUR_WORDS = (PREFIX_KEY, "GPU_HOOK", "GPUHOOK", "T9K_GPU", "NVIDIA_VISIBLE_", "NVIDIA_GPU_MEM", "NVIDIA_IMEX_CHANNELS")
 ASK_BY_MOUNT = (VISIBLE_DIR.rpartition("/")[2],)  # the launcher looks for our own mounts by itself: asks_by_mount()
 

@@ -9,7 +9,7 @@ from oci_hook.engines.doctor.finding import FAIL, OK, WARN, CheckResult
 
 
 def check_cluster(prefix: str, option: str) -> Iterator[CheckResult]:
-    """Nothing where the setting is off. GhError: its problems are the findings."""
+    """No findings if the setting is off. The problems of a GhError are findings."""
     mode = load(prefix).cluster
     if mode == OFF:
         return

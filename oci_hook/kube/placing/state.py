@@ -92,7 +92,7 @@ class ClusterState:
         pod = Pod(obj, said)
         old = self.pods.get(pod.uid)
         if not pod.node:
-            if old is None or not old.node:  # else this event is stale: a node name never goes away
+            if old is None or not old.node:  # an event without the node's name is stale: it never goes away
                 self.pods[pod.uid] = pod
                 self._pending[pod.namespace, pod.name] = pod.uid
             return
@@ -100,7 +100,7 @@ class ClusterState:
         if old is not None and old.node:
             self._forget(old)
             pod.was_listed, pod.overdue = old.was_listed, old.overdue
-        if pod.deleting and not pod.may_be_hurried:  # else its time starts with a shorter grace period
+        if pod.deleting and not pod.may_be_hurried:  # its time starts when its grace period is shortened
             self._ending.setdefault(pod.uid, None)
         self.release(pod.uid)
         self._tries.pop(pod.uid, None)
