@@ -1,6 +1,7 @@
 """The controller against a real kube-apiserver, etcd and kube-scheduler; nodes are plain objects, so no container runs."""
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -10,6 +11,7 @@ import pytest
 
 from oci_hook.core import decision as decisions
 from oci_hook.core.decision import signed_text
+from oci_hook.kube.controller.trust import certificates, own_secret
 from oci_hook.kube.formats import names
 from oci_hook.kube.formats.node_info import Digest
 from oci_hook.kube.formats.signing import Signer
@@ -17,6 +19,7 @@ from scripts.cluster_lab import plain_nodes
 from scripts.cluster_lab.api import Refused
 from scripts.cluster_lab.controllers import OPTED_IN, Controller
 from scripts.cluster_lab.machine import wait
+from scripts.cluster_lab.pki import API
 from scripts.cluster_lab.plain_nodes import decision
 from tests.cluster.plane import EXTENDER, PODS, WORK, Plane, always, answers, text_of
 
@@ -191,8 +194,13 @@ def test_one_leads_and_who_was_paused_for_too_long_answers_nothing(plane: Plane)
     wait(60, "the second leads again", lambda: leads(second))
 
 
-def test_certificates_and_authority_are_renewed_while_pods_come(plane: Plane) -> None:
-    """Serving certificates of 60 s, an authority of 240 s: no admission fails while both are renewed."""
+def test_certificates_and_authority_are_renewed_while_pods_come(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serving certificates of 60 s, a first authority of 120 s: no admission fails while both are renewed."""
+    with monkeypatch.context() as patched:
+        patched.setattr(certificates, "AUTHORITY_LIVES", 2)
+        own = own_secret.renewed(own_secret.Own(), (API,), 60, 1e6, time.time(), os.urandom(64), 0)
+    made = {"metadata": {"name": own_secret.NAME}, "data": own_secret.data(own)}
+    plane.api("POST", "/api/v1/namespaces/gpu-hook/secrets", made)
     controller = plane.ready(plane.controller("--certificate-days", f"{60 / 86400:.6f}"))
     plane.node("a", 16 * GIB)
     authorities, served = set(), set()
