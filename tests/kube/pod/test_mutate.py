@@ -180,6 +180,18 @@ def test_t9k_places() -> None:
     assert mutated(with_own, modes)["spec"]["tolerations"] == [{"operator": "Exists"}, TOLERATION]
 
 
+def test_kais_words_are_for_the_first_container() -> None:
+    done = mutated(pod({}, {}, annotations={"gpu-fraction": "0.5"}, initContainers=[{"name": "i", "image": "x"}]))
+    assert {k: v for k, v in done["metadata"]["annotations"].items() if "memory" in k} == {
+        "gpu-hook.io/memory.c0": "50%"
+    }
+    named = {"nvidia.com/container.c1.gpu-memory.request": "8Gi"}
+    done = mutated(pod({}, {}, annotations=named, schedulerName="kai-scheduler"))
+    assert {k for k in done["metadata"]["annotations"] if "memory" in k} == {"gpu-hook.io/memory.c1"}
+    assert done["spec"]["schedulerName"] == "default-scheduler"
+    assert "no container 'c7'" in refused(pod({}, annotations={"nvidia.com/container.c7.gpu-memory.limit": "8Gi"}))
+
+
 def test_schedulers_and_queues() -> None:
     given = pod({"tensorstack.dev/nvidia-gpu": "1"}, schedulerName="t9k-scheduler")
     given["metadata"]["labels"] = {names.T9K_GROUP: "red"}
