@@ -269,7 +269,9 @@ def required(given: Given) -> tuple[str, ...]:
 
 
 def visible(given: Given, rules: "Rules") -> str:
-    """How NVIDIA_VISIBLE_DEVICES names the GPUs: as T9k prints them to who asks in its words."""
+    """How NVIDIA_VISIBLE_DEVICES names the GPUs: as is said, or as T9k prints them to who asks in its words."""
+    if given.value("visible"):
+        return str(given.value("visible"))
     said = {wish.key for name in ("memory", "gpus") if (wish := given.wishes.get(name)) and wish.dialect == "t9k"}
     if any(key.removeprefix("env ").startswith(("T9K_GPU_", "tensorstack.dev/nvidia-gpu-percent")) for key in said):
         return "index"

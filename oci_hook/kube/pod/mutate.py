@@ -82,8 +82,8 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
     check_number(annotations, len(listed))
     found = Pod("Pod", str(metadata.get("name") or metadata.get("generateName") or ""))
     try:
-        first = next((str(c.get("name")) for c in spec.get("containers") or ()), "")
-        read_pod(found, [container_of(c) for c in listed], annotations, rows, options.rules, first)
+        running = next((str(c.get("name")) for c in spec.get("containers") or ()), "")
+        read_pod(found, [container_of(c) for c in listed], annotations, rows, options.rules, running)
     except RequestError as e:
         raise RequestError(*dict.fromkeys([*e.problems, *own_problems(annotations, listed, options.rules)])) from None
     check_steps(listed, annotations, options.rules)

@@ -13,7 +13,7 @@ from oci_hook.core.collect import Wish
 from oci_hook.core.layout import PREFIX_KEY
 from oci_hook.core.request import Request, build, parse
 from oci_hook.core.rules import Rules
-from oci_hook.core.terms import GpuRequest
+from oci_hook.core.terms import GpuRequest, Terms
 from oci_hook.core.units import show
 from oci_hook.core.value import Value
 from oci_hook.core.value_parsers import WITH_A_SHARE, Bounded
@@ -131,11 +131,16 @@ def resolve(container: ManifestContainer, pod: Pod, problems: list[Problem], rul
         pod.notes.append(f"container {container.name}: {memory.key} has no effect beside {whole.key}={whole.text}")
     if problems or not validate.asks(given.wishes.values()):
         return
-    asked = build(given, None, rules)
-    if asked is not None:  # in our words, NVIDIA_VISIBLE_DEVICES has UUIDs
-        container.request = asked.replace(terms=asked.terms.replace(visible="uuid"))
+    container.request = build(given, None, rules)
     if not problems:
         container.words = words(given)
+        visible = validate.visible(given, rules)
+        if visible != Terms().visible and not declined(container.request):
+            container.words["visible"] = visible
+
+
+def declined(request: Request | None) -> bool:
+    return request is None or not request.gpus
 
 
 def words(given: validate.Given) -> dict[str, str]:

@@ -72,10 +72,10 @@ T9K = """
 """
 WORDS: list[tuple[dict[str, str], dict[str, str], dict[str, str]]] = [
     ({"tensorstack.dev/nvidia-gpu": "2"}, {"gpus": "2", "exclusive": "true"}, {"gpus": "2", "compute": "200"}),
-    ({"tensorstack.dev/nvidia-gpu-percent": "30"}, {"memory": "30%"}, {"gpus": "1"}),
+    ({"tensorstack.dev/nvidia-gpu-percent": "30"}, {"memory": "30%", "visible": "index"}, {"gpus": "1"}),
     (
         {"tensorstack.dev/nvidia-gpu-node": "1"},
-        {"gpus": "all", "exclusive": "true", "node": "exclusive"},
+        {"gpus": "all", "exclusive": "true", "visible": "all", "node": "exclusive"},
         {"gpus": "1", "compute": "100"},
     ),
     (
