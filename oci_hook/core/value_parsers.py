@@ -28,6 +28,8 @@ MAX_INDEX = 255
 MAX_CHANNEL = 2047  # the last IMEX channel that NVIDIA's module makes by default
 MAX_UUID = 47  # the policy page's field, less its NUL
 UUID_CHARACTERS = DIGITS | frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-")
+MAX_WORD = 63  # as long as a label of Kubernetes
+WORD_CHARACTERS = UUID_CHARACTERS | frozenset("._")
 SHORT_POLICIES = {"be": "best-effort", "fs": "fixed-share", "bs": "burst-share"}
 
 
@@ -171,6 +173,13 @@ def bounded_capabilities(text: str) -> Bounded | None:
     return Bounded(CAPABILITIES if found == ALL else found)
 
 
+def word(text: str) -> str:
+    """A name of the user's choice."""
+    if not 0 < len(text) <= MAX_WORD or not WORD_CHARACTERS.issuperset(text):
+        raise ValueError(f"is not a word of letters, digits, - . and _, of {MAX_WORD} characters at most")
+    return text
+
+
 def flag(text: str) -> bool:
     if text not in ("true", "false"):
         raise ValueError("is not true or false")
@@ -198,6 +207,7 @@ REMEDIES: "dict[Callable[[str], object], str]" = {
     priority_class: "write one of them",
     placement: "write one of them",
     flag: "write one of them",
+    word: "write one such as web",
     preempt_tolerance: "write 300us, 100ms or 2s",
     capabilities: "write compute,utility or all",
     bounded_capabilities: "write compute,utility or all",

@@ -343,7 +343,8 @@ def annotation_patterns() -> list[str]:
             continue  # NEAR_PATTERNS have all its keys
         for key in dialects.table(name).KEYS:
             domain, slash, _ = key.rpartition("/")
-            patterns.append(domain + slash + "*" if slash else key)
+            if slash or not key.startswith("gpu"):
+                patterns.append(domain + slash + "*" if slash else key)
     return list(dict.fromkeys((*patterns, *dialects.NEAR_PATTERNS)))
 
 

@@ -299,8 +299,8 @@ struct gpu_bound {
     uint64_t soft, hard, used; /* bytes; no limit: 0 and GPU_UNLIMITED */
 };
 
-/* True if a cgroup that has this home is within all limits that hold for it. */
-bool gpu_limits_hold(struct gpu *gpu, const struct gpu_home *home);
+/* True if a cgroup that has this home, with so many bytes more, is within all limits that hold for it. */
+bool gpu_limits_hold(struct gpu *gpu, const struct gpu_home *home, uint64_t more);
 /* The lowest limit that holds for it. False: none does. */
 bool gpu_limit_lowest(struct gpu *gpu, const struct gpu_home *home, struct gpu_bound *out);
 /* The cgroup's own limit, and what is charged to it. False: it has no limit; `used` is set all the same. */

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from oci_hook.core import decision as decisions
+from oci_hook.core.allocate import NOBODY
 from oci_hook.core.decision import Decision
 from oci_hook.core.grant import Grant, Identity
 from oci_hook.core.inventory import Inventory
@@ -21,7 +22,7 @@ from oci_hook.core.terms import OFFLINE
 from oci_hook.core.value_parsers import policy
 from oci_hook.kube.formats import names
 from oci_hook.kube.formats.node_info import Digest, NodeInventory, read_digest, read_inventory
-from oci_hook.kube.placing.fit import NOBODY, Fit, as_grants
+from oci_hook.kube.placing.fit import Fit, as_grants
 from oci_hook.kube.placing.order import Cut
 from oci_hook.kube.placing.records import Node, Pod, Reservation, rows_of
 from oci_hook.kube.placing.room import room_of
