@@ -241,7 +241,7 @@ class Keeper:
         return done
 
     def _clear(self, settings: "Settings", record: Record) -> None:
-        if record.boot == boot_id():  # else the driver was started anew
+        if record.boot == boot_id():  # after another boot, the driver has no old limits
             self._unset(settings, record)
         records.remove(settings.state_dir, record.key)
 

@@ -132,7 +132,7 @@ class Screen:
         return done if delivered else f"{done}; not in effect yet"
 
     def draw(self, width: int, height: int) -> RenderableType:
-        """As much as has room: four lines per GPU, or one line per GPU if there are many."""
+        """The screen, cut to its size: four lines per GPU, or one line per GPU if there are many."""
         if self.help:
             return top_help.screen(height)
         gpus, head, foot = self.node["gpus"], self.head(width), self.foot(width)

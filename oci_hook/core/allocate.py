@@ -14,7 +14,7 @@ fewest pairs on different NUMA nodes, then the one whose GPUs the placement poli
 
 from oci_hook.core.boundary import obstacle
 from oci_hook.core.gpu_page import free_slot, on_gpu
-from oci_hook.core.grant import Grant, Share
+from oci_hook.core.grant import Grant, Identity, Share
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.policy_page import MAX_GPUS
 from oci_hook.core.request import Request
@@ -32,6 +32,7 @@ MOST_GIB = 80  # a number up to this, without its unit, is rather meant in GiB
 TOO_SMALL = "for a program's context alone"  # the context counts against the limit, so no program could run
 UNMET = "does not meet"
 DISAGREES = "are not"  # a share that is said twice, in per cent and in MiB
+NOBODY = Identity("", "", "")
 FAR = 1000  # distance of two GPUs without a link in the inventory
 PAIRS = MAX_GPUS * MAX_GPUS  # a bound: no set of GPUs has as many pairs
 SEARCH_STEPS = 5_000  # sets of GPUs that are tried; after that the best one so far is taken
@@ -91,8 +92,11 @@ def allocate(
     grants: tuple[Grant, ...],
     rules: Rules,
     bounds: "Bounds" = (),
+    who: Identity = NOBODY,
 ) -> "Allocation | Refusal":
     """Finds GPUs with room for the request beside the grants of living containers.
+
+    who: whose request it is, for apart-from.
 
     bounds: (grant's key, GPU's UUID, microseconds) where it is known how long that container keeps the GPU at most after
     a container of a higher class has work.
@@ -109,10 +113,14 @@ def allocate(
     placement = placement_of(request, rules)
     order = sorted(range(len(uses)), key=lambda i: preference(placement, uses[i], request.terms.priority_class))
     # For each GPU that is asked for: the GPUs that it may be and that have room, the preferred one first.
+    barred = _apart_from(request, who, grants)
     late = [_late(use, request, grants, bounds) for use in uses]
     unmet = [_unmet(request, inventory, use.gpu) for use in uses]
     blocked = [
-        [unmet[i] or _obstacle(use, wish, request, rules) or late[i][0] for i, use in enumerate(uses)]
+        [
+            unmet[i] or _barred(use, request, barred) or _obstacle(use, wish, request, rules) or late[i][0]
+            for i, use in enumerate(uses)
+        ]
         for wish, _ in wishes
     ]
     options = [
@@ -143,6 +151,28 @@ def allocate(
             note = f"has room, another GPU comes first ({placement})"
         notes.append((use.gpu.uuid, note))
     return Allocation(shares, alone, tuple(notes))
+
+
+def _apart_from(request: Request, who: Identity, grants: tuple[Grant, ...]) -> frozenset[str]:
+    """The UUIDs of the GPUs on which a container of another pod of this namespace says the same word in apart-from. In the
+    cluster's controller the word begins with the namespace and a slash."""
+    word = request.terms.apart_from
+    if not word:
+        return frozenset()
+    return frozenset(
+        share.uuid
+        for grant in grants
+        if grant.terms.apart_from == word
+        and ("/" in word or grant.who.namespace == who.namespace)
+        and not (who.pod_uid and grant.who.pod_uid == who.pod_uid)
+        for share in grant.shares
+    )
+
+
+def _barred(use: Usage, request: Request, barred: frozenset[str]) -> str:
+    if use.gpu.uuid not in barred:
+        return ""
+    return f"GPU {use.gpu.index} {use.gpu.uuid} has another container with apart-from={request.terms.apart_from[-40:]}"
 
 
 def _usage(gpu: Gpu, taken: list[tuple[Share, Grant]], rules: Rules) -> Usage:

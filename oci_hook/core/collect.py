@@ -58,7 +58,7 @@ def from_annotations(
     annotations: dict[str, str], container: str, rules: "Rules", problems: list[Problem], decode: "Decode"
 ) -> list[Wish]:
     """The wishes that concern the container called `container` ("" where the engine names none)."""
-    tables = [(name, dialects.rows(name, rules)) for name in dialects.spoken(rules.dialects, annotations)]
+    tables = [(name, dialects.rows(name, rules, annotations)) for name in dialects.spoken(rules.dialects, annotations)]
     foreign = [(name, rows, key) for name, rows in tables for key in rows if key in annotations]
     ours = [key for key in annotations if key.startswith(PREFIX_KEY) and key not in NO_REQUEST]
     if not ours and not foreign:
@@ -90,9 +90,12 @@ def from_annotations(
             found,
             problems,
         )
-    if addressed:
-        for dialect, rows, key in foreign:
-            read(rows[key], key, annotations[key], False, dialect, found, problems)
+    for dialect, rows, key in foreign:
+        whom = dialects.whom(dialect, key, annotations)
+        if whom and not container:
+            problems.append(nameless(key))
+        elif whom == container if whom else addressed:
+            read(rows[key], key, annotations[key], bool(whom), dialect, found, problems)
     return found
 
 

@@ -51,7 +51,7 @@ class Decision(Value):
     sig: str = ""
 
     def shares(self, container: str) -> tuple[DecidedShare, ...] | None:
-        """Of this container; None where the decision does not name it."""
+        """The container's shares; None if the decision does not name it."""
         for name, shares in self.containers:
             if name == container:
                 return shares

@@ -108,8 +108,8 @@ def of_key(key: str, text: str, container: str, rules: "Rules", asks: bool) -> M
         guess = f"did you mean {PREFIX_KEY}{nearest_key(name)}{'.' + suffix if suffix and container else ''}?"
         return Miss(Problem(CODE, f"{said} is not a key of gpu-hook; {guess}"), True)
     for name in dialects.NAMES:
-        if key in dialects.table(name).KEYS:
-            ours = dialects.table(name).KEYS[key][0].removesuffix("-request")
+        if known := dialects.known_key(name, key):
+            ours = dialects.table(name).KEYS[known][0].removesuffix("-request")
             why = f"a word of {name}, which this node does not read; add {name} to `dialects` in settings.yaml"
             if key.startswith(VAGUE):
                 return None if asks else Miss(Problem(CODE, f"{said} is {why}"), False)
@@ -260,7 +260,7 @@ def in_mounts(mounts: "Iterable[tuple[str, str]]") -> list[Miss]:
 
 
 def in_labels(labels: dict[str, str], asks: bool) -> list[Miss]:
-    """Labels, which no engine hands to the runtime."""
+    """The near misses among labels. Engines never hand labels to the runtime, so these ask for nothing."""
     for key, text in labels.items():
         if key.startswith(PREFIX_KEY) or meant_as_ours(key) is not None:
             name = nearest_key(meant_as_ours(key) or split(key)[0])

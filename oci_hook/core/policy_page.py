@@ -59,7 +59,9 @@ def policy_page(grant: Grant, inventory: Inventory, seq: int = 0) -> bytes:
             gpu.memory_mib * MIB,
             _compute(grant, share),
             share.compute_limit,
-            WHOLE if share.whole and share.memory_mib >= gpu.memory_mib else 0,  # else the node keeps a part of it
+            WHOLE
+            if share.whole and share.memory_mib >= gpu.memory_mib
+            else 0,  # not where the node reserves a part of it
             gpu.minor,
             gpu.context_mib * MIB,
             share.slot,

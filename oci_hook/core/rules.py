@@ -35,7 +35,7 @@ class Rules(Value):
     max_shares_per_gpu: int = 64
     memory_per_share: int = 0
     trust_env: bool = False
-    dialects: tuple[str, ...] = ("t9k", "gpu-manager", "hami", "nvidia-volumes", "nvidia")
+    dialects: tuple[str, ...] = ("t9k", "gpu-manager", "hami", "kai", "nvidia-volumes", "nvidia")
     qgpu_memory_unit: str = "none"
     linger: int = 0
     online_compute: str = "booking"

@@ -38,6 +38,11 @@ class Given:
         for wish in sorted(found, key=lambda wish: not wish.own):
             self.add(wish)
         self.resolve_per_gpu()
+        request = self.wishes.get("memory-request")
+        if request is not None and request.dialect == "kai" and "memory" not in self:
+            self.wishes["memory"] = request.replace(
+                name="memory"
+            )  # there the limit is the request where nothing says it
         if (memory := self.beside_whole()) is not None:
             del self.wishes[memory.name]
 
@@ -249,7 +254,9 @@ def memory_request(given: Given) -> None:
         return
     if limit is None:
         given.complain("GH-103", f"{asked} stands alone; NVIDIA_GPU_MEMORY_LIMIT belongs beside it")
-    elif None not in (asked.value, limit.value) and limit.value[0] == "mib" and asked.value[1] > limit.value[1]:  # type: ignore[index]
+        return
+    one, two = asked.value, limit.value
+    if isinstance(one, tuple) and isinstance(two, tuple) and one[0] == two[0] and one[1] > two[1]:
         given.contradict("memory-request", "memory", "the request is above the limit")
 
 
@@ -262,7 +269,9 @@ def required(given: Given) -> tuple[str, ...]:
 
 
 def visible(given: Given, rules: "Rules") -> str:
-    """How NVIDIA_VISIBLE_DEVICES names the GPUs: as T9k prints them to who asks in its words."""
+    """How NVIDIA_VISIBLE_DEVICES names the GPUs: as is said, or as T9k prints them to who asks in its words."""
+    if given.value("visible"):
+        return str(given.value("visible"))
     said = {wish.key for name in ("memory", "gpus") if (wish := given.wishes.get(name)) and wish.dialect == "t9k"}
     if any(key.removeprefix("env ").startswith(("T9K_GPU_", "tensorstack.dev/nvidia-gpu-percent")) for key in said):
         return "index"

@@ -343,12 +343,13 @@ def annotation_patterns() -> list[str]:
             continue  # NEAR_PATTERNS have all its keys
         for key in dialects.table(name).KEYS:
             domain, slash, _ = key.rpartition("/")
-            patterns.append(domain + slash + "*" if slash else key)
+            if slash or not key.startswith("gpu"):
+                patterns.append(domain + slash + "*" if slash else key)
     return list(dict.fromkeys((*patterns, *dialects.NEAR_PATTERNS)))
 
 
 def pod_patterns() -> list[str]:
-    """The same of a pod: also where the kubelet has it from, since nobody decides on pods from static manifests."""
+    """A pod's annotations to pass on: besides those, the one with its source, since static pods have no decision."""
     return [*annotation_patterns(), STATIC]
 
 

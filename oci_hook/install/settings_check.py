@@ -21,7 +21,7 @@ def check(prefix: str) -> Settings:
 
 
 def checked(prefix: str, data: bytes) -> Settings:
-    """The same for a settings.yaml of this content."""
+    """Checks a settings.yaml of this content."""
     reading = node_settings.parse(prefix, data)
     settings = node_settings.interpret(prefix, reading)
     agent_settings.check(reading)

@@ -51,7 +51,7 @@ def pids(init: int, reported: str = "") -> list[int] | None:
 
 
 def below(path: str, inode: int = 0) -> list[int] | None:
-    """The same by the cgroup's directory. inode: the directory must have this inode number (0: any)."""
+    """The processes of a container by its cgroup's directory. inode: the directory must have this inode number (0: any)."""
     found: list[int] = []
     try:
         if not cgroup_tree.is_container(path, inode):

@@ -15,7 +15,7 @@ def container_name(annotations: dict[str, str]) -> str:
 
 
 def own_container_name(annotations: dict[str, str]) -> str:
-    """The same from the engine alone. CRI-O passes on a pod's own annotations, and so containerd's keys that a user wrote."""
+    """The container's name from the engine alone. CRI-O passes on a pod's own annotations, and so containerd's keys that a user wrote."""
     if is_crio(annotations):
         return annotations.get("io.kubernetes.container.name") or ""
     return container_name(annotations)

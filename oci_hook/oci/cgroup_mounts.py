@@ -16,7 +16,7 @@ TREE = "/sys/fs/cgroup"
 
 
 def check(spec: "Spec") -> None:
-    """For a container with boundary driver. Raises ApplyError GH-414 if it may write to its cgroups."""
+    """Raises ApplyError GH-414 if the container, whose boundary is driver, may write to its cgroups."""
     if path := writable(spec):
         raise refuse(
             "GH-414",

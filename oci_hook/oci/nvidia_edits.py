@@ -91,14 +91,13 @@ def narrow(
     return Narrowed(_hooks(out, keep=files or late), tuple(cuda), tuple(nvml), files, late)
 
 
-def decline(spec: "Spec", inventory: "Inventory | None" = None) -> "Spec":
+def decline(spec: "Spec") -> "Spec":
     """The spec of a container that is granted nothing: less what the NVIDIA runtime injected, and with
     NVIDIA_VISIBLE_DEVICES=void. The same object where there was nothing to do.
     """
-    version = inventory.driver_version if inventory else ""
-    mounts = [m for m in spec.get("mounts") or () if not _driver_mount(m, version) and not request_mounts.is_visible(m)]
+    mounts = [m for m in spec.get("mounts") or () if not _driver_mount(m, "") and not request_mounts.is_visible(m)]
     linux = spec.get("linux") or {}
-    out = _without_nodes({**spec, "mounts": mounts}, set(), inventory, False)
+    out = _without_nodes({**spec, "mounts": mounts}, set(), None, False)
     out = _hooks(out, keep=False)
     out = ask(out, "void", True)
     changed = (

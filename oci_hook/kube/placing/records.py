@@ -11,7 +11,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.core.terms import OFFLINE
 from oci_hook.errors import RequestError
 from oci_hook.kube.placing.fit import Fit
-from oci_hook.kube.pod.asked import ENDED, PodWords, asked
+from oci_hook.kube.pod.asked import ENDED, PodWords, apart_word, asked
 from oci_hook.kube.pod.peaks import Row, together
 
 MOST_TRIES = 4  # reservations of one pod without a Binding; after more, higher priorities may take its room
@@ -154,9 +154,10 @@ def rows_of(decision: Decision, pod: PodWords) -> tuple[Row, ...]:
     parts = []
     terms = dict(decision.terms)
     for name, kind in pod.containers:
+        apart = apart_word(pod, name)
         offline = name in terms and terms[name].priority_class == OFFLINE
         rows = tuple(
-            Row(sys.intern(s.uuid), s.memory_mib, s.compute, w := not s.memory_mib, w and name in alone, offline)
+            Row(sys.intern(s.uuid), s.memory_mib, s.compute, w := not s.memory_mib, w and name in alone, offline, apart)
             for s in decision.shares(name) or ()
         )
         parts.append((kind, rows))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from oci_hook.core import decision as decisions
+from oci_hook.core.allocate import NOBODY
 from oci_hook.core.decision import Decision
 from oci_hook.core.grant import Grant, Identity
 from oci_hook.core.inventory import Inventory
@@ -21,7 +22,7 @@ from oci_hook.core.terms import OFFLINE
 from oci_hook.core.value_parsers import policy
 from oci_hook.kube.formats import names
 from oci_hook.kube.formats.node_info import Digest, NodeInventory, read_digest, read_inventory
-from oci_hook.kube.placing.fit import NOBODY, Fit, as_grants
+from oci_hook.kube.placing.fit import Fit, as_grants
 from oci_hook.kube.placing.order import Cut
 from oci_hook.kube.placing.records import Node, Pod, Reservation, rows_of
 from oci_hook.kube.placing.room import room_of
@@ -92,7 +93,7 @@ class ClusterState:
         pod = Pod(obj, said)
         old = self.pods.get(pod.uid)
         if not pod.node:
-            if old is None or not old.node:  # else this event is stale: a node name never goes away
+            if old is None or not old.node:  # an event without the node's name is stale: it never goes away
                 self.pods[pod.uid] = pod
                 self._pending[pod.namespace, pod.name] = pod.uid
             return
@@ -100,7 +101,7 @@ class ClusterState:
         if old is not None and old.node:
             self._forget(old)
             pod.was_listed, pod.overdue = old.was_listed, old.overdue
-        if pod.deleting and not pod.may_be_hurried:  # else its time starts with a shorter grace period
+        if pod.deleting and not pod.may_be_hurried:  # its time starts when its grace period is shortened
             self._ending.setdefault(pod.uid, None)
         self.release(pod.uid)
         self._tries.pop(pod.uid, None)
