@@ -1,7 +1,7 @@
 """The policy page: packs a grant into the 4096 bytes that the shim reads. shim/pages/policy_page.h has
 the same layout."""
 
-from struct import Struct
+from _struct import Struct  # `struct` is one more file to read
 
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.inventory import Inventory
