@@ -236,11 +236,12 @@ class Controller:
                 end_of_loading()
 
     def _measure(self) -> None:
+        metrics = self._metrics
         for reflector in self._reflectors:
-            self._metrics.lists.labels(reflector.kind.name).set(reflector.lists)
-        self._metrics.cut.set(self._server.connections.cut)
-        self._metrics.events.labels("written").set(self._events.written)
-        self._metrics.events.labels("dropped").set(self._events.book.dropped)
+            metrics.raise_to(metrics.lists.labels(reflector.kind.name), reflector.lists)
+        metrics.raise_to(metrics.cut, self._server.connections.cut)
+        metrics.raise_to(metrics.events.labels("written"), self._events.written)
+        metrics.raise_to(metrics.events.labels("dropped"), self._events.book.dropped)
 
     async def _ask(self, namespace: str, name: str, uid: str) -> None:
         """Reads a pod whose Binding we allowed long ago, to see whether it was bound."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from oci_hook.core.units import MIB
 from oci_hook.kube.answers import overview
 from oci_hook.kube.placing.state import ClusterState
 
@@ -16,6 +17,7 @@ NODES_AT_A_TIME = 100  # nodes between two pauses for other requests
 
 class Metrics:
     def __init__(self) -> None:
+        self._counted: dict[Counter, int] = {}
         self.registry = CollectorRegistry()
         own = self.registry
         self.answers = Counter("gpu_hook_controller_answers", "Answered calls.", ("call", "result"), registry=own)
@@ -34,7 +36,7 @@ class Metrics:
         self.holds = Gauge("gpu_hook_controller_holds", "Pods for which freed GPUs are held.", registry=own)
         self.failures = Counter("gpu_hook_controller_failures", "Malformed requests.", registry=own)
         self.leads = Gauge("gpu_hook_controller_leads", "1 where this controller leads.", registry=own)
-        self.lists = Gauge("gpu_hook_controller_lists", "Lists of all objects so far.", ("kind",), registry=own)
+        self.lists = Counter("gpu_hook_controller_lists", "Lists of all objects.", ("kind",), registry=own)
         self.objects = Gauge("gpu_hook_controller_objects", "Objects known.", ("kind",), registry=own)
         self.pending = Gauge(
             "gpu_hook_controller_pending_pods",
@@ -42,13 +44,13 @@ class Metrics:
             ("code",),
             registry=own,
         )
-        self.events = Gauge("gpu_hook_controller_events", "Events on pods so far.", ("result",), registry=own)
+        self.events = Counter("gpu_hook_controller_events", "Events on pods.", ("result",), registry=own)
         self.certificate_end = Gauge(
             "gpu_hook_controller_certificate_end_timestamp_seconds",
             "End of the serving certificate; Unix time.",
             registry=own,
         )
-        self.cut = Gauge(
+        self.cut = Counter(
             "gpu_hook_controller_connections_cut",
             "Connections cut because they were slow or too many.",
             registry=own,
@@ -59,6 +61,12 @@ class Metrics:
         for code, count in Tally(codes).items():
             self.pending.labels(code).set(count)
 
+    def raise_to(self, counter: Counter, value: int) -> None:
+        """Sets a counter to what its owner counts elsewhere; after a new start of that count, adds it."""
+        before = self._counted.get(counter, 0)
+        counter.inc(value - before if value >= before else value)
+        self._counted[counter] = value
+
     async def text(self, nodes: AsyncIterator[str]) -> bytes:
         parts = [generate_latest(self.registry)]
         async for part in nodes:
@@ -66,16 +74,16 @@ class Metrics:
         return b"".join(parts)
 
 
-HEAD = """# HELP gpu_hook_controller_gpu_memory_mib Memory of a GPU.
-# TYPE gpu_hook_controller_gpu_memory_mib gauge
-# HELP gpu_hook_controller_gpu_free_mib Memory of a GPU that is neither granted nor reserved.
-# TYPE gpu_hook_controller_gpu_free_mib gauge
-# HELP gpu_hook_controller_gpu_free_compute Compute of a GPU free for the classes online and default, in per cent.
-# TYPE gpu_hook_controller_gpu_free_compute gauge
-# HELP gpu_hook_controller_gpu_offline_mib Memory of a GPU that pods of class offline have.
-# TYPE gpu_hook_controller_gpu_offline_mib gauge
-# HELP gpu_hook_controller_gpu_offline_compute Offline compute of a GPU that pods of class offline have, in per cent.
-# TYPE gpu_hook_controller_gpu_offline_compute gauge
+HEAD = """# HELP gpu_hook_controller_gpu_memory_bytes Memory of a GPU.
+# TYPE gpu_hook_controller_gpu_memory_bytes gauge
+# HELP gpu_hook_controller_gpu_free_bytes Memory of a GPU that is neither granted nor reserved.
+# TYPE gpu_hook_controller_gpu_free_bytes gauge
+# HELP gpu_hook_controller_gpu_free_compute_ratio Compute of a GPU free for the classes online and default.
+# TYPE gpu_hook_controller_gpu_free_compute_ratio gauge
+# HELP gpu_hook_controller_gpu_offline_bytes Memory of a GPU that pods of class offline have.
+# TYPE gpu_hook_controller_gpu_offline_bytes gauge
+# HELP gpu_hook_controller_gpu_offline_compute_ratio Offline compute of a GPU that pods of class offline have.
+# TYPE gpu_hook_controller_gpu_offline_compute_ratio gauge
 # HELP gpu_hook_controller_gpu_containers Containers on a GPU.
 # TYPE gpu_hook_controller_gpu_containers gauge
 # HELP gpu_hook_controller_node_grants Grants and reservations on a node.
@@ -90,10 +98,10 @@ SUMS = """# HELP gpu_hook_controller_nodes Nodes that have GPUs or should run gp
 gpu_hook_controller_gpus{{state="free"}} {sums.free_gpus}
 gpu_hook_controller_gpus{{state="shared"}} {shared}
 gpu_hook_controller_gpus{{state="whole"}} {sums.whole_gpus}
-# HELP gpu_hook_controller_free_mib Free memory of all GPUs, on free ones and on those in use.
-# TYPE gpu_hook_controller_free_mib gauge
-gpu_hook_controller_free_mib{{on="free"}} {free_mib}
-gpu_hook_controller_free_mib{{on="used"}} {sums.free_used_mib}
+# HELP gpu_hook_controller_free_bytes Free memory of all GPUs, on free ones and on those in use.
+# TYPE gpu_hook_controller_free_bytes gauge
+gpu_hook_controller_free_bytes{{on="free"}} {free}
+gpu_hook_controller_free_bytes{{on="used"}} {used}
 # HELP gpu_hook_controller_holding_pods Pods that have GPUs, or a reservation.
 # TYPE gpu_hook_controller_holding_pods gauge
 gpu_hook_controller_holding_pods {sums.holders}
@@ -113,18 +121,18 @@ async def node_lines(state: ClusterState) -> AsyncIterator[str]:
             taken, holders = overview.taken_on(state, node) if node.text else ({}, 0)
             sums = sums.plus(overview.Sums(holders=holders))
             grants = len(state.grants(node)) if node.text else 0
-            lines.append(f'gpu_hook_controller_node_grants{{node="{name}"}} {grants}\n')
+            lines.append(f'gpu_hook_controller_node_grants{{Hostname="{name}"}} {grants}\n')
             for gpu in state.inventory(node).gpus if node.text else ():
                 one = overview.of_gpu(gpu, taken.get(gpu.uuid, []), node.rules)
                 sums = sums.plus(one)
-                labels = f'{{node="{name}",gpu="{gpu.uuid}"}}'
+                labels = f'{{Hostname="{name}",gpu="{gpu.index}",UUID="{gpu.uuid}"}}'
                 free = 0 if one.whole_gpus else max(0, 100 - one.granted_compute)
                 lines.append(
-                    f"gpu_hook_controller_gpu_memory_mib{labels} {one.memory_mib}\n"
-                    f"gpu_hook_controller_gpu_free_mib{labels} {one.free_mib}\n"
-                    f"gpu_hook_controller_gpu_free_compute{labels} {free}\n"
-                    f"gpu_hook_controller_gpu_offline_mib{labels} {one.offline_mib}\n"
-                    f"gpu_hook_controller_gpu_offline_compute{labels} {one.offline_compute}\n"
+                    f"gpu_hook_controller_gpu_memory_bytes{labels} {one.memory_mib * MIB}\n"
+                    f"gpu_hook_controller_gpu_free_bytes{labels} {one.free_mib * MIB}\n"
+                    f"gpu_hook_controller_gpu_free_compute_ratio{labels} {free / 100}\n"
+                    f"gpu_hook_controller_gpu_offline_bytes{labels} {one.offline_mib * MIB}\n"
+                    f"gpu_hook_controller_gpu_offline_compute_ratio{labels} {one.offline_compute / 100}\n"
                     f"gpu_hook_controller_gpu_containers{labels} {one.containers}\n"
                 )
         if count % NODES_AT_A_TIME == 0:
@@ -134,4 +142,5 @@ async def node_lines(state: ClusterState) -> AsyncIterator[str]:
     yield "".join(lines)
     nodes = "".join(f'gpu_hook_controller_nodes{{state="{state}"}} {count}\n' for state, count in states.items())
     shared = sums.gpus - sums.free_gpus - sums.whole_gpus
-    yield SUMS.format(nodes=nodes, sums=sums, shared=shared, free_mib=sums.free_mib - sums.free_used_mib)
+    free = sums.free_mib - sums.free_used_mib
+    yield SUMS.format(nodes=nodes, sums=sums, shared=shared, free=free * MIB, used=sums.free_used_mib * MIB)
