@@ -1,9 +1,13 @@
 """Reads a cluster's nodes and pods for commands, from its API server or from a dump."""
 
+import functools
 import json
+import shutil
+import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 from oci_hook.errors import GhError, refuse
@@ -17,6 +21,7 @@ MAX_PAGE = 256 << 20
 PAGE = 500  # objects
 TIMEOUT = 30  # seconds
 
+Reader = Callable[[str], bytes]  # path and query -> the answer
 Objects = tuple[list[dict[str, Any]], list[dict[str, Any]]]  # nodes, pods
 
 
@@ -38,17 +43,16 @@ def read_with_budgets(dump: str | None, kubeconfig: str | None) -> tuple[Objects
         if dump:
             found = [budget(item) for item in items if item.get("kind") == "PodDisruptionBudget"]
             return objects, found or None  # a dump without budgets may lack the whole kind
-        opener, there = _opener(kubeconfig)
-        return objects, budgets_of(opener, there)
+        return objects, budgets_of(_reader(kubeconfig))
     except (KeyError, TypeError, AttributeError, ValueError) as e:
         raise refuse("GH-608", f"a PodDisruptionBudget has an unexpected form: {type(e).__name__} {e}") from None
 
 
-def budgets_of(opener: urllib.request.OpenerDirector, there: Credential) -> list[Budget] | None:
+def budgets_of(read: Reader) -> list[Budget] | None:
     """Kubernetes has policy/v1 since 1.21, and policy/v1beta1 until 1.24. None if neither can be listed."""
     for version in ("policy/v1", "policy/v1beta1"):
         try:
-            return [budget(item, version) for item in listed(opener, there, f"/apis/{version}/poddisruptionbudgets")]
+            return [budget(item, version) for item in listed(read, f"/apis/{version}/poddisruptionbudgets")]
         except GhError:
             continue  # without the right to list them, or without this version
     return None
@@ -56,39 +60,64 @@ def budgets_of(opener: urllib.request.OpenerDirector, there: Credential) -> list
 
 def from_server(kubeconfig: str | None) -> Objects:
     """Lists nodes and pods in pages. Raises ClusterError GH-608."""
-    opener, there = _opener(kubeconfig)
-    return listed(opener, there, "/api/v1/nodes"), listed(opener, there, "/api/v1/pods")
+    read = _reader(kubeconfig)
+    return listed(read, "/api/v1/nodes"), listed(read, "/api/v1/pods")
 
 
-def _opener(kubeconfig: str | None) -> tuple[urllib.request.OpenerDirector, Credential]:
-    """kubeconfig: None for kubectl's files, or the pod's service account without them."""
-    there = kube_config.load([kubeconfig] if kubeconfig else kube_config.files())
+def _reader(kubeconfig: str | None) -> Reader:
+    """kubeconfig: None for kubectl's files, or the pod's service account without them. Where these log in by a plug-in, as in
+    most clouds, kubectl is asked."""
+    try:
+        there = kube_config.load([kubeconfig] if kubeconfig else kube_config.files())
+    except GhError as e:
+        kubectl = shutil.which("kubectl")
+        if kube_config.PLUG_INS not in str(e) or not kubectl:
+            raise
+        return functools.partial(_by_kubectl, [kubectl, *([f"--kubeconfig={kubeconfig}"] if kubeconfig else [])])
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if context := there.context():
         handlers.append(urllib.request.HTTPSHandler(context=context))
-    return urllib.request.build_opener(*handlers), there
+    return functools.partial(_by_http, urllib.request.build_opener(*handlers), there)
 
 
-def listed(opener: urllib.request.OpenerDirector, there: Credential, path: str) -> list[dict[str, Any]]:
+def _by_http(opener: urllib.request.OpenerDirector, there: Credential, path: str) -> bytes:
+    """Raises OSError with the reason."""
+    asked = urllib.request.Request(f"{there.server}{path}")
+    if token := there.bearer():
+        asked.add_header("Authorization", f"Bearer {token}")
+    try:
+        with opener.open(asked, timeout=TIMEOUT) as answer:
+            return bytes(answer.read(MAX_PAGE))
+    except urllib.error.HTTPError as e:
+        e.close()
+        raise OSError(f"{there.server} says {e.code} {e.reason}") from None
+    except OSError as e:
+        raise OSError(f"{there.server}: {getattr(e, 'reason', e)}") from None
+
+
+def _by_kubectl(kubectl: list[str], path: str) -> bytes:
+    """Raises OSError with the reason."""
+    try:
+        done = subprocess.run([*kubectl, "get", "--raw", path], capture_output=True, timeout=4 * TIMEOUT)
+    except subprocess.TimeoutExpired:
+        raise OSError("kubectl does not end") from None
+    if done.returncode:
+        raise OSError(f"kubectl: {done.stderr.decode(errors='replace').strip()[-200:]}")
+    return done.stdout
+
+
+def listed(read: Reader, path: str) -> list[dict[str, Any]]:
     kind = path.rpartition("/")[2]
     items: list[dict[str, Any]] = []
     more = ""
     while True:
         query = urllib.parse.urlencode({"limit": PAGE, **({"continue": more} if more else {})})
-        asked = urllib.request.Request(f"{there.server}{path}?{query}")
         try:
-            if token := there.bearer():
-                asked.add_header("Authorization", f"Bearer {token}")
-            with opener.open(asked, timeout=TIMEOUT) as answer:
-                page = json.loads(answer.read(MAX_PAGE))
+            page = json.loads(read(f"{path}?{query}"))
             items += page.get("items") or []
             more = (page.get("metadata") or {}).get("continue") or ""
-        except urllib.error.HTTPError as e:
-            e.close()
-            raise refuse("GH-608", f"{there.server} does not list {kind}: {e.code} {e.reason}") from None
         except (OSError, ValueError, AttributeError) as e:
-            why = getattr(e, "reason", e)
-            raise refuse("GH-608", f"{kind} cannot be read from {there.server}: {why}") from None
+            raise refuse("GH-608", f"{kind} cannot be listed: {e}") from None
         if not more:
             return items
 
