@@ -92,7 +92,7 @@ class _Crowd:
         return took / done
 
     def added(self, members: range, seconds: float) -> float:
-        """By the shim."""
+        """What the shim adds to a call."""
         return self.pair("ours", members, seconds) - self.pair("bare", members, seconds)
 
     def close(self) -> None:
