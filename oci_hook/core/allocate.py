@@ -56,7 +56,7 @@ class Refusal(Value):
 
 
 class Usage(Value):
-    """What the grants leave of one GPU. free_mib: what can still be granted. free_compute, free_offline: what guarantees of
+    """The part of one GPU that the grants leave. free_mib: can still be granted. free_compute, free_offline: guarantees of
     the classes online and default, and of class offline, can still have. containers: how many grants are on it. alone: one
     container has it exclusively. whole: its containers have no limits."""
 
@@ -73,7 +73,7 @@ class Usage(Value):
 
 
 def usage(inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tuple[Usage, ...]:
-    """What these grants leave of each GPU, in inventory order."""
+    """The part of each GPU that these grants leave, in inventory order."""
     taken: dict[str, list[tuple[Share, Grant]]] = {}
     for grant in grants:
         for share in grant.shares:
@@ -315,7 +315,7 @@ def _unmet(request: Request, inventory: Inventory, gpu: Gpu) -> str:
 
 
 def _agrees(gpu: Gpu, wish: GpuRequest, percent: int, rules: Rules) -> bool:
-    """Whether so many MiB are so many per cent of the GPU, by any rounding, or of what can be granted of it."""
+    """True if so many MiB are so many per cent of the GPU, by any rounding, or of what can be granted of it."""
     asked = wish.memory[1] if wish.memory else 0
     totals = (gpu.memory_mib, gpu.memory_mib - rules.reserve(gpu.memory_mib))
     return any(abs(asked * 100 - percent * total) < total for total in totals)
@@ -329,7 +329,7 @@ def _slot(gpu: Gpu, wish: GpuRequest, alone: bool, grants: tuple[Grant, ...], ru
 
 
 def places(gpu: Gpu, rules: Rules) -> int:
-    """How many containers may share the GPU. A GPU has a little less memory than its name says, so 15109 MiB count as four
+    """The number of containers that may share the GPU. A GPU has a little less memory than its name says, so 15109 MiB count as four
     times 4 GiB."""
     if not rules.memory_per_share:
         return rules.max_shares_per_gpu
@@ -387,7 +387,7 @@ def _fits_empty(
     allowed: frozenset[int],
     rules: Rules,
 ) -> bool:
-    """Whether the request has room on the node without any container: else waiting does not help."""
+    """True if the request has room on the node without any container: else waiting does not help."""
     uses = usage(inventory, (), rules)
     options = [
         [
@@ -475,7 +475,7 @@ def _choose(options: list[list[int]], wishes: list[GpuRequest], inventory: Inven
     # Entries with few options come first, so that a search without a result ends early; equal entries take GPUs in
     # order of preference.
     turn = sorted(range(len(options)), key=lambda w: (len(options[w]), w))
-    # Whether the entry at this turn and the next one are alike: then the next one takes a later GPU, since swapping the two
+    # True where the entry at this turn and the next one are alike: then the next one takes a later GPU, since swapping the two
     # makes no difference.
     equal = [_same(wishes[a], wishes[b]) and options[a] == options[b] for a, b in zip(turn, turn[1:], strict=False)]
     nearest = min(d for i, row in enumerate(distance) for j, d in enumerate(row) if i != j)

@@ -27,7 +27,7 @@ CONTAINERS = PREFIX_KEY + "containers"
 REQUEST = PREFIX_KEY + "request"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 ASKING_VARIABLES = ("GPU_HOOK_", "T9K_GPU_", "NVIDIA_GPU_MEMORY_")  # that people set; every CUDA image has VISIBLE
-# How variables begin that may be a misspelt one of those; CUDA images have none of them but VISIBLE.
+# Beginnings of variables that may be a misspelt one of those; CUDA images have none of them but VISIBLE.
 NEAR_VARIABLES = ("GPU_HOOK", "GPUHOOK", "T9K_GPU", "NVIDIA_VISIBLE_", "NVIDIA_GPU_MEM")
 INJECTED = (
     "GPU_HOOK_MEMORY_MIB"  # nobody asks with it: it is among what a container with a share finds, and its copies have
@@ -203,7 +203,7 @@ def from_env(env: dict[str, str], rules: "Rules", problems: list[Problem]) -> li
                 present.pop(rough, None)
         for key, variable in present.items():
             if variable == "GPU_HOOK_COMPUTE" and INJECTED in env and not env[variable].strip("0,"):
-                continue  # what a container without a guarantee finds; a copy of it brings it back
+                continue  # set without a guarantee; a copy of the container brings it back
             read(module.KEYS[key], f"env {variable}", env[variable], False, dialect, found, problems)
         if dialect == "nvidia":
             found += of_old_image(env, module)
@@ -212,7 +212,7 @@ def from_env(env: dict[str, str], rules: "Rules", problems: list[Problem]) -> li
 
 
 def of_old_image(env: dict[str, str], nvidia: "ModuleType") -> list[Wish]:
-    """What an image asks for that has CUDA_VERSION alone, from before NVIDIA_REQUIRE_CUDA: every GPU and all capabilities."""
+    """The request of an image that has CUDA_VERSION alone, from before NVIDIA_REQUIRE_CUDA: every GPU and all capabilities."""
     if not nvidia.is_old(env):
         return []
     key, text = f"env {nvidia.CUDA}", env[nvidia.CUDA]
@@ -382,7 +382,7 @@ def unread_variables(env: dict[str, str], rules: "Rules", asks: bool) -> list[st
 
 
 def is_addressed(annotations: dict[str, str], container: str, problems: list[Problem]) -> bool:
-    """Whether keys without a suffix apply to this container."""
+    """True if keys without a suffix apply to this container."""
     if CONTAINERS not in annotations:
         return True
     text = annotations[CONTAINERS]

@@ -54,7 +54,7 @@ class Rules(Value):
         return self.online_compute == "booking"
 
     def competes(self, priority_class: str) -> bool:
-        """Whether the compute of a container of this class is only booked (Grant.competes)."""
+        """True if the compute of a container of this class is only booked (Grant.competes)."""
         return self.online_competes and priority_class == ONLINE
 
 

@@ -1,4 +1,4 @@
-"""What is asked of a GPU, and on what terms: values that go unchanged from the request to the grant, its pages and events.
+"""Requests of GPUs and their terms: values that go unchanged from the request to the grant, its pages and events.
 
 CONTRIBUTING.md lists what else a new annotation needs.
 """
@@ -22,7 +22,7 @@ WORDS = {
 
 
 class GpuRequest(Value):
-    """What is asked of one GPU.
+    """A request of one GPU.
 
     device: None (any GPU), an index ("0") or a UUID ("GPU-...") of exactly this GPU.
     memory: ("mib", n), or ("percent", n) of the GPU that is chosen, 1..100; None: not asked for.

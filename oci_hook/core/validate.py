@@ -81,7 +81,7 @@ class Given:
             self.complain(code(other, wish), f"{other} and {wish} disagree about {wish.name}; give one of them")
 
     def same(self, exact: "Wish", rough: "Wish") -> bool:
-        """Whether these are two words of one system for one thing (a table's SAME). Then the exact one counts."""
+        """True if these are two words of one system for one thing (a table's SAME). Then the exact one counts."""
         if exact.dialect != rough.dialect or (exact.key, rough.key) not in dialects.table(exact.dialect).SAME:
             return False
         if self.same_percent is not None and rough.value != ("percent", self.same_percent):
@@ -104,12 +104,12 @@ class Given:
 
     @property
     def partial(self) -> bool:
-        """Whether a part of a GPU is asked for, not the whole."""
+        """True if a part of a GPU is asked for, not the whole."""
         return self.who_says("memory") is not None or self.who_says("compute") is not None
 
     @property
     def asks_compute(self) -> bool:
-        """Whether compute is asked for, or may be asked for in a value that could not be parsed."""
+        """True if compute is asked for, or may be asked for in a value that could not be parsed."""
         return self.who_says("compute") is not None or ("per_gpu" in self and self.value("per_gpu") is None)
 
     def complain(self, code: str, message: str) -> None:
@@ -126,7 +126,7 @@ def code(one: "Wish", two: "Wish") -> str:
 
 
 def asks(found: "Iterable[Wish]") -> bool:
-    """Whether any of these asks for a GPU."""
+    """True if any of these asks for a GPU."""
     return any(wish.name in ASKING and wish.value is not False for wish in found)
 
 
@@ -153,7 +153,7 @@ def check_count(given: Given) -> None:
 
 
 def exclusive(given: Given, rules: "Rules") -> bool:
-    """Whether no other container may be on the GPUs. Without a word, whole GPUs follow the node's whole_gpus."""
+    """True if no other container may be on the GPUs. Without a word, whole GPUs follow the node's whole_gpus."""
     said = given.value("exclusive")
     if said is None:
         return not given.partial and rules.whole_gpus == "exclusive"
@@ -261,7 +261,7 @@ def memory_request(given: Given) -> None:
 
 
 def required(given: Given) -> tuple[str, ...]:
-    """What the container requires of driver and GPU, as KEY=EXPRESSION."""
+    """The container's requirements of driver and GPU, as KEY=EXPRESSION."""
     wishes = sorted(
         (w for name, w in given.wishes.items() if name.startswith(REQUIRED) and w.value), key=lambda w: w.key
     )
@@ -269,7 +269,7 @@ def required(given: Given) -> tuple[str, ...]:
 
 
 def visible(given: Given, rules: "Rules") -> str:
-    """How NVIDIA_VISIBLE_DEVICES names the GPUs: as is said, or as T9k prints them to who asks in its words."""
+    """The names of GPUs in NVIDIA_VISIBLE_DEVICES: as the container asks for them, or as T9k prints them for its words."""
     if given.value("visible"):
         return str(given.value("visible"))
     said = {wish.key for name in ("memory", "gpus") if (wish := given.wishes.get(name)) and wish.dialect == "t9k"}
@@ -279,7 +279,7 @@ def visible(given: Given, rules: "Rules") -> str:
 
 
 def boundary(given: Given, rules: "Rules") -> str:
-    """Who must hold the memory limit. A container may ask for a stronger boundary than the node's, not for a weaker one."""
+    """The required holder of the memory limit. A container may ask for a stronger boundary than the node's, not for a weaker one."""
     said = given.value("boundary")
     if said is not None and weaker(said, rules.boundary):
         why = f"weaker than this node's setting, boundary: {rules.boundary}; drop it, or ask for driver"

@@ -34,7 +34,7 @@ SHORT_POLICIES = {"be": "best-effort", "fs": "fixed-share", "bs": "burst-share"}
 
 
 class Several(dict[str, object]):
-    """What a parser returns if the value decides which wish the key means: wish -> value."""
+    """A parser's result if the value decides which wish the key means: wish -> value."""
 
 
 def devices(text: str) -> str | tuple[str, ...] | None:
@@ -56,7 +56,7 @@ def devices(text: str) -> str | tuple[str, ...] | None:
 
 
 def cdi_name(item: str) -> str:
-    """A device without the vendor and class of the NVIDIA runtime's CDI names: runtime.nvidia.com/gpu=0 is 0."""
+    """Strips vendor and class from a CDI name of the NVIDIA runtime: runtime.nvidia.com/gpu=0 becomes 0."""
     kind, equals, name = item.partition("=")
     return name if equals and kind in ("runtime.nvidia.com/gpu", "nvidia.com/gpu") else item
 
@@ -162,7 +162,7 @@ def policy(text: str) -> str:
 
 
 class Bounded(tuple[str, ...]):
-    """Capabilities of which a container gets those that it may have."""
+    """Capabilities as an upper bound: the container gets the allowed ones among them."""
 
 
 def bounded_capabilities(text: str) -> Bounded | None:

@@ -43,8 +43,9 @@ def plan(plan: "Plan", out: Path) -> None:
         objects = plan.objects(out / "launcher", target, options, [HERE / f"{source}.c" for source in sources])
         plan.link(out / name, target, FLAGS, objects)
     target = f"{plan.arch}-linux-gnu.{GLIBC}"  # it opens the driver, a shared library
-    flags = [flag for flag in FLAGS if flag != "-static"]
-    plan.link(out / PROBE, target, flags, plan.objects(out / "launcher", target, flags, [HERE / "probe.c"]), ["-ldl"])
+    dynamic = [flag for flag in FLAGS if flag != "-static"]
+    objects = plan.objects(out / "launcher", target, dynamic, [HERE / "probe.c"])
+    plan.link(out / PROBE, target, dynamic, objects, ["-ldl"])
 
 
 def shared() -> list[str]:

@@ -22,7 +22,7 @@ NAMES = ("t9k", "qgpu", "gpu-manager", "hami", "kai", "nvidia-volumes", "nvidia"
 
 # Words that say how, and never what, so that no container without other words needs a look.
 HOW_ALONE = ("NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_", "NVIDIA_DISABLE_REQUIRE")
-# How the keys of a dialect begin. A table is imported only for a container that has such a key.
+# Beginnings of a dialect's keys. A table is imported only for a container that has such a key.
 BEGIN = {
     "t9k": ("NVIDIA_VISIBLE_DEVICES", "T9K_GPU_", "tensorstack.dev/"),
     "qgpu": ("tke.cloud.tencent.com/",),
@@ -32,11 +32,11 @@ BEGIN = {
     "nvidia-volumes": (),  # has no keys: core/collect.py reads its mounts
     "nvidia": ("NVIDIA_GPU_MEMORY_", "CUDA_VERSION", *HOW_ALONE),
 }
-# With those that are nearly one, for nodes that trust the environment (core/collect.py: NEAR_VARIABLES).
+# Beginnings of all variables of ours and of near misses, for nodes that trust the environment (core/collect.py: NEAR_VARIABLES).
 OUR_WORDS = (PREFIX_KEY, "GPU_HOOK", "GPUHOOK", "T9K_GPU", "NVIDIA_VISIBLE_", "NVIDIA_GPU_MEM", "NVIDIA_IMEX_CHANNELS")
 ASK_BY_MOUNT = (VISIBLE_DIR.rpartition("/")[2],)  # the launcher looks for our own mounts by itself: asks_by_mount()
 
-# What may ask in words that nobody understands (core/near_misses.py): parts of annotation keys, and of mounts' paths. The
+# Marks of a request in words that nobody understands (core/near_misses.py): parts of annotation keys, and of mounts' paths. The
 # launcher looks for them, and engines hand the annotations of NEAR_PATTERNS (Go's path.Match) on to the runtime.
 NEAR_KEYS = ("gpu", "cuda", "nvidia", "hook.io/")  # in whatever letters
 NEAR_MOUNTS = ("/run/gpu", "gpu-hook/request")
@@ -90,14 +90,14 @@ def spoken(names: "Iterable[str]", keys: "Iterable[str]") -> list[str]:
 
 
 def is_known(names: "Iterable[str]", key: str) -> bool:
-    """Whether one of these dialects reads an annotation of this key."""
+    """True if one of these dialects reads an annotation of this key."""
     return ("nvidia" in names and key.startswith(HOW_ALONE)) or any(
         known_key(name, key) for name in spoken(names, [key])
     )
 
 
 def wish(key: str) -> str:
-    """What a dialect's key is about: "memory", "class"; "" for none of them."""
+    """The subject of a dialect's key: "memory", "class"; "" for none of them."""
     return next((table(name).KEYS[known][0] for name in NAMES if (known := known_key(name, key))), "")
 
 

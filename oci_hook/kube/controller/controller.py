@@ -62,10 +62,9 @@ class Controller:
         self.leader = Leader(client, options.namespace, identity, options.reached_at, options.pod, self._begin, log)
         leads = self.leader.leads
         self._events = Events(client, time.monotonic)
-        counted = self._metrics.evictions
         self._state = ClusterState(**({"placement": options.place} if options.place else {}), verify=self._verify)
         context = Context(client, self._state, set(), self._decides, self._synced, time.monotonic, log)
-        self._evictor = Evictor(context, self._events, lambda code: counted.labels(code).inc())
+        self._evictor = Evictor(context, self._events, lambda code: self._metrics.count("evictions", code))
         self._mode_taints = ModeTaints(context)
         self._copy = Copy(
             self._state,
@@ -75,14 +74,13 @@ class Controller:
             context.enabled,
         )
         self._budgets = BudgetWatch(client, log)
-        attempts = self._metrics.preemptions
         self._preemptor = Preemptor(
             context,
             self._budgets.budgets,
             self._events,
             options.preemption,
             Terms(options.equal_offline),
-            lambda outcome: attempts.labels(outcome).inc(),
+            lambda outcome: self._metrics.count("preemptions", outcome),
         )
         self._reflectors = [
             Reflector(client, NAMESPACES, self._copy.namespaces, log),
@@ -236,12 +234,11 @@ class Controller:
                 end_of_loading()
 
     def _measure(self) -> None:
-        metrics = self._metrics
         for reflector in self._reflectors:
-            metrics.raise_to(metrics.lists.labels(reflector.kind.name), reflector.lists)
-        metrics.raise_to(metrics.cut, self._server.connections.cut)
-        metrics.raise_to(metrics.events.labels("written"), self._events.written)
-        metrics.raise_to(metrics.events.labels("dropped"), self._events.book.dropped)
+            self._metrics.set("lists", reflector.lists, reflector.kind.name)
+        self._metrics.set("connections_cut", self._server.connections.cut)
+        self._metrics.set("events", self._events.written, "written")
+        self._metrics.set("events", self._events.book.dropped, "dropped")
 
     async def _ask(self, namespace: str, name: str, uid: str) -> None:
         """Reads a pod whose Binding we allowed long ago, to see whether it was bound."""

@@ -100,7 +100,7 @@ def near_to(request: Request, uuids: tuple[str, ...]) -> Request | None:
 
 
 def pinned(asked: Asked, shares: tuple[tuple[str, tuple[DecidedShare, ...]], ...]) -> Asked | None:
-    """The same requests for exactly the chosen GPUs; None if the numbers of GPUs differ."""
+    """These requests narrowed to the chosen GPUs; None if the numbers of GPUs differ."""
     chosen = dict(shares)
     found = []
     for name, kind, request in asked:

@@ -50,13 +50,13 @@ class Node:
 
 class Pod:
     """words, created: only while it has no node. rows: its share of GPUs. was_listed: its node's ledger listed it once. gone: the time
-    of its object's deletion, after which its containers may still run; None while the object exists. claim: a decision that we
+    of its object's deletion, after which its containers may still run; None while the object exists. unproven: a decision that we
     cannot verify, and the pod's words; only the containers in its node's ledger count. labels: only of a pod with our annotations.
     overdue: terminating for too long; see `ends`. grace: its grace period in seconds."""
 
     __slots__ = (
         *("uid", "namespace", "name", "node", "words", "rows", "ended", "deleting", "daemon", "whole_node", "priority"),
-        *("was_listed", "gone", "claim", "labels", "created", "overdue", "grace"),
+        *("was_listed", "gone", "unproven", "labels", "created", "overdue", "grace"),
     )
 
     def __init__(self, obj: dict[str, Any], said: PodWords) -> None:
@@ -79,7 +79,7 @@ class Pod:
         self.was_listed = False
         self.overdue = False
         self.gone: float | None = None
-        self.claim: tuple[Decision, PodWords] | None = None
+        self.unproven: tuple[Decision, PodWords] | None = None
         self.labels = _shared(obj["metadata"].get("labels") or {}) if said.annotations else ()
 
     @property
