@@ -1,10 +1,8 @@
 """Reads a cluster's nodes and pods for commands, from its API server or from a dump."""
 
-import functools
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -18,7 +16,6 @@ MAX_DUMP = 2 << 30  # bytes
 PAGE = 500  # objects
 TIMEOUT = 30  # seconds
 
-Reader = Callable[[str], Any]  # path and query -> the answer, decoded
 Objects = tuple[list[dict[str, Any]], list[dict[str, Any]]]  # nodes, pods
 
 
@@ -58,49 +55,41 @@ def budgets_of(kubeconfig: str | None) -> list[Budget] | None:
 
 
 def listed(kubeconfig: str | None, path: str) -> list[dict[str, Any]]:
-    """Lists in pages. kubeconfig: None for kubectl's files, or the pod's service account without them; where these log in by a
-    plug-in, as in most clouds, kubectl is asked. Raises ClusterError GH-608."""
+    """Lists in pages. kubeconfig: None for kubectl's files, or the pod's service account without them. Raises ClusterError GH-608."""
+    kind = path.rpartition("/")[2]
     try:
         there = kube_config.load([kubeconfig] if kubeconfig else kube_config.files())
     except GhError as e:
-        kubectl = shutil.which("kubectl")
-        if kube_config.PLUG_INS not in str(e) or not kubectl:
+        if kube_config.PLUG_INS not in str(e) or not (kubectl := shutil.which("kubectl")):
             raise
-        command = [kubectl, *([f"--kubeconfig={kubeconfig}"] if kubeconfig else []), "get", "--raw"]
-        return _pages(functools.partial(_by_kubectl, command), path, "kubectl")
+        return _by_kubectl([kubectl, *([f"--kubeconfig={kubeconfig}"] if kubeconfig else [])], path)
     api = Api(there, TIMEOUT)
-    try:
-        return _pages(api.get, path, there.server)
-    finally:
-        api.close()
-
-
-def _pages(get: Reader, path: str, server: str) -> list[dict[str, Any]]:
-    kind = path.rpartition("/")[2]
     items: list[dict[str, Any]] = []
     more = ""
     try:
         while True:
-            page = get(f"{path}?{urlencode({'limit': PAGE, **({'continue': more} if more else {})})}")
+            page = api.get(f"{path}?{urlencode({'limit': PAGE, **({'continue': more} if more else {})})}")
             items += page.get("items") or []
             more = (page.get("metadata") or {}).get("continue") or ""
             if not more:
                 return items
     except ApiError as e:
-        raise refuse("GH-608", f"{server} does not list {kind}: {e}") from None
+        raise refuse("GH-608", f"{there.server} does not list {kind}: {e}") from None
     except (*FAILURES, AttributeError) as e:
-        raise refuse("GH-608", f"{kind} cannot be read from {server}: {e}") from None
+        raise refuse("GH-608", f"{kind} cannot be read from {there.server}: {e}") from None
+    finally:
+        api.close()
 
 
-def _by_kubectl(command: list[str], path: str) -> Any:
-    """Raises OSError or ValueError with the reason."""
+def _by_kubectl(kubectl: list[str], path: str) -> list[dict[str, Any]]:
+    """Where the kubeconfig logs in by a plug-in, as in most clouds."""
     try:
-        done = subprocess.run([*command, path], capture_output=True, timeout=4 * TIMEOUT)
-    except subprocess.TimeoutExpired:
-        raise OSError("it does not end") from None
-    if done.returncode:
-        raise OSError(done.stderr.decode(errors="replace").strip()[-200:])
-    return json.loads(done.stdout)
+        done = subprocess.run([*kubectl, "get", "--raw", path], capture_output=True, timeout=4 * TIMEOUT)
+        if done.returncode:
+            raise OSError(done.stderr.decode(errors="replace").strip()[-200:])
+        return json.loads(done.stdout)["items"] or []
+    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError) as e:
+        raise refuse("GH-608", f"{path.rpartition('/')[2]} cannot be read by kubectl: {e}") from None
 
 
 def _nodes_and_pods(items: list[dict[str, Any]]) -> Objects:

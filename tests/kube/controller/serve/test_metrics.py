@@ -1,4 +1,4 @@
-"""A scrape of the controller, read by Prometheus' own parser: base units, and labels as those of NVIDIA's DCGM exporter."""
+"""What a scrape of the controller says, read by Prometheus' own parser."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -47,7 +47,8 @@ def test_a_scrape_tells_what_was_counted() -> None:
     assert said["answer_seconds_count call=bind"] == 3 and said["answer_seconds_sum call=bind"] == 3.0011
 
 
-def test_names_units_and_labels() -> None:
+def test_units_and_labels() -> None:
+    """Bytes and ratios, and the labels of NVIDIA's DCGM exporter."""
     state = cluster(node("a", 100))
     one = pod("p", memory=40, compute=25)
     found = choose(state, Question(words(one)))
@@ -62,4 +63,3 @@ def test_names_units_and_labels() -> None:
     assert said["gpu_hook_controller_gpu_free_bytes"] == (labels, 60 * MIB)
     assert said["gpu_hook_controller_gpu_free_compute_ratio"] == (labels, 0.75)
     assert not [name for name in families if name.endswith(("_mib", "_percent"))]
-    assert families["gpu_hook_controller_connections_cut"].type == "counter"
