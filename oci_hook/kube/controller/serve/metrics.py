@@ -21,9 +21,6 @@ COUNTERS = {  # name -> labels, help
     "events": (("result",), "Events on pods."),
     "connections_cut": ((), "Connections cut because they were slow or too many."),
     "failures": ((), "Malformed requests."),
-    "connections_cut": ((), "Connections cut because they were slow or too many."),
-    "events": (("result",), "Events on pods."),
-    "lists": (("kind",), "Lists of all objects."),
 }
 GAUGES = {
     "holds": ((), "Pods for which freed GPUs are held."),
