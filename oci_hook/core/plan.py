@@ -87,7 +87,7 @@ Step = Bind | Tmpfs | DeviceNode | DeviceRule | EnvVar
 
 
 class ImageFacts(Value):
-    """What the plan must know of the image. libdir: where its loader looks for 64-bit libraries.
+    """Facts of the image that the plan needs. libdir: where its loader looks for 64-bit libraries.
 
     cover_cuda, cover_nvml: the paths of all copies of these libraries in the image; ours is mounted over each.
     cover_other: other libraries of a different driver (a cuda-compat package), which must not be loaded with this one.
@@ -207,7 +207,7 @@ def _environment(grant: Grant, inventory: Inventory, libdir: str) -> list[Step]:
         return str(values[0]) if len(set(values)) == 1 else ",".join(map(str, values))
 
     shares = grant.shares
-    values: dict[str, str | None] = dict.fromkeys(ENV_SET)  # what is not set below is removed
+    values: dict[str, str | None] = dict.fromkeys(ENV_SET)  # variables not set below are removed
     values["NVIDIA_VISIBLE_DEVICES"] = _visible(grant, inventory) or "none"
     values["NVIDIA_DRIVER_CAPABILITIES"] = ",".join(grant.terms.capabilities)
     values["TRITON_LIBCUDA_PATH"] = libdir

@@ -318,7 +318,7 @@ EXACT = (
 
 
 def figures(data: Json) -> dict[str, Json]:
-    """Of those cells that were measured."""
+    """The figures of the cells that were measured."""
     ours = [r for r in data["rows"] if not r["native"]]
     native = {r["cell"]: r for r in data["rows"] if r["native"]}
     figure = report.figure
@@ -377,7 +377,7 @@ def details() -> str:
 
 
 def write_docs(figures: dict[str, Json]) -> None:
-    """Nothing for takeovers alone."""
+    """Writes nothing if takeovers alone were measured."""
     from load import plots  # matplotlib takes its time
 
     data = report.last["share"]

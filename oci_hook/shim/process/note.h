@@ -21,7 +21,8 @@ enum kind {
     EXEC,
     PAGE, /* a page of the GPU, with the number of pieces of pools that begin or end in it */
     GRAPH_POOL,
-    STRANGE /* memory/piece.h */
+    STRANGE, /* memory/piece.h */
+    OPENED   /* memory of another process, by an IPC handle: its shared slot */
 };
 
 /* The key of an allocation. Device pointers, and the handles of each kind, have separate ranges of keys. */

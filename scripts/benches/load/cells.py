@@ -140,7 +140,7 @@ def work_until(ends: list[int], each: float, begin: int, at: int, longest: float
 
 
 def _exact(stage: Any, cell: Cell, results: list[list[Json]], ends: list[list[list[int]]], stopped_at: int) -> Json:
-    """In bins as `measure` has them, from the commands' ends. Commands that ended after the stop say nothing."""
+    """The shares in bins like those of `measure`, from the commands' ends. Commands that ended after the stop do not count."""
     begin = max(r["from_ns"] for rs in results for r in rs)
     width = BIN_NS * stage.scale
     first = begin + int(cell.warm * 1e9) * stage.scale

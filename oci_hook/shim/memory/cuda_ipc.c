@@ -1,0 +1,75 @@
+/* IPC handles of linear memory. What a process exports so gets an account slot of its own, and who opens the handle holds
+ * that slot: so it stays charged when its maker frees it first or exits, as long as the driver has it for somebody. A handle is
+ * the same each time that it is asked for; where it is not, the memory stays charged until its maker exits. */
+#include <string.h>
+
+#include "account/shared_slot.h"
+#include "driver/real.h"
+#include "memory/piece.h"
+
+/* FNV-1a, 64 bits. */
+static uint64_t known_by(const CUipcMemHandle *handle) {
+    uint64_t hash = 0xcbf29ce484222325ull;
+    for (size_t i = 0; i < sizeof handle->bytes; i++)
+        hash = (hash ^ (uint8_t)handle->bytes[i]) * 0x100000001b3ull;
+    return hash ? hash : 1;
+}
+
+static void note_handle(CUdeviceptr pointer, const CUipcMemHandle *handle) {
+    struct gh_state *st = gh_here();
+    struct vmm *v = st ? vmm_of(st) : NULL;
+    CUdeviceptr base = 0;
+    size_t size = 0;
+    if (!v || REAL(cuMemGetAddressRange_v2)(&base, &size, pointer) || !gh_lock(&v->lock))
+        return;
+    struct piece *p = share_linear(st, base);
+    if (p)
+        give_slot(st, p, known_by(handle));
+    gh_unlock(&v->lock);
+}
+
+GH_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer) {
+    CUipcMemHandle made;
+    CUresult r = REAL(cuIpcGetMemHandle)(handle ? &made : NULL, pointer);
+    if (r || !handle)
+        return r;
+    note_handle(pointer, &made);
+    *handle = made;
+    return r;
+}
+
+typedef CUresult open_call(CUdeviceptr *, CUipcMemHandle, unsigned);
+
+static CUresult open_handle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags, open_call *call) {
+    struct gh_state *st = gh_here();
+    CUdeviceptr opened = 0;
+    if (!st)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    unsigned slot = gh_shared_hold(st, known_by(&handle)); /* before the driver has it for us */
+    CUresult r = call(pointer ? &opened : NULL, handle, flags);
+    if (r != CUDA_SUCCESS) {
+        gh_shared_let_go(st, slot);
+        return r;
+    }
+    if (slot) /* without memory for the note, it stays held until the process ends */
+        gh_pointers_put(&st->pointers, key_of(OPENED, opened), slot);
+    *pointer = opened;
+    return r;
+}
+
+GH_EXPORT CUresult cuIpcOpenMemHandle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags) {
+    return open_handle(pointer, handle, flags, REAL(cuIpcOpenMemHandle));
+}
+GH_EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags) {
+    return open_handle(pointer, handle, flags, REAL(cuIpcOpenMemHandle_v2));
+}
+
+/* A driver counts how often a handle was opened, and answers each with the same address. */
+GH_EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
+    struct gh_state *st = gh_here();
+    unsigned slot = st ? (unsigned)gh_pointers_get(&st->pointers, key_of(OPENED, pointer)) : 0;
+    CUresult r = REAL(cuIpcCloseMemHandle)(pointer);
+    if (r == CUDA_SUCCESS)
+        gh_shared_let_go(st, slot);
+    return r;
+}
