@@ -152,6 +152,23 @@ wait(); say(drop()); wait(); say(drop()); wait()
     assert box.start(look).line() == str(1024 * MIB)
 
 
+def test_what_a_context_opened_is_closed_with_it(node: Node) -> None:
+    box = node.container()
+    path = str(node.place / "opened")
+    made = "context = c_void_p(); assert lib.cuCtxCreate_v2(byref(context), 0, 0) == 0\n"
+    importer = box.start(
+        COMMON.format(path=path) + made + TAKE["ipc"] + "\nwait(); say(lib.cuCtxDestroy_v2(context)); wait()"
+    )
+    assert importer.line() == "listens"
+    exporter = box.start(COMMON.format(path=path) + f"SIZE = {600 * MIB}\n" + SEND["ipc"] + END)
+    assert (exporter.line(), importer.line()) == ("0 0", "0")
+    exporter.kill()
+    assert box.start("cu.init(); say(cu.info()[0]); wait()").line() == str(424 * MIB)
+    assert importer.ask() == "0"
+    assert box.start("cu.init(); say(cu.info()[0]); wait()").line() == str(1024 * MIB)
+    assert node.held() == 0
+
+
 def test_exported_memory_goes_with_its_context(node: Node) -> None:
     box = node.container()
     program = box.start("""

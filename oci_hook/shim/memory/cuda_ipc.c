@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "account/shared_slot.h"
+#include "driver/cuda_gpu.h"
 #include "driver/real.h"
 #include "memory/piece.h"
 
@@ -38,6 +39,14 @@ GH_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer
     return r;
 }
 
+/* A driver counts how often a handle was opened, and answers each with the same address. Without memory for the note, it stays
+ * held until the process ends. */
+static void note_opened(struct gh_state *st, CUdeviceptr at, unsigned slot) {
+    uint64_t key = key_of(OPENED, at), was = gh_pointers_take(&st->pointers, key);
+    uint64_t times = opened_slot(was) == slot ? opened_times(was) + 1 : 1;
+    gh_pointers_put(&st->pointers, key, pack(times << 10 | slot, 0, current_place(st).context, OPENED));
+}
+
 typedef CUresult open_call(CUdeviceptr *, CUipcMemHandle, unsigned);
 
 static CUresult open_handle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags, open_call *call) {
@@ -51,8 +60,8 @@ static CUresult open_handle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigne
         gh_shared_let_go(st, slot);
         return r;
     }
-    if (slot) /* without memory for the note, it stays held until the process ends */
-        gh_pointers_put(&st->pointers, key_of(OPENED, opened), slot);
+    if (slot)
+        note_opened(st, opened, slot);
     *pointer = opened;
     return r;
 }
@@ -64,12 +73,17 @@ GH_EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle ha
     return open_handle(pointer, handle, flags, REAL(cuIpcOpenMemHandle_v2));
 }
 
-/* A driver counts how often a handle was opened, and answers each with the same address. */
 GH_EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
     struct gh_state *st = gh_here();
-    unsigned slot = st ? (unsigned)gh_pointers_get(&st->pointers, key_of(OPENED, pointer)) : 0;
+    uint64_t key = key_of(OPENED, pointer), note = st ? gh_pointers_take(&st->pointers, key) : 0;
     CUresult r = REAL(cuIpcCloseMemHandle)(pointer);
+    if (!note)
+        return r;
     if (r == CUDA_SUCCESS)
-        gh_shared_let_go(st, slot);
+        gh_shared_let_go(st, opened_slot(note));
+    if (r != CUDA_SUCCESS)
+        gh_pointers_put(&st->pointers, key, note);
+    else if (opened_times(note) > 1)
+        gh_pointers_put(&st->pointers, key, note - (1ull << 40));
     return r;
 }

@@ -49,19 +49,28 @@ static bool lock_byte(int fd, int64_t byte) {
     return !fcntl(fd, F_OFD_SETLK, &l);
 }
 
+static const char *after_words(const char *at, int words) {
+    while (words--) {
+        for (; *at && *at != ' '; at++) {}
+        for (; *at == ' '; at++) {}
+    }
+    return at;
+}
+
 /* proc(5), fdinfo: the locks of the descriptor's open file, by whichever process they were taken. */
 uint64_t watched_byte(int fd) {
     char path[40], text[4096];
-    long long byte = 0;
     snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
     int info = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
     ssize_t n = info < 0 ? 0 : read(info, text, sizeof text - 1);
     if (info >= 0)
         close(info);
     text[n > 0 ? n : 0] = 0;
-    for (const char *line = text; (line = strstr(line, "OFDLCK")); line++)
-        if (sscanf(line, "OFDLCK %*s %*s %*s %*s %lld", &byte) == 1 && byte >= FIRST_BYTE)
-            return (uint64_t)byte;
+    for (const char *line = text; (line = strstr(line, "OFDLCK")); line++) {
+        uint64_t byte = strtoull(after_words(line, 5), NULL, 10); /* OFDLCK ADVISORY READ PID DEVICE:INODE FIRST LAST */
+        if (byte >= FIRST_BYTE)
+            return byte;
+    }
     return 0;
 }
 

@@ -321,25 +321,30 @@ void give_slot(struct gh_state *st, struct piece *p, uint64_t known) {
 
 struct lost {
     unsigned context;
-    uint64_t address;
+    uint64_t key, value;
 };
 
 static bool find_lost(uint64_t key, uint64_t value, void *with) {
     struct lost *l = with;
-    if (kind_of(value) == SHARED && number_of(value) == l->context)
-        l->address = key;
+    enum kind kind = kind_of(value);
+    if ((kind == SHARED || kind == OPENED) && number_of(value) == l->context) {
+        l->key = key;
+        l->value = value;
+    }
     return false;
 }
 
 void shared_lost(struct gh_state *st, unsigned context) {
-    struct lost l = {context, 0};
-    if (!vmm_if_any(st))
-        return;
-    for (gh_pointers_filter(&st->pointers, find_lost, &l); l.address;
-         gh_pointers_filter(&st->pointers, find_lost, &l)) {
-        gh_pointers_take(&st->pointers, l.address);
-        shared_freed(st, l.address);
-        l.address = 0;
+    struct lost l = {context, 0, 0};
+    gh_pointers_filter(&st->pointers, find_lost, &l);
+    while (l.key) {
+        gh_pointers_take(&st->pointers, l.key);
+        if (kind_of(l.value) == SHARED)
+            shared_freed(st, l.key);
+        for (uint64_t n = kind_of(l.value) == OPENED ? opened_times(l.value) : 0; n; n--)
+            gh_shared_let_go(st, opened_slot(l.value));
+        l.key = 0;
+        gh_pointers_filter(&st->pointers, find_lost, &l);
     }
 }
 

@@ -61,7 +61,8 @@ bool pieces_reclaim(struct gh_state *st);
 #define RECLAIM_EVERY_MS 100
 void pieces_reclaim_now_and_then(struct gh_state *st);
 
-/* Linear memory that share_linear made a piece was freed; what of it was allocated in a context that has gone was. */
+/* Linear memory that share_linear made a piece was freed. All that was allocated in a context was, and what was opened there
+ * by IPC handles is closed. */
 void shared_freed(struct gh_state *st, uint64_t address);
 void shared_lost(struct gh_state *st, unsigned context);
 

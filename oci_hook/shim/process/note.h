@@ -16,13 +16,13 @@ enum kind {
     PLACE, /* a context's GPU and number */
     POOL,
     SHARED,  /* linear memory that others may keep: its charge is in a piece (memory/piece.h) */
+    OPENED,  /* memory of another process, by an IPC handle: how often << 10 | its shared slot, in place of units */
     MANAGED, /* charged on several GPUs, from the first one in the policy page to the noted one */
     HANDLE = 16,
     EXEC,
     PAGE, /* a page of the GPU, with the number of pieces of pools that begin or end in it */
     GRAPH_POOL,
-    STRANGE, /* memory/piece.h */
-    OPENED   /* memory of another process, by an IPC handle: its shared slot */
+    STRANGE /* memory/piece.h */
 };
 
 /* The key of an allocation. Device pointers, and the handles of each kind, have separate ranges of keys. */
@@ -39,5 +39,8 @@ static inline uint64_t units_of(uint64_t value) { return value >> 30; }
 static inline unsigned gpu_of(uint64_t value) { return value >> 26 & 15; }
 static inline unsigned number_of(uint64_t value) { return value >> 4 & NOTE_OF_MOST; }
 static inline enum kind kind_of(uint64_t value) { return (enum kind)(value & 15); }
+
+static inline unsigned opened_slot(uint64_t value) { return units_of(value) & 1023; }
+static inline uint64_t opened_times(uint64_t value) { return units_of(value) >> 10; }
 
 #endif
