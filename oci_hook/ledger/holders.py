@@ -71,8 +71,8 @@ def holders(
     WALL times as much on a busy machine; tenants can make more processes and namespaces than that is enough for, and then
     the second value is NEVER.
     living: cgroups of containers that are known to live. Their processes hold no other container's grant and are
-    skipped. pages: the folder of the grants' pages; "": any. keys: which grants a list of mounts shows. The first process of a pid namespace is preferred: all others of
-    the namespace end with it.
+    skipped. pages: the folder of the grants' pages; "": any. keys: which grants a list of mounts shows. The first
+    process of a pid namespace is preferred: all others of the namespace end with it.
     """
     until, latest = time.thread_time() + seconds, time.monotonic() + WALL * seconds
     seen: dict[str, set[str]] = {}  # by mount namespace

@@ -93,7 +93,9 @@ class Judge:
         reported = lives.found(grant)
         if reported is not None and reported[0].init != life.init:
             new, named = reported
-            if (proc.is_running(new.init) or lives.occupied(new)) and (named or _holds(new.init, grant.key, self._pages)):
+            if (proc.is_running(new.init) or lives.occupied(new)) and (
+                named or _holds(new.init, grant.key, self._pages)
+            ):
                 if new.cgroup_inode:
                     self._living.add(new.cgroup)
                 return grant.replace(life=new)
