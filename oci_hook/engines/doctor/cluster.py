@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from oci_hook.config import cluster
-from oci_hook.config.settings import OFF, load
+from oci_hook.config.settings import DRA, OFF, load
 from oci_hook.core.layout import CLUSTER_KEYS
 from oci_hook.engines.doctor.finding import FAIL, OK, WARN, CheckResult
 
@@ -11,7 +11,7 @@ from oci_hook.engines.doctor.finding import FAIL, OK, WARN, CheckResult
 def check_cluster(prefix: str, option: str) -> Iterator[CheckResult]:
     """Nothing where the setting is off. GhError: its problems are the findings."""
     mode = load(prefix).cluster
-    if mode == OFF:
+    if mode in (OFF, DRA):
         return
     known = cluster.keys(prefix)
     if known is None:
