@@ -295,7 +295,7 @@ def _who(given: "State", config: "Spec") -> "Identity":
 
 
 def _life(pid: int, devices: "DeviceCgroup | None") -> "Life":
-    """How the ledger sees that the container lives: by its init, and by its cgroup if that is its own."""
+    """The container's signs of life for the ledger: its init, and its cgroup if that is its own."""
     from oci_hook.core.grant import Life
     from oci_hook.linux.proc import boot_id, pid_space, process_life
 

@@ -56,7 +56,7 @@ SUMMARIES = {
     "why": "Explain why a container was refused or is slow, and what helps.",
 }
 
-# What other tools call these commands: no spelling leads from one to the other.
+# Other tools' names for these commands: no spelling leads from one to the other.
 OTHER_WORDS = {
     "apply": "set", "attach": "top", "check": "doctor", "config": "settings", "continue": "resume", "convert": "translate",
     "delete": "release", "devices": "gpus", "dry-run": "explain", "gpu": "gpus", "kill": "release", "limit": "set",

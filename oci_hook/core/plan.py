@@ -87,7 +87,7 @@ Step = Bind | Tmpfs | DeviceNode | DeviceRule | EnvVar
 
 
 class ImageFacts(Value):
-    """What the plan must know of the image. libdir: where its loader looks for 64-bit libraries.
+    """Facts of the image that the plan needs. libdir: where its loader looks for 64-bit libraries.
 
     cover_cuda, cover_nvml: the paths of all copies of these libraries in the image; ours is mounted over each.
     cover_other: other libraries of a different driver (a cuda-compat package), which must not be loaded with this one.

@@ -1,7 +1,7 @@
 """The policy page: packs a grant into the 4096 bytes that the shim reads. shim/pages/policy_page.h has
 the same layout."""
 
-from struct import Struct
+from _struct import Struct  # `struct` is one more file to read
 
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.inventory import Inventory
@@ -59,7 +59,9 @@ def policy_page(grant: Grant, inventory: Inventory, seq: int = 0) -> bytes:
             gpu.memory_mib * MIB,
             _compute(grant, share),
             share.compute_limit,
-            WHOLE if share.whole and share.memory_mib >= gpu.memory_mib else 0,  # else the node keeps a part of it
+            WHOLE
+            if share.whole and share.memory_mib >= gpu.memory_mib
+            else 0,  # not where the node reserves a part of it
             gpu.minor,
             gpu.context_mib * MIB,
             share.slot,

@@ -28,7 +28,7 @@ def path(registration: Registration) -> Path:
 
 
 def is_used(registration: Registration) -> bool:
-    """Whether containerd is, or is to be, registered by hooks. Raises SettingsError GH-508 for the other way than the
+    """True if containerd is, or is to be, registered by hooks. Raises SettingsError GH-508 for the other way than the
     one in which it is."""
     there = path(registration).exists()
     if there and registration.way == "runtime":

@@ -48,7 +48,7 @@ def moving(prefix: str, state_dir: str) -> Iterator[None]:
 
 
 def _is_left(prefix: str, used: str, state_dir: str) -> bool:
-    """Whether `used` is another directory, and this install's."""
+    """True if `used` is another directory, and this install's."""
     return used != "" and os.path.realpath(used) != os.path.realpath(state_dir) and not state_owner.other(prefix, used)
 
 

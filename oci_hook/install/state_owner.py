@@ -117,7 +117,7 @@ def _open(state_dir: str) -> int:
 
 
 def _said(state_dir: str) -> bytes:
-    """What the directory's owner file says; b"" if there is none."""
+    """The contents of the directory's owner file; b"" if there is none."""
     try:
         fd = _open(state_dir)
         try:
@@ -129,7 +129,7 @@ def _said(state_dir: str) -> bytes:
 
 
 def _in_use(folder: str) -> bool:
-    """Whether the folder is the state directory of an install, or was one and still has its ledger."""
+    """True if the folder is the state directory of an install, or was one and still has its ledger."""
     said = _said(folder)
     if not said.startswith(b"/") or not said.endswith(b"\n"):
         return False

@@ -21,7 +21,7 @@ def orphans(state_dir: str, known: set[str]) -> dict[str, int]:
     device, top = pages
 
     def keys(data: bytes) -> set[str]:
-        """Those of this state directory's pages: another install's pages have the same place in its containers."""
+        """The keys of this state directory's pages; another install's pages have the same place in its containers."""
         found = set()
         for line in data.split(b"\n"):
             if POLICY_PAGE.encode() in line:

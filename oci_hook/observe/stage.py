@@ -1,4 +1,4 @@
-"""Whether a container is starting, runs or is paused, for display: a grant is made before its container."""
+"""A container's stage for display (starting, running or paused): a grant is made before its container."""
 
 import os
 import time
@@ -24,7 +24,7 @@ def stage(grant: Grant) -> tuple[str, int | None]:
 
 
 def paused(grant: Grant) -> bool:
-    """Whether the container's cgroup is frozen, as by `docker pause`, `runc pause` or the agent's policy freeze."""
+    """True if the container's cgroup is frozen, as by `docker pause`, `runc pause` or the agent's policy freeze."""
     head, v1, tail = grant.life.cgroup.partition("/devices/")
     try:
         if v1:

@@ -21,7 +21,7 @@ HOSTNAME = "/etc/hostname"  # docker mounts its own file there, which lies besid
 
 
 def request(spec: "Spec", annotations: dict[str, str], rules: "Rules") -> "Request | None":
-    """What the container asks for, None for nothing, as a pod's sandbox does. Raises RequestError.
+    """The container's request; None if it asks for nothing, as a pod's sandbox does. Raises RequestError.
 
     spec: as it was before gpu-hook edited it. annotations: the spec's, or the state document's.
     """
@@ -44,7 +44,7 @@ def claim(spec: "Spec") -> str:
 
 
 def unclear(spec: "Spec", annotations: dict[str, str], rules: "Rules", asks: bool) -> bool:
-    """Whether oci/unclear.py, which few containers load, must look at what this one asks for. asks: whether it asks for a
+    """True if oci/unclear.py, which few containers load, must look at what this one asks for. asks: whether it asks for a
     GPU in words that are understood."""
     if oci_annotations.is_sandbox(annotations) or claim(spec):
         return False
@@ -73,12 +73,12 @@ def mounts(spec: "Spec") -> list[tuple[str, str]]:
 
 
 def is_request(mount: "Mount") -> bool:
-    """Whether a mount is a request in our words. No such mount is made: its destination says all."""
+    """True if a mount is a request in our words. No such mount is made: its destination says all."""
     return inside(plain(mount.get("destination") or ""), REQUEST_DIR)
 
 
 def is_visible(mount: "Mount") -> bool:
-    """Whether a mount is a request in the NVIDIA runtime's words."""
+    """True if a mount is a request in the NVIDIA runtime's words."""
     return inside(plain(mount.get("destination") or ""), VISIBLE_DIR)
 
 

@@ -17,6 +17,7 @@ from scripts.cluster_lab.api import Api, Refused
 from scripts.cluster_lab.controllers import OWN
 from scripts.cluster_lab.faults import FAULTS, Fault, Strike, kill
 from scripts.cluster_lab.managed import WORK, Managed
+from scripts.cluster_lab.managed_objects import behind
 from scripts.cluster_lab.node import Gpus
 from scripts.cluster_lab.programs import CannotRun
 
@@ -220,8 +221,7 @@ class Rounds:
     def _routed(self) -> bool:
         """Does the Service lead to those that are Ready, and only there?"""
         ready = [c.port for c in self.site.controllers if c.process is not None and c.ready(2.0)]
-        found = self._api.get(f"/api/v1/namespaces/{OWN}/endpoints/gpu-hook-controller").get("subsets") or ()
-        return bool(ready) and sorted(port["port"] for subset in found for port in subset["ports"]) == ready
+        return bool(ready) and behind(self._api) == ready
 
     def _grants(self, node: str) -> list[check.Grant]:
         rows = self.site.grants[node].read()
@@ -238,6 +238,7 @@ class Rounds:
             "nodes": "/api/v1/nodes",
             "events": f"/api/v1/namespaces/{WORK}/events",
             "endpoints": f"/api/v1/namespaces/{OWN}/endpoints",
+            "slices": f"/apis/discovery.k8s.io/v1/namespaces/{OWN}/endpointslices",
         }.items():
             try:
                 (place / f"{name}.json").write_text(json.dumps(self._api.get(path), indent=1))

@@ -142,4 +142,5 @@ class Control:
         return ["kube-scheduler", f"--config={used}", "--bind-address=127.0.0.1"]
 
     def _services(self) -> list[str]:
-        return [PYTHON, "-I", str(HERE / "services.py"), str(self.keys.folder), API, BRIDGE]
+        minor = str(programs.minor())
+        return [PYTHON, "-I", str(HERE / "services.py"), str(self.keys.folder), API, BRIDGE, minor]

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from scripts.cluster_lab.api import Api, Connection, Refused
 from scripts.cluster_lab.control import Control
 from scripts.cluster_lab.pki import API
@@ -65,7 +67,7 @@ class Controller:
         self.process.send_signal(signal.SIGCONT)
 
     def use_options(self, *options: str) -> None:
-        """From the next start on."""
+        """Sets the options of the next start."""
         self._options = options
 
     def pid(self) -> int:
@@ -99,7 +101,7 @@ class Controller:
         return self.ask("GET", "/readyz", timeout=timeout)[0] == 200
 
     def leads(self, timeout: float = 2) -> bool:
-        """Of several that are Ready, one does."""
+        """True for one of the Ready controllers."""
         try:
             return self.figures(timeout).get("gpu_hook_controller_leads") == 1
         except AssertionError:
@@ -119,36 +121,13 @@ class Controller:
 
 
 def configure(api: Api, url: str) -> None:
-    """Makes the webhook configuration with that URL; replaces an existing one."""
+    """Makes the webhook configuration of packaging/ with that URL; replaces an existing one."""
     try:
         api("DELETE", f"{CONFIGURATIONS}/gpu-hook")
     except Refused as e:
         if e.status != 404:
             raise
-    same = {
-        "admissionReviewVersions": ["v1"],
-        "failurePolicy": "Fail",
-        "timeoutSeconds": 2,
-        "namespaceSelector": {"matchLabels": OPTED_IN},
-    }
-
-    def rule(resource: str, *operations: str) -> list[dict[str, Any]]:
-        return [{"operations": list(operations), "apiGroups": [""], "apiVersions": ["v1"], "resources": [resource]}]
-
-    webhooks = [
-        {
-            **same,
-            "name": "pods.gpu-hook.io",
-            "clientConfig": {"url": f"{url}/pods"},
-            "rules": rule("pods", "CREATE", "UPDATE"),
-            "sideEffects": "None",
-        },
-        {
-            **same,
-            "name": "bindings.gpu-hook.io",
-            "clientConfig": {"url": f"{url}/bindings"},
-            "rules": rule("pods/binding", "CREATE"),
-            "sideEffects": "NoneOnDryRun",
-        },
-    ]
-    api("POST", CONFIGURATIONS, {"metadata": {"name": "gpu-hook"}, "webhooks": webhooks})
+    made = yaml.safe_load((REPO / "packaging/kubernetes/webhooks.yaml").read_text())
+    for hook in made["webhooks"]:
+        hook["clientConfig"] = {"url": url + hook["clientConfig"]["service"]["path"]}
+    api("POST", CONFIGURATIONS, made)

@@ -19,17 +19,16 @@ SERVICE = "gpu-hook-controller"
 
 
 def put_endpoints(api: Api, ports: list[int]) -> None:
-    """These ports of the control machine are behind the controller's Service, which has no selector. API servers since 1.33 find
-    webhooks by EndpointSlices alone, and nobody mirrors Endpoints with two ports of one name into slices. Raises Refused."""
-    made = {"name": SERVICE, "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"}}
-    subsets = [{"addresses": [{"ip": API}], "ports": [{"name": "https", "port": port}]} for port in ports]
-    _put(api, f"/api/v1/namespaces/{OWN}/endpoints", {"metadata": made, "subsets": subsets})
-    if programs.minor() < 21:
+    """These ports of the control machine are behind the controller's Service, which has no selector: in Endpoints before Kubernetes
+    1.33, then in EndpointSlices. Raises Refused."""
+    if programs.minor() < 33:
+        subsets = [{"addresses": [{"ip": API}], "ports": [{"name": "https", "port": port}]} for port in ports]
+        _put(api, f"/api/v1/namespaces/{OWN}/endpoints", {"metadata": {"name": SERVICE}, "subsets": subsets})
         return
     folder = f"/apis/discovery.k8s.io/v1/namespaces/{OWN}/endpointslices"
-    for one in api.get(folder)["items"]:
-        if one["metadata"]["name"].startswith(SERVICE) and one["ports"][0]["port"] not in ports:
-            api("DELETE", f"{folder}/{one['metadata']['name']}")
+    for port in behind(api):
+        if port not in ports:
+            api("DELETE", f"{folder}/{SERVICE}-{port}")
     for port in ports:
         metadata = {"name": f"{SERVICE}-{port}", "labels": {"kubernetes.io/service-name": SERVICE}}
         slice = {
@@ -39,6 +38,18 @@ def put_endpoints(api: Api, ports: list[int]) -> None:
             "endpoints": [{"addresses": [API], "conditions": {"ready": True}}],
         }
         _put(api, folder, slice)
+
+
+def behind(api: Api) -> list[int]:
+    """The ports that put_endpoints has put there."""
+    if programs.minor() < 33:
+        listed = api.get(f"/api/v1/namespaces/{OWN}/endpoints")["items"]
+        subsets = [
+            subset for one in listed if one["metadata"]["name"] == SERVICE for subset in one.get("subsets") or ()
+        ]
+        return sorted(port["port"] for subset in subsets for port in subset["ports"])
+    listed = api.get(f"/apis/discovery.k8s.io/v1/namespaces/{OWN}/endpointslices")["items"]
+    return sorted(one["ports"][0]["port"] for one in listed if one["metadata"]["name"].startswith(SERVICE))
 
 
 def _put(api: Api, folder: str, made: dict[str, Any]) -> None:
@@ -51,7 +62,7 @@ def _put(api: Api, folder: str, made: dict[str, Any]) -> None:
 
 
 def probe_period() -> float:
-    """Of the controller's readiness probe, as it is installed."""
+    """The period of the installed controller's readiness probe, in seconds."""
     documents = yaml.safe_load_all((PACKAGING / "controller.yaml").read_text())
     deployment = next(one for one in documents if one["kind"] == "Deployment")
     return float(deployment["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["periodSeconds"])

@@ -1,6 +1,6 @@
 """ClusterIP Services for the whole cluster: every node sends 10.96.0.0/16 here, and this passes connections on.
 
-services.py PKI-FOLDER API-ADDRESS DEVICE. TCP only; a connection goes to an endpoint that is ready at that moment.
+services.py PKI-FOLDER API-ADDRESS DEVICE MINOR-VERSION. TCP only; a connection goes to an endpoint that is ready at that moment.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-pki, api, device = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+pki, api, device, minor = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
 context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
 context.load_cert_chain(pki / "admin.crt", pki / "admin.key")
 turn = itertools.count()
@@ -21,28 +21,47 @@ Key = tuple[str, int]  # a Service's address and port
 ready: dict[Key, list[Key]] = {}
 
 
-def asked(what: str) -> list[dict[str, Any]]:
-    with urllib.request.urlopen(f"https://{api}/api/v1/{what}", context=context, timeout=5) as answer:
+def asked(path: str) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(f"https://{api}{path}", context=context, timeout=5) as answer:
         found: list[dict[str, Any]] = json.load(answer)["items"]
         return found
 
 
+def slices() -> list[dict[str, Any]]:
+    """EndpointSlices; before Kubernetes 1.33 Endpoints in that shape, as API servers of the time look for webhooks in them."""
+    if minor >= 33:
+        return asked("/apis/discovery.k8s.io/v1/endpointslices")
+    found = []
+    for one in asked("/api/v1/endpoints"):
+        label = {"kubernetes.io/service-name": one["metadata"]["name"]}
+        metadata = {"namespace": one["metadata"]["namespace"], "labels": label}
+        for subset in one.get("subsets") or ():
+            at = [{"addresses": [a["ip"] for a in subset.get("addresses") or ()], "conditions": {"ready": True}}]
+            found.append({"metadata": metadata, "endpoints": at, "ports": subset.get("ports")})
+    return found
+
+
 def wanted() -> dict[Key, list[Key]]:
-    """Each Service's address and port with the addresses and ports behind it."""
-    behind = {(e["metadata"]["namespace"], e["metadata"]["name"]): e.get("subsets") or [] for e in asked("endpoints")}
+    """(address, port) of each Service -> the addresses and ports behind it."""
+    behind: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for one in slices():
+        name = one["metadata"].get("labels", {}).get("kubernetes.io/service-name", "")
+        behind.setdefault((one["metadata"]["namespace"], name), []).append(one)
     found: dict[Key, list[Key]] = {}
-    for service in asked("services"):
-        name = service["metadata"]["namespace"], service["metadata"]["name"]
+    for service in asked("/api/v1/services"):
+        metadata = service["metadata"]
         address = service["spec"].get("clusterIP", "None")
         if address == "None":
             continue
         for port in service["spec"].get("ports") or []:
             found[address, port["port"]] = [
-                (at["ip"], p["port"])
-                for subset in behind.get(name, [])
-                for p in subset.get("ports") or []
-                if p.get("name", "") == port.get("name", "")
-                for at in subset.get("addresses") or []
+                (at, p["port"])
+                for one in behind.get((metadata["namespace"], metadata["name"]), [])
+                for p in one.get("ports") or ()
+                if (p.get("name") or "") == port.get("name", "")
+                for end in one.get("endpoints") or ()
+                if end["conditions"].get("ready")
+                for at in end["addresses"]
             ]
     return found
 

@@ -107,7 +107,7 @@ def nvml_view(inside: Callable[..., str]) -> dict[str, Any]:
 
 
 def overhead(inside: Callable[..., str]) -> dict[str, Any]:
-    """The same program in the container and on the bare driver, in turn; medians in ns."""
+    """Median ns of the same program in the container and on the bare driver, in turn."""
     figures: dict[str, dict[str, list[int]]] = {"bare": {}, "shim": {}}
     bare = {**os.environ, "GPU_HOOK_SIM_GPUS": os.environ.get("GPU_HOOK_SIM_GPUS", "")}
     for _ in range(5):

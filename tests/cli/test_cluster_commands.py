@@ -241,6 +241,9 @@ def test_a_pod_that_is_not_there(dump):
 # --- an API server
 
 
+FOLDER = "/clusters/c-1"  # as where a server manages several clusters
+
+
 class Api(http.server.BaseHTTPRequestHandler):
     """Lists of what the dump has, in pages of two; only for the right token."""
 
@@ -249,7 +252,7 @@ class Api(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         url = urllib.parse.urlparse(self.path)
         query = dict(urllib.parse.parse_qsl(url.query))
-        kind = {"/api/v1/nodes": "Node", "/api/v1/pods": "Pod"}.get(url.path)
+        kind = {f"{FOLDER}/api/v1/nodes": "Node", f"{FOLDER}/api/v1/pods": "Pod"}.get(url.path)
         listed = [{k: v for k, v in one.items() if k != "kind"} for one in self.items if one["kind"] == kind]
         at = int(query.get("continue") or 0)
         assert int(query["limit"]) > 0
@@ -272,7 +275,7 @@ def server(dump):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as found:
         thread = threading.Thread(target=found.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{found.server_port}"
+        yield f"http://127.0.0.1:{found.server_port}{FOLDER}"
         found.shutdown()
         thread.join()
 

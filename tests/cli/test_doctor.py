@@ -216,7 +216,7 @@ def test_found_and_fixed(well: Node, name: str) -> None:
 
 
 PROGRAMS = ("bin/gpu-hook-runtime", "bin/oci-gpu-hook")
-STARTS = ("lib/gpu-hook/runtime.py", "lib/gpu-hook/hook.py")
+STARTS = ("lib/gpu-hook/runtime.py", "lib/gpu-hook/hook.py", "lib/gpu-hook/load.py")
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS, *STARTS])
@@ -293,6 +293,23 @@ def test_what_the_kernel_lets_containers_do(
     assert ("leases" in told) == (leases == "1") and ("userfaultfd" in told) == (faults == "1")
     if leases == "1":
         assert "45 s" in told["leases"]["message"] and "sysctl fs.leases-enable=0" in told["leases"]["message"]
+
+
+RUNC_1_2 = {"linux": {"mountExtensions": {"idmap": {"enabled": True}}}}
+
+
+@pytest.mark.parametrize(("said", "notes"), [("unknown command", 1), ('{"linux": {}}', 1), (json.dumps(RUNC_1_2), 0)])
+def test_a_runtime_without_user_namespaces_is_a_note_on_a_cluster_s_node(
+    well: Node, tmp_path: Path, said: str, notes: int
+) -> None:
+    runtime = tmp_path / "runc"
+    runtime.write_text(f"#!/bin/sh\n[ $1 = features ] && echo '{said}' || echo runc version 1\n")
+    runtime.chmod(0o755)
+    well.run("settings", "set", f"runtime={runtime}", "cluster=local")
+    found = [f for f in well.doctor()[1] if "hostUsers" in f["message"]]
+    assert [f["state"] for f in found] == ["note"] * notes
+    well.run("settings", "set", "cluster=off")
+    assert not [f for f in well.doctor()[1] if "hostUsers" in f["message"]]
 
 
 def test_an_install_in_a_folder_that_is_cleaned(well: Node) -> None:

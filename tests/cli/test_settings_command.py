@@ -9,7 +9,7 @@ def test_valid(install: Install) -> None:
     assert install.text("settings", "check") == "PREFIX/etc/settings.yaml is valid\n"
     answer = install.data("settings", "check")
     assert answer["settings"]["runtime"] == "PREFIX/runc"
-    assert answer["settings"]["rules"]["dialects"] == ["t9k", "gpu-manager", "hami", "nvidia-volumes", "nvidia"]
+    assert answer["settings"]["rules"]["dialects"] == ["t9k", "gpu-manager", "hami", "kai", "nvidia-volumes", "nvidia"]
 
 
 def test_an_edit_is_in_effect_at_once(install: Install) -> None:

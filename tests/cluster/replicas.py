@@ -48,8 +48,7 @@ class Replicas:
             self._thread.join()
         put_endpoints(self.api, [])
         self._own.close()
-        for path in ("endpoints", "services"):
-            gone(self.api, f"{CORE}/{path}/{NAME}")
+        gone(self.api, f"{CORE}/services/{NAME}")
         self.api("DELETE", f"{CORE}/pods?gracePeriodSeconds=0")
         configure(self.api, f"https://{API}:{PORTS[0]}")
 

@@ -49,11 +49,13 @@ def rolled_out(cluster: lab.Cluster) -> bool:
     """Every node's pod is Ready, of the newest revision; both controllers are Ready, so one leads."""
     daemonset = json.loads(cluster.kubectl("-n", "gpu-hook", "get", "daemonset", "gpu-hook-node", "-o", "json"))
     status = daemonset["status"]
-    ready = json.loads(cluster.kubectl("-n", "gpu-hook", "get", "endpoints", "gpu-hook-controller", "-o", "json"))
+    ours = "kubernetes.io/service-name=gpu-hook-controller"
+    slices = json.loads(cluster.kubectl("-n", "gpu-hook", "get", "endpointslices", "-l", ours, "-o", "json"))
+    behind = [one["conditions"].get("ready") for each in slices["items"] for one in each.get("endpoints") or ()]
     return bool(
         status.get("observedGeneration") == daemonset["metadata"]["generation"]
         and status.get("updatedNumberScheduled") == status.get("numberReady") == len(cluster.nodes)
-        and sum(len(s.get("addresses") or ()) for s in ready.get("subsets") or ()) >= 2
+        and behind.count(True) >= 2
     )
 
 

@@ -74,7 +74,8 @@ def test_only_namespaces_that_opted_in_wait_for_the_webhooks() -> None:
     (configuration,) = of_kind("MutatingWebhookConfiguration").values()
     for hook in configuration["webhooks"]:
         assert hook["namespaceSelector"] == {"matchLabels": {names.NAMESPACE_LABEL: "enabled"}}
-        assert hook["failurePolicy"] == "Fail" and hook["timeoutSeconds"] == 2
+        of_status = hook["name"] == "status.gpu-hook.io"  # a kubelet reports also while no controller answers
+        assert (hook["failurePolicy"], hook["timeoutSeconds"]) == (("Ignore", 1) if of_status else ("Fail", 2))
         service = hook["clientConfig"]["service"]
         assert service["name"] in of_kind("Service") and service["namespace"] in of_kind("Namespace")
     (own,) = of_kind("Namespace").values()

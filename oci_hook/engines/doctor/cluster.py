@@ -1,16 +1,19 @@
-"""Whether a node of a cluster can verify what the cluster's controller decides."""
+"""Checks that a node of a cluster can verify the decisions of the cluster's controller."""
 
+import json
+import subprocess
 from collections.abc import Iterator
 
 from oci_hook.config import cluster
 from oci_hook.config.settings import DRA, OFF, load
 from oci_hook.core.layout import CLUSTER_KEYS
-from oci_hook.engines.doctor.finding import FAIL, OK, WARN, CheckResult
+from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, CheckResult
 
 
 def check_cluster(prefix: str, option: str) -> Iterator[CheckResult]:
-    """Nothing where the setting is off. GhError: its problems are the findings."""
-    mode = load(prefix).cluster
+    """No findings if the setting is off. The problems of a GhError are findings."""
+    settings = load(prefix)
+    mode = settings.cluster
     if mode in (OFF, DRA):
         return
     known = cluster.keys(prefix)
@@ -22,3 +25,16 @@ def check_cluster(prefix: str, option: str) -> Iterator[CheckResult]:
     else:
         numbers = ", ".join(str(number) for number, _ in known.keys)
         yield CheckResult("cluster", OK, f"{mode}, node {known.node} with keys {numbers}")
+    if not maps_owners(settings.runtime):
+        why = f"{settings.runtime} cannot map the owners of mounts, as runc can from 1.2 on"
+        yield CheckResult("cluster", NOTE, f"{why}: pods with `hostUsers: false` do not start")
+
+
+def maps_owners(runtime: str) -> bool:
+    """Whether this runtime says that it makes idmapped mounts, which containerd needs for user namespaces (OCI
+    runtime-spec, features.md)."""
+    try:
+        said = subprocess.run([runtime, "features"], capture_output=True, timeout=20).stdout
+        return json.loads(said)["linux"]["mountExtensions"]["idmap"]["enabled"] is True
+    except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired):
+        return False

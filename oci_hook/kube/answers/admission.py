@@ -45,6 +45,12 @@ def bind(
         what = f"pod {namespace}/{name} with this UID and without a node is not known"
         return denied(request, [Problem("GH-603", f"{what}; the scheduler tries again")], CONFLICT)
     question = Question(pod)
+    notes = meta.get("annotations") or {}  # the API server writes them into the pod
+    foreign = sorted(k for k, v in notes.items() if k.startswith(names.PREFIX_KEY) and pod.annotations.get(k) != v)
+    if question.asks and names.ALLOC in foreign:
+        foreign.remove(names.ALLOC)  # replaced
+    if foreign:
+        return denied(request, [Problem("GH-605", f"{foreign[0][:80]} is in the Binding; only gpu-hook may write it")])
     if not question.asks:
         return _bystander(request, state, pod, target)
     found = decide(state, question, target)

@@ -21,16 +21,12 @@ MAX_ANSWER = 64 << 10
 
 
 def address(api: Api, namespace: str) -> tuple[str, int]:
-    """The controller's address: its Service's, or that of a ready pod. Raises ApiError, api.FAILURES."""
-    path = f"/api/v1/namespaces/{namespace}"
-    spec = (api.get(f"{path}/services/{SERVICE}")).get("spec") or {}
+    """The controller's address: its Service's. Raises ApiError, api.FAILURES."""
+    spec = api.get(f"/api/v1/namespaces/{namespace}/services/{SERVICE}").get("spec") or {}
     ports = spec.get("ports") or ()
-    if spec.get("clusterIP") not in (None, "", "None") and ports:
-        return str(spec["clusterIP"]), int(ports[0]["port"])
-    for subset in api.get(f"{path}/endpoints/{SERVICE}").get("subsets") or ():
-        if subset.get("addresses") and subset.get("ports"):
-            return str(subset["addresses"][0]["ip"]), int(subset["ports"][0]["port"])
-    raise ApiError(503, "no controller is ready")
+    if spec.get("clusterIP") in (None, "", "None") or not ports:
+        raise ApiError(503, f"the Service {SERVICE} has no cluster IP with a port")
+    return str(spec["clusterIP"]), int(ports[0]["port"])
 
 
 def fetch(where: tuple[str, int], namespace: str, ca: str, token: str) -> bytes:

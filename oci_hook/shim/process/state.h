@@ -103,8 +103,9 @@ struct gh_state {
     void *slot_lock;                                /* the mapping that keeps its lock */
     _Atomic bool driver_opened;
     _Atomic int64_t swept_ms;
-    _Atomic uint32_t owners_seen;                   /* 1 + the page's `owners` when `others` was made; 0: not yet */
-    _Atomic uint64_t others[GH_ACCOUNT_SLOTS / 64]; /* bits: slots that other processes have */
+    _Atomic int64_t look_after;   /* ns: no look for exited processes before a figure is shown until then */
+    _Atomic uint32_t owners_seen; /* 1 + the page's `owners` when `taken` was made; 0: not yet */
+    _Atomic uint64_t taken[GH_ACCOUNT_SLOTS / 64]; /* bits: slots that have an owner */
     struct gh_mine mine[GH_ACCOUNT_GPUS];
     /* policy */
     const struct gh_policy_page *_Atomic policy;

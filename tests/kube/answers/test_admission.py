@@ -60,6 +60,15 @@ def test_a_decision_in_the_binding_is_replaced():
     assert alloc_of(answer).startswith("{")
 
 
+def test_a_binding_cannot_change_what_its_pod_asks_for():
+    obj, plain = pod("p", memory=5), pod("q")
+    state = cluster(node("n1", 100), obj, plain)
+    same = obj["metadata"]["annotations"]["gpu-hook.io/memory"]
+    assert bind(state, obj, "n1", annotations={"gpu-hook.io/memory": same})["response"]["allowed"]
+    for one, key in ((obj, "memory"), (obj, "devices"), (plain, "memory"), (plain, "alloc")):
+        assert f"GH-605: gpu-hook.io/{key} " in denial(bind(state, one, "n1", annotations={f"gpu-hook.io/{key}": "50"}))
+
+
 def test_the_reservation_is_consumed_and_its_gpus_are_the_pods():
     obj, other = pod("p", memory=60), pod("q", memory=60)
     state = cluster(node("n1", 100, 100), obj, other)

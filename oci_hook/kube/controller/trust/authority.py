@@ -18,6 +18,12 @@ from oci_hook.kube.controller.trust.own_secret import Own
 EVERY = 20.0  # seconds between two looks
 CONFIG_MAP = "gpu-hook-ca"
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+# The API server asks about pods that are made, and about changed annotations: other changes of pods then need no controller.
+# Kubernetes 1.28; older API servers drop the field.
+NOTES, OLD_NOTES = "object.metadata.annotations", "oldObject.metadata.annotations"
+CHANGED = f"has({NOTES}) != has({OLD_NOTES}) || (has({NOTES}) && {NOTES} != {OLD_NOTES})"
+CONDITION = [{"name": "annotations-change", "expression": f"request.operation == 'CREATE' || {CHANGED}"}]
+CONDITIONAL = ("pods.gpu-hook.io", "status.gpu-hook.io")
 VALIDATING = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 
 
@@ -36,6 +42,7 @@ class Authority:
     ) -> None:
         self.own = Own()
         self.announced = False  # our webhook configurations have the bundle
+        self._conditions = True  # False: the API server dropped them
         self._client, self._options = client, options
         self._changed, self._leads, self._newest_key, self._log = changed, leads, newest_key, log
         self._folder = f"/api/v1/namespaces/{options.namespace}"
@@ -46,7 +53,7 @@ class Authority:
         self._soon.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         backoff = Backoff(0.5, EVERY, random.random)
         while True:
             wait = min(EVERY, self._options.certificate_life / 60)
@@ -158,16 +165,17 @@ class Authority:
             if e.status == 404:
                 return False
             raise
-        patch = configuration_patch(have, bundle, self.own.webhook_token)
+        patch = configuration_patch(have, bundle, self.own.webhook_token, self._conditions)
         if patch:
-            await self._client.patch(path, patch, JSON_PATCH)
-            self._log(f"{have['metadata']['name']}: new bundle of certificate authorities")
+            made = await self._client.patch(path, patch, JSON_PATCH)
+            self._conditions &= not any(_lacks_condition(hook) for hook in made.get("webhooks") or ())
+            self._log(f"{have['metadata']['name']}: bundle of certificate authorities, paths, conditions")
         return True
 
 
-def configuration_patch(have: Any, bundle: str, token: str) -> list[dict[str, Any]]:
-    """The JSON Patch that sets the CA bundle and puts the token into each path; [] if nothing changes. The path's first segment,
-    which names the webhook, stays."""
+def configuration_patch(have: Any, bundle: str, token: str, conditions: bool) -> list[dict[str, Any]]:
+    """The JSON Patch that sets the CA bundle, puts the token into each path, and with `conditions` the match conditions; [] if nothing
+    changes. The path's first segment, which names the webhook, stays."""
     encoded = base64.b64encode(bundle.encode()).decode()
     patch: list[dict[str, Any]] = []
     for i, hook in enumerate(have.get("webhooks") or ()):
@@ -185,11 +193,17 @@ def configuration_patch(have: Any, bundle: str, token: str) -> list[dict[str, An
             wanted = f"{start}{slashes}{host}{_with_token(slash + path, token)}"
             if url != wanted:
                 patch.append({"op": "add", "path": f"{at}/url", "value": wanted})
+        if conditions and _lacks_condition(hook):
+            patch.append({"op": "add", "path": f"/webhooks/{i}/matchConditions", "value": CONDITION})
     if patch:
         patch.insert(
             0, {"op": "test", "path": "/metadata/resourceVersion", "value": have["metadata"]["resourceVersion"]}
         )
     return patch
+
+
+def _lacks_condition(hook: Any) -> bool:
+    return hook.get("name") in CONDITIONAL and not hook.get("matchConditions")
 
 
 def _with_token(path: str, token: str) -> str:

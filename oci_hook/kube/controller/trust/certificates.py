@@ -14,7 +14,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from oci_hook.core.value import Value
 
-AUTHORITY_LIVES = 4  # life of an authority, in lives of a serving certificate
+# Life of an authority, in lives of a serving certificate: ten years of the usual ones. A scheduler's configuration has the authority,
+# and a person has to write the next one there.
+AUTHORITY_LIVES = 40
 RENEW = 1 / 3  # part of the life left at which a certificate is renewed
 OVERLAP = 1 / 10  # of a serving certificate's life
 # Seconds by which another clock may be behind ours. A certificate that begins in the future comes from a wrong clock.

@@ -13,7 +13,7 @@ def test_a_configuration_gets_bundle_and_token_in_each_webhook_and_nothing_where
             {"clientConfig": {"url": "https://h:1/bindings/old", "caBundle": "eA=="}},
         ],
     }
-    patch = authority.configuration_patch(have, "x", "tok")
+    patch = authority.configuration_patch(have, "x", "tok", False)
     assert {(p["path"], p["value"]) for p in patch} == {
         ("/metadata/resourceVersion", "3"),
         ("/webhooks/0/clientConfig/caBundle", "eA=="),
@@ -22,4 +22,19 @@ def test_a_configuration_gets_bundle_and_token_in_each_webhook_and_nothing_where
     }
     have["webhooks"][0]["clientConfig"] = {"service": {"path": "/pods/tok"}, "caBundle": "eA=="}
     have["webhooks"][1]["clientConfig"]["url"] = "https://h:1/bindings/tok"
-    assert authority.configuration_patch(have, "x", "tok") == []
+    assert authority.configuration_patch(have, "x", "tok", False) == []
+
+
+def test_what_concerns_annotations_gets_a_condition_where_the_api_server_keeps_it() -> None:
+    names = ("pods.gpu-hook.io", "status.gpu-hook.io", "bindings.gpu-hook.io")
+    have: dict[str, Any] = {
+        "metadata": {"name": "x", "resourceVersion": "3"},
+        "webhooks": [
+            {"name": name, "clientConfig": {"service": {"path": "/pods/tok"}, "caBundle": "eA=="}} for name in names
+        ],
+    }
+    patch = authority.configuration_patch(have, "x", "tok", True)
+    assert [p["path"] for p in patch[1:]] == ["/webhooks/0/matchConditions", "/webhooks/1/matchConditions"]
+    assert authority.configuration_patch(have, "x", "tok", False) == []
+    have["webhooks"][0]["matchConditions"] = have["webhooks"][1]["matchConditions"] = authority.CONDITION
+    assert authority.configuration_patch(have, "x", "tok", True) == []

@@ -10,6 +10,7 @@ import threading
 import pytest
 from cryptography import x509
 
+from oci_hook.kube.controller.options import Options
 from oci_hook.kube.controller.trust import certificates as c
 
 LIFE = 100_000.0
@@ -50,7 +51,19 @@ def test_another_name_or_a_damaged_part_is_renewed_at_once() -> None:
     assert trusted(lost.serving, lost.bundle, NOW + 1)
 
 
-def test_over_two_years_the_bundle_of_a_tenth_of_a_life_ago_is_enough() -> None:
+def test_for_six_years_a_scheduler_needs_no_new_authority() -> None:
+    life = Options.certificate_life
+    have = c.renewed(c.Certificates(), NAMES, life, NOW)
+    first, leaves = have.bundle, set()
+    for day in range(0, 6 * 365, 10):
+        have = c.renewed(have, NAMES, life, NOW + day * 86_400)
+        assert have.bundle == first and trusted(have.serving, first, NOW + day * 86_400), day
+        leaves.add(have.serving.certificate)
+    assert len(leaves) > 20
+
+
+def test_over_two_years_the_bundle_of_a_tenth_of_a_life_ago_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c, "AUTHORITY_LIVES", 4)  # else the search of all bundles takes long
     have = c.renewed(c.Certificates(), NAMES, LIFE, NOW)
     bundles = [(NOW, have.bundle)]
     authorities = {have.authority.certificate}
