@@ -70,7 +70,7 @@ def package(arch: str, name: str = "oci_hook", folder: Path = ROOT) -> Files:
 
 
 # The machine's Python may lack these. PyYAML works without its compiled part, and `top` uses nothing of what rich requires.
-MODULES = ("click", "PyYAML", "tomlkit", "nvidia-ml-py", "rich")
+MODULES = ("click", "PyYAML", "tomlkit", "nvidia-ml-py", "rich", "h2", "hpack", "hyperframe")
 
 
 def vendored(*names: str) -> Files:

@@ -109,7 +109,7 @@ INSTALL: "dict[str, Reader]" = {
     "python": path,
     "driver_root": path,
     "state_dir": path,
-    "cluster": one_of("off", "local", "required"),
+    "cluster": one_of("off", "local", "required", "dra"),
 }
 
 # The settings that a profile fixes, whatever else is set, and the default policy that goes with it.

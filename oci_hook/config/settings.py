@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 
 OFF = "off"
+DRA = "dra"  # ResourceClaims alone give a share of this node's GPUs (kube/dra/)
 
 
 class Settings(Value):
     """prefix: the install's root. runtime: the real runtime, absolute. driver_root: where the driver's files are.
     state_dir: tmpfs directory of ledger, pages and inventory. mode: "standalone" | "on-top" | "below". cluster: "off" |
-    "local" | "required"."""
+    "local" | "required" | "dra"."""
 
     prefix: str
     mode: str = "standalone"

@@ -48,6 +48,7 @@ INVENTORY = "inventory.json"
 TIERS = "tiers.json"  # findings of `gpu-hook gpus --probe`
 UNLISTED = "unlisted.json"  # MiB by UUID that the agent found in use by nobody who can be told (ledger/inventory.py)
 EVENTS = "events"  # lines of JSON; EVENTS.1 the older ones
+CLAIMS_DIR = "claims"  # UID.json: what a prepared ResourceClaim gives (ledger/resource_claims.py)
 BOUNDARY_DIR = "boundary"  # KEY: which limits the driver was told for this grant; lock (boundary/records.py)
 BOUNDARY_SOCKET = "boundary.sock"  # boundary/server.py listens there
 AGENT_LOCK = "agent.lock"  # locked by the agent, so that only one runs

@@ -19,7 +19,7 @@ from oci_hook.linux.lock import lock_file, own_dir
 
 OURS = {
     *(layout.LEDGER_DIR, layout.PAGES_DIR, layout.MESSAGES_DIR, layout.SHARE_STATE),
-    *(layout.BOUNDARY_DIR, layout.BOUNDARY_SOCKET),
+    *(layout.BOUNDARY_DIR, layout.BOUNDARY_SOCKET, layout.CLAIMS_DIR),
     *(layout.INVENTORY, layout.TIERS, layout.UNLISTED, layout.STATE_OWNER),
     *(layout.EVENTS, f"{layout.EVENTS}.1", layout.AGENT_LOCK, "sim"),
 }

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from oci_hook.core.rules import Rules
     from oci_hook.oci.spec_types import Mount, Spec
 
+OWN_HOOK = "/bin/oci-gpu-hook"  # below a prefix
 HOSTNAME = "/etc/hostname"  # docker mounts its own file there, which lies beside the container's config.v2.json
 
 
@@ -27,13 +28,25 @@ def request(spec: "Spec", annotations: dict[str, str], rules: "Rules") -> "Reque
     if oci_annotations.is_sandbox(annotations):
         return None
     name = oci_annotations.container_name(annotations)
-    return parse(annotations, environment(spec), name, rules, mounts(spec), decode)
+    env = {} if claim(spec) else environment(spec)  # a claim's CDI file sets variables that ask where they are trusted
+    return parse(annotations, env, name, rules, mounts(spec), decode)
+
+
+def claim(spec: "Spec") -> str:
+    """The uid of the ResourceClaim whose CDI file has put our hook into the spec; "" where none has."""
+    hooks = spec.get("hooks")
+    entries = hooks.get("createRuntime") if isinstance(hooks, dict) else None
+    for entry in entries if isinstance(entries, list) else ():
+        args = entry.get("args") if isinstance(entry, dict) and str(entry.get("path")).endswith(OWN_HOOK) else None
+        if isinstance(args, list) and len(args) == 3 and args[1] == "createRuntime":
+            return str(args[2])
+    return ""
 
 
 def unclear(spec: "Spec", annotations: dict[str, str], rules: "Rules", asks: bool) -> bool:
     """True if oci/unclear.py, which few containers load, must look at what this one asks for. asks: whether it asks for a
     GPU in words that are understood."""
-    if oci_annotations.is_sandbox(annotations):
+    if oci_annotations.is_sandbox(annotations) or claim(spec):
         return False
     if collect.suspects(annotations, oci_annotations.container_name(annotations), rules, asks):
         return True

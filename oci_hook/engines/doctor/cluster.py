@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Iterator
 
 from oci_hook.config import cluster
-from oci_hook.config.settings import OFF, load
+from oci_hook.config.settings import DRA, OFF, load
 from oci_hook.core.layout import CLUSTER_KEYS
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, CheckResult
 
@@ -14,7 +14,7 @@ def check_cluster(prefix: str, option: str) -> Iterator[CheckResult]:
     """No findings if the setting is off. The problems of a GhError are findings."""
     settings = load(prefix)
     mode = settings.cluster
-    if mode == OFF:
+    if mode in (OFF, DRA):
         return
     known = cluster.keys(prefix)
     if known is None:
