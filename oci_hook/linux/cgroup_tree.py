@@ -70,7 +70,7 @@ def directory_of(pid: int) -> str:
     Raises OSError."""
     v2 = ""
     for controllers, path in cgroups(pid):
-        if "devices" in controllers.split(","):
+        if "devices" in controllers.split(",") and os.path.isdir(f"{MOUNTED}/devices"):
             return os.path.normpath(f"{MOUNTED}/devices{path}")
         if not controllers:
             v2 = os.path.normpath(f"{MOUNTED}{path}")

@@ -46,3 +46,15 @@ def test_the_top_of_a_hierarchy_is_no_container(tmp_path: Path) -> None:
     top, one = str(tmp_path / "top"), tmp_path / "top/one"
     assert not cgroup_tree.is_container(top, 0) and cgroup_tree.is_container(str(one), 0)
     assert cgroup_tree.is_container(str(one), one.stat().st_ino) and not cgroup_tree.is_container(str(one), 1)
+
+
+def test_a_hierarchy_that_is_not_mounted_has_no_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel names cgroups of version 1 also where version 2 alone is mounted: a path there would look like one that is
+    gone, and prove that a container has ended."""
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/cgroup.procs").touch()
+    monkeypatch.setattr(cgroup_tree, "MOUNTED", str(tmp_path))
+    monkeypatch.setattr(cgroup_tree, "cgroups", lambda pid: [("devices", "/a"), ("", "/b")])
+    assert cgroup_tree.directory_of(1) == f"{tmp_path}/b"
+    (tmp_path / "devices").mkdir()
+    assert cgroup_tree.directory_of(1) == f"{tmp_path}/devices/a"
