@@ -69,6 +69,9 @@ CODES = {
     "GH-607": "no node of the cluster has room for the pod",
     "GH-608": "the cluster's API server or controller cannot be reached, or refuses",
     "GH-609": "the pod needs a node of its own, or the node is another pod's own",
+    "GH-610": "a ResourceClaim is not what the kubelet named, is not allocated to this node, or is not prepared here",
+    "GH-611": "a container has the claim's share already, or the container has a share already",
+    "GH-612": "a container asks by annotations or mounts on a node that gives its GPUs to ResourceClaims",
 }
 
 MAX_LINE = 300

@@ -1,9 +1,11 @@
-"""The OCI hook, `oci-gpu-hook STAGE`, with the container's state on standard input.
+"""The OCI hook, `oci-gpu-hook STAGE [CLAIM]`, with the container's state on standard input.
 
 prestart, createRuntime: the container's mounts, namespaces and cgroup are made, its program has not started. Either
 gpu-hook-runtime or precreate.py has given it its share, which is then checked, or the share is given here, to the live
 container.
 poststop: its grant is released. A hook cannot change a container's environment; the shim does without.
+CLAIM: the uid of the ResourceClaim that gives the share, from the claim's CDI file. The claim's grant becomes the container's, and
+at poststop it waits anew (ledger/resource_claims.py).
 Exit status 1 and a coded line on standard error: the container does not start and nothing was granted.
 """
 
@@ -43,12 +45,13 @@ FORGET_SECONDS = 1.5
 class Hook(program.Program):
     """One call of the hook. At poststop its exit status is always 0: the container has ended already."""
 
-    __slots__ = ("prefix", "args", "stage")
+    __slots__ = ("prefix", "args", "stage", "claim")
 
     def __init__(self, prefix: str, args: "Sequence[str]") -> None:
         self.prefix = prefix
         self.args = args
-        self.stage = args[0] if len(args) == 1 else ""
+        self.stage = args[0] if len(args) in (1, 2) else ""
+        self.claim = args[1] if len(args) == 2 else ""
         if self.stage == "poststop":
             super().__init__("the hook", POSTSTOP_DEADLINE, failed=0)
         else:
@@ -63,10 +66,12 @@ class Hook(program.Program):
         self.container, self.pod = given.id, events.full_name(_who(given, {}))
         settings = node_settings.load(self.prefix)
         self.state_dir = settings.state_dir
-        if self.stage == "poststop":
+        if self.stage == "poststop" and self.claim:
+            give_back(self.claim, settings)
+        elif self.stage == "poststop":
             forget(given, settings)
         else:
-            start(given, settings, self)
+            start(given, settings, self, self.claim)
 
     def report(self, problems: "Sequence[Problem]") -> None:
         log.report_hook(self.container, problems)
@@ -77,7 +82,7 @@ def main(prefix: str, args: "Sequence[str]") -> int:
     return program.run(Hook(prefix, args))
 
 
-def start(given: "State", settings: "Settings", teller: program.Program) -> None:
+def start(given: "State", settings: "Settings", teller: program.Program, claim: str = "") -> None:
     """Check the share that the container was given before, or give it one. Nothing to do if it asks for none."""
     began = time.monotonic()
     if annotations.is_sandbox(given.annotations):
@@ -85,6 +90,8 @@ def start(given: "State", settings: "Settings", teller: program.Program) -> None
     config = spec.load(os.path.join(given.bundle, "config.json"))
     teller.pod_uid = _who(given, config).pod_uid
     request = request_mounts.request(_unedited(config), given.annotations, settings.rules)
+    if claim:
+        return give_claimed(claim, request, given, config, settings, began)
     warn_of_unclear(given, config, settings, request)
     if request is None:
         return
@@ -163,6 +170,47 @@ def give(
         limits.no_deadline()
         release(admission.grant.key, settings, force=True)
         raise
+
+
+def give_claimed(
+    claim: str, request: "Request | None", given: "State", config: "Spec", settings: "Settings", began: float
+) -> None:
+    """The claim's grant -> plan -> the live container. request: what the container asks for beside the claim, which is refused."""
+    from oci_hook.apply import live
+    from oci_hook.apply.to_cgroup import DeviceCgroup
+    from oci_hook.config.cluster import check_no_request
+    from oci_hook.ledger import resource_claims
+    from oci_hook.ledger.inventory import load
+
+    if request is not None:
+        check_no_request(request)
+    if settings.mode != "standalone":
+        raise refuse("GH-409", f"mode is {settings.mode}; a ResourceClaim needs `mode: standalone` on its node")
+    nvidia_hooks.check(config)
+    container = live.open_container(given.pid, spec.rootfs(config, given.bundle))
+    devices = DeviceCgroup(given.pid)
+    before = _held(given, settings)
+    inventory = load(settings)
+    grant = resource_claims.take(claim, _who(given, config), _life(given.pid, devices), settings)
+    try:
+        if before is not None and before.key == grant.key:
+            live.verify(grant, inventory, config, container, settings)
+        else:
+            live.put(grant, inventory, config, container, devices, settings)
+        _limit(grant, inventory, given.pid, config, settings)
+        events.granted(settings.state_dir, grant, time.monotonic() - began)
+    except BaseException:
+        limits.no_deadline()
+        resource_claims.put_back(grant, claim, settings)
+        raise
+
+
+def give_back(claim: str, settings: "Settings") -> None:
+    """The container of a ResourceClaim has ended."""
+    from oci_hook.ledger import resource_claims
+
+    resource_claims.give_back(claim, settings)
+    _clear_ended(settings)
 
 
 def _limit(grant: "Grant", inventory: "Inventory", pid: int, config: "Spec", settings: "Settings") -> None:
@@ -247,7 +295,7 @@ def _who(given: "State", config: "Spec") -> "Identity":
 
 
 def _life(pid: int, devices: "DeviceCgroup | None") -> "Life":
-    """How the ledger sees that the container lives: by its init, and by its cgroup if that is its own."""
+    """The container's signs of life for the ledger: its init, and its cgroup if that is its own."""
     from oci_hook.core.grant import Life
     from oci_hook.linux.proc import boot_id, pid_space, process_life
 

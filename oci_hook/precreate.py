@@ -99,7 +99,7 @@ def edited(found: "Spec", data: bytes, settings: "Settings") -> tuple[bytes, str
         request, decided = cluster.obeyed(request, doc, asking, settings)
     who = annotations.identity(BUNDLE_ROOT, os.urandom(16).hex(), "", asking, spec.cgroups_path(doc))
     life = Life(boot_id(), _podman(), deadline=int(time.monotonic()) + WAIT, space=pid_space())
-    record = not _is_hooked(found, settings)  # else the hook is refused the same, and records it
+    record = not _is_hooked(found, settings)  # a hooked container is refused again by its hook, which records it
     marked = to_spec.marked(found)
     admission = admit(request, who, life, settings, instead_of=marked, tell=record, decided=decided)
     try:
@@ -110,7 +110,7 @@ def edited(found: "Spec", data: bytes, settings: "Settings") -> tuple[bytes, str
         check_mount_points(plan.steps, settings)
         out = to_spec.apply(plan.spec, plan.steps, admission.grant, settings.mode != "standalone")
         if not _is_hooked(plan.spec, settings):
-            out = to_spec.with_hook(out, settings.prefix)  # else nobody would adopt the grant
+            out = to_spec.with_hook(out, settings.prefix)  # without a hook, nobody would adopt the grant
         return fastjson.dumps(out).encode(), admission.grant.key
     except BaseException:
         _release(admission.grant.key, settings)
@@ -133,7 +133,7 @@ def _release(key: str, settings: "Settings") -> None:
 
 
 def _is_hooked(doc: "Spec", settings: "Settings") -> bool:
-    """Whether our hook will see the container, and refuse it if need be. Raises ApplyError GH-401."""
+    """True if our hook will see the container, and refuse it if need be. Raises ApplyError GH-401."""
     hooks = doc.get("hooks") or {}
     if not isinstance(hooks, dict) or not all(isinstance(entries or [], list) for entries in hooks.values()):
         raise refuse("GH-401", f"{STDIN} has hooks that are not an object of lists")

@@ -1,4 +1,4 @@
-"""What the programs of the container path have in common: the bounds of their work, and how they end when it fails.
+"""Common parts of the programs of the container path: the bounds of their work, and their end when it fails.
 
 A failure is a coded line per problem (errors.py) where the program's caller looks for it, an event for the agent, and
 the exit status. The programs: gpu-hook-runtime (runtime.py), oci-gpu-hook (hook.py) and its stage precreate

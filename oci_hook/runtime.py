@@ -74,7 +74,7 @@ class Runtime(program.Program):
 
 
 class Done:
-    """What was done for a container so far. admission: None where it gets nothing. original: config.json as it was,
+    """The work done for a container so far. admission: None where it gets nothing. original: config.json as it was,
     None where it was not changed."""
 
     __slots__ = ("admission", "original")

@@ -162,7 +162,7 @@ async def draw(file: Path, nodes: int) -> None:
 
 
 def end_of_loading() -> None:
-    """As the controller does once it has read everything."""
+    """Freezes the garbage collector's objects, as the controller does once it has read everything."""
     gc.collect()
     gc.freeze()
 

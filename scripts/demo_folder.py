@@ -86,9 +86,9 @@ def _makers(folder: Path) -> Iterator[int]:
                 yield int(process.name)
 
 
-def _remove_group(top: Path, seconds: float = 5) -> None:
+def _remove_group(top: Path) -> None:
     """Remove a cgroup with all below it. Kills processes in it: they belong to containers that runc no longer knows."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + 5
     while top.exists() and time.monotonic() < end:
         for group, _, _ in os.walk(top, topdown=False):
             with contextlib.suppress(OSError):

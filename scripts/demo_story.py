@@ -185,7 +185,7 @@ def story(stage: Stage) -> None:
     for name in ("large", "small"):
         show(f"{name} {wait_for(stage, name, 'kernels')}")
         seconds[name] = [int(word.rstrip("%")) for word in stage.log(name).partition(";")[0].split()[1:]]
-    # Of what both had: a machine short of processor time leaves the GPU idle now and then.
+    # Shares count of the time that both had, since a busy machine leaves the GPU idle now and then.
     for first, when in ((70, slice(2, 5)), (30, slice(-3, -1))):
         large, small = (sum(had[when]) for had in seconds.values())
         enough = min(map(len, seconds.values())) >= 9 and large and small

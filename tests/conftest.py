@@ -168,12 +168,6 @@ def rootfs(tmp_path: Path) -> Path:
     return tiny_image.busybox(tmp_path / "rootfs")
 
 
-@pytest.fixture
-def glibc_rootfs(tmp_path: Path) -> Path:
-    """The same with the host's loader and C library, where the host has them."""
-    return tiny_image.with_c_library(tmp_path / "glibc")
-
-
 @pytest.fixture(scope="session")
 def default_spec() -> dict[str, Any]:
     """What `runc spec` writes, not on a terminal."""

@@ -44,12 +44,12 @@ STANDARD = {
     "binascii",
     "errno",
     "fcntl",
+    "gc",
     "genericpath",
     "os",
     "posixpath",
     "resource",
     "stat",
-    "struct",
 }
 CLUSTER = {"config.cluster", "core.decided", "core.decision", "core.hmac_sha256"}  # more, where the setting is not off
 OURS = {
@@ -175,8 +175,10 @@ def test_the_pack_is_used_and_does_without(install: Install, bundle: Bundle) -> 
     (pack,) = lib.glob("*.pack")
     sources = lib / "oci_hook"
     sources.rename(lib / "away")
+    (lib / "load.py").rename(lib / "away.py")  # it is longer than the start file, and takes a millisecond to compile
     with_pack = loaded(install, "create", "--bundle", str(bundle(ASK)), "x")
     (lib / "away").rename(sources)
+    (lib / "away.py").rename(lib / "load.py")
     pack.rename(lib / "cpython-00.pack")
     with_pack |= {"oci_hook.ledger.holders"}  # loaded to see whether the container before it still lives
     assert with_pack == loaded(install, "create", "--bundle", str(bundle(ASK)), "y")

@@ -48,7 +48,10 @@ def put(
     check_sources(plan, settings)
     check_mount_points(plan, settings)
     devices.check(grant, inventory)
-    to_container.apply(steps, container, _sources(settings))
+    simulated = {
+        os.path.dirname(gpu.file) for gpu in inventory.gpus if gpu.file
+    }  # of a simulator with a state of its own
+    to_container.apply(steps, container, (*_sources(settings), *((folder, "GH-302") for folder in simulated)))
     to_container.verify(plan, container)
     devices.apply(plan)
 

@@ -17,12 +17,12 @@ class NoCgroup(Exception):
 
 
 def is_version2() -> bool:
-    """Whether cgroup v2 is mounted where the driver looks for it."""
+    """True if cgroup v2 is mounted where the driver looks for it."""
     return os.path.exists(f"{MOUNTED}/cgroup.controllers")
 
 
 def is_pid_1s_namespace() -> bool:
-    """Whether we see the same cgroups as the first process that we see, which is the host's unless all is nested."""
+    """True if we see the same cgroups as the first process that we see, which is the host's unless all is nested."""
     try:
         return os.readlink("/proc/self/ns/cgroup") == os.readlink("/proc/1/ns/cgroup")
     except OSError:
@@ -70,7 +70,7 @@ def inode(directory: str) -> int:
 
 
 def populated(directory: str) -> bool:
-    """Whether a process is in the cgroup or below it."""
+    """True if a process is in the cgroup or below it."""
     try:
         return b"populated 0" not in read_file(f"{directory}/cgroup.events")
     except OSError:
@@ -78,7 +78,7 @@ def populated(directory: str) -> bool:
 
 
 def keeps_limits_of_gone() -> bool:
-    """Whether the driver may keep the limit of a cgroup that was removed. With the kernel's dmem controller the limit is
+    """True if the driver may keep the limit of a cgroup that was removed. With the kernel's dmem controller the limit is
     the cgroup's own file, which is gone with it."""
     try:
         return b"nvidia/" not in read_file(f"{MOUNTED}/dmem.capacity")

@@ -241,7 +241,7 @@ class Keeper:
         return done
 
     def _clear(self, settings: "Settings", record: Record) -> None:
-        if record.boot == boot_id():  # else the driver was started anew
+        if record.boot == boot_id():  # after another boot, the driver has no old limits
             self._unset(settings, record)
         records.remove(settings.state_dir, record.key)
 
@@ -293,7 +293,7 @@ class Keeper:
             raise LimitError(f"grant {key} cannot be read: {e}") from None
 
     def _limits(self, grant: "Grant", record: Record, settings: "Settings") -> tuple[Limit, ...]:
-        """What the grant says now for the GPUs that were given limits, whatever the inventory says by now."""
+        """The grant's present limits for the GPUs that were given limits, whatever the inventory says by now."""
         return limits_on(grant, [limit.uuid for limit in record.limits], settings.rules.driver_limit_extra)
 
     def _nvml(self, settings: "Settings") -> "Nvml":

@@ -29,7 +29,7 @@ class LimitError(Exception):
 
 
 class Figures(Value):
-    """What the driver says of one cgroup on one GPU, in bytes. used: what is charged to the cgroup."""
+    """The driver's figures for one cgroup on one GPU, in bytes. used: charged to the cgroup."""
 
     soft: int
     hard: int

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def is_holder(pid: int, key: str) -> bool:
-    """Whether the process sees the grant's policy page."""
+    """True if the process sees the grant's policy page."""
     try:
         return pid > 0 and holds(pid, key)
     except OSError:
@@ -22,7 +22,7 @@ def is_holder(pid: int, key: str) -> bool:
 
 
 def is_anothers(grant: "Grant", record: "Record | None", pid: int) -> bool:
-    """Whether another container than the one whose first process is pid runs with this grant: the record names a cgroup
+    """True if another container than the one whose first process is pid runs with this grant: the record names a cgroup
     with other processes, or the grant's own first process lives."""
     return _has_other_processes(record, grant, pid) or init_lives(grant, pid)
 
@@ -39,7 +39,7 @@ def _has_other_processes(record: "Record | None", grant: "Grant", pid: int) -> b
 
 
 def init_lives(grant: "Grant", but: int = 0) -> bool:
-    """Whether the first process of the grant's container lives. but: a process that does not count."""
+    """True if the first process of the grant's container lives. but: a process that does not count."""
     try:
         reported = found(grant)  # the runtime's state file: the ledger learns of an init with its next transaction only
     except (ValueError, ArithmeticError, LookupError, RecursionError):

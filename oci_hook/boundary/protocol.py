@@ -1,4 +1,4 @@
-"""What the server, the helper and their callers say to each other: one JSON object per packet.
+"""Messages between the server, the helper and their callers: one JSON object per packet.
 
 Requests (STATE/boundary.sock, SOCK_SEQPACKET, root alone; at most REQUEST_MAX bytes):
     {"do": "set", "grant": KEY, "pid": PID}     a container that is being made: its limits, set and read back

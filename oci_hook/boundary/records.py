@@ -1,5 +1,5 @@
-"""What the driver was told, STATE/boundary/KEY per grant: written before a limit is set, so that after a crash anybody
-can clear it. STATE/boundary/lock: held while limits and records are changed.
+"""Records of the limits that the driver was told, STATE/boundary/KEY per grant: written before a limit is set, so that after a crash
+anybody can clear it. STATE/boundary/lock: held while limits and records are changed.
 
 A record outlives its grant until its limits are cleared.
 """
@@ -87,7 +87,7 @@ def write(state_dir: str, record: Record) -> None:
 
 
 def note_hung(state_dir: str) -> None:
-    """For a while, containers that can do without do not wait for the driver, which has just not answered."""
+    """Notes that the driver has not answered: for a while, containers that can do without its limit do not wait for it."""
     try:
         os.close(os.open(f"{folder(state_dir)}/{HUNG}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         os.utime(f"{folder(state_dir)}/{HUNG}")

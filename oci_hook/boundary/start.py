@@ -86,7 +86,7 @@ def _without(grant: "Grant", pid: int, why: str, settings: "Settings") -> None:
             "make this one with gpu-hook-runtime, from a bundle that was not edited for the other",
         )
     if grant.terms.boundary == DRIVER:
-        if owner.is_holder(pid, grant.key):  # else it is not this container's to release
+        if owner.is_holder(pid, grant.key):  # another container's grant stays
             admit.release(grant.key, settings, force=True)
             records.forget_failed(settings.state_dir, grant.key)
         raise refuse(

@@ -34,7 +34,7 @@ FIXES = {
 
 
 def _has_records(state_dir: str) -> bool:
-    """Whether containers were given limits by the driver."""
+    """True if containers were given limits by the driver."""
     try:
         return bool(records.keys(state_dir))
     except OSError:  # only root can see them

@@ -1,19 +1,18 @@
 """Reads a cluster's nodes and pods for commands, from its API server or from a dump."""
 
 import json
-import urllib.error
-import urllib.parse
-import urllib.request
+import shutil
+import subprocess
 from typing import Any
+from urllib.parse import urlencode
 
 from oci_hook.errors import GhError, refuse
 from oci_hook.kube import kubeconfig as kube_config
-from oci_hook.kube.kubeconfig import Credential
 from oci_hook.kube.placing.state import ClusterState
 from oci_hook.kube.preemption.disruption import Budget, budget
+from oci_hook.kube.reporter.api import FAILURES, Api, ApiError
 
 MAX_DUMP = 2 << 30  # bytes
-MAX_PAGE = 256 << 20
 PAGE = 500  # objects
 TIMEOUT = 30  # seconds
 
@@ -24,7 +23,9 @@ def read(dump: str | None, kubeconfig: str | None) -> Objects:
     """Raises ClusterError GH-608."""
     if dump and kubeconfig:
         raise refuse("GH-608", "--dump and --kubeconfig both say where to read the cluster; give only one")
-    return from_dump(dump) if dump else from_server(kubeconfig)
+    if dump:
+        return _nodes_and_pods(_items(dump))
+    return listed(kubeconfig, "/api/v1/nodes"), listed(kubeconfig, "/api/v1/pods")
 
 
 def read_with_budgets(dump: str | None, kubeconfig: str | None) -> tuple[Objects, list[Budget] | None]:
@@ -38,64 +39,57 @@ def read_with_budgets(dump: str | None, kubeconfig: str | None) -> tuple[Objects
         if dump:
             found = [budget(item) for item in items if item.get("kind") == "PodDisruptionBudget"]
             return objects, found or None  # a dump without budgets may lack the whole kind
-        opener, there = _opener(kubeconfig)
-        return objects, budgets_of(opener, there)
+        return objects, budgets_of(kubeconfig)
     except (KeyError, TypeError, AttributeError, ValueError) as e:
         raise refuse("GH-608", f"a PodDisruptionBudget has an unexpected form: {type(e).__name__} {e}") from None
 
 
-def budgets_of(opener: urllib.request.OpenerDirector, there: Credential) -> list[Budget] | None:
+def budgets_of(kubeconfig: str | None) -> list[Budget] | None:
     """Kubernetes has policy/v1 since 1.21, and policy/v1beta1 until 1.24. None if neither can be listed."""
     for version in ("policy/v1", "policy/v1beta1"):
         try:
-            return [budget(item, version) for item in listed(opener, there, f"/apis/{version}/poddisruptionbudgets")]
+            return [budget(item, version) for item in listed(kubeconfig, f"/apis/{version}/poddisruptionbudgets")]
         except GhError:
             continue  # without the right to list them, or without this version
     return None
 
 
-def from_server(kubeconfig: str | None) -> Objects:
-    """Lists nodes and pods in pages. Raises ClusterError GH-608."""
-    opener, there = _opener(kubeconfig)
-    return listed(opener, there, "/api/v1/nodes"), listed(opener, there, "/api/v1/pods")
-
-
-def _opener(kubeconfig: str | None) -> tuple[urllib.request.OpenerDirector, Credential]:
-    """kubeconfig: None for kubectl's files, or the pod's service account without them."""
-    there = kube_config.load([kubeconfig] if kubeconfig else kube_config.files())
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
-    if context := there.context():
-        handlers.append(urllib.request.HTTPSHandler(context=context))
-    return urllib.request.build_opener(*handlers), there
-
-
-def listed(opener: urllib.request.OpenerDirector, there: Credential, path: str) -> list[dict[str, Any]]:
+def listed(kubeconfig: str | None, path: str) -> list[dict[str, Any]]:
+    """Lists in pages. kubeconfig: None for kubectl's files, or the pod's service account without them. Raises ClusterError GH-608."""
     kind = path.rpartition("/")[2]
+    try:
+        there = kube_config.load([kubeconfig] if kubeconfig else kube_config.files())
+    except GhError as e:
+        if kube_config.PLUG_INS not in str(e) or not (kubectl := shutil.which("kubectl")):
+            raise
+        return _by_kubectl([kubectl, *([f"--kubeconfig={kubeconfig}"] if kubeconfig else [])], path)
+    api = Api(there, TIMEOUT)
     items: list[dict[str, Any]] = []
     more = ""
-    while True:
-        query = urllib.parse.urlencode({"limit": PAGE, **({"continue": more} if more else {})})
-        asked = urllib.request.Request(f"{there.server}{path}?{query}")
-        try:
-            if token := there.bearer():
-                asked.add_header("Authorization", f"Bearer {token}")
-            with opener.open(asked, timeout=TIMEOUT) as answer:
-                page = json.loads(answer.read(MAX_PAGE))
+    try:
+        while True:
+            page = api.get(f"{path}?{urlencode({'limit': PAGE, **({'continue': more} if more else {})})}")
             items += page.get("items") or []
             more = (page.get("metadata") or {}).get("continue") or ""
-        except urllib.error.HTTPError as e:
-            e.close()
-            raise refuse("GH-608", f"{there.server} does not list {kind}: {e.code} {e.reason}") from None
-        except (OSError, ValueError, AttributeError) as e:
-            why = getattr(e, "reason", e)
-            raise refuse("GH-608", f"{kind} cannot be read from {there.server}: {why}") from None
-        if not more:
-            return items
+            if not more:
+                return items
+    except ApiError as e:
+        raise refuse("GH-608", f"{there.server} does not list {kind}: {e}") from None
+    except (*FAILURES, AttributeError) as e:
+        raise refuse("GH-608", f"{kind} cannot be read from {there.server}: {e}") from None
+    finally:
+        api.close()
 
 
-def from_dump(path: str) -> Objects:
-    """The output of `kubectl get nodes,pods,pdb -A -o json`. Raises ClusterError GH-608."""
-    return _nodes_and_pods(_items(path))
+def _by_kubectl(kubectl: list[str], path: str) -> list[dict[str, Any]]:
+    """Where the kubeconfig logs in by a plug-in, as in most clouds."""
+    try:
+        done = subprocess.run([*kubectl, "get", "--raw", path], capture_output=True, timeout=4 * TIMEOUT)
+        if done.returncode:
+            raise OSError(done.stderr.decode(errors="replace").strip()[-200:])
+        return json.loads(done.stdout)["items"] or []
+    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError) as e:
+        raise refuse("GH-608", f"{path.rpartition('/')[2]} cannot be read by kubectl: {e}") from None
 
 
 def _nodes_and_pods(items: list[dict[str, Any]]) -> Objects:
@@ -103,6 +97,7 @@ def _nodes_and_pods(items: list[dict[str, Any]]) -> Objects:
 
 
 def _items(path: str) -> list[dict[str, Any]]:
+    """The output of `kubectl get nodes,pods,pdb -A -o json`. Raises ClusterError GH-608."""
     try:
         with open(path, "rb") as f:
             data = json.loads(f.read(MAX_DUMP))

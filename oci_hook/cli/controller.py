@@ -73,7 +73,7 @@ def controller(**given: Any) -> None:
     try:
         from oci_hook.kube.controller import controller, options
     except ModuleNotFoundError as e:
-        if e.name and e.name.partition(".")[0] in ("aiohttp", "msgspec", "cryptography", "prometheus_client"):
+        if e.name and e.name.partition(".")[0] in ("aiohttp", "msgspec", "cryptography"):
             raise click.UsageError(f"{e.name} is missing; {NEEDS}") from None
         raise
     try:

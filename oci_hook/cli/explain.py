@@ -160,7 +160,7 @@ def explain(
     bounds = (
         slot_files.preempt_bounds(settings.state_dir, grants) if request.terms.preempt_tolerance_us is not None else ()
     )
-    found = allocate(request, inventory, grants, settings.rules, bounds)
+    found = allocate(request, inventory, grants, settings.rules, bounds, given.who)
     if isinstance(found, Refusal):
         raise NoRoomError(*found.problems)
     warnings += tight_shares(found, inventory)
@@ -358,6 +358,8 @@ def request_lines(request: Request, rules: Rules) -> list[tuple[str, str]]:
         lines.append(("IMEX", "channels " + ", ".join(map(str, request.terms.imex_channels))))
     if request.terms.boundary != AUTO:
         lines.append(("boundary", request.terms.boundary))
+    if request.terms.apart_from:
+        lines.append(("apart from", f"other pods' containers with {request.terms.apart_from}"))
     if request.narrow_to is not None:
         lines.append(("narrowed to", ", ".join(request.narrow_to) or "no GPU"))
     return lines

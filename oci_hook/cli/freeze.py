@@ -41,7 +41,7 @@ def resume(prefix: str, container: str) -> output.Report:
 
 
 def frozen(since: int) -> "admit.Alteration":
-    """For admit.alter: freezes a grant since that time (seconds since 1970); 0 resumes it. Raises GH-411."""
+    """The change that admit.alter applies: frozen since that time (seconds since 1970), or resumed with 0. It raises GH-411."""
 
     def change(grant: Grant, _: tuple[Grant, ...]) -> Grant:
         if not any(share.slot for share in grant.shares):

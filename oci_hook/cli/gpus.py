@@ -110,7 +110,7 @@ def report(
 
 
 def boundary_lines(gpus: tuple[Gpu, ...], setting: str) -> list[str]:
-    """Who holds memory limits on which GPUs, and why not the driver: a line for each answer."""
+    """The holders of memory limits by GPU, with the reasons where it is not the driver: a line for each answer."""
     by_answer: dict[str, list[str]] = {}
     for gpu in gpus:
         why = gpu.no_limits or (UNWANTED if setting == SHIM else "")

@@ -83,7 +83,7 @@ def take_away(prefix: str, force: bool) -> tuple[list[str], list[str]]:
 
 
 def simulated_folders(prefix: str, state_dir: str) -> list[Path]:
-    """What the mark of the install's simulated driver names, as far as it is the install's."""
+    """The paths that the mark of the install's simulated driver names, as far as they are the install's."""
     try:
         found = mark.read(str(Path(prefix, SIM_ROOT)))
     except GhError:

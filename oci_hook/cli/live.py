@@ -23,7 +23,7 @@ MAX = 16 << 20  # bytes of its answer
 
 
 def node(settings: Settings, prefix: str) -> dict[str, Any]:
-    """As agent.view.view(); agent.state is "none" if no agent of this install answers. Raises NodeError GH-303."""
+    """The form of agent.view.view(); agent.state is "none" if no agent of this install answers. Raises NodeError GH-303."""
     return ask(settings, prefix) or alone(settings)
 
 

@@ -20,8 +20,8 @@ def snapshot(settings: Settings) -> tuple[Grant, ...]:
 
 
 def check_may_read(settings: Settings) -> None:
-    """For commands that read more of the state directory than the ledger. Raises NodeError GH-303 for other users than
-    root, to whom a directory that they may not enter looks empty."""
+    """Raises NodeError GH-303 for users who may not enter the state directory, to whom it would look empty. For commands that
+    read more of it than the ledger."""
     if os.path.isdir(settings.state_dir) and not os.access(settings.state_dir, os.R_OK | os.X_OK, effective_ids=True):
         raise store.unusable(settings.state_dir, PermissionError(EACCES, os.strerror(EACCES)))
 
@@ -40,7 +40,7 @@ def key(settings: Settings, container: str) -> str:
 
 
 def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """For a shell: the names of living containers, and the ids of those without one. None where the ledger cannot be read."""
+    """The words for a shell to complete: names of living containers, ids of those without a name; none if the ledger is unreadable."""
     try:
         grants = snapshot(load(ctx.params.get("prefix") or DEFAULT_PREFIX))
     except GhError:
@@ -50,7 +50,7 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 
 def title(grant: Grant) -> str:
-    """What a line for people calls a container: its name and its id, or its id alone."""
+    """A container in a line for people: its name and its id, or its id alone."""
     (found,) = engine_names.named((grant,))
     name = events.full_name(found.who)
     id = found.who.id

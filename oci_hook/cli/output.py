@@ -1,4 +1,4 @@
-"""How commands answer: the options --prefix and --json, one place that prints and one that exits.
+"""The answers of commands: the options --prefix and --json, one place that prints and one that exits.
 
 A command returns a Report or raises GhError; it neither prints nor exits itself:
 
@@ -28,7 +28,7 @@ from oci_hook.ledger.events import short as short
 
 
 class Report:
-    """What a command found.
+    """A command's findings.
 
     data: the object that --json prints. lines: the same for people. warnings: printed on standard error, and under
     the key "warnings" of the object if there are any. exit_status: of the process.
@@ -176,7 +176,7 @@ def printable(value: object) -> str:
 
 
 def compute(booked: int, offline: int) -> str:
-    """What is booked of a GPU's compute, for people."""
+    """A GPU's booked compute, for people."""
     return f"{booked}%" + (f" and {offline}% offline" if offline else "")
 
 

@@ -54,7 +54,7 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
     indices = gpu_indices(inventory)
     suspensions = [suspension(settings.state_dir, grant, grants) for grant in grants]
     data = [
-        {**as_data(grant, indices, found), **boundary_data(settings.state_dir, grant, inventory)}
+        {**as_data(grant, indices, found), **boundary_data(settings, grant, inventory)}
         for grant, found in zip(grants, suspensions, strict=True)
     ]
     rows = []
@@ -66,6 +66,8 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
             lines.append(f"account page of {output.short(entry['id'])}: {entry['account_problem']}")
         if entry["boundary_failed"]:
             lines.append(f"{output.short(entry['id'])}: memory limit held by the shim alone: {entry['boundary_why']}")
+        elif entry["boundary"] == DRIVER and entry["boundary_why"]:
+            lines.append(f"{output.short(entry['id'])}: {entry['boundary_why']}")
         for gpu in entry["gpus"]:
             if gpu["kept_mib"]:
                 on = gpu["uuid"] if gpu["index"] is None else f"GPU {gpu['index']}"
@@ -89,12 +91,14 @@ def gpu_indices(inventory: Inventory | None) -> dict[str, int | str]:
     return {gpu.uuid: gpu.address if gpu.parent else gpu.index for gpu in (inventory.gpus if inventory else ())}
 
 
-def boundary_data(state_dir: str, grant: Grant, inventory: Inventory | None) -> dict[str, Any]:
-    """Who holds the memory limit, and why not the driver. boundary_failed: the driver could, on this node."""
-    found, _ = boundary.look(state_dir, grant, inventory)
+def boundary_data(settings: node_settings.Settings, grant: Grant, inventory: Inventory | None) -> dict[str, Any]:
+    """The holder of the memory limit, with the reason if it is not the driver or has another limit. boundary_failed: the
+    driver could, on this node."""
+    found, record = boundary.look(settings.state_dir, grant, inventory)
+    why = boundary.differs(record, grant, settings.rules.driver_limit_extra)
     planned = expected(grant, inventory).name if inventory else SHIM
-    failed = planned == DRIVER != found.name and grant.life.init is not None
-    return {"boundary": found.name, "boundary_why": found.why, "boundary_failed": failed}
+    failed = planned == DRIVER != found.name and grant.life.init is not None and not why
+    return {"boundary": DRIVER if why else found.name, "boundary_why": why or found.why, "boundary_failed": failed}
 
 
 def suspension(state_dir: str, grant: Grant, grants: list[Grant]) -> Suspension | None:

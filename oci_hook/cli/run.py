@@ -28,7 +28,7 @@ class Front(click.Command):
         return super().parse_args(ctx, [*args[:end], "--", *rest] if rest else args[:end])
 
     def own(self, ctx: click.Context, args: Sequence[str]) -> int:
-        """How many words at the beginning are options of this command, and their values."""
+        """The number of words at the beginning that are this command's options, and their values."""
         options = {name: p for p in self.get_params(ctx) if isinstance(p, click.Option) for name in p.opts}
         at = 0
         while at < len(args):

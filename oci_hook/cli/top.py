@@ -132,7 +132,7 @@ class Screen:
         return done if delivered else f"{done}; not in effect yet"
 
     def draw(self, width: int, height: int) -> RenderableType:
-        """As much as has room: four lines per GPU, or one line per GPU if there are many."""
+        """The screen, cut to its size: four lines per GPU, or one line per GPU if there are many."""
         if self.help:
             return top_help.screen(height)
         gpus, head, foot = self.node["gpus"], self.head(width), self.foot(width)
@@ -148,7 +148,7 @@ class Screen:
         return Group(*parts, Text(), self.table(max(TABLE - 2, room), width), *foot)
 
     def foot(self, width: int) -> list[Text]:
-        """What has no room, and the keys."""
+        """The last lines: the columns without room, and the keys."""
         every, shown = (top_processes.ALL, top_processes.titles(width)) if self.processes else (ALL, self.titles(width))
         hidden = [title for title in every if title not in shown]
         text = f"no room for {', '.join(hidden)}" if hidden and self.rows() else ""

@@ -18,7 +18,7 @@ GONE = "exited (a child keeps its memory), or not found"
 
 
 class Processes:
-    """What is known of the processes. refresh: with live.processes()."""
+    """The known processes. refresh: with live.processes()."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -52,7 +52,7 @@ class Processes:
 
 
 def mark(p: dict[str, Any]) -> tuple[int, str, str]:
-    """What tells one row from another."""
+    """The row's identity."""
     return p["pid"] or 0, p["uuid"], p["key"]
 
 

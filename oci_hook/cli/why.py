@@ -148,7 +148,7 @@ def past(settings: node_settings.Settings, container: str, log: list[dict[str, A
 
 
 def room(settings: node_settings.Settings, request: Request, head: list[str]) -> output.Report:
-    """Whether the request fits now; if not, why not on each GPU, and what would make it fit."""
+    """Reports whether the request fits now; if not, the reason on each GPU, and changes that would make it fit."""
     inventory, grants = cache.load(settings), named.snapshot(settings)
     found = allocate(request, inventory, grants, settings.rules)
     lines = list(head)
@@ -177,7 +177,7 @@ Reasons = list[str]
 
 
 def running(c: dict[str, Any], node: dict[str, Any], log: list[dict[str, Any]]) -> output.Report:
-    """What slows a running container down: its state, its share, its neighbours, and what the GPUs report."""
+    """The things that slow down a running container: its state, its share, its neighbours, and what the GPUs report."""
     reasons = by_state(c, by_agent(log, c["id"]))
     if c.get("account_problem"):
         reasons.append(f"its account page cannot be read ({c['account_problem']}), so its memory use is unknown")

@@ -6,7 +6,7 @@ which the agent's reporter writes: {"node": NAME, "keys": {GENERATION: 64 hex di
 
 import os
 
-from oci_hook.config.settings import read_own
+from oci_hook.config.settings import DRA, read_own
 from oci_hook.core import decided, decision
 from oci_hook.core.decided import NodeKeys
 from oci_hook.core.layout import ALLOC, CLUSTER_KEYS
@@ -37,8 +37,11 @@ def obeyed(
     that came after the decision (`kubectl debug`) gets no GPU.
 
     spec: as it was before gpu-hook edited it. annotations: the spec's, or the state document's.
-    Raises ClusterError GH-601 to GH-604, GH-606.
+    Raises ClusterError GH-601 to GH-604, GH-606, GH-612.
     """
+    if settings.cluster == DRA:
+        check_no_request(request)
+        return request, None
     if not request.gpus or request.narrow_to == () or oci_annotations.is_static(annotations):
         return request, None
     text = annotations.get(ALLOC)
@@ -60,6 +63,16 @@ def obeyed(
         return without_gpu(request.terms, narrow_to=()), None
     shares = decided.shares_of(found, name)
     return under_terms(request, found, name, spec, annotations, settings), shares
+
+
+def check_no_request(request: "Request") -> None:
+    """Raises ClusterError GH-612 for a container that asks for a GPU beside the ResourceClaims of its node."""
+    if request.gpus and request.narrow_to != ():
+        raise refuse(
+            "GH-612",
+            "this node gives its GPUs to ResourceClaims alone (setting cluster: dra), and the container asks by annotations"
+            " or mounts; use a claim, or another node",
+        )
 
 
 def read(text: str) -> "Decision":

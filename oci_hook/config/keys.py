@@ -109,10 +109,10 @@ INSTALL: "dict[str, Reader]" = {
     "python": path,
     "driver_root": path,
     "state_dir": path,
-    "cluster": one_of("off", "local", "required"),
+    "cluster": one_of("off", "local", "required", "dra"),
 }
 
-# What a profile fixes, whatever else is set, and the default policy that goes with it.
+# The settings that a profile fixes, whatever else is set, and the default policy that goes with it.
 # qgpu: https://cloud.tencent.com/document/product/457/61448.
 PROFILES: "dict[str, dict[str, Any]]" = {
     "none": {},
@@ -142,7 +142,7 @@ RULES: "dict[str, Reader]" = {
     "driver_limit_extra": memory(0),
 }
 
-# What the cluster may say about a node (config/cluster.py): how its GPUs are shared, not whom it trusts.
+# The settings that a cluster may make for a node (config/cluster.py): how its GPUs are shared, not whom it trusts.
 OF_CLUSTER = (
     "default_policy",
     "placement",

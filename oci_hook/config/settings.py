@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 
 OFF = "off"
+DRA = "dra"  # ResourceClaims alone give a share of this node's GPUs (kube/dra/)
 
 
 class Settings(Value):
     """prefix: the install's root. runtime: the real runtime, absolute. driver_root: where the driver's files are.
     state_dir: tmpfs directory of ledger, pages and inventory. mode: "standalone" | "on-top" | "below". cluster: "off" |
-    "local" | "required"."""
+    "local" | "required" | "dra"."""
 
     prefix: str
     mode: str = "standalone"
@@ -43,7 +44,7 @@ class Settings(Value):
 
 
 class Reading:
-    """What a settings.yaml says. lines: the line of each key that is set. values: what the readers made of the values,
+    """A settings.yaml as read. lines: the line of each key that is set. values: as the readers understood them,
     without those that are wrong. problems: everything that is wrong, in the order of the lines."""
 
     __slots__ = ("file", "lines", "values", "problems")
@@ -129,7 +130,7 @@ def interpret(prefix: str, reading: Reading) -> Settings:
 
 
 def add_cluster(prefix: str, reading: Reading) -> None:
-    """What the cluster says about this node, in the reporter's file, counts before settings.yaml."""
+    """The cluster's settings for this node, in the reporter's file, count before settings.yaml."""
     path = os.path.join(prefix, CLUSTER_SETTINGS)
     try:
         said = parse(prefix, of_cluster(prefix), CLUSTER_SETTINGS, keys.OF_CLUSTER)

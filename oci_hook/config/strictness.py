@@ -1,4 +1,4 @@
-"""Whether a container that asks in words which are not understood is refused: the setting `near_misses`."""
+"""The setting `near_misses`, by which containers are refused that ask in words which are not understood."""
 
 import os
 
@@ -20,7 +20,7 @@ def refuses(settings: "Settings", named: bool) -> bool:
 
 
 def _is_default(prefix: str) -> bool:
-    """Whether some engine has this install as the runtime of containers that name none (`install --set-default`)."""
+    """True if some engine has this install as the runtime of containers that name none (`install --set-default`)."""
     try:
         fd = os.open(f"{prefix}/{ENGINES}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:

@@ -14,7 +14,7 @@ fewest pairs on different NUMA nodes, then the one whose GPUs the placement poli
 
 from oci_hook.core.boundary import obstacle
 from oci_hook.core.gpu_page import free_slot, on_gpu
-from oci_hook.core.grant import Grant, Share
+from oci_hook.core.grant import Grant, Identity, Share
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.policy_page import MAX_GPUS
 from oci_hook.core.request import Request
@@ -32,6 +32,7 @@ MOST_GIB = 80  # a number up to this, without its unit, is rather meant in GiB
 TOO_SMALL = "for a program's context alone"  # the context counts against the limit, so no program could run
 UNMET = "does not meet"
 DISAGREES = "are not"  # a share that is said twice, in per cent and in MiB
+NOBODY = Identity("", "", "")
 FAR = 1000  # distance of two GPUs without a link in the inventory
 PAIRS = MAX_GPUS * MAX_GPUS  # a bound: no set of GPUs has as many pairs
 SEARCH_STEPS = 5_000  # sets of GPUs that are tried; after that the best one so far is taken
@@ -55,7 +56,7 @@ class Refusal(Value):
 
 
 class Usage(Value):
-    """What the grants leave of one GPU. free_mib: what can still be granted. free_compute, free_offline: what guarantees of
+    """The part of one GPU that the grants leave. free_mib: can still be granted. free_compute, free_offline: guarantees of
     the classes online and default, and of class offline, can still have. containers: how many grants are on it. alone: one
     container has it exclusively. whole: its containers have no limits."""
 
@@ -72,7 +73,7 @@ class Usage(Value):
 
 
 def usage(inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tuple[Usage, ...]:
-    """What these grants leave of each GPU, in inventory order."""
+    """The part of each GPU that these grants leave, in inventory order."""
     taken: dict[str, list[tuple[Share, Grant]]] = {}
     for grant in grants:
         for share in grant.shares:
@@ -91,8 +92,11 @@ def allocate(
     grants: tuple[Grant, ...],
     rules: Rules,
     bounds: "Bounds" = (),
+    who: Identity = NOBODY,
 ) -> "Allocation | Refusal":
     """Finds GPUs with room for the request beside the grants of living containers.
+
+    who: whose request it is, for apart-from.
 
     bounds: (grant's key, GPU's UUID, microseconds) where it is known how long that container keeps the GPU at most after
     a container of a higher class has work.
@@ -109,10 +113,14 @@ def allocate(
     placement = placement_of(request, rules)
     order = sorted(range(len(uses)), key=lambda i: preference(placement, uses[i], request.terms.priority_class))
     # For each GPU that is asked for: the GPUs that it may be and that have room, the preferred one first.
+    barred = _apart_from(request, who, grants)
     late = [_late(use, request, grants, bounds) for use in uses]
     unmet = [_unmet(request, inventory, use.gpu) for use in uses]
     blocked = [
-        [unmet[i] or _obstacle(use, wish, request, rules) or late[i][0] for i, use in enumerate(uses)]
+        [
+            unmet[i] or _barred(use, request, barred) or _obstacle(use, wish, request, rules) or late[i][0]
+            for i, use in enumerate(uses)
+        ]
         for wish, _ in wishes
     ]
     options = [
@@ -143,6 +151,28 @@ def allocate(
             note = f"has room, another GPU comes first ({placement})"
         notes.append((use.gpu.uuid, note))
     return Allocation(shares, alone, tuple(notes))
+
+
+def _apart_from(request: Request, who: Identity, grants: tuple[Grant, ...]) -> frozenset[str]:
+    """The UUIDs of the GPUs on which a container of another pod of this namespace says the same word in apart-from. In the
+    cluster's controller the word begins with the namespace and a slash."""
+    word = request.terms.apart_from
+    if not word:
+        return frozenset()
+    return frozenset(
+        share.uuid
+        for grant in grants
+        if grant.terms.apart_from == word
+        and ("/" in word or grant.who.namespace == who.namespace)
+        and not (who.pod_uid and grant.who.pod_uid == who.pod_uid)
+        for share in grant.shares
+    )
+
+
+def _barred(use: Usage, request: Request, barred: frozenset[str]) -> str:
+    if use.gpu.uuid not in barred:
+        return ""
+    return f"GPU {use.gpu.index} {use.gpu.uuid} has another container with apart-from={request.terms.apart_from[-40:]}"
 
 
 def _usage(gpu: Gpu, taken: list[tuple[Share, Grant]], rules: Rules) -> Usage:
@@ -285,7 +315,7 @@ def _unmet(request: Request, inventory: Inventory, gpu: Gpu) -> str:
 
 
 def _agrees(gpu: Gpu, wish: GpuRequest, percent: int, rules: Rules) -> bool:
-    """Whether so many MiB are so many per cent of the GPU, by any rounding, or of what can be granted of it."""
+    """True if so many MiB are so many per cent of the GPU, by any rounding, or of what can be granted of it."""
     asked = wish.memory[1] if wish.memory else 0
     totals = (gpu.memory_mib, gpu.memory_mib - rules.reserve(gpu.memory_mib))
     return any(abs(asked * 100 - percent * total) < total for total in totals)
@@ -299,7 +329,7 @@ def _slot(gpu: Gpu, wish: GpuRequest, alone: bool, grants: tuple[Grant, ...], ru
 
 
 def places(gpu: Gpu, rules: Rules) -> int:
-    """How many containers may share the GPU. A GPU has a little less memory than its name says, so 15109 MiB count as four
+    """The number of containers that may share the GPU. A GPU has a little less memory than its name says, so 15109 MiB count as four
     times 4 GiB."""
     if not rules.memory_per_share:
         return rules.max_shares_per_gpu
@@ -357,7 +387,7 @@ def _fits_empty(
     allowed: frozenset[int],
     rules: Rules,
 ) -> bool:
-    """Whether the request has room on the node without any container: else waiting does not help."""
+    """True if the request has room on the node without any container: else waiting does not help."""
     uses = usage(inventory, (), rules)
     options = [
         [
@@ -445,7 +475,7 @@ def _choose(options: list[list[int]], wishes: list[GpuRequest], inventory: Inven
     # Entries with few options come first, so that a search without a result ends early; equal entries take GPUs in
     # order of preference.
     turn = sorted(range(len(options)), key=lambda w: (len(options[w]), w))
-    # Whether the entry at this turn and the next one are alike: then the next one takes a later GPU, since swapping the two
+    # True where the entry at this turn and the next one are alike: then the next one takes a later GPU, since swapping the two
     # makes no difference.
     equal = [_same(wishes[a], wishes[b]) and options[a] == options[b] for a, b in zip(turn, turn[1:], strict=False)]
     nearest = min(d for i, row in enumerate(distance) for j, d in enumerate(row) if i != j)

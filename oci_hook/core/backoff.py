@@ -1,4 +1,4 @@
-"""How long to wait after a failure."""
+"""Waits after failures, each twice as long as the one before."""
 
 from collections.abc import Callable
 

@@ -21,7 +21,7 @@ NO_CGROUP2 = "the driver needs cgroup v2 at /sys/fs/cgroup, and something else i
 
 
 class Limit(Value):
-    """What the driver is to keep for a container's cgroup on one GPU, in bytes. hard = NO_LIMIT: nothing."""
+    """The limits that the driver keeps for a container's cgroup on one GPU, in bytes. hard = NO_LIMIT: none."""
 
     uuid: str
     soft: int
@@ -37,7 +37,7 @@ class Boundary(Value):
 
 
 def weaker(asked: str, setting: str) -> bool:
-    """Whether a container asks for less than the node's setting promises."""
+    """True if a container asks for less than the node's setting promises."""
     return BOUNDARY_NUMBERS[asked] < BOUNDARY_NUMBERS[setting]
 
 
@@ -68,7 +68,7 @@ def changed_limits(old: tuple[Limit, ...], new: tuple[Limit, ...]) -> tuple[Limi
 
 
 def limits_on(grant: "Grant", uuids: "Iterable[str]", extra_mib: int) -> tuple[Limit, ...]:
-    """What this grant's limits on these GPUs are, in their order."""
+    """The grant's limits on these GPUs, in their order."""
     shares = {share.uuid: share for share in grant.shares}
     return tuple(limit_of(shares[uuid], extra_mib) for uuid in uuids if uuid in shares)
 
@@ -82,7 +82,7 @@ def lacks(grant: "Grant", limits: tuple[Limit, ...]) -> str:
 
 
 def needs_step(grant: "Grant", inventory: "Inventory") -> bool:
-    """Whether something has to be done at the container's start, before its first process runs."""
+    """True if something has to be done at the container's start, before its first process runs."""
     limits = limits_of(grant, inventory, 0)
     return bool(limits or lacks(grant, limits))
 

@@ -10,7 +10,7 @@ from oci_hook.errors import NoRoomError, Problem, RequestError, refuse
 
 
 class GrantChange(Value):
-    """What is to change; None keeps a value. memory: ("mib", n) or ("percent", n), of each GPU."""
+    """The changes to make; None keeps a value. memory: ("mib", n) or ("percent", n), of each GPU."""
 
     memory: tuple[str, int] | None = None
     compute: int | None = None
@@ -59,7 +59,7 @@ def _terms(grant: Grant, policy: str, wish: GrantChange) -> Terms:
 
 
 def _short(grant: Grant, after: Grant, share: Share, new: Share, use: Usage) -> list[Problem]:
-    """What the changed share asks of the compute for its class and does not get. What it has already it keeps."""
+    """The compute that the changed share asks for its class and does not get. It keeps what it has already."""
     before, then = compute_of(grant.terms.priority_class), compute_of(after.terms.priority_class)
     free = use.compute_for(after.terms.priority_class)
     if new.compute <= max(free, share.compute if before == then else 0):

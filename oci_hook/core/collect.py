@@ -27,7 +27,7 @@ CONTAINERS = PREFIX_KEY + "containers"
 REQUEST = PREFIX_KEY + "request"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 ASKING_VARIABLES = ("GPU_HOOK_", "T9K_GPU_", "NVIDIA_GPU_MEMORY_")  # that people set; every CUDA image has VISIBLE
-# How variables begin that may be a misspelt one of those; CUDA images have none of them but VISIBLE.
+# Beginnings of variables that may be a misspelt one of those; CUDA images have none of them but VISIBLE.
 NEAR_VARIABLES = ("GPU_HOOK", "GPUHOOK", "T9K_GPU", "NVIDIA_VISIBLE_", "NVIDIA_GPU_MEM")
 INJECTED = (
     "GPU_HOOK_MEMORY_MIB"  # nobody asks with it: it is among what a container with a share finds, and its copies have
@@ -58,7 +58,7 @@ def from_annotations(
     annotations: dict[str, str], container: str, rules: "Rules", problems: list[Problem], decode: "Decode"
 ) -> list[Wish]:
     """The wishes that concern the container called `container` ("" where the engine names none)."""
-    tables = [(name, dialects.rows(name, rules)) for name in dialects.spoken(rules.dialects, annotations)]
+    tables = [(name, dialects.rows(name, rules, annotations)) for name in dialects.spoken(rules.dialects, annotations)]
     foreign = [(name, rows, key) for name, rows in tables for key in rows if key in annotations]
     ours = [key for key in annotations if key.startswith(PREFIX_KEY) and key not in NO_REQUEST]
     if not ours and not foreign:
@@ -90,9 +90,12 @@ def from_annotations(
             found,
             problems,
         )
-    if addressed:
-        for dialect, rows, key in foreign:
-            read(rows[key], key, annotations[key], False, dialect, found, problems)
+    for dialect, rows, key in foreign:
+        whom = dialects.whom(dialect, key, annotations)
+        if whom and not container:
+            problems.append(nameless(key))
+        elif whom == container if whom else addressed:
+            read(rows[key], key, annotations[key], bool(whom), dialect, found, problems)
     return found
 
 
@@ -200,7 +203,7 @@ def from_env(env: dict[str, str], rules: "Rules", problems: list[Problem]) -> li
                 present.pop(rough, None)
         for key, variable in present.items():
             if variable == "GPU_HOOK_COMPUTE" and INJECTED in env and not env[variable].strip("0,"):
-                continue  # what a container without a guarantee finds; a copy of it brings it back
+                continue  # set without a guarantee; a copy of the container brings it back
             read(module.KEYS[key], f"env {variable}", env[variable], False, dialect, found, problems)
         if dialect == "nvidia":
             found += of_old_image(env, module)
@@ -209,7 +212,7 @@ def from_env(env: dict[str, str], rules: "Rules", problems: list[Problem]) -> li
 
 
 def of_old_image(env: dict[str, str], nvidia: "ModuleType") -> list[Wish]:
-    """What an image asks for that has CUDA_VERSION alone, from before NVIDIA_REQUIRE_CUDA: every GPU and all capabilities."""
+    """The request of an image that has CUDA_VERSION alone, from before NVIDIA_REQUIRE_CUDA: every GPU and all capabilities."""
     if not nvidia.is_old(env):
         return []
     key, text = f"env {nvidia.CUDA}", env[nvidia.CUDA]
@@ -379,7 +382,7 @@ def unread_variables(env: dict[str, str], rules: "Rules", asks: bool) -> list[st
 
 
 def is_addressed(annotations: dict[str, str], container: str, problems: list[Problem]) -> bool:
-    """Whether keys without a suffix apply to this container."""
+    """True if keys without a suffix apply to this container."""
     if CONTAINERS not in annotations:
         return True
     text = annotations[CONTAINERS]

@@ -24,7 +24,7 @@ ANEW = "delete the pod, so that its owner makes it anew"
 
 
 class NodeKeys(Value):
-    """What a node knows of its cluster: its name there, and its keys as (generation, key), the newest last."""
+    """A node's knowledge of its cluster: its name there, and its keys as (generation, key), the newest last."""
 
     node: str
     keys: tuple[tuple[int, bytes], ...]
@@ -58,7 +58,7 @@ def came_later(found: Decision, container: str, annotations: "Mapping[str, str]"
 
 
 def shares_of(found: Decision, container: str) -> tuple[DecidedShare, ...]:
-    """What the decision gives the container. Raises ClusterError GH-604."""
+    """The container's part of the decision. Raises ClusterError GH-604."""
     shares = found.shares(container)
     if shares is None:
         names = ", ".join(name[:40] for name, _ in found.containers[:3]) or "no container"

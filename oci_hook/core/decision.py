@@ -26,7 +26,7 @@ SIG = 64  # hex digits of a SHA-256
 
 
 class DecidedShare(Value):
-    """What one container gets of one GPU. memory_mib: 0 for the whole GPU. compute, compute_limit: per cent."""
+    """One container's share of one GPU. memory_mib: 0 for the whole GPU. compute, compute_limit: per cent."""
 
     uuid: str
     memory_mib: int
@@ -51,7 +51,7 @@ class Decision(Value):
     sig: str = ""
 
     def shares(self, container: str) -> tuple[DecidedShare, ...] | None:
-        """Of this container; None where the decision does not name it."""
+        """The container's shares; None if the decision does not name it."""
         for name, shares in self.containers:
             if name == container:
                 return shares

@@ -64,9 +64,7 @@ def permit(rules: "Iterable[tuple[int, int, str]]") -> tuple[int, ...]:
             instruction(JNE_K, 4, offset=6, immediate=major),
             instruction(JNE_K, 5, offset=5, immediate=minor),
             instruction(MOV_X, 6, 3),
-            instruction(
-                AND_K, 6, immediate=~access_bits(access)
-            ),  # what is left is access that the rule does not permit
+            instruction(AND_K, 6, immediate=~access_bits(access)),  # the rest is access that the rule does not permit
             instruction(JNE_K, 6, offset=2, immediate=0),
             instruction(MOV_K, 0, immediate=1),
             instruction(EXIT),

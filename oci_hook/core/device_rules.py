@@ -44,7 +44,7 @@ def allowed(rules: "Iterable[Mapping[str, object]]") -> list[tuple[int, int, set
 
 
 def starts_closed(rules: "Sequence[Mapping[str, object]]") -> bool:
-    """Whether some rule denies all devices. Without one, it depends on the runtime whether unnamed devices are open."""
+    """True if some rule denies all devices. Without one, it depends on the runtime whether unnamed devices are open."""
     return any((rule.get("type") or "a") == "a" and rule.get("allow") is not True for rule in rules)
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Share(Value):
-    """What a grant gives of one GPU.
+    """A grant's part of one GPU.
 
     memory_mib: the limit in MiB. compute: booked per cent (0: none), which the policy guarantees, unless it is best-effort.
     compute_limit: the ceiling in per cent.
@@ -43,7 +43,7 @@ class Identity(Value):
 
 
 class Life(Value):
-    """How long a grant counts: while any of these processes lives, in this boot.
+    """The life of a grant: it counts while any of these processes lives, in this boot.
 
     creator, init: (pid, start time in clock ticks since boot, field 22 of /proc/PID/stat) or None.
     cgroup: a cgroup directory of the container ("" unknown); a process in it keeps the grant alive as well.
@@ -92,7 +92,7 @@ class Grant(Value):
 
 
 def booked_compute(uuid: str, grants: "Iterable[Grant]") -> tuple[int, int]:
-    """What these have booked of a GPU's compute, in per cent: those of the classes online and default, and those of class
+    """The booked compute of a GPU, in per cent: by those of the classes online and default, and those of class
     offline, of 100 each (core/allocate.py)."""
     found = [0, 0]
     for grant in grants:

@@ -6,7 +6,7 @@ PREFIX_KEY = "gpu-hook.io/"
 MARKER = PREFIX_KEY + "grant"  # written by us into config.json: the key of the grant for which the bundle was edited
 ALLOC = PREFIX_KEY + "alloc"  # the decision of the cluster's controller (core/decision.py)
 ASKED = PREFIX_KEY + "asked"  # the controller has read this pod
-NODE_PLACEMENT = PREFIX_KEY + "node-placement"  # how the controller chooses among nodes
+NODE_PLACEMENT = PREFIX_KEY + "node-placement"  # the controller's order of nodes
 NO_REQUEST = (MARKER, ALLOC, ASKED, NODE_PLACEMENT)  # keys that ask a node for nothing
 
 # In the container. One directory, mounted read-only from PREFIX/CONTAINER_DIR, holds everything private.
@@ -45,9 +45,10 @@ PAGES_DIR = "pages"  # KEY/policy per grant, as its container sees it; KEY/copy:
 MESSAGES_DIR = "messages"  # to containers, until they are delivered (ledger/messages.py)
 SHARE_STATE = "share"  # UUID/slot/NN: a tmpfs of its own per GPU
 INVENTORY = "inventory.json"
-TIERS = "tiers.json"  # what `gpu-hook gpus --probe` found
+TIERS = "tiers.json"  # findings of `gpu-hook gpus --probe`
 UNLISTED = "unlisted.json"  # MiB by UUID that the agent found in use by nobody who can be told (ledger/inventory.py)
 EVENTS = "events"  # lines of JSON; EVENTS.1 the older ones
+CLAIMS_DIR = "claims"  # UID.json: what a prepared ResourceClaim gives (ledger/resource_claims.py)
 BOUNDARY_DIR = "boundary"  # KEY: which limits the driver was told for this grant; lock (boundary/records.py)
 BOUNDARY_SOCKET = "boundary.sock"  # boundary/server.py listens there
 AGENT_LOCK = "agent.lock"  # locked by the agent, so that only one runs
@@ -59,7 +60,7 @@ PAGE_UID = 0xFFFF_FFF0
 
 IMEX_CHANNEL = "/dev/nvidia-caps-imex-channels/channel"  # followed by the channel's number, which is the minor number
 NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt: 195 char = NVIDIA graphics; nvidiactl is minor 255
-ENV_SET = (  # what we write into a container's environment, over the container's own values
+ENV_SET = (  # written into a container's environment, over the container's own values
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",
     "NVIDIA_IMEX_CHANNELS",

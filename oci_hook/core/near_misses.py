@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CODE = "GH-108"
 OURS = fold(PREFIX_KEY[:-1])  # "gpuhookio"
 ASKING_KEYS = ("memory", "compute", "gpus", "devices", "exclusive", "request")
-# How the words of sharing systems begin that no dialect reads, and those that ask for GPUs of other makers.
+# Beginnings of words of sharing systems that no dialect reads, and of those that ask for GPUs of other makers.
 OTHER_SYSTEMS = ("volcano.sh/vgpu", "elasticgpu.io/", "aliyun.com/gpu", "run.ai/gpu", "project-hami.io/", "gpushare/")
 OTHER_MAKERS = ("amd.com/", "gpu.intel.com/", "huawei.com/", "cambricon.com/", "metax-tech.com/", "mthreads.com/")
 OTHER_OWNERS = (
@@ -89,7 +89,7 @@ def in_annotations(
 
 
 def is_suspect(key: str) -> bool:
-    """Whether a key may speak of GPUs. A container of other programs has none, and is done with here."""
+    """True if a key may speak of GPUs. A container of other programs has none, and is done with here."""
     low = key.lower()
     if key.startswith(OTHER_OWNERS) or low.startswith(OTHER_MAKERS):
         return False
@@ -108,8 +108,8 @@ def of_key(key: str, text: str, container: str, rules: "Rules", asks: bool) -> M
         guess = f"did you mean {PREFIX_KEY}{nearest_key(name)}{'.' + suffix if suffix and container else ''}?"
         return Miss(Problem(CODE, f"{said} is not a key of gpu-hook; {guess}"), True)
     for name in dialects.NAMES:
-        if key in dialects.table(name).KEYS:
-            ours = dialects.table(name).KEYS[key][0].removesuffix("-request")
+        if known := dialects.known_key(name, key):
+            ours = dialects.table(name).KEYS[known][0].removesuffix("-request")
             why = f"a word of {name}, which this node does not read; add {name} to `dialects` in settings.yaml"
             if key.startswith(VAGUE):
                 return None if asks else Miss(Problem(CODE, f"{said} is {why}"), False)
@@ -151,7 +151,7 @@ def nearest_of_others(key: str) -> str:
 
 
 def meant_as_ours(key: str) -> str | None:
-    """What stands behind a prefix that is nearly ours, None for another key. `gpuhook.io/memory`: "memory"."""
+    """The part behind a prefix that is nearly ours, None for another key. `gpuhook.io/memory`: "memory"."""
     domain, slash, rest = key.partition("/")
     near = fold(domain)
     known = (*dialects.table(dialects.NATIVE).KEYS, "containers", "request")
@@ -202,7 +202,7 @@ def of_suffix(meant: str, key: str, text: str, container: str, asks: bool) -> Mi
 
 
 def is_slip(suffix: str, container: str) -> bool | None:
-    """Whether one name is the other with a slip of the keys; None: they are simply different."""
+    """True if one name is the other with a slip of the keys; None: they are simply different."""
     if len(container) < 4 or distance(suffix, container) > 1:
         return None
     if any(a != b and (a.isdigit() or b.isdigit()) for a, b in zip(suffix, container, strict=False)):
@@ -213,7 +213,7 @@ def is_slip(suffix: str, container: str) -> bool | None:
 
 
 def is_numbered(short: str, long: str) -> bool:
-    """Whether one name is the other with a number, as docker compose and replicas have them: app, app-1."""
+    """True if one name is the other with a number, as docker compose and replicas have them: app, app-1."""
     rest = long.removeprefix(short)
     return bool(short) and long.startswith(short) and rest[:1] in ("-", "_") and rest[1:].isdigit()
 
@@ -260,7 +260,7 @@ def in_mounts(mounts: "Iterable[tuple[str, str]]") -> list[Miss]:
 
 
 def in_labels(labels: dict[str, str], asks: bool) -> list[Miss]:
-    """Labels, which no engine hands to the runtime."""
+    """The near misses among labels. Engines never hand labels to the runtime, so these ask for nothing."""
     for key, text in labels.items():
         if key.startswith(PREFIX_KEY) or meant_as_ours(key) is not None:
             name = nearest_key(meant_as_ours(key) or split(key)[0])
@@ -299,7 +299,7 @@ def in_environment(env: dict[str, str], rules: "Rules", asks: bool, by_hand: boo
 
 
 def is_answer(name: str, env: dict[str, str]) -> bool:
-    """Whether a variable of ours is no miss where nothing is asked for, since it asks itself (gpus=0), or beside one that does,
+    """True if a variable of ours is no miss where nothing is asked for, since it asks itself (gpus=0), or beside one that does,
     or NVIDIA_VISIBLE_DEVICES wants no GPU."""
     native = dialects.table(dialects.NATIVE)
     asking = [variable for variable, key in native.ENV.items() if native.KEYS[key][0] in ASKING]

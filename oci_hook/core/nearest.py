@@ -8,7 +8,7 @@ MOST = 40  # characters that are compared; the work grows with their square, and
 
 
 def distance(one: str, other: str) -> int:
-    """How many characters are missing, added, changed, or swapped with their neighbour (optimal string alignment)."""
+    """The number of characters missing, added, changed, or swapped with their neighbour (optimal string alignment)."""
     one, other = one[:MOST], other[:MOST]
     before: list[int] = []
     last = list(range(len(other) + 1))

@@ -87,7 +87,7 @@ Step = Bind | Tmpfs | DeviceNode | DeviceRule | EnvVar
 
 
 class ImageFacts(Value):
-    """What the plan must know of the image. libdir: where its loader looks for 64-bit libraries.
+    """Facts of the image that the plan needs. libdir: where its loader looks for 64-bit libraries.
 
     cover_cuda, cover_nvml: the paths of all copies of these libraries in the image; ours is mounted over each.
     cover_other: other libraries of a different driver (a cuda-compat package), which must not be loaded with this one.
@@ -201,16 +201,20 @@ def _in_root(path: str, root: str) -> str:
 
 
 def _environment(grant: Grant, inventory: Inventory, libdir: str) -> list[Step]:
-    """Variables that tell people and programs what the container was given; the shim never reads them."""
+    found = {**dict.fromkeys(ENV_SET), **variables(grant, inventory), "TRITON_LIBCUDA_PATH": libdir}
+    return [EnvVar(name, value) for name, value in found.items()]  # what has no value is removed
+
+
+def variables(grant: Grant, inventory: Inventory) -> dict[str, str]:
+    """Those that tell people and programs what the container was given; the shim never reads them."""
 
     def per_gpu(values: list[int]) -> str:
         return str(values[0]) if len(set(values)) == 1 else ",".join(map(str, values))
 
     shares = grant.shares
-    values: dict[str, str | None] = dict.fromkeys(ENV_SET)  # what is not set below is removed
+    values: dict[str, str] = {}
     values["NVIDIA_VISIBLE_DEVICES"] = _visible(grant, inventory) or "none"
     values["NVIDIA_DRIVER_CAPABILITIES"] = ",".join(grant.terms.capabilities)
-    values["TRITON_LIBCUDA_PATH"] = libdir
     if grant.terms.imex_channels:
         values["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, grant.terms.imex_channels))
     if shares:
@@ -223,7 +227,7 @@ def _environment(grant: Grant, inventory: Inventory, libdir: str) -> list[Step]:
         values["GPU_HOOK_COMPUTE"] = per_gpu([share.compute for share in shares])
         values["GPU_HOOK_POLICY"] = grant.terms.policy
         values["GPU_HOOK_CLASS"] = grant.terms.priority_class
-    return [EnvVar(name, value) for name, value in values.items()]
+    return values
 
 
 def _visible(grant: Grant, inventory: Inventory) -> str:

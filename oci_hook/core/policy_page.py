@@ -1,7 +1,7 @@
 """The policy page: packs a grant into the 4096 bytes that the shim reads. shim/pages/policy_page.h has
 the same layout."""
 
-from struct import Struct
+from _struct import Struct  # `struct` is one more file to read
 
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.inventory import Inventory
@@ -15,7 +15,7 @@ MAX_GPUS = 16
 SEQ_OFFSET = 16
 
 _HEAD = Struct("<QIIII8x40s56x")
-_GPU = Struct("<48sQQIIIIQI36x")
+_GPU = Struct("<48sQQIIIIQII32x")
 _TERMS, _TERMS_OFFSET = Struct("<II"), 24
 _MEMORY, _MEMORY_OFFSET = Struct("<Q"), 48
 _COMPUTE, _COMPUTE_OFFSET = Struct("<II"), 64
@@ -59,10 +59,13 @@ def policy_page(grant: Grant, inventory: Inventory, seq: int = 0) -> bytes:
             gpu.memory_mib * MIB,
             _compute(grant, share),
             share.compute_limit,
-            WHOLE if share.whole and share.memory_mib >= gpu.memory_mib else 0,  # else the node keeps a part of it
+            WHOLE
+            if share.whole and share.memory_mib >= gpu.memory_mib
+            else 0,  # not where the node reserves a part of it
             gpu.minor,
             gpu.context_mib * MIB,
             share.slot,
+            gpu.block_bytes,
         )
     return bytes(page)
 

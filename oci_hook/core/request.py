@@ -1,4 +1,4 @@
-"""What one container asks for: annotations (and its environment, which only narrows) -> Request, or all problems at once."""
+"""One container's request: annotations (and its environment, which only narrows) -> Request, or all problems at once."""
 
 from oci_hook.core import collect, validate
 from oci_hook.core.terms import GpuRequest, Terms
@@ -122,7 +122,7 @@ def build(given: validate.Given, narrow_to: tuple[str, ...] | None, rules: "Rule
 
 
 def without_gpu(terms: Terms, placement: str | None = None, narrow_to: tuple[str, ...] | None = None) -> Request:
-    """For a container that gets driver files but no GPU."""
+    """The request of a container that gets driver files but no GPU."""
     return Request(
         (), terms.replace(preempt_tolerance_us=None, imex_channels=()), placement=placement, narrow_to=narrow_to
     )

@@ -1,4 +1,4 @@
-"""What an image requires of the driver and the GPU: NVIDIA_REQUIRE_* in the grammar of the NVIDIA runtime.
+"""An image's requirements of the driver and the GPU: NVIDIA_REQUIRE_* in the grammar of the NVIDIA runtime.
 
 A blank is "or", a comma "and": `cuda>=12.4 brand=tesla,driver>=470,driver<471`. The properties are `cuda` (the newest CUDA that
 the driver supports), `driver` (its version), `arch` (the GPU's compute capability) and `brand`. A term about what the node
@@ -52,7 +52,7 @@ def version(text: str) -> tuple[int, ...]:
 
 
 def facts(inventory: "Inventory", gpu: "Gpu") -> dict[str, str]:
-    """What is known of the driver and this GPU, by property."""
+    """Known properties of the driver and this GPU."""
     known = {"cuda": inventory.cuda_version, "driver": inventory.driver_version, "arch": gpu.arch, "brand": gpu.brand}
     return {name: value for name, value in known.items() if value and (name == "brand" or _is_version(value))}
 

@@ -35,7 +35,7 @@ class Rules(Value):
     max_shares_per_gpu: int = 64
     memory_per_share: int = 0
     trust_env: bool = False
-    dialects: tuple[str, ...] = ("t9k", "gpu-manager", "hami", "nvidia-volumes", "nvidia")
+    dialects: tuple[str, ...] = ("t9k", "gpu-manager", "hami", "kai", "nvidia-volumes", "nvidia")
     qgpu_memory_unit: str = "none"
     linger: int = 0
     online_compute: str = "booking"
@@ -54,7 +54,7 @@ class Rules(Value):
         return self.online_compute == "booking"
 
     def competes(self, priority_class: str) -> bool:
-        """Whether the compute of a container of this class is only booked (Grant.competes)."""
+        """True if the compute of a container of this class is only booked (Grant.competes)."""
         return self.online_competes and priority_class == ONLINE
 
 

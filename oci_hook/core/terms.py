@@ -1,4 +1,4 @@
-"""What is asked of a GPU, and on what terms: values that go unchanged from the request to the grant, its pages and events.
+"""Requests of GPUs and their terms: values that go unchanged from the request to the grant, its pages and events.
 
 CONTRIBUTING.md lists what else a new annotation needs.
 """
@@ -22,7 +22,7 @@ WORDS = {
 
 
 class GpuRequest(Value):
-    """What is asked of one GPU.
+    """A request of one GPU.
 
     device: None (any GPU), an index ("0") or a UUID ("GPU-...") of exactly this GPU.
     memory: ("mib", n), or ("percent", n) of the GPU that is chosen, 1..100; None: not asked for.
@@ -45,7 +45,8 @@ class Terms(Value):
     preempt_tolerance_us: the longest time in microseconds that a lower class may hold the GPU once this container has
     work; None: no limit. capabilities: which of the driver's files it gets. imex_channels: the numbers of the IMEX
     channels that it may open; only with whole GPUs. visible: how NVIDIA_VISIBLE_DEVICES names its GPUs: "uuid", "index", or
-    "all" where it has every GPU of the node. boundary: who must hold its memory limit (core/boundary.py).
+    "all" where it has every GPU of the node. boundary: who must hold its memory limit (core/boundary.py). apart_from: it is on
+    no GPU with a container of another pod of its namespace that says the same word; "": it may be.
     """
 
     policy: str = "burst-share"
@@ -55,6 +56,7 @@ class Terms(Value):
     imex_channels: tuple[int, ...] = ()
     visible: str = "uuid"
     boundary: str = AUTO
+    apart_from: str = ""
 
     def data(self) -> "dict[str, object]":
         """The terms as JSON has them: `class` is the field priority_class, a reserved word in Python."""

@@ -38,6 +38,11 @@ class Given:
         for wish in sorted(found, key=lambda wish: not wish.own):
             self.add(wish)
         self.resolve_per_gpu()
+        request = self.wishes.get("memory-request")
+        if request is not None and request.dialect == "kai" and "memory" not in self:
+            self.wishes["memory"] = request.replace(
+                name="memory"
+            )  # there the limit is the request where nothing says it
         if (memory := self.beside_whole()) is not None:
             del self.wishes[memory.name]
 
@@ -76,7 +81,7 @@ class Given:
             self.complain(code(other, wish), f"{other} and {wish} disagree about {wish.name}; give one of them")
 
     def same(self, exact: "Wish", rough: "Wish") -> bool:
-        """Whether these are two words of one system for one thing (a table's SAME). Then the exact one counts."""
+        """True if these are two words of one system for one thing (a table's SAME). Then the exact one counts."""
         if exact.dialect != rough.dialect or (exact.key, rough.key) not in dialects.table(exact.dialect).SAME:
             return False
         if self.same_percent is not None and rough.value != ("percent", self.same_percent):
@@ -99,12 +104,12 @@ class Given:
 
     @property
     def partial(self) -> bool:
-        """Whether a part of a GPU is asked for, not the whole."""
+        """True if a part of a GPU is asked for, not the whole."""
         return self.who_says("memory") is not None or self.who_says("compute") is not None
 
     @property
     def asks_compute(self) -> bool:
-        """Whether compute is asked for, or may be asked for in a value that could not be parsed."""
+        """True if compute is asked for, or may be asked for in a value that could not be parsed."""
         return self.who_says("compute") is not None or ("per_gpu" in self and self.value("per_gpu") is None)
 
     def complain(self, code: str, message: str) -> None:
@@ -121,7 +126,7 @@ def code(one: "Wish", two: "Wish") -> str:
 
 
 def asks(found: "Iterable[Wish]") -> bool:
-    """Whether any of these asks for a GPU."""
+    """True if any of these asks for a GPU."""
     return any(wish.name in ASKING and wish.value is not False for wish in found)
 
 
@@ -148,7 +153,7 @@ def check_count(given: Given) -> None:
 
 
 def exclusive(given: Given, rules: "Rules") -> bool:
-    """Whether no other container may be on the GPUs. Without a word, whole GPUs follow the node's whole_gpus."""
+    """True if no other container may be on the GPUs. Without a word, whole GPUs follow the node's whole_gpus."""
     said = given.value("exclusive")
     if said is None:
         return not given.partial and rules.whole_gpus == "exclusive"
@@ -249,12 +254,14 @@ def memory_request(given: Given) -> None:
         return
     if limit is None:
         given.complain("GH-103", f"{asked} stands alone; NVIDIA_GPU_MEMORY_LIMIT belongs beside it")
-    elif None not in (asked.value, limit.value) and limit.value[0] == "mib" and asked.value[1] > limit.value[1]:  # type: ignore[index]
+        return
+    one, two = asked.value, limit.value
+    if isinstance(one, tuple) and isinstance(two, tuple) and one[0] == two[0] and one[1] > two[1]:
         given.contradict("memory-request", "memory", "the request is above the limit")
 
 
 def required(given: Given) -> tuple[str, ...]:
-    """What the container requires of driver and GPU, as KEY=EXPRESSION."""
+    """The container's requirements of driver and GPU, as KEY=EXPRESSION."""
     wishes = sorted(
         (w for name, w in given.wishes.items() if name.startswith(REQUIRED) and w.value), key=lambda w: w.key
     )
@@ -262,7 +269,9 @@ def required(given: Given) -> tuple[str, ...]:
 
 
 def visible(given: Given, rules: "Rules") -> str:
-    """How NVIDIA_VISIBLE_DEVICES names the GPUs: as T9k prints them to who asks in its words."""
+    """The names of GPUs in NVIDIA_VISIBLE_DEVICES: as the container asks for them, or as T9k prints them for its words."""
+    if given.value("visible"):
+        return str(given.value("visible"))
     said = {wish.key for name in ("memory", "gpus") if (wish := given.wishes.get(name)) and wish.dialect == "t9k"}
     if any(key.removeprefix("env ").startswith(("T9K_GPU_", "tensorstack.dev/nvidia-gpu-percent")) for key in said):
         return "index"
@@ -270,7 +279,7 @@ def visible(given: Given, rules: "Rules") -> str:
 
 
 def boundary(given: Given, rules: "Rules") -> str:
-    """Who must hold the memory limit. A container may ask for a stronger boundary than the node's, not for a weaker one."""
+    """The required holder of the memory limit. A container may ask for a stronger boundary than the node's, not for a weaker one."""
     said = given.value("boundary")
     if said is not None and weaker(said, rules.boundary):
         why = f"weaker than this node's setting, boundary: {rules.boundary}; drop it, or ask for driver"

@@ -28,11 +28,13 @@ MAX_INDEX = 255
 MAX_CHANNEL = 2047  # the last IMEX channel that NVIDIA's module makes by default
 MAX_UUID = 47  # the policy page's field, less its NUL
 UUID_CHARACTERS = DIGITS | frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-")
+MAX_WORD = 63  # as long as a label of Kubernetes
+WORD_CHARACTERS = UUID_CHARACTERS | frozenset("._")
 SHORT_POLICIES = {"be": "best-effort", "fs": "fixed-share", "bs": "burst-share"}
 
 
 class Several(dict[str, object]):
-    """What a parser returns if the value decides which wish the key means: wish -> value."""
+    """A parser's result if the value decides which wish the key means: wish -> value."""
 
 
 def devices(text: str) -> str | tuple[str, ...] | None:
@@ -54,7 +56,7 @@ def devices(text: str) -> str | tuple[str, ...] | None:
 
 
 def cdi_name(item: str) -> str:
-    """A device without the vendor and class of the NVIDIA runtime's CDI names: runtime.nvidia.com/gpu=0 is 0."""
+    """Strips vendor and class from a CDI name of the NVIDIA runtime: runtime.nvidia.com/gpu=0 becomes 0."""
     kind, equals, name = item.partition("=")
     return name if equals and kind in ("runtime.nvidia.com/gpu", "nvidia.com/gpu") else item
 
@@ -160,7 +162,7 @@ def policy(text: str) -> str:
 
 
 class Bounded(tuple[str, ...]):
-    """Capabilities of which a container gets those that it may have."""
+    """Capabilities as an upper bound: the container gets the allowed ones among them."""
 
 
 def bounded_capabilities(text: str) -> Bounded | None:
@@ -169,6 +171,13 @@ def bounded_capabilities(text: str) -> Bounded | None:
         return None
     found = capabilities(text)
     return Bounded(CAPABILITIES if found == ALL else found)
+
+
+def word(text: str) -> str:
+    """A name of the user's choice."""
+    if not 0 < len(text) <= MAX_WORD or not WORD_CHARACTERS.issuperset(text):
+        raise ValueError(f"is not a word of letters, digits, - . and _, of {MAX_WORD} characters at most")
+    return text
 
 
 def flag(text: str) -> bool:
@@ -198,6 +207,7 @@ REMEDIES: "dict[Callable[[str], object], str]" = {
     priority_class: "write one of them",
     placement: "write one of them",
     flag: "write one of them",
+    word: "write one such as web",
     preempt_tolerance: "write 300us, 100ms or 2s",
     capabilities: "write compute,utility or all",
     bounded_capabilities: "write compute,utility or all",

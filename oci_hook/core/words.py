@@ -1,4 +1,4 @@
-"""How figures and ids are written for people."""
+"""Figures and ids as text for people."""
 
 CUT = 12  # characters that are enough to tell one UUID or id from another
 

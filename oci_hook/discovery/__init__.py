@@ -1,1 +1,1 @@
-"""What GPUs and driver files this node has. No container start looks: it reads the inventory."""
+"""The node's GPUs and driver files. No container start looks: it reads the inventory."""

@@ -1,10 +1,10 @@
-"""What one process's context takes on each GPU, where that was measured and where it was not."""
+"""The memory of one process's context on each GPU, measured or estimated."""
 
 from collections.abc import Iterable, Mapping
 
 from oci_hook.core.inventory import Gpu
 
-# Of a GPU where nothing could be measured, nor on any of its model. Contexts of data-centre GPUs take 100 to 500 MiB;
+# The estimate where neither this GPU nor another of its model could be measured. Contexts of data-centre GPUs take 100 to 500 MiB;
 # where they take more than this, the agent adds the rest (surcharge). `gpus --refresh` measures again.
 ESTIMATE_MIB = 256
 

@@ -16,7 +16,7 @@ from oci_hook.linux.walk import Tree, Work
 
 ROOT_STEPS = 1 << 20  # half a second: these are root's own files, often of the whole node
 
-# Where distributions put the 64-bit libraries; the first place that has a library wins.
+# Distributions' folders of 64-bit libraries; the first place that has a library wins.
 LIBRARY_PLACES = (
     "/usr/lib64",
     "/usr/lib/{multiarch}",
@@ -27,7 +27,7 @@ LIBRARY_PLACES = (
     "/lib/{multiarch}",
     "/lib/{multiarch}/nvidia/current",
     "/usr/lib",
-    "/usr/local/nvidia/lib64",  # where virtual machines of GPU clouds and GKE's installer put the driver
+    "/usr/local/nvidia/lib64",  # of virtual machines of GPU clouds and of GKE's installer
 )
 BINARY_PLACES = (
     "/usr/bin",

@@ -26,7 +26,7 @@ def text(value: Any) -> str:
 
 
 def is_split(handle: Any) -> bool:
-    """Whether the GPU is in MIG mode: then only its MIG devices can be used."""
+    """True if the GPU is in MIG mode: then only its MIG devices can be used."""
     try:
         return bool(pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
     except pynvml.NVMLError:  # the GPU does not support MIG
@@ -98,7 +98,7 @@ def distance(a: Any, b: Any) -> int | None:
 
 
 def limits_answers(uuids: list[str]) -> dict[str, str]:
-    """By UUID, what the driver says to the question for a cgroup's memory limit, as core/boundary.py's why_not reads it."""
+    """UUID -> the driver's answer when asked for a cgroup's memory limit, in the words that core/boundary.py's why_not reads."""
     found = {}
     try:
         nvml = Nvml("libnvidia-ml.so.1")

@@ -31,7 +31,7 @@ def by_process(handle: Any) -> dict[int, int | None]:
 
 
 def memory(handle: Any) -> Memory:
-    """Where the GPU uses the machine's memory: all of that, of which its processes have what the driver says."""
+    """The memory of a GPU that uses the machine's: all of that, of which its processes have what the driver says."""
     try:
         info = pynvml.nvmlDeviceGetMemoryInfo(handle)
         return Memory(int(info.total), int(info.used), int(info.free))

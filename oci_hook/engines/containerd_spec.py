@@ -15,7 +15,7 @@ from oci_hook.engines.edits import Notes, Registration, Target
 from oci_hook.errors import refuse
 
 FILE = "etc/containerd-base-spec.json"  # below the prefix
-STAGES = ("createRuntime", "poststop")
+STAGES = ("prestart", "createRuntime", "poststop")  # the second finds the work of the first
 TIMEOUT = 10  # seconds, as in runtime-config
 LIMITS = (
     "by hooks, a container gets its GPUs and limits, but no environment variables (NVIDIA_VISIBLE_DEVICES, GPU_HOOK_*,"
@@ -28,7 +28,7 @@ def path(registration: Registration) -> Path:
 
 
 def is_used(registration: Registration) -> bool:
-    """Whether containerd is, or is to be, registered by hooks. Raises SettingsError GH-508 for the other way than the
+    """True if containerd is, or is to be, registered by hooks. Raises SettingsError GH-508 for the other way than the
     one in which it is."""
     there = path(registration).exists()
     if there and registration.way == "runtime":

@@ -14,7 +14,7 @@ from oci_hook.engines import docker, engine
 from oci_hook.engines.edits import NAME
 from oci_hook.observe.daemons import flag_value, flag_values, running
 
-SOCKET = "unix:///run/docker.sock"  # where dockerd listens unless it is told otherwise
+SOCKET = "unix:///run/docker.sock"  # dockerd's default
 SYSTEMD = "/run/systemd/system"
 FOLDERS = {"docker": "/etc/docker", "containerd": "/etc/containerd", "crio": "/etc/crio"}
 INIT_SCRIPTS = "/etc/init.d"
@@ -42,7 +42,7 @@ def stale(name: str, path: Path) -> list[int]:
 
 
 def command(name: str, path: Path) -> str:
-    """What makes the running daemon read its files, as this machine starts daemons; "" if the engine needs nothing."""
+    """The command that makes the running daemon read its files, as this machine starts daemons; "" if the engine needs none."""
     if engine(name).RELOAD is None:
         return ""
     unit, verb = engine(name).RELOAD
@@ -90,7 +90,7 @@ def have_read(name: str, path: Path) -> bool:
 
 
 def listens(words: list[str]) -> list[str]:
-    """Where the dockerd with this command line listens, of the sockets on this machine."""
+    """The socket, of those on this machine, at which the dockerd with this command line listens."""
     found = flag_values(words, "-H", "--host")
     try:
         data = json.loads(Path(flag_value(words, "--config-file") or docker.FILE).read_text())
@@ -101,7 +101,7 @@ def listens(words: list[str]) -> list[str]:
 
 
 def docker_hosts() -> list[str]:
-    """Where dockerds of this machine listen: those that run, the one that this user works with, and the usual one."""
+    """Sockets of this machine's dockerds: those that run, the one that this user works with, and the usual one."""
     own = os.environ.get("DOCKER_HOST", "")
     found = [host for _, words in running("dockerd") for host in listens(words)]
     return list(dict.fromkeys([*found, *([own] if own.startswith("unix://") else []), SOCKET]))

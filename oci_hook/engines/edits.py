@@ -25,7 +25,7 @@ from oci_hook.oci.annotations import STATIC
 NAME = "gpu-hook"  # of our runtime in every engine's configuration
 RECORD = "etc/engines.json"
 BACKUPS = "etc/before"
-LOCK = "/run/gpu-hook-engines.lock"  # where only root can open it: whoever can open a lock file can hold it forever
+LOCK = "/run/gpu-hook-engines.lock"  # only root can open it there, and so hold it forever
 MAX_SIZE = 4 << 20
 BEGIN = "# gpu-hook: begin (written by `gpu-hook install`, removed by `gpu-hook uninstall`)"
 END = "# gpu-hook: end"
@@ -125,7 +125,7 @@ class Record:
         return self.prefix / BACKUPS / engine / str(path).strip("/").replace("/", "%")
 
     def shared(self, engine: str, path: Path) -> bool:
-        """Whether another engine uses this file as well."""
+        """True if another engine uses this file as well."""
         return any(str(path) in files for name, files in self.engines.items() if name != engine)
 
     def keep(self, engine: str, change: FileChange) -> None:
@@ -343,12 +343,13 @@ def annotation_patterns() -> list[str]:
             continue  # NEAR_PATTERNS have all its keys
         for key in dialects.table(name).KEYS:
             domain, slash, _ = key.rpartition("/")
-            patterns.append(domain + slash + "*" if slash else key)
+            if slash or not key.startswith("gpu"):
+                patterns.append(domain + slash + "*" if slash else key)
     return list(dict.fromkeys((*patterns, *dialects.NEAR_PATTERNS)))
 
 
 def pod_patterns() -> list[str]:
-    """The same of a pod: also where the kubelet has it from, since nobody decides on pods from static manifests."""
+    """A pod's annotations to pass on: besides those, the one with its source, since static pods have no decision."""
     return [*annotation_patterns(), STATIC]
 
 

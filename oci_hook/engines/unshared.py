@@ -17,7 +17,7 @@ PLAIN = re.compile(r"[\w.-]+", re.ASCII)  # an id or a name; nothing that an eng
 
 
 class Container(Value):
-    """What an engine says of a container. runtime: a name or a path. mounts: (destination, source). all_gpus: it was
+    """An engine's description of a container. runtime: a name or a path. mounts: (destination, source). all_gpus: it was
     started with `--gpus`. state: the engine's word, such as running or exited."""
 
     engine: str
@@ -50,7 +50,7 @@ def find(name: str, ask: Ask = ask) -> Container | None:
 
 
 def read(engine: str, data: dict[str, Any]) -> Container:
-    """From an object of `inspect` (docker 20.10 to 28, podman 4 and 5)."""
+    """Reads an object of `inspect` (docker 20.10 to 28, podman 4 and 5)."""
     host, config = data["HostConfig"], data["Config"]
     wanted = [
         word for request in host.get("DeviceRequests") or () for words in request["Capabilities"] for word in words

@@ -70,7 +70,7 @@ def load(prefix: str) -> dict[str, Any]:
 
 
 def check(reading: Reading) -> dict[str, Any]:
-    """The same of a file that is read already; adds the problems of its `agent.` lines."""
+    """The agent's settings in a file that is read already; adds the problems of its `agent.` lines."""
     found = {}
     for name, read in AGENT.items():
         key = SECTION + name

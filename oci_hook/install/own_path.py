@@ -1,4 +1,4 @@
-"""Who can change what a path leads to: every directory and link on the way, from / on, as sshd looks at its files.
+"""Finds who can change the target of a path: checks every directory and link on the way, from / on, as sshd looks at its files.
 
 Not for the hot path. A world-writable directory with the sticky bit (/tmp, /dev/shm) may be on the way if it is root's:
 nobody else can rename or remove what root has in it. But a program that cleans such a directory may remove it, and

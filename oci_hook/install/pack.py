@@ -1,10 +1,10 @@
 """Writes the pack of an install: all modules of the container path, compiled. The install's own Python runs this file, as
-`python -I -S pack.py FOLDER FILES...`, and prints what its packs are called; launcher/start.py reads the pack.
+`python -I -S pack.py FOLDER FILES...`, and prints what its packs are called; launcher/start.py and load.py read the pack.
 
 FOLDER/TAG.pack.new is: the magic number of this Python's code, the size of the index (4 bytes, little endian), the index,
 and the parts. The index is (modules, programs): {module: (is a package, offset, size)} and {program: (offset, size)},
 offsets from the end of the index. A module's part is its code. A program's part is all modules that importing it loads:
-(name, is a package, code) of each, after those that it imports itself.
+(name, is a package, code) of each, after those that it imports itself. The part of load.py is its code.
 """
 
 import marshal
@@ -19,6 +19,7 @@ PROGRAMS = {
     "precreate.py": "oci_hook.precreate",
     "boundary_stage.py": "oci_hook.boundary_stage",
 }
+LOADER = "load.py"
 SIZE = 4
 
 Modules = dict[str, tuple[bool, CodeType]]
@@ -44,6 +45,11 @@ class Recorder:
         self.order.append(module.__name__)
 
 
+def compiled(path: str) -> CodeType:
+    with open(path, "rb") as f:
+        return compile(f.read(), path, "exec", dont_inherit=True, optimize=2)  # no docstrings: less to read
+
+
 def imported(modules: Modules, name: str) -> list[str]:
     """The modules that importing this one loads, each after those that it imports."""
     recorder = Recorder(modules)
@@ -60,9 +66,7 @@ def imported(modules: Modules, name: str) -> list[str]:
 def main(folder: str, names: list[str]) -> None:
     modules: Modules = {}
     for name in names:
-        path = f"{folder}/{name}"
-        with open(path, "rb") as f:
-            code = compile(f.read(), path, "exec", dont_inherit=True, optimize=2)  # no docstrings: less to read
+        code = compiled(f"{folder}/{name}")
         module = name[: -len(".py")].replace("/", ".")
         modules[module.removesuffix(".__init__")] = (module.endswith(".__init__"), code)
     parts: list[bytes] = []
@@ -72,8 +76,9 @@ def main(folder: str, names: list[str]) -> None:
         parts.append(marshal.dumps(code))
         index[0][name] = (is_package, size, len(parts[-1]))
         size += len(parts[-1])
-    for program, start in PROGRAMS.items():
-        parts.append(marshal.dumps(tuple((name, *modules[name]) for name in imported(modules, start))))
+    for program, start in (*PROGRAMS.items(), (LOADER, "")):
+        loaded = tuple((name, *modules[name]) for name in imported(modules, start)) if start else None
+        parts.append(marshal.dumps(loaded or compiled(f"{folder}/{LOADER}")))
         index[1][program] = (size, len(parts[-1]))
         size += len(parts[-1])
     head = marshal.dumps(index)

@@ -23,12 +23,13 @@ from oci_hook.install.settings_template import default_settings_yaml
 from oci_hook.ledger import claims, store
 
 PACKAGE = Path(__file__).resolve().parent.parent
-# What containers need is whole folders and the modules beside them; everything else is for commands and the agent.
+# Containers need whole folders and the modules beside them; everything else is for commands and the agent.
 HOT_FOLDERS = ("apply", "boundary", "config", "core", "ledger", "linux", "oci")
 COLD_FILES = ("__main__.py",)
-PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook", "gpu-hook-boundary")
+PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook", "gpu-hook-boundary", "gpu-hook-probe")
 OLD_FILES = ("etc/settings.json", "etc/launcher.conf")  # 0.1.0's
-STARTS = ("runtime.py", "hook.py")  # what PROGRAMS start
+STARTS = ("runtime.py", "hook.py")  # started by PROGRAMS
+LOADER = "load.py"
 LOCK = ".lock"
 SHIMS = ("libcuda.so.1", "libnvidia-ml.so.1")
 EMPTY_FILES = (
@@ -165,7 +166,7 @@ def remove(prefix: str, force: bool = False, simulated: Iterable[Path] = ()) -> 
 
 
 def _installed(root: Path) -> bool:
-    """Whether there is an install, or the rest that a killed `lay` or `remove` left."""
+    """True if there is an install, or the rest that a killed `lay` or `remove` left."""
     package = f"{layout.LIB_DIR}/{PACKAGE.name}"
     return any(
         (root / name).exists() for name in (layout.STATE_IN_USE, layout.SETTINGS_YAML, layout.INSTALLED, package)
@@ -207,7 +208,7 @@ def _files(modules: Iterable[str]) -> set[str]:
     return {
         *(f"bin/{name}" for name in PROGRAMS),
         *(f"{layout.SHIM_DIR}/{name}" for name in SHIMS),
-        *(f"{layout.LIB_DIR}/{name}" for name in STARTS),
+        *(f"{layout.LIB_DIR}/{name}" for name in (LOADER, *STARTS)),
         *(f"{layout.LIB_DIR}/{PACKAGE.name}/{name}" for name in modules),
         *(layout.SETTINGS_YAML, layout.STATE_IN_USE, layout.INSTALLED, *inside, *old, *OLD_FILES),
     }
@@ -331,6 +332,7 @@ def _python_files(target: Path, modules: Iterable[str]) -> None:
     for old in (target / PACKAGE.name).rglob("*.py"):
         if old not in kept:
             old.unlink()
+    _copy(PACKAGE / "launcher" / LOADER, target / LOADER, 0o644)
     for program in STARTS:
         _copy(PACKAGE / "launcher" / "start.py", target / program, 0o644)
 
@@ -338,7 +340,7 @@ def _python_files(target: Path, modules: Iterable[str]) -> None:
 def _pack(folder: Path, python: str, names: Iterable[str]) -> None:
     writer = str(Path(__file__).with_name("pack.py"))
     r = subprocess.run(
-        [python, "-I", "-S", "-B", writer, str(folder), *names],
+        [python, "-I", "-S", "-B", "-X", "no_debug_ranges", writer, str(folder), *names],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,

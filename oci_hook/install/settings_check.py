@@ -21,7 +21,7 @@ def check(prefix: str) -> Settings:
 
 
 def checked(prefix: str, data: bytes) -> Settings:
-    """The same for a settings.yaml of this content."""
+    """Checks a settings.yaml of this content."""
     reading = node_settings.parse(prefix, data)
     settings = node_settings.interpret(prefix, reading)
     agent_settings.check(reading)
@@ -44,7 +44,7 @@ def checked(prefix: str, data: bytes) -> Settings:
 
 
 def is_own(state_dir: str) -> bool:
-    """Whether it is neither the machine's root directory nor the directory of the claims of all installs."""
+    """True if it is neither the machine's root directory nor the directory of the claims of all installs."""
     return state_dir != "/" and not f"{state_dir}/".startswith(f"{claims.CLAIMS}/")
 
 

@@ -65,9 +65,9 @@ driver_limit_extra: 0     # of memory, by which the driver's limit is above the 
 # Any image can set them, so this is for engines without annotations (docker before 24) and images you trust.
 trust_env: false
 
-# Other systems' words that are understood as well: of t9k, qgpu, gpu-manager, hami, nvidia-volumes, nvidia.
+# Other systems' words that are understood as well: of t9k, qgpu, gpu-manager, hami, kai, nvidia-volumes, nvidia.
 # qgpu needs qgpu_memory_unit: MiB or GiB, as your manifests mean qgpu-memory.
-dialects: [t9k, gpu-manager, hami, nvidia-volumes, nvidia]
+dialects: [t9k, gpu-manager, hami, kai, nvidia-volumes, nvidia]
 qgpu_memory_unit: none
 
 # A container that seems to ask for a GPU in words that are not understood (gpuhook.io/memory): refuse, warn, or auto:

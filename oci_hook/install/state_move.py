@@ -48,7 +48,7 @@ def moving(prefix: str, state_dir: str) -> Iterator[None]:
 
 
 def _is_left(prefix: str, used: str, state_dir: str) -> bool:
-    """Whether `used` is another directory, and this install's."""
+    """True if `used` is another directory, and this install's."""
     return used != "" and os.path.realpath(used) != os.path.realpath(state_dir) and not state_owner.other(prefix, used)
 
 
@@ -97,7 +97,7 @@ def empty(prefix: str, state_dir: str) -> None:
         slot_files.drop(state_dir)
     except OSError as e:
         raise refuse("GH-504", f"{e.filename}: {e.strerror}; unmount it, then try again") from None
-    for name in (layout.LEDGER_DIR, layout.PAGES_DIR, layout.MESSAGES_DIR, layout.BOUNDARY_DIR):
+    for name in (layout.LEDGER_DIR, layout.PAGES_DIR, layout.MESSAGES_DIR, layout.BOUNDARY_DIR, layout.CLAIMS_DIR):
         shutil.rmtree(os.path.join(state_dir, name), ignore_errors=True)
     names = (
         layout.INVENTORY,

@@ -19,7 +19,7 @@ from oci_hook.linux.lock import lock_file, own_dir
 
 OURS = {
     *(layout.LEDGER_DIR, layout.PAGES_DIR, layout.MESSAGES_DIR, layout.SHARE_STATE),
-    *(layout.BOUNDARY_DIR, layout.BOUNDARY_SOCKET),
+    *(layout.BOUNDARY_DIR, layout.BOUNDARY_SOCKET, layout.CLAIMS_DIR),
     *(layout.INVENTORY, layout.TIERS, layout.UNLISTED, layout.STATE_OWNER),
     *(layout.EVENTS, f"{layout.EVENTS}.1", layout.AGENT_LOCK, "sim"),
 }
@@ -117,7 +117,7 @@ def _open(state_dir: str) -> int:
 
 
 def _said(state_dir: str) -> bytes:
-    """What the directory's owner file says; b"" if there is none."""
+    """The contents of the directory's owner file; b"" if there is none."""
     try:
         fd = _open(state_dir)
         try:
@@ -129,7 +129,7 @@ def _said(state_dir: str) -> bytes:
 
 
 def _in_use(folder: str) -> bool:
-    """Whether the folder is the state directory of an install, or was one and still has its ledger."""
+    """True if the folder is the state directory of an install, or was one and still has its ledger."""
     said = _said(folder)
     if not said.startswith(b"/") or not said.endswith(b"\n"):
         return False

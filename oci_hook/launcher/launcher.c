@@ -40,7 +40,8 @@
 #else
 #define START "lib/gpu-hook/runtime.py"
 #endif
-#define START_END "# end\n" /* the last line of launcher/start.py */
+#define LOADER "lib/gpu-hook/load.py"
+#define START_END "# end\n" /* the last line of launcher/start.py and load.py */
 #define SETTINGS "etc/settings.yaml"
 #define MAX_SPEC (16 << 20) /* oci/spec.py MAX_SIZE */
 #define MAX_PATH 1024       /* config/keys.py MAX_PATH */
@@ -215,7 +216,9 @@ __attribute__((noreturn)) static void exec_runtime(char **argv) {
 
 /* The file that Python is to run must be root's alone, and whole. Python would end with success for an empty file, or one
  * that was cut short between two lines; for a missing file its error has no code and is in no log. */
-static void check_start(const char *path) {
+static void check_start(const char *file) {
+    char path[PATH_MAX + sizeof START + 1];
+    snprintf(path, sizeof path, "%s/%s", g.prefix, file);
     char end[sizeof START_END - 1];
     const off_t size = sizeof end;
     struct stat st;
@@ -233,14 +236,15 @@ static void check_start(const char *path) {
 __attribute__((noreturn)) static void exec_python(int argc, char **argv) {
     /* -I: no PYTHON* variable, no user site, no script folder in sys.path. -S: no site-packages. */
     static char start[PATH_MAX + sizeof START + 1];
+    snprintf(start, sizeof start, "%s/" START, g.prefix);
     for (int fd = 0; fd <= STDERR_FILENO; fd++) /* otherwise the first file that Python opens becomes its stderr */
         if (fcntl(fd, F_GETFD) < 0)
             open("/dev/null", O_RDWR);
     char **args = calloc((size_t)argc + 5, sizeof *args);
     if (!args)
         refuse("GH-504: out of memory");
-    snprintf(start, sizeof start, "%s/" START, g.prefix);
-    check_start(start);
+    check_start(START);
+    check_start(LOADER);
     struct stat st;
     check_program("GH-504", "python", g.python, &st);
     args[0] = g.python;

@@ -90,7 +90,7 @@ def admit_on(
                 if ledger.unsure and seconds == QUICK:
                     continue  # that container may have ended
                 raise
-            found = allocate(request, inventory, ledger.grants, settings.rules, bounds)
+            found = allocate(request, inventory, ledger.grants, settings.rules, bounds, who)
             if isinstance(found, Refusal):
                 if ledger.unsure and seconds == QUICK:
                     continue  # some of the containers that need the room may have ended

@@ -82,9 +82,11 @@ def decode(data: bytes) -> Grant:
 
 
 def _terms(values: "list[Any]") -> Terms:
-    """Each value is of the kind that its field is annotated with."""
+    """Each value is of the kind that its field is annotated with. An earlier version lacks the last ones."""
     found: list[Any] = []
-    for value, (many, types, words) in zip(values, _TERMS_KINDS, strict=True):
+    if len(values) > len(_TERMS_KINDS):
+        raise ValueError("more terms than this version has")
+    for value, (many, types, words) in zip(values, _TERMS_KINDS, strict=False):
         if many:
             if type(value) is not list:
                 raise ValueError("a term is no list")

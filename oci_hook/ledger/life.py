@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 BUNDLE_ROOT = "bundle:"  # Identity.root of a grant made by an OCI hook, which cannot know the runtime's directory
 CGROUP = cgroup_tree.MOUNTED
+NO_END = 1 << 40  # a Life.deadline that no clock reaches: the grant of a ResourceClaim
 STATE_MAX = 4 << 20  # bytes of a runtime's state file
 CGROUPS_MAX = 200  # below a container's, that are looked into one by one
 SCAN_SECONDS = 0.1

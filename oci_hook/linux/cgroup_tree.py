@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-MOUNTED = "/sys/fs/cgroup"  # where distributions mount the hierarchies
+MOUNTED = "/sys/fs/cgroup"  # distributions' mounts of the hierarchies
 PROCS_MAX = 4 << 20  # bytes of one cgroup.procs
 DEEPEST = 64  # cgroups within cgroups
 
@@ -59,7 +59,7 @@ def _below(fd: int, left: list[int], deep: int) -> "Iterator[list[int]]":
 
 
 def is_container(cgroup: str, inode: int) -> bool:
-    """Whether this directory can be a container's cgroup: it is not the top of its hierarchy, in which every process of
+    """True if this directory can be a container's cgroup: it is not the top of its hierarchy, in which every process of
     the node is, and has this inode number (0: any). A cgroup that was removed and made again has another inode number.
     Raises OSError."""
     return os.path.exists(cgroup + "/../cgroup.procs") and inode in (0, os.stat(cgroup).st_ino)
@@ -78,7 +78,7 @@ def directory_of(pid: int) -> str:
 
 
 def belongs(pid: int, directories: "Iterable[str]") -> bool:
-    """Whether a process is in one of these cgroup directories or below. Raises OSError."""
+    """True if a process is in one of these cgroup directories or below. Raises OSError."""
     for controllers, path in cgroups(pid):
         for name in controllers.split(","):
             place = f"{MOUNTED}/{name}{path}/" if name else f"{MOUNTED}{path}/"
@@ -88,7 +88,7 @@ def belongs(pid: int, directories: "Iterable[str]") -> bool:
 
 
 def any_belongs(directory: str, seconds: float) -> bool:
-    """Whether any process of the node is in this cgroup directory or below; after so many seconds, in doubt, yes."""
+    """True if any process of the node is in this cgroup directory or below; after so many seconds, in doubt, yes."""
     until = time.monotonic() + seconds
     for pid in pids():
         if time.monotonic() > until:

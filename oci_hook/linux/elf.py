@@ -1,7 +1,7 @@
 """ELF files (elf(5)), by a few reads of bounded size: the file may be an image's, and nothing in it is believed."""
 
 import os
-from struct import Struct, error
+from _struct import Struct, error  # type: ignore[attr-defined]  # `struct` is one more file to read
 
 from oci_hook.linux.walk import LOOK, MAX_PATH
 

@@ -30,6 +30,6 @@ def _root(path: str) -> int:
 
 
 def same(kind: str, pid: int) -> bool:
-    """Whether a process is in our own namespace of this kind ("mnt", "user"). Raises OSError if it has ended."""
+    """True if a process is in our own namespace of this kind ("mnt", "user"). Raises OSError if it has ended."""
     ours, theirs = os.stat(f"/proc/self/ns/{kind}"), os.stat(f"/proc/{pid}/ns/{kind}")
     return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)

@@ -1,4 +1,4 @@
-"""What /proc says of this boot and of its processes (proc(5)), and how files there are read. A hot module: no ctypes.
+"""This boot and its processes by /proc (proc(5)), and reads of files there. A hot module: no ctypes.
 
 A process is named by its pid and its start time together, so that a reused pid is another process.
 """
@@ -27,7 +27,7 @@ def read_file(path: str, limit: int = 1 << 16, folder: int | None = None) -> byt
 
 
 def read_once(path: str, limit: int) -> bytes:
-    """What one read() returns: all of a regular file, or of a /proc record that the kernel writes at once."""
+    """The result of one read(): all of a regular file, or of a /proc record that the kernel writes at once."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, limit)
@@ -55,7 +55,7 @@ def stat(pid: int) -> list[bytes]:
 
 
 def has_ended(fields: list[bytes]) -> bool:
-    """Whether the process with this `stat` has ended, or only its zombie is left."""
+    """True if the process with this `stat` has ended, or only its zombie is left."""
     # A main thread that ended is a zombie beside its living siblings: field 20 counts the threads.
     return fields[0] in (b"X", b"x") or (fields[0] == b"Z" and int(fields[17]) <= 1)
 
@@ -70,7 +70,7 @@ def start_time(pid: int) -> int:
 
 
 def is_running(process: tuple[int, int] | None) -> bool:
-    """Whether this process, (pid, start time), lives."""
+    """True if this process, (pid, start time), lives."""
     return process is not None and start_time(process[0]) == process[1] > 0
 
 

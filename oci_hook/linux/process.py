@@ -1,4 +1,4 @@
-"""What a process sets for itself: to end with its parent (prctl(2)), and whose files it makes (setfsuid(2))."""
+"""Properties that a process sets for itself: its end with its parent (prctl(2)), the owner of files it makes (setfsuid(2))."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ _prctl = function("prctl", ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.
 
 
 def die_with_parent(parent: int) -> None:
-    """In a forked child: be killed when the parent dies, or at once if it already did."""
+    """Lets the kernel kill this forked child when its parent dies, or at once if it already did."""
     check(_prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0), "prctl", "PR_SET_PDEATHSIG")
     if os.getppid() != parent:
         os._exit(1)

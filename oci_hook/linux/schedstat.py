@@ -1,4 +1,4 @@
-"""How long threads have waited for a processor: /proc/PID/task/TID/schedstat (proc(5), the kernel's sched-stats.rst)."""
+"""Times for which threads have waited for a processor: /proc/PID/task/TID/schedstat (proc(5), the kernel's sched-stats.rst)."""
 
 import os
 
@@ -15,5 +15,5 @@ def run_delays(pid: int) -> dict[int, int]:
         for name in os.listdir(f"/proc/{pid}/task")[:THREADS_MAX]:
             delays[int(name)] = int(read_once(f"/proc/{pid}/task/{name}/schedstat", 128).split()[1])
     except (OSError, ValueError, IndexError):
-        pass  # what was read until then counts
+        pass  # the part read until then counts
     return delays

@@ -24,7 +24,7 @@ _PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Work:
-    """How many steps are left. what: whose files these are, for the message."""
+    """The number of steps left. what: the owner of these files, for the message."""
 
     __slots__ = ("left", "what")
 

@@ -73,7 +73,7 @@ class DamagedPage(Exception):
 
 
 class Usage(Value):
-    """What a page says. totals, surcharges: bytes per GPU, in the order of the grant's shares. totals is of the slots in
+    """A page's contents. totals, surcharges: bytes per GPU, in the order of the grant's shares. totals is of the slots in
     use, without the memory that processes have ready for their next allocation, which any of them can have. owners: (pid
     in the container, low 32 bits of the start time) of each process that took one of these slots. by_process: what each
     of them has per GPU, in bytes, if that was asked for; else only of those that have exited. kept: of totals, what is of
@@ -195,12 +195,12 @@ class Account:
         return parse(data, gpus, ready, gone, entries, slots, exited)
 
     def _locked(self, fd: int, slot: int) -> bool:
-        """Whether the slot is in use."""
+        """True if the slot is in use."""
         if time.monotonic() < self._rest:
             return True
         began = time.thread_time()
         try:
-            answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, FLOCK.pack(fcntl.F_RDLCK, 0, slot, 1, 0))
+            answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, 0, slot, 1, 0))
             locked = bool(FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
         except OSError:
             locked = True
@@ -210,7 +210,7 @@ class Account:
         return locked
 
     def _runs(self, owner: int) -> bool:
-        """Whether the process that took this slot runs; in doubt it does."""
+        """True if the process that took this slot runs; in doubt it does."""
         if owner in self._processes:
             known = self._processes[owner]
             if known is None or start_time(known[0]) == known[1]:
@@ -257,7 +257,7 @@ def _entries(fd: int, slots: list[tuple[int, int]], gpus: int) -> dict[tuple[int
 
 
 def has_free_caches(data: bytes, gpus: int) -> bool:
-    """Whether a process may have a free cache: then `parse` needs the page's bytes from FREE_CACHES_OFFSET, too."""
+    """True if a process may have a free cache: then `parse` needs the page's bytes from FREE_CACHES_OFFSET, too."""
     whole = min(gpus, (len(data) - GPUS_OFFSET) // GPU.size)
     return any(GPU.unpack_from(data, GPUS_OFFSET + GPU.size * i)[3] for i in range(whole))
 
@@ -283,7 +283,7 @@ def owner_of(owner: int) -> Owner:
 
 
 def slot_use(slot: int, total: int, entry: bytes, cache: int) -> int:
-    """What a slot's process uses of a GPU, in units: gh_account_slot_used of shim/account/operation.c."""
+    """A slot's use of a GPU, in units: gh_account_slot_used of shim/account/operation.c."""
     words: tuple[int, ...] = ENTRY.unpack(entry)
     announce, committed, ack, _ = words
     used, tag = committed >> TAG_BITS & VALUE_MAX, announce & TAG_MASK
@@ -347,7 +347,7 @@ def parse(
 
 
 def look(grant: Grant, by_process: bool = False) -> "Usage | str | None":
-    """What a container's page says; a text: what is wrong with the page; None: there is nothing to read (the container
+    """A container's page; a text: its fault; None: there is nothing to read (the container
     has not started, uses no CUDA yet or has ended, or we may not look)."""
     if grant.life.init is not None and grant.shares:
         try:

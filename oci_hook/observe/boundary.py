@@ -1,12 +1,13 @@
 """Which boundary holds a container's memory limit now, by the grant, the inventory and the record of what was set."""
 
 from oci_hook.boundary import records
-from oci_hook.boundary.records import FAILED, SET, Record
+from oci_hook.boundary.records import FAILED, SET, SETTING, Record
 from oci_hook.core import boundary
 from oci_hook.core.boundary import NO_LIMIT, Boundary
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.terms import DRIVER, SHIM
+from oci_hook.core.units import MIB
 from oci_hook.linux.proc import boot_id
 
 NOT_STARTED = "the container has not been made yet"
@@ -29,8 +30,26 @@ def look(state_dir: str, grant: Grant, inventory: Inventory | None) -> tuple[Bou
     return Boundary(SHIM, NOT_STARTED if grant.life.init is None else UNRECORDED), record
 
 
+def differs(record: Record | None, grant: Grant, extra_mib: int) -> str:
+    """How the driver's limit differs from the ledger's, as after a change that was cut off between the two; "" where both
+    agree or the driver is to have none. extra_mib: of boundary.limits_on."""
+    if record is None or not record.cgroups or record.boot != boot_id() or grant.life.init is None:
+        return ""
+    planned = boundary.limits_on(grant, [limit.uuid for limit in record.limits], extra_mib)
+    if record.state not in (SET, SETTING) or (record.state == SET and planned == record.limits):
+        return ""
+    at_driver, here = (", ".join(_size(limit.hard) for limit in limits) for limits in (record.limits, planned))
+    return (
+        f"the driver's memory limit is {at_driver}, the ledger's {here}: a change was cut off; run `gpu-hook set` again"
+    )
+
+
+def _size(limit: int) -> str:
+    return "none" if limit == NO_LIMIT else f"{limit // MIB} MiB"
+
+
 def covers(record: Record, grant: Grant) -> bool:
-    """Whether the record has a limit for each share of the grant that is to have one, and there is one."""
+    """True if the record has a limit for each share of the grant that is to have one, and there is one."""
     limited = {limit.uuid for limit in record.limits if limit.hard != NO_LIMIT}
     needed = {share.uuid for share in grant.shares if not share.whole}
     return bool(needed) and needed <= limited and bool(record.cgroups)

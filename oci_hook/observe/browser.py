@@ -1,4 +1,4 @@
-"""What holds for every page that we serve to browsers: the agent's, the cluster controller's. Pure."""
+"""The rules for all pages that we serve to browsers: the agent's, the cluster controller's. Pure."""
 
 import base64
 import ipaddress
@@ -31,7 +31,7 @@ def credential(authorization: str) -> bytes:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this is an address in 127.0.0.0/8, or ::1; False for a name."""
+    """True if this is an address in 127.0.0.0/8, or ::1; False for a name."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -40,7 +40,7 @@ def is_loopback(host: str) -> bool:
 
 
 def names_this_machine(host: str) -> bool:
-    """Whether a Host header (RFC 9110, 7.2) is localhost or a loopback address, with or without a port. Where no token is
+    """True if a Host header (RFC 9110, 7.2) is localhost or a loopback address, with or without a port. Where no token is
     needed, it must be: otherwise any web page in a browser on this machine could read ours by a host name that it resolves
     to this machine (DNS rebinding)."""
     if host.startswith("["):

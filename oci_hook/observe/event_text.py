@@ -1,4 +1,4 @@
-"""What an event of the node (ledger/events.py) says, in words."""
+"""Events of the node (ledger/events.py) in words."""
 
 from typing import Any
 

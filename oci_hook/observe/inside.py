@@ -7,7 +7,7 @@ from oci_hook.linux import cgroup, cgroup_tree, proc
 MOST = 4096  # processes of one container; those of a larger one count as not known
 MOST_CGROUPS = 1024  # below one container's
 
-Owner = tuple[int, int]  # how the shim writes a process into the account page: pid, start time
+Owner = tuple[int, int]  # a process in the account page: pid, start time
 
 
 def owners(inner: int, start: int) -> frozenset[Owner]:
@@ -51,7 +51,7 @@ def pids(init: int, reported: str = "") -> list[int] | None:
 
 
 def below(path: str, inode: int = 0) -> list[int] | None:
-    """The same by the cgroup's directory. inode: the directory must have this inode number (0: any)."""
+    """The processes of a container by its cgroup's directory. inode: the directory must have this inode number (0: any)."""
     found: list[int] = []
     try:
         if not cgroup_tree.is_container(path, inode):

@@ -19,7 +19,7 @@ REMEMBERED = 4096  # command lines
 
 
 def accounted(grants: Iterable[Grant]) -> list[dict[str, Any]]:
-    """What the account pages show, in the form of agent/serve/processes.py. pid: None where the process has exited and a forked
+    """The processes in the account pages, in the form of agent/serve/processes.py. pid: None where the process has exited and a forked
     child keeps its memory, or where it was not found; utilization: never known."""
     found = []
     end = time.thread_time() + SECONDS

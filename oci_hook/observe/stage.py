@@ -1,19 +1,21 @@
-"""Whether a container is starting, runs or is paused, for display: a grant is made before its container."""
+"""A container's stage for display (starting, running or paused): a grant is made before its container."""
 
 import os
 import time
 
 from oci_hook.core.grant import Grant
+from oci_hook.ledger.life import NO_END
 from oci_hook.linux.proc import read_file
 
 
 def stage(grant: Grant) -> tuple[str, int | None]:
     """("running", None), ("paused", None), or ("starting", seconds): its process does not run yet. seconds: how much
-    longer the grant waits for a container whose creation has not begun; None: it is being made."""
+    longer the grant waits for a container whose creation has not begun; None: it is being made, or a ResourceClaim waits for its
+    container."""
     life = grant.life
     if life.init is None:
         left = life.deadline - time.monotonic()
-        return "starting", max(0, round(left)) if life.deadline else None
+        return "starting", max(0, round(left)) if 0 < life.deadline < NO_END else None
     # runc and crun keep this file from `create` to `start`.
     made = os.path.isabs(grant.who.root) and os.path.exists(f"{grant.who.root}/{grant.who.id}/exec.fifo")
     if made:
@@ -22,7 +24,7 @@ def stage(grant: Grant) -> tuple[str, int | None]:
 
 
 def paused(grant: Grant) -> bool:
-    """Whether the container's cgroup is frozen, as by `docker pause`, `runc pause` or the agent's policy freeze."""
+    """True if the container's cgroup is frozen, as by `docker pause`, `runc pause` or the agent's policy freeze."""
     head, v1, tail = grant.life.cgroup.partition("/devices/")
     try:
         if v1:

@@ -1,4 +1,4 @@
-"""Whether the agent stopped a container, as the node's events tell."""
+"""Finds, in the node's events, that the agent stopped a container."""
 
 from collections.abc import Iterable
 from typing import Any

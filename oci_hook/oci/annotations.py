@@ -1,4 +1,4 @@
-"""What engines write into a container's annotations: its pod in Kubernetes, and whether it is the pod's sandbox."""
+"""Engines' own annotations of a container: its pod in Kubernetes, and the mark of a pod's sandbox."""
 
 from oci_hook.core.grant import Identity
 
@@ -15,7 +15,7 @@ def container_name(annotations: dict[str, str]) -> str:
 
 
 def own_container_name(annotations: dict[str, str]) -> str:
-    """The same from the engine alone. CRI-O passes on a pod's own annotations, and so containerd's keys that a user wrote."""
+    """The container's name from the engine alone. CRI-O passes on a pod's own annotations, and so containerd's keys that a user wrote."""
     if is_crio(annotations):
         return annotations.get("io.kubernetes.container.name") or ""
     return container_name(annotations)
@@ -26,7 +26,7 @@ def is_crio(annotations: dict[str, str]) -> bool:
 
 
 def is_static(annotations: dict[str, str]) -> bool:
-    """Whether the kubelet has the pod from a manifest on the node, not from the API server."""
+    """True if the kubelet has the pod from a manifest on the node, not from the API server."""
     return annotations.get(STATIC) in STATIC_SOURCES
 
 
@@ -47,12 +47,12 @@ def pod_uid(annotations: dict[str, str], cgroups_path: str) -> str:
 
 
 def is_sandbox(annotations: dict[str, str]) -> bool:
-    """Whether this is the pause container, which has its pod's annotations and never uses a GPU."""
+    """True if this is the pause container, which has its pod's annotations and never uses a GPU."""
     return "sandbox" in (annotations.get(CRI + "container-type"), annotations.get(CRIO + "ContainerType"))
 
 
 def identity(root: str, id: str, bundle: str, annotations: dict[str, str], cgroups_path: str = "") -> Identity:
-    """Who gets the grant. The ledger relies on (root, id) and the bundle alone; the other names are for people, and
+    """The receiver of the grant. The ledger relies on (root, id) and the bundle alone; the other names are for people, and
     pod_uid for the cluster's controller. cgroups_path: linux.cgroupsPath of its spec."""
     return Identity(
         root=root,

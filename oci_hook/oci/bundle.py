@@ -47,7 +47,7 @@ class Call(Value):
 
 
 def default_root(runtime: str) -> str:
-    """Where a runtime keeps its containers when it runs as root without --root: /run/runc, /run/crun, /run/youki."""
+    """The folder of a runtime's containers if it runs as root without --root: /run/runc, /run/crun, /run/youki."""
     name = os.path.basename(runtime)
     for known in ("crun", "youki"):
         if known in name:

@@ -1,4 +1,4 @@
-"""Whether a container may write to its cgroups.
+"""Checks that a container may not write to its cgroups.
 
 The driver keeps a limit for a cgroup. Whether the limit holds for the cgroups below is documented for the controller
 dmem only (kernel, Documentation/admin-guide/cgroup-v2.rst, "DMEM"), not for the driver's other back-end. A container that
@@ -16,7 +16,7 @@ TREE = "/sys/fs/cgroup"
 
 
 def check(spec: "Spec") -> None:
-    """For a container with boundary driver. Raises ApplyError GH-414 if it may write to its cgroups."""
+    """Raises ApplyError GH-414 if the container, whose boundary is driver, may write to its cgroups."""
     if path := writable(spec):
         raise refuse(
             "GH-414",
@@ -26,7 +26,7 @@ def check(spec: "Spec") -> None:
 
 
 def writable(spec: "Spec") -> str:
-    """Where the container would find a cgroup file system that it may write to; "" where it would not."""
+    """The place of a cgroup file system in the container that it may write to; "" for none."""
     for mount in spec.get("mounts") or ():
         kind, source = str(mount.get("type")), str(mount.get("source"))
         options = mount.get("options") or ()

@@ -71,7 +71,7 @@ try:
         return _loads(data, _scan)
 
     def loads_unique(data: bytes) -> "Any":
-        """The same; an object with a key twice is a ValueError too."""
+        """Parses JSON like loads; an object with a key twice is a ValueError, too."""
         return _loads(data, _scan_unique)
 
     def dumps(value: "Any") -> str:

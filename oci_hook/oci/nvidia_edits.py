@@ -91,14 +91,13 @@ def narrow(
     return Narrowed(_hooks(out, keep=files or late), tuple(cuda), tuple(nvml), files, late)
 
 
-def decline(spec: "Spec", inventory: "Inventory | None" = None) -> "Spec":
+def decline(spec: "Spec") -> "Spec":
     """The spec of a container that is granted nothing: less what the NVIDIA runtime injected, and with
     NVIDIA_VISIBLE_DEVICES=void. The same object where there was nothing to do.
     """
-    version = inventory.driver_version if inventory else ""
-    mounts = [m for m in spec.get("mounts") or () if not _driver_mount(m, version) and not request_mounts.is_visible(m)]
+    mounts = [m for m in spec.get("mounts") or () if not _driver_mount(m, "") and not request_mounts.is_visible(m)]
     linux = spec.get("linux") or {}
-    out = _without_nodes({**spec, "mounts": mounts}, set(), inventory, False)
+    out = _without_nodes({**spec, "mounts": mounts}, set(), None, False)
     out = _hooks(out, keep=False)
     out = ask(out, "void", True)
     changed = (
@@ -150,7 +149,7 @@ def injected(spec: "Spec") -> str:
 
 
 def has_legacy_hook(spec: "Spec") -> bool:
-    """Whether the NVIDIA runtime's hook will mount the driver into the made container."""
+    """True if the NVIDIA runtime's hook will mount the driver into the made container."""
     return any(program(entry) in LEGACY for stage in _stages(spec).values() for entry in stage or ())
 
 
@@ -165,7 +164,7 @@ def check_hooks(spec: "Spec") -> None:
 
 
 def past_the_share(spec: "Spec", inventory: "Inventory") -> list[str]:
-    """Where the NVIDIA runtime's CDI mode mounts files that a container with a share may not have. That mode mounts the
+    """The places at which the NVIDIA runtime's CDI mode mounts files that a container with a share may not have. That mode mounts the
     files of all driver capabilities."""
     allowed = governed_stems(inventory)
     paths = [mount.get("destination") or "" for mount in spec.get("mounts") or ()]
@@ -185,7 +184,7 @@ def governed_stems(inventory: "Inventory") -> frozenset[str]:
 
 
 def forbidden(name: str, version: str, allowed: frozenset[str]) -> bool:
-    """Whether a file of this name is the driver's and would reach a GPU past the shims. allowed: governed_stems()."""
+    """True if a file of this name is the driver's and would reach a GPU past the shims. allowed: governed_stems()."""
     return name in MPS or (_driver_library(name, version) and _stem(name) not in allowed)
 
 

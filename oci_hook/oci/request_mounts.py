@@ -16,24 +16,37 @@ if TYPE_CHECKING:
     from oci_hook.core.rules import Rules
     from oci_hook.oci.spec_types import Mount, Spec
 
+OWN_HOOK = "/bin/oci-gpu-hook"  # below a prefix
 HOSTNAME = "/etc/hostname"  # docker mounts its own file there, which lies beside the container's config.v2.json
 
 
 def request(spec: "Spec", annotations: dict[str, str], rules: "Rules") -> "Request | None":
-    """What the container asks for, None for nothing, as a pod's sandbox does. Raises RequestError.
+    """The container's request; None if it asks for nothing, as a pod's sandbox does. Raises RequestError.
 
     spec: as it was before gpu-hook edited it. annotations: the spec's, or the state document's.
     """
     if oci_annotations.is_sandbox(annotations):
         return None
     name = oci_annotations.container_name(annotations)
-    return parse(annotations, environment(spec), name, rules, mounts(spec), decode)
+    env = {} if claim(spec) else environment(spec)  # a claim's CDI file sets variables that ask where they are trusted
+    return parse(annotations, env, name, rules, mounts(spec), decode)
+
+
+def claim(spec: "Spec") -> str:
+    """The uid of the ResourceClaim whose CDI file has put our hook into the spec; "" where none has."""
+    hooks = spec.get("hooks")
+    entries = hooks.get("createRuntime") if isinstance(hooks, dict) else None
+    for entry in entries if isinstance(entries, list) else ():
+        args = entry.get("args") if isinstance(entry, dict) and str(entry.get("path")).endswith(OWN_HOOK) else None
+        if isinstance(args, list) and len(args) == 3 and args[1] == "createRuntime":
+            return str(args[2])
+    return ""
 
 
 def unclear(spec: "Spec", annotations: dict[str, str], rules: "Rules", asks: bool) -> bool:
-    """Whether oci/unclear.py, which few containers load, must look at what this one asks for. asks: whether it asks for a
+    """True if oci/unclear.py, which few containers load, must look at what this one asks for. asks: whether it asks for a
     GPU in words that are understood."""
-    if oci_annotations.is_sandbox(annotations):
+    if oci_annotations.is_sandbox(annotations) or claim(spec):
         return False
     if collect.suspects(annotations, oci_annotations.container_name(annotations), rules, asks):
         return True
@@ -60,12 +73,12 @@ def mounts(spec: "Spec") -> list[tuple[str, str]]:
 
 
 def is_request(mount: "Mount") -> bool:
-    """Whether a mount is a request in our words. No such mount is made: its destination says all."""
+    """True if a mount is a request in our words. No such mount is made: its destination says all."""
     return inside(plain(mount.get("destination") or ""), REQUEST_DIR)
 
 
 def is_visible(mount: "Mount") -> bool:
-    """Whether a mount is a request in the NVIDIA runtime's words."""
+    """True if a mount is a request in the NVIDIA runtime's words."""
     return inside(plain(mount.get("destination") or ""), VISIBLE_DIR)
 
 

@@ -1,4 +1,4 @@
-"""What a container seems to ask for in words that we do not understand: in its annotations, mounts and environment, and in
+"""Seeming requests in words that we do not understand: in a container's annotations, mounts and environment, and in
 docker's labels, which docker keeps to itself."""
 
 import os

@@ -138,8 +138,8 @@ def pods_wrong(seen: Snapshot) -> list[str]:
 
 
 def ledgers_differ(seen: Snapshot) -> list[str]:
-    """Pods' decisions, the ledgers and the digests say the same, container for container and GPU for GPU. The containers of a pod
-    that is being deleted may have ended."""
+    """Differences between the pods' decisions, the ledgers and the digests, container by container and GPU by GPU. The containers of a
+    pod that is being deleted may have ended."""
     decided = {
         (pod.node, pod.uid, container): shares
         for pod in seen.pods

@@ -20,7 +20,7 @@ JOB_NAMES = ("j0", "j1", "j2")
 SCALED = {"deployments/d0": 3, "deployments/d1": 2, "statefulsets/s0": 3}  # most replicas
 MOST = 13  # pods without those of jobs; then some end before others begin
 GPU = 16384
-# Of one container: MiB and per cent; (0, 0) is a whole GPU. Less than 256 MiB is less than a program's context takes.
+# Requests of one container: MiB and per cent; (0, 0) is a whole GPU. Less than 256 MiB is less than a program's context takes.
 SIZES = (
     *((256, 0), (512, 5), (2048, 10), (3001, 7), (4096, 25), (5000, 33), (6143, 50), (8192, 50), (8193, 0)),
     *((12288, 60), (GPU - 1, 1), (GPU, 0), (0, 0)),

@@ -9,7 +9,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def seconds(machine: int, controller: int) -> dict[str, float]:
-    """Of the control machine's programs, of the controller (a process id, 0 for none), and of this program. machine: the
+    """Processor time of the control machine's programs, of the controller (a process id, 0 for none), and of this program. machine: the
     process id of its first process; a process in the same network namespace belongs to it."""
     space = os.readlink(f"/proc/{machine}/ns/net")
     found = {"controller": used(controller) if controller else 0.0, "load generator": used(os.getpid())}

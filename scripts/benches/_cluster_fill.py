@@ -112,7 +112,7 @@ class Cluster:
         self.state.remove_pod(uid, self.now)
 
     def _best(self, open_to: list[str]) -> str:
-        """As NodeResourcesMostAllocated or LeastAllocated beside TaintToleration score, each with weight 1."""
+        """The node with the best score: NodeResourcesMostAllocated or LeastAllocated plus TaintToleration, each with weight 1."""
 
         def score(name: str) -> int:
             left = 100 * self.free[name] // self.total
@@ -123,7 +123,7 @@ class Cluster:
         return self.rng.choice([name for name, got in scores.items() if got == most])
 
     def _look(self) -> None:
-        """As controller/act/fragment_taints.py does."""
+        """Sets and removes taints as controller/act/fragment_taints.py does."""
         if not self.marks:
             return
         for some in self.fragments.marks():

@@ -36,7 +36,7 @@ class Point:
                 self._bind(self._new(mib), name, mib)
 
     def fill_to(self, share: float) -> None:
-        """By the filter, until so much memory is taken or a pod fits nowhere."""
+        """Places pods by the filter until this share of the memory is taken or a pod fits nowhere."""
         while self.taken < share * self.room:
             mib = self.rng.choice(SIZES)
             made = self._new(mib)

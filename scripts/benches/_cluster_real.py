@@ -263,7 +263,7 @@ def total(row: dict) -> float:
 
 
 def quantile(figures: dict, call: str, share: float) -> float:
-    """Of a Prometheus histogram, between two bounds by proportion."""
+    """A quantile of a Prometheus histogram, interpolated between two bounds."""
     start = f'gpu_hook_controller_answer_seconds_bucket{{call="{call}",le="'
     buckets = sorted((float(name[len(start) : -2]), value) for name, value in figures.items() if name.startswith(start))
     wanted, below, before = share * buckets[-1][1], 0.0, 0.0

@@ -65,7 +65,7 @@ def _cri(place: Place, rounds: int) -> dict[str, list[float]]:
     containerd.start()
 
     def start(handler: str, annotations: dict[str, str]) -> float:
-        """From CreateContainer to running, in a sandbox that is there."""
+        """Milliseconds from CreateContainer to running, in an existing sandbox."""
         pod = containerd.pod(annotations, handler)
         begin = time.perf_counter()
         containerd.container(pod, "main")

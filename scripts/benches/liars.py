@@ -108,7 +108,7 @@ def measure_online(stage: Stage, case: Case, requests: int, gpu: int) -> Json:
 
 
 def _latencies(stage: Stage, gpu: int, kind: str, weights: tuple[int, ...], requests: int) -> list[float]:
-    """Of each request, in ms, from when it was due until its last kernel ended on the GPU."""
+    """Each request's ms, from its due time until its last kernel ended on the GPU."""
     online = share(gpu, "256Mi", 30, "online")
     with stage.tenant(gpu, online) as web, liars(stage, gpu, kind, weights, "offline"):
         web.run(f"units={requests} seed=7 ends=2 {words(REQUEST)}")

@@ -155,7 +155,7 @@ def _latencies(result: Json, ended: list[int], scale: int) -> Json:
 
 
 def measure_alone(stage: Any, rate: int, count: int, gpu: int, seed: int = SEED, kind: str = "") -> Json:
-    """The same requests on a GPU of their own."""
+    """Latencies of these requests on a GPU of their own."""
     tenant = online(rate, kind)
     annotations = Cell("", "", tenant).annotations(tenant, gpu, stage.memory)
     with stage.tenant(gpu, annotations) as container:
@@ -223,7 +223,7 @@ def parts(pair: Pair, native: bool, count: int) -> list[Part]:
 
 
 def measure_kills(stage: Any, gpu: int, seed: int = SEED) -> list[float]:
-    """From SIGKILL of an online program that keeps offline work out to the next launch of that, in ms of GPU time."""
+    """Milliseconds of GPU time from SIGKILL of an online program until the next launch of the offline work that it kept out."""
     draw = random.Random(seed)
     kinds = [Cell("", "", {"class": c}).annotations({"class": c}, gpu, stage.memory) for c in (ONLINE, OFFLINE)]
     took: list[float] = []
@@ -280,7 +280,7 @@ def duty_key(offline: str) -> str:
 
 
 def set_linger(stage: Any, linger: float) -> None:
-    """For containers that start from now on."""
+    """Sets `linger` for containers that start from now on."""
     stage.cli("settings", "set", f"linger={linger:g}ms" if linger else "linger=adaptive")
 
 
@@ -366,7 +366,7 @@ def run(short: bool, options: Any = None) -> dict[str, Json]:
 
 
 def _figures(data: Json) -> dict[str, Json]:
-    """Of those cells that were measured."""
+    """The figures of the cells that were measured."""
     ours = {r["cell"]: r for r in data["rows"] if not r["native"]}
     out: dict[str, Json] = {}
 

@@ -130,7 +130,7 @@ class _Place:
             shutil.rmtree(bundle)
 
     def exec(self, program: str, granted: bool) -> float:
-        """As engines call it."""
+        """Times an exec as engines call it."""
         file = str(self.folder / "process.json")
         return _time((program, "--root", str(self.root), "exec", "--process", file, self.running[granted]))
 

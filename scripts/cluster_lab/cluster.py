@@ -97,7 +97,7 @@ class Cluster:
                 list(pool.map(lambda node: node.on(self.images), self.nodes))
             for node in self.nodes:
                 wait(120, f"node {node.name} is Ready ({node.machine.log('kubelet')})", node.ready)
-                if node.gpus.count and self.installed:  # else an administrator of the cluster says so
+                if node.gpus.count and self.installed:  # without gpu-hook, an administrator sets the label
                     self.kubectl("label", "--overwrite", "node", node.name, GPU_NODE)
             wait(60, "the default service account exists", lambda: self.kubectl("get", "serviceaccount", "default"))
             say(f"{time.monotonic() - began:5.0f} s  {len(self.nodes)} nodes are Ready")

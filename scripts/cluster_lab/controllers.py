@@ -67,7 +67,7 @@ class Controller:
         self.process.send_signal(signal.SIGCONT)
 
     def use_options(self, *options: str) -> None:
-        """From the next start on."""
+        """Sets the options of the next start."""
         self._options = options
 
     def pid(self) -> int:
@@ -101,7 +101,7 @@ class Controller:
         return self.ask("GET", "/readyz", timeout=timeout)[0] == 200
 
     def leads(self, timeout: float = 2) -> bool:
-        """Of several that are Ready, one does."""
+        """True for one of the Ready controllers."""
         try:
             return self.figures(timeout).get("gpu_hook_controller_leads") == 1
         except AssertionError:

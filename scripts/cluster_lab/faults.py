@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scripts.cluster_lab.api import Api, Refused, socket_in
+from scripts.cluster_lab.control import Control
 from scripts.cluster_lab.controllers import Controller
 from scripts.cluster_lab.machine import wait
 from scripts.cluster_lab.managed import WORK, Managed
@@ -175,25 +176,19 @@ def controller_clock(s: Strike) -> None:
 # ---- the control plane ----------------------------------------------------------------------------------------------
 
 
-def restart(s: Strike, service: str) -> None:
-    s.site.control.stop(service, signal.SIGKILL)
+def restart(s: Strike, machine: "Control | Node", service: str) -> None:
+    machine.stop(service, signal.SIGKILL)
     time.sleep(s.chance.choice((0, 0, s.chance.uniform(0, 3))))
-    s.site.control.start(service)
+    machine.start(service)
 
 
-@fault("apiserver-kill", 7, "kill -9 of the API server", mixes=True)
-def apiserver_kill(s: Strike) -> None:
-    restart(s, "kube-apiserver")
-
-
-@fault("etcd-kill", 7, "kill -9 of etcd", mixes=True)
-def etcd_kill(s: Strike) -> None:
-    restart(s, "etcd")
-
-
-@fault("scheduler-kill", 10, "kill -9 of the scheduler", mixes=True)
-def scheduler_kill(s: Strike) -> None:
-    restart(s, "kube-scheduler")
+fault("apiserver-kill", 7, "kill -9 of the API server", mixes=True)(
+    lambda s: restart(s, s.site.control, "kube-apiserver")
+)
+fault("etcd-kill", 7, "kill -9 of etcd", mixes=True)(lambda s: restart(s, s.site.control, "etcd"))
+fault("scheduler-kill", 10, "kill -9 of the scheduler", mixes=True)(
+    lambda s: restart(s, s.site.control, "kube-scheduler")
+)
 
 
 @fault("watch-gone", 3, "etcd is compacted and the API server starts anew while the controllers are stopped: 410 Gone")
@@ -236,21 +231,10 @@ def etcd(site: Managed, path: str, body: Any) -> Any:
 # ---- nodes ----------------------------------------------------------------------------------------------------------
 
 
-def restart_on_node(s: Strike, service: str) -> None:
-    node = s.node()
-    node.stop(service, signal.SIGKILL)
-    time.sleep(s.chance.choice((0, 0, s.chance.uniform(0, 3))))
-    node.start(service)
-
-
-@fault("kubelet-kill", 10, "kill -9 of a kubelet", mixes=True)
-def kubelet_kill(s: Strike) -> None:
-    restart_on_node(s, "kubelet")
-
-
-@fault("containerd-kill", 8, "kill -9 of a node's containerd; its containers go on", mixes=True)
-def containerd_kill(s: Strike) -> None:
-    restart_on_node(s, "containerd")
+fault("kubelet-kill", 10, "kill -9 of a kubelet", mixes=True)(lambda s: restart(s, s.node(), "kubelet"))
+fault("containerd-kill", 8, "kill -9 of a node's containerd; its containers go on", mixes=True)(
+    lambda s: restart(s, s.node(), "containerd")
+)
 
 
 @fault("agent-kill", 8, "kill -9 of a node's agent, and so of its reporter", mixes=True)

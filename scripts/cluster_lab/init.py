@@ -104,7 +104,7 @@ def devices() -> None:
 
 
 def cgroups(hierarchies: list[str], links: dict[str, str]) -> None:
-    """The machine's own cgroups as its root ones: its cgroup namespace sees no others."""
+    """Mounts the machine's own cgroups as roots, since its cgroup namespace sees no others."""
     run("mount", "-t", "sysfs", "sysfs", "/sys")
     tmpfs("/sys/fs/cgroup", "755")
     for name in hierarchies:

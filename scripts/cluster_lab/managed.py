@@ -145,7 +145,7 @@ class Managed:
         api.close()
 
     def _start_trap(self) -> "subprocess.Popen[bytes]":
-        """In the control machine's network, and with this computer's process numbers."""
+        """Starts it in the control machine's network, with this computer's process numbers."""
         enter = ["nsenter", "-t", str(self.control.machine.pid), "-n", "--", PYTHON, "-I", str(HERE / "trap.py")]
         with open(self.folder / "trap.log", "ab") as log:
             arguments = [str(self.shared), str(EXTENDER), API, str(self.control.keys.folder)]
@@ -249,7 +249,7 @@ class Managed:
 
 
 def alive(machine: Machine, service: str) -> bool:
-    """As Machine.serving, without a process of its own."""
+    """Answers like Machine.serving, without starting a process."""
     top = Path(f"/proc/{machine.pid}/root")
     try:
         return (top / "proc" / (top / f"run/{service}.pid").read_text().strip() / "exe").is_symlink()

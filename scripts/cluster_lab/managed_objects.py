@@ -62,7 +62,7 @@ def _put(api: Api, folder: str, made: dict[str, Any]) -> None:
 
 
 def probe_period() -> float:
-    """Of the controller's readiness probe, as it is installed."""
+    """The period of the installed controller's readiness probe, in seconds."""
     documents = yaml.safe_load_all((PACKAGING / "controller.yaml").read_text())
     deployment = next(one for one in documents if one["kind"] == "Deployment")
     return float(deployment["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["periodSeconds"])

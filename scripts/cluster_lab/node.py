@@ -199,13 +199,9 @@ class Node:
             self.gpu_hook("sim", "up", f"--prefix={SIMULATOR}", *counts)
         if self.installed:
             self.gpu_hook("install", "--engine=containerd", f"--runtime={runc}")
-            self.use_gpus()
-
-    def use_gpus(self, prefix: str = "/opt/gpu-hook") -> None:
-        """Points the install in that prefix at the simulated driver."""
-        if self.gpus.count:
-            self.gpu_hook("settings", "set", f"--prefix={prefix}", f"driver_root={SIMULATOR}/sim/root")
-            self.gpu_hook("gpus", "--refresh", f"--prefix={prefix}")
+            if self.gpus.count:
+                self.gpu_hook("settings", "set", "--prefix=/opt/gpu-hook", f"driver_root={SIMULATOR}/sim/root")
+                self.gpu_hook("gpus", "--refresh", "--prefix=/opt/gpu-hook")
 
     def _kubeconfig(self) -> Path:
         return self.control.keys.kubeconfig(self.name, f"/O=system:nodes/CN=system:node:{self.name}")

@@ -67,7 +67,7 @@ def play_digest(api: Api, name: str, sizes: list[int], digest: Digest) -> None:
 
 
 def decision(found: dict[str, Any]) -> dict[str, Any]:
-    """Of a pod that has one."""
+    """The decision of a pod that has one."""
     text = found["metadata"]["annotations"][names.ALLOC]
     result = json.loads(text)
     assert isinstance(result, dict)

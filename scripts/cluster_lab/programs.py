@@ -53,7 +53,7 @@ def minor() -> int:
 
 
 def use(version: str) -> None:
-    """From now on, in this process and those that it starts. Raises CannotRun."""
+    """Chooses the version for this process and those that it starts. Raises CannotRun."""
     if version != BUILT_HERE and not (cache() / version / "bin").is_dir():
         raise CannotRun(f"Kubernetes {version} is not there; scripts/cluster build --kubernetes DIR takes it from DIR")
     os.environ[CHOICE] = version

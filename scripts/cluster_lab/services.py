@@ -42,7 +42,7 @@ def slices() -> list[dict[str, Any]]:
 
 
 def wanted() -> dict[Key, list[Key]]:
-    """Each Service's address and port with the addresses and ports behind it."""
+    """(address, port) of each Service -> the addresses and ports behind it."""
     behind: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for one in slices():
         name = one["metadata"].get("labels", {}).get("kubernetes.io/service-name", "")

@@ -14,13 +14,13 @@ struct backing {
     void *kept;          /* a mapping of the piece, which keeps it in use */
 };
 
-/* Makes it, counted on the GPU. False: the GPU is full, or the host. */
+/* Makes a backing, counted on the GPU. False: the GPU or the host is full. */
 bool backing_make(struct gpu *gpu, uint64_t size, struct backing *out);
-/* The same of what a descriptor of the GPU's file holds, which is another's or ours. */
+/* Makes a backing of what a descriptor of the GPU's file holds, another process's or ours. */
 bool backing_adopt(struct gpu *gpu, int fd, struct backing *out);
 /* It becomes a piece; the caller maps it again where it was mapped. */
 bool backing_share(struct gpu *gpu, struct backing *b);
-/* As mmap, at a fixed address. */
+/* mmap at a fixed address. */
 void *backing_map(struct gpu *gpu, const struct backing *b, void *at, uint64_t size, uint64_t offset, int protection);
 /* A descriptor of the piece, an open file of its own; -1: there is none. */
 int backing_open(struct gpu *gpu, const struct backing *b);

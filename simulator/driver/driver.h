@@ -145,7 +145,7 @@ bool capture_alloc(struct stream *s, CUdeviceptr *out, size_t bytes, int device,
 bool capture_free(struct stream *s, CUdeviceptr address, CUresult *r);
 bool capture_record(struct stream *s, CUevent event, CUresult *r);
 bool capture_wait(struct stream *s, CUevent event, CUresult *r);
-/* For calls that no capture allows: refuses and invalidates the capture. */
+/* Refuses a call that no capture allows, and invalidates the capture. */
 bool capture_refuses(struct stream *s, CUresult *r);
 /* True if the capture still goes on. */
 bool capture_holds(const struct capture *capture);

@@ -320,9 +320,17 @@ static uint64_t sum_used(struct gpu *gpu) {
     return sum + gpu_pieces_used(gpu, -1, -1);
 }
 
+static bool room(struct gpu *gpu, const struct gpu_home *home, uint64_t more) {
+    return sum_used(gpu) + more <= gpu->file->head.memory_total && (!home || gpu_limits_hold(gpu, home, more));
+}
+
+/* Adds nothing where there is no room beforehand: a process that asks for too much, and is preempted before it takes its bytes
+ * back, would have others refused that long. */
 static bool try_reserve(struct gpu *gpu, _Atomic uint64_t *used, uint64_t bytes, const struct gpu_home *home) {
+    if (!room(gpu, home, bytes))
+        return false;
     atomic_fetch_add(used, bytes);
-    if (sum_used(gpu) <= gpu->file->head.memory_total && (!home || gpu_limits_hold(gpu, home)))
+    if (room(gpu, home, 0))
         return true;
     atomic_fetch_sub(used, bytes);
     return false;

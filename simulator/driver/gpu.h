@@ -201,7 +201,8 @@ struct gpu_head { /* written when the GPU is made; strings are NUL-padded */
     uint32_t nvlink;           /* 424: bit N: an NVLink to GPU N */
     uint32_t lost;             /* 428: a fault: not 0 when the GPU has fallen off the bus */
     uint32_t limits_by;        /* 432: of enum gpu_limits */
-    uint8_t reserved[76];      /* 436 */
+    uint32_t block_bytes;      /* 436: in which the driver takes linear memory from the GPU; 0: 512 bytes */
+    uint8_t reserved[72];      /* 440 */
     _Atomic uint64_t live;     /* 512: commits << 16 | index of the live state. From here on, the libraries write */
     _Atomic uint32_t slots, queues, groups, pieces; /* how many were ever taken; those beyond were never used */
     _Atomic uint32_t limits;                        /* the same */
@@ -282,10 +283,10 @@ void gpu_lock_pid(struct gpu *gpu);
 bool gpu_claim(struct gpu *gpu);
 /* Adds bytes to our slot. False: the GPU has not enough memory, also after slots whose file is closed were cleared. */
 bool gpu_reserve(struct gpu *gpu, uint64_t bytes);
-/* The same in another counter of the GPU's file. home: whose limits must hold; NULL: no limit counts it. */
+/* Reserves in another counter of the GPU's file. home: whose limits must hold; NULL: no limit counts it. */
 bool gpu_reserve_in(struct gpu *gpu, _Atomic uint64_t *used, uint64_t bytes, const struct gpu_home *home);
 void gpu_release(struct gpu *gpu, uint64_t bytes);
-/* The same for managed memory. */
+/* Reserves managed memory. */
 bool gpu_reserve_managed(struct gpu *gpu, uint64_t bytes);
 void gpu_release_managed(struct gpu *gpu, uint64_t bytes);
 /* Bytes in use. reap: also clears slots whose file is closed (needs a writable mapping). */
@@ -299,8 +300,8 @@ struct gpu_bound {
     uint64_t soft, hard, used; /* bytes; no limit: 0 and GPU_UNLIMITED */
 };
 
-/* True if a cgroup that has this home is within all limits that hold for it. */
-bool gpu_limits_hold(struct gpu *gpu, const struct gpu_home *home);
+/* True if a cgroup that has this home, with so many bytes more, is within all limits that hold for it. */
+bool gpu_limits_hold(struct gpu *gpu, const struct gpu_home *home, uint64_t more);
 /* The lowest limit that holds for it. False: none does. */
 bool gpu_limit_lowest(struct gpu *gpu, const struct gpu_home *home, struct gpu_bound *out);
 /* The cgroup's own limit, and what is charged to it. False: it has no limit; `used` is set all the same. */
@@ -364,7 +365,7 @@ int gpu_take_queue(struct gpu *gpu, int group, int priority);
 
 /* Computes the state up to now. False: the log of marks was full before; apply it and call again. */
 bool engine_run(const struct gpu_file *file, struct gpu_state *state, uint64_t now_ns);
-/* The same until that work is done, at most up to now_ns. */
+/* Runs until that work is done, at most up to now_ns. */
 bool engine_run_until(const struct gpu_file *file, struct gpu_state *state, uint64_t now_ns, int queue, uint64_t seq);
 /* Per cent busy in the last full sampling period before now. */
 unsigned gpu_utilisation(const struct gpu_busy *busy, uint64_t now_ns);

@@ -51,7 +51,7 @@ bool heap_holding(uint64_t address, struct piece *out);
 bool heap_take(uint64_t address, struct piece *out);
 /* Managed memory moves to another GPU. */
 CUresult heap_move(uint64_t address, int device);
-/* As cuMemFree, without waiting for work. */
+/* Frees as cuMemFree does, without waiting for work. */
 CUresult heap_free(CUdeviceptr address);
 /* Frees all that a context allocated. */
 void heap_free_all(CUcontext ctx);

@@ -161,19 +161,19 @@ static bool next(const struct gpu_file *f, const struct gpu_home *home, unsigned
     return false;
 }
 
-static bool hold(struct gpu *gpu, const struct gpu_home *seen) {
+static bool hold(struct gpu *gpu, const struct gpu_home *seen, uint64_t more) {
     struct gpu_limit limit;
     struct gpu_home home = complete(gpu->file, seen);
     for (unsigned c = 0; next(gpu->file, &home, &c, &limit);)
-        if (charged(gpu, &limit.home, false) > limit.hard)
+        if (charged(gpu, &limit.home, false) + more > limit.hard)
             return false;
     return true;
 }
 
-bool gpu_limits_hold(struct gpu *gpu, const struct gpu_home *home) {
+bool gpu_limits_hold(struct gpu *gpu, const struct gpu_home *home, uint64_t more) {
     bool ok = true;
     for (struct reading r = {0}; limits(gpu->file) && reads(gpu->file, &r);)
-        ok = hold(gpu, home);
+        ok = hold(gpu, home, more);
     return ok;
 }
 

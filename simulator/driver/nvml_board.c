@@ -68,7 +68,7 @@ NUMBER(nvmlDeviceGetPowerManagementMode, unsigned, 1)
 NUMBER(nvmlDeviceGetPerformanceState, unsigned, 0)
 NUMBER(nvmlDeviceGetPowerState, unsigned, 0)
 
-/* The same and more by number. A field that is not known has its own result; the call succeeds. */
+/* Figures by field number, those of the functions above included. An unknown field has a result of its own; the call succeeds. */
 struct field { /* nvmlFieldValue_t */
     unsigned id, scope;
     long long timestamp, latency;

@@ -67,7 +67,7 @@ static nvmlReturn_t target(nvmlDevice_t d, const char *name_space, struct gpu_ho
     struct gpu *there = permitted() ? writable(d) : NULL;
     if (there)
         gpu_limits_look(there);
-    /* By misc, a limit may be left of a cgroup that was removed. */
+    /* Limits held by the misc controller may outlive their cgroup. */
     bool left = found == CGROUP_GONE && d->file->head.limits_by == LIMITS_MISC && home->name;
     struct gpu_bound bound;
     return found == CGROUP_THERE || (left && gpu_limit_of(d, home, &bound)) ? NVML_SUCCESS

@@ -105,7 +105,7 @@ struct sim {
     unsigned victim;
     uint64_t takeover; /* from the fault to another tenant's next submission; NEVER: none */
     uint64_t stalled_from, longest_stall;
-    /* From the highest class's view: */
+    /* of the highest class: */
     uint64_t high_from, high_idle; /* when its request began; when its work ended; 0: it did not */
     int low_gone;
     uint64_t low_ended;

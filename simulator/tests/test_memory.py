@@ -360,6 +360,29 @@ def test_at_once_many_processes_fill_the_gpu_exactly(sim: Sim) -> None:
     assert sim.free() == 0
 
 
+def test_who_asks_for_too_much_has_nobody_refused(sim: Sim) -> None:
+    """Not even for the moment in which it is told so: it may be preempted just then."""
+    greedy = f"""
+context(); print("ready", flush=True); input()
+while True:
+    assert code("cuMemAlloc_v2", byref(c_uint64()), c_size_t({MEMORY_MIB - CONTEXT_MIB} * MIB)) == 2
+"""
+    modest = """
+context(); first = alloc(MIB); print("ready", flush=True); input()
+for _ in range(3000):
+    cuda.cuMemFree_v2(alloc(100 * MIB))
+print("done")
+"""
+    last = sim.start_python(modest)
+    children = [sim.start_python(greedy) for _ in range(4)]
+    for child in [*children, last]:
+        sim.tell(child)
+    assert sim.line(last) == "done\n"
+    for child in children:
+        assert child.poll() is None
+        child.kill()
+
+
 @pytest.mark.slow
 def test_random_kills_leak_nothing_and_overbook_nothing(sim: Sim) -> None:
     """Processes that allocate and free at random are killed at random moments; the GPU's sum always adds up."""

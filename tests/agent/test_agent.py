@@ -148,6 +148,20 @@ def test_a_tenant_that_computes_past_the_gate(stage: Stage, root: Path, policy: 
         assert honest in stage.runc.living() and {e["id"] for e in findings()} == {cheat}
 
 
+def test_compute_past_the_gate_that_harms_nobody_is_reported(stage: Stage, root: Path) -> None:
+    """A ceiling alone: its neighbour has a guarantee and does not want it."""
+    ask = {**SHARE, "gpu-hook.io/policy": "fixed-share", "gpu-hook.io/compute": "10"}
+    idle = stage.start(root, *HOLD, annotations=ask)
+    with running(stage, "--policy", "protect", "--interval", "0.5") as agent:
+        cheat = stage.start(root, "/bin/bypass", "1", "own", "500", annotations=ask)
+        wait_for(lambda: agent.kinds(cheat) == {"over-compute"})
+        looks = agent.container(cheat)["gpus"][0]
+        wait_for(lambda: agent.container(cheat)["gpus"][0] != looks)
+        (told,) = (e for e in events(stage) if e["event"] == "finding")
+        assert (told["id"], told["action"]) == (cheat, "reported") and "ceiling 10 %" in told["evidence"]
+        assert {cheat, idle} <= stage.runc.living()
+
+
 def test_the_last_minutes_are_remembered(stage: Stage, root: Path) -> None:
     busy, idle = stage.start(root, "/bin/gpu-probe", "run", "500", "600"), stage.start(root, *HOLD)
     began = time.time() - 1

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from oci_hook.boundary import records
 from tests.boundary.node import ASK, Node, Stub
 from tests.conftest import Bundle
 
@@ -30,6 +31,21 @@ def test_set_changes_the_drivers_limit(node: Node, bundle: Bundle, served: bool)
     assert node.limits(cgroup) == [1024]
     [record] = node.records()
     assert record.state == "set" and record.limits[0].hard == 1 << 30
+
+
+@pytest.mark.parametrize("state", [records.SET, records.SETTING])
+def test_ps_shows_a_set_that_was_cut_off(node: Node, bundle: Bundle, state: str) -> None:
+    """Killed after the driver had the larger limit, or while it got it; the ledger has the former one."""
+    id = node.start(bundle(ASK))
+    assert "cut off" not in node.cli("ps")
+    [record] = node.records()
+    larger = tuple(limit.replace(soft=3 << 30, hard=3 << 30) for limit in record.limits)
+    records.write(str(node.state), record.replace(limits=larger, state=state))
+    assert "the driver's memory limit is 3072 MiB, the ledger's 1024 MiB: a change was cut off" in node.cli("ps")
+    [container] = json.loads(node.cli("ps", "--json"))["containers"]
+    assert container["boundary"] == "driver" and not container["boundary_failed"]
+    node.cli("set", id, "--memory", "1Gi")
+    assert "cut off" not in node.cli("ps") and node.limits(node.cgroup(id)) == [1024]
 
 
 def test_set_changes_each_gpu(node: Node, bundle: Bundle) -> None:

@@ -216,7 +216,7 @@ def test_found_and_fixed(well: Node, name: str) -> None:
 
 
 PROGRAMS = ("bin/gpu-hook-runtime", "bin/oci-gpu-hook")
-STARTS = ("lib/gpu-hook/runtime.py", "lib/gpu-hook/hook.py")
+STARTS = ("lib/gpu-hook/runtime.py", "lib/gpu-hook/hook.py", "lib/gpu-hook/load.py")
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS, *STARTS])

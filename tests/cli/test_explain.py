@@ -228,6 +228,7 @@ def test_json(install: Install) -> None:
             "same_percent": None,
             "required": [],
             "boundary": "auto",
+            "apart_from": "",
         },
         "gpus": [
             {"index": 0, "address": "0", "uuid": "GPU-0", **gpu, "reason": "chosen (binpack)", "share": share},

@@ -9,7 +9,7 @@ def test_valid(install: Install) -> None:
     assert install.text("settings", "check") == "PREFIX/etc/settings.yaml is valid\n"
     answer = install.data("settings", "check")
     assert answer["settings"]["runtime"] == "PREFIX/runc"
-    assert answer["settings"]["rules"]["dialects"] == ["t9k", "gpu-manager", "hami", "nvidia-volumes", "nvidia"]
+    assert answer["settings"]["rules"]["dialects"] == ["t9k", "gpu-manager", "hami", "kai", "nvidia-volumes", "nvidia"]
 
 
 def test_an_edit_is_in_effect_at_once(install: Install) -> None:
@@ -53,6 +53,17 @@ def test_show_prints_every_setting_as_a_line_of_the_file(install: Install) -> No
     install.say(shown)
     assert settings.load(str(install.prefix)) == before
     assert install.text("settings", "show").replace("  # the default", "") == install.text("settings", "show")
+
+
+def test_show_prints_what_a_profile_says(install: Install) -> None:
+    install.say(f"runtime: {install.prefix}/runc\nstate_dir: {install.state}\nprofile: qgpu\n")
+    before = settings.load(str(install.prefix))
+    shown = install.text("settings", "show").replace("PREFIX", str(install.prefix))
+    for line in ("memory_step: 1024", "memory_min: 1024", "compute_step: 5", "memory_per_share: 4096"):
+        assert f"{line}  # of the profile qgpu\n" in shown
+    assert "default_policy: best-effort  # the default\n" in shown
+    install.say(shown)
+    assert settings.load(str(install.prefix)) == before
 
 
 def test_set_changes_one_line(install: Install) -> None:

@@ -171,10 +171,6 @@ def answers(api: Api, path: str) -> bool:
     return True
 
 
-def eventually(seconds: float, what: str, holds: Callable[[], bool]) -> None:
-    wait(seconds, what, holds)
-
-
 def always(seconds: float, holds: Callable[[], bool]) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:

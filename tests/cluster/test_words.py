@@ -57,11 +57,14 @@ def test_t9ks_manifests_byte_for_byte(whole: Whole, team: Namespace) -> None:
     own = alone["spec"]["nodeName"]
     for text in (manifests.EXCLUSIVE_GPU, manifests.SHARED_GPU):
         team.kubectl("apply", "-f", "-", input=text)
-    for name in ("exclusive-gpu", "shared-gpu"):
+    for name, visible in (("exclusive-gpu", "GPU-"), ("shared-gpu", ("0", "1"))):
         made = team.runs(name)
         assert made["spec"]["nodeName"] != own and made["spec"]["schedulerName"] == "default-scheduler"
         first, second = environment(team, name)
-        assert first == second and any(line.startswith("NVIDIA_VISIBLE_DEVICES=GPU-") for line in first)
+        assert first == second
+        [value] = [line.partition("=")[2] for line in first if line.startswith("NVIDIA_VISIBLE_DEVICES=")]
+        assert value.startswith(visible)
+    assert "NVIDIA_VISIBLE_DEVICES=all" in environment(team, "exlusive-node")[0]
     grants = team.grants()
     assert {key: (node, set(shares)) for key, (node, shares) in grants.items()} == {
         key: (node, set(shares)) for key, (node, shares) in team.decided().items()

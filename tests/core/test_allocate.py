@@ -257,6 +257,30 @@ def test_compute_is_booked_whatever_the_policy() -> None:
     assert "has 20 of 100 % compute free, 40 % asked" in str(refused.problems[0])
 
 
+def test_containers_apart_from_each_other_get_different_gpus() -> None:
+    """By pod and namespace; outside Kubernetes both are empty."""
+    there = node(100, 100)
+
+    def on(gpu: int, pod: str, space: str, word: str = "web") -> Grant:
+        who = Identity("/run/runc", f"c{gpu}", "/b", pod_uid=pod, namespace=space)
+        return grant(gpu, [Share(UUID.format(gpu), 10)]).replace(who=who, terms=Terms(apart_from=word))
+
+    asks = ask(memory_mib=10, apart_from="web", placement="binpack")
+
+    def place_of(*grants: Grant, pod: str = "p", space: str = "s") -> list[int] | str:
+        who = Identity("/run/runc", "new", "/b", pod_uid=pod, namespace=space)
+        found = allocate(asks, there, grants, Rules(), who=who)
+        return found.problems[0].message if isinstance(found, Refusal) else indices(found, there)
+
+    assert place_of(on(0, "q", "s")) == [1]
+    assert place_of(on(0, "q", "s", "other")) == [0]
+    assert place_of(on(0, "q", "t")) == [0]
+    assert place_of(on(0, "p", "s")) == [0]
+    assert place_of(on(0, "", ""), pod="", space="") == [1]
+    refused = place_of(on(0, "q", "s"), on(1, "r", "s"))
+    assert "GPU 1 " in refused and "has another container with apart-from=web" in refused
+
+
 def test_what_is_reserved_is_kept_from_whole_gpus_too() -> None:
     for reserve in (4096, ("percent", 25)):
         [share] = place(ask(), node(16384), memory_reserve=reserve).shares

@@ -250,6 +250,65 @@ def test_qgpu(annotations: dict[str, str], request_: Request | None) -> None:
     assert parse({TKE + key: value for key, value in annotations.items()}, {}, "", rules) == request_
 
 
+NV = "nvidia.com/container.trainer.gpu-memory."
+
+
+@pytest.mark.parametrize(
+    ("annotations", "request_"),
+    [
+        ({"gpu-fraction": "0.25"}, shared(percent=25)),
+        ({"gpu-fraction": ".5", "gpu-fraction.limit": "0.80"}, shared(percent=80)),
+        ({"runai/gpu-fraction": "1.0"}, shared(percent=100)),
+        ({"gpu-memory": "2000"}, shared(2000)),
+        ({"gpu-memory": "2000", "gpu-memory.limit": "4000"}, shared(4000)),
+        (
+            {"gpu-memory": "2000", "gpu-fraction-num-devices": "2"},
+            made(Request, (GpuRequest(None, ("mib", 2000)),) * 2, policy="best-effort"),
+        ),
+        ({NV + "request": "8Gi", NV + "limit": "16Gi"}, shared(16384)),
+        ({NV + "request": "1000M"}, shared(954)),  # 953.67 MiB
+        ({NV + "limit": "1.5Gi", "nvidia.com/container.trainer.gpu-compute.mode": "time-slicing"}, shared(1536)),
+        ({NV + "limit": "8Gi", "gpu-memory": "100"}, shared(8192)),  # the container's own key wins over the pod's
+        ({"nvidia.com/container.other.gpu-memory.limit": "8Gi"}, None),
+        ({"gpu-memory": "2000", "gpu-fraction-container-name": "other"}, None),
+        ({"gpu-memory": "2000", "gpu-fraction-container-name": "trainer"}, shared(2000)),
+    ],
+    ids=str,
+)
+def test_kai(annotations: dict[str, str], request_: Request | None) -> None:
+    if request_ is not None and len(request_.gpus) == 1:
+        request_ = request_.replace(terms=Terms(policy="best-effort"))
+    assert parse(annotations, {}, "trainer", RULES) == request_
+
+
+@pytest.mark.parametrize(
+    ("annotations", "code"),
+    [
+        ({"gpu-fraction": "0.125"}, "GH-101"),
+        ({"gpu-fraction": "0"}, "GH-101"),
+        ({"gpu-fraction": "1.5"}, "GH-101"),
+        ({"gpu-fraction": "-0.5"}, "GH-101"),
+        ({"gpu-memory": "4Gi"}, "GH-101"),
+        ({NV + "limit": "8GB"}, "GH-101"),
+        ({NV + "limit": "0"}, "GH-101"),
+        ({NV + "limit": "32Ti"}, "GH-101"),
+        ({NV + "limit": "8Gi", "nvidia.com/container.trainer.gpu-compute.mode": "sm-sharing"}, "GH-101"),
+        ({NV + "limit": "8Gi", NV + "request": "9Gi"}, "GH-103"),
+        ({"gpu-fraction": "0.5", "gpu-fraction.limit": "0.4"}, "GH-103"),
+        ({"gpu-fraction": "0.5", "gpu-memory": "2000"}, "GH-103"),
+    ],
+    ids=str,
+)
+def test_kais_values_that_are_refused(annotations: dict[str, str], code: str) -> None:
+    with pytest.raises(RequestError) as e:
+        parse(annotations, {}, "trainer", RULES)
+    assert [p.code for p in e.value.problems] == [code]
+
+
+def test_kais_words_for_a_container_where_none_has_a_name() -> None:
+    assert codes({NV + "limit": "8Gi"}) == ["GH-102"]
+
+
 def test_qgpu_without_a_unit_is_refused_not_guessed() -> None:
     assert codes({TKE + "qgpu-memory": "5"}, Rules(dialects=("qgpu",))) == ["GH-101"]
     assert parse({TKE + "qgpu-memory": "5"}, {}, "", RULES) is None  # off unless switched on
@@ -418,9 +477,10 @@ def test_tables_are_well_formed(name: str) -> None:
     table = dialects.table(name)
     native = dialects.table(dialects.NATIVE).KEYS
     for key, (wish, reader, implied) in table.KEYS.items():
-        assert wish in (*native, "memory-request") and set(implied) <= set(native), key
+        assert wish in (*native, "memory-request", "containers") and set(implied) <= set(native), key
         assert callable(reader)
-        assert (name == dialects.NATIVE) == ("." not in key and "/" not in key and key.islower())
+        plain = "." not in key and "/" not in key and key.islower() and not key.startswith("gpu-")
+        assert (name == dialects.NATIVE) == plain
     assert set(table.ENV.values()) <= set(table.KEYS)
     for exact, rough in table.SAME:
         assert table.KEYS[exact][0] == table.KEYS[rough][0]

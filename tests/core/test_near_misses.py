@@ -34,7 +34,7 @@ SURE = {
     "NVIDIA_VISIBLE_DEVICE": "NVIDIA_VISIBLE_DEVICES?",
     "CUDA_VISIBLE_DEVICES": "NVIDIA_VISIBLE_DEVICES?",
     "gpu": "gpu-hook.io/gpus?",
-    "gpu-memory": "gpu-hook.io/memory?",
+    "gpu_memory": "gpu-hook.io/memory?",
     "volcano.sh/vgpu-number": "gpu-hook.io/gpus?",
     "tke.cloud.tencent.com/qgpu-memory": "or write gpu-hook.io/memory",
 }

@@ -492,7 +492,7 @@ int main(int argc, char **argv) {
     state = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     for (uint64_t i = 0; i < iterations; i++)
         once();
-    for (int i = 0; i < 33; i++) {
+    for (int i = 0; i < 34; i++) {
         printf("%d %" PRIu64 " %s\n", i, checks[i], check_name[i] ? check_name[i] : "-");
         if (!checks[i]) { /* a property that was never checked proves nothing */
             fprintf(stderr, "property %d never came up\n", i);

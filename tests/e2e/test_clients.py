@@ -32,13 +32,6 @@ ENV = {
 }
 
 
-@pytest.fixture(scope="module")
-def stage(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    made = Stage(tmp_path_factory.mktemp("clients"))
-    yield made
-    made.close()
-
-
 class Python:
     """An image with this Python and the clients, and the mounts it needs."""
 

@@ -61,7 +61,8 @@ def test_measurements_run_to_their_end(native: Path, tmp_path: Path, run: str, f
     if run == "shares":
         assert abs(phases["native: 70/30"]["efficiency"] - 0.92) < 0.1  # both sharers are on one GPU
         assert phases["gpu-hook: 70/30"]["error"] < 8 < phases["native: 70/30"]["error"]
-        assert phases["verdict"]["rows"] == 3
+        assert phases["gpu-hook: 1 ms, graphs made anew, beside 0.5 ms, 70/30"]["error"] < 8
+        assert phases["verdict"]["rows"] == 7
     if run == "physics":
         committed = json.loads(CALIBRATION.read_text())
         assert results["calibration"].keys() == committed.keys()

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -206,13 +206,6 @@ def a_loaders_cache_without_it(s: Shape) -> None:
 @shape
 def a_loaders_cache_that_is_none(s: Shape) -> None:
     (s.root / "etc/ld.so.cache").write_bytes(b"ld.so-1.7.0\0" + bytes(range(256)))
-
-
-@pytest.fixture(scope="module")
-def stage(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    made = Stage(tmp_path_factory.mktemp("shapes"))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

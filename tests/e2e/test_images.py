@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,6 @@ from tests.e2e.stage import (
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 FILL = ("cuMemAlloc_v2",)
-
-
-@pytest.fixture(scope="module")
-def stage(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    made = Stage(tmp_path_factory.mktemp("images"))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

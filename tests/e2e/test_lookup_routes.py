@@ -6,7 +6,6 @@ The programs run on an image with the host's C library; what they hold is read f
 import os
 import shutil
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,13 +28,6 @@ FUNCTIONS = (
 )
 PLUGIN = ("-fPIC", "-shared", "-Wl,-soname,plugin.so", "-Wl,--as-needed")
 VERSIONS = (11030, 12000, 13000)
-
-
-@pytest.fixture(scope="module")
-def stage(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    made = Stage(tmp_path_factory.mktemp("routes"))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

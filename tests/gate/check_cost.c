@@ -19,7 +19,71 @@ static uint64_t beside(struct cost *c, uint64_t us, uint64_t contexts) {
     return cost_seen(c, us * GH_US, us * GH_US / contexts, true, true, false, &waited);
 }
 
+/* A launch of a key that is there or not; its guess. It takes so long. */
+static uint64_t launched(struct cost_table *table, uint64_t key, struct cost_what what) {
+    struct cost *c = cost_of(table, key);
+    c->what = what;
+    uint64_t guess = cost_guess(table, c);
+    cost_launched(table, c);
+    return guess;
+}
+static void took(struct cost_table *table, uint64_t key, uint64_t us) {
+    struct cost *c = cost_of(table, key);
+    alone(c, us);
+    cost_kin_seen(table, c, us * GH_US, true);
+}
+static bool about(uint64_t guess, uint64_t us) { return guess >= us * GH_US * 9 / 10 && guess <= us * GH_US * 3 / 2; }
+
+/* Handles that never repeat: many, of one name or of many, of two lengths; and then some that are as nobody was. */
+static void fresh(bool named) {
+    struct cost_table *table = calloc(1, sizeof *table);
+    uint64_t odd = 0, kept = 7;
+    for (uint64_t i = 1; i <= 100000; i++) {
+        struct cost_what one = {COST_KERNEL, 1000 + i, named ? 77 : 0, 10};
+        uint64_t us = i % 2 ? 100 : 80, guess = launched(table, i * 0x9e3779b97f4a7c15ull, one);
+        /* The first function below counts as well. */
+        CHECK(i <= 3 ? guess == GH_COST_UNKNOWN : about(guess, 90));
+        took(table, i * 0x9e3779b97f4a7c15ull, us);
+        /* A function that is used all the time keeps its place, though each of its shapes is new. */
+        kept = kept * 6364136223846793005ull + 1;
+        one = (struct cost_what){COST_KERNEL, 1, 5, 1 + i % 100};
+        guess = launched(table, kept, one);
+        odd += i > 1000 && !about(guess, 1 + i % 100);
+        took(table, kept, 1 + i % 100);
+    }
+    CHECK(odd == 0);
+    for (uint64_t i = 0; i < 20; i++) /* none of these is done: a few are guessed by others, then none */
+        CHECK((launched(table, 3 + 2 * i, (struct cost_what){COST_KERNEL, 2, 0, 10}) == GH_COST_UNKNOWN) == (i >= 4));
+    for (uint64_t i = 0; i < 4; i++)
+        took(table, 3 + 2 * i, 50000);
+    CHECK(about(launched(table, 999, (struct cost_what){COST_KERNEL, 2, 0, 10}), 50000));
+    /* Ten times as long, and then again ten times: what differs so much is no guide for a function that is quite new. */
+    for (uint64_t i = 1, us = 1; i <= 64; i++, us = us < 100000 ? us * 10 : 1) {
+        launched(table, ~i, (struct cost_what){COST_GRAPH, ~i, 0, 1});
+        took(table, ~i, us);
+    }
+    CHECK(launched(table, ~99ull, (struct cost_what){COST_GRAPH, ~99ull, 0, 1}) == GH_COST_UNKNOWN);
+    free(table);
+}
+
 int main(void) {
+    fresh(false);
+    fresh(true);
+
+    /* Graphs of one length that are made anew, also where an old one was; a copy, by its size. */
+    struct cost_table *anew = calloc(1, sizeof *anew);
+    for (uint64_t i = 1; i <= 1000; i++) {
+        struct cost_what graph = {COST_GRAPH, i % 10 * 64 + 64, 0, 1};
+        uint64_t guess = launched(anew, graph.function, graph);
+        CHECK(i <= 4 ? guess == GH_COST_UNKNOWN : about(guess, 4000));
+        took(anew, graph.function, 4000);
+        cost_forget(anew, graph.function);
+        struct cost_what copy = {COST_COPY, COST_COPIES, 0, 1024 * i};
+        guess = launched(anew, 1 << 20 | i, copy);
+        CHECK(i <= 8 || about(guess, i));
+        took(anew, 1 << 20 | i, i);
+    }
+    free(anew);
     struct cost c = {0};
 
     /* Not elastic: steady times, with time slices of others in between. */

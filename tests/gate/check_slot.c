@@ -126,6 +126,22 @@ static void asked(const struct gh_rules *rules, uint64_t costs, uint64_t every) 
     HOLD(!close(fd));
 }
 
+/* A neighbour's view says how much is in flight, and whether something was finished since: a higher class lets lower ones
+ * finish their last commands only then. */
+static void finishes(const struct gh_rules *rules) {
+    struct slot_peer peer = {0};
+    struct gh_slot_page page = {.head = {.magic = GH_SLOT_MAGIC, .version = GH_SLOT_VERSION, .top = 1},
+                                .process = {{.owner = 1, .launched = 9, .done = 8, .heartbeat = now()}}};
+    int fd = open(PEER, O_CREAT | O_WRONLY, 0666);
+    HOLD(pwrite(fd, &page, sizeof page, 0) == sizeof page);
+    struct gh_slot before = look(&peer, rules), after;
+    HOLD(before.launched - before.done == 1);
+    page.process[0].launched = ++page.process[0].done + 2;
+    HOLD(pwrite(fd, &page, sizeof page, 0) == sizeof page && !close(fd));
+    after = look(&peer, rules);
+    HOLD(after.launched - after.done == 2 && after.done == before.done + 1);
+}
+
 /* Where the kernel may not read our mapping for us, read(2) does, for at most a hundredth of the time if others make it
  * slow; meanwhile what was read last is valid. */
 static void filtered(const struct gh_rules *rules, int error) {
@@ -271,6 +287,8 @@ int main(int argc, char **argv) {
         asked(&rules, 1, 50 * GH_MS);
     else if (!strcmp(argv[1], "crowd"))
         crowd();
+    else if (!strcmp(argv[1], "finishes"))
+        finishes(&rules);
     else if (!strcmp(argv[1], "counts"))
         counts();
     else if (!strcmp(argv[1], "unknown call"))

@@ -11,6 +11,9 @@
  *   contexts, reset  destroys the context every 20 launches, with work in flight
  *   child            forks every 200 launches, and ends with 4 if its child gets through a launch
  *   silent           launches 900 at once; the first system call among the last 800 kills it
+ *   shapes           each launch has another grid
+ *   modules, jitted  each launch has another handle of a kernel of the same name, or of another name
+ *   graphs           each launch has a graph of one kernel that was just instantiated
  *   grows            its first fifty kernels are a quarter as long
  *   leaves           launches one kernel, and exits 150 ms later
  *   eager            never waits for its kernels, from the first one on
@@ -20,6 +23,7 @@
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -35,7 +39,7 @@ struct config {
 };
 
 #define PER_THREAD ((void *)2) /* CU_STREAM_PER_THREAD */
-static void *function, *stream, *graph;
+static void *function, *stream, *graph, *captured;
 static unsigned long microseconds;
 static uint64_t there, here; /* memory of the GPU */
 static char host[1 << 20];
@@ -76,6 +80,24 @@ static struct solid solid(uint64_t at) {
     return (struct solid){.type = 2, .device = at, .context = context, .pitch = 1024, .height = 64};
 }
 
+static char image[200], name[64];
+
+/* A kernel whose handle the driver never gave before, of the same name or of another one. They are loaded some at a time,
+ * since loading waits for the GPU. */
+static void *fresh(const char *way) {
+    static void *ready[256];
+    static unsigned left, number;
+    for (bool empty = !left; empty && left < 256; left++) {
+        char text[200], called[64];
+        void *module;
+        snprintf(called, sizeof called, "jit%u_%luus", strcmp(way, "jitted") ? 0 : number++, microseconds);
+        snprintf(text, sizeof text, "// %s", called);
+        MUST("cuModuleLoadData", &module, text);
+        MUST("cuModuleGetFunction", &ready[left], module, called);
+    }
+    return ready[--left];
+}
+
 static void launch(const char *way) {
     struct config c = {1, 1, 1, 32, 1, 1, 0, stream, NULL, 0};
     if (!strcmp(way, "ex"))
@@ -86,6 +108,12 @@ static void launch(const char *way) {
         MUST("cuLaunchKernel_ptsz", function, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
     else if (!strcmp(way, "graph"))
         MUST("cuGraphLaunch", graph, stream);
+    else if (!strcmp(way, "graphs")) { /* none repeats */
+        void *exec;
+        MUST("cuGraphInstantiateWithFlags", &exec, captured, (uint64_t)0);
+        MUST("cuGraphLaunch", exec, stream);
+    } else if (!strcmp(way, "modules") || !strcmp(way, "jitted"))
+        MUST("cuLaunchKernel", fresh(way), 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
     else if (!strcmp(way, "grows")) {
         static unsigned launched;
         uint64_t ns = launched++ < 50 ? microseconds * 250 : microseconds * 1000;
@@ -157,8 +185,6 @@ static void launch(const char *way) {
     } else
         MUST("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
 }
-
-static char image[200], name[64];
 
 /* In the current context. */
 static void set_up(const char *way) {
@@ -251,7 +277,6 @@ static void *beside(void *unused) {
 int main(int argc, char **argv) {
     const char *way = argv[1];
     unsigned long burst = argc > 4 ? strtoul(argv[3], NULL, 10) : 0, gap = argc > 4 ? strtoul(argv[4], NULL, 10) : 0;
-    void *captured;
     cuda = dlopen("libcuda.so.1", RTLD_NOW);
     if (!cuda)
         return 2;
@@ -266,9 +291,9 @@ int main(int argc, char **argv) {
         MUST("cuCtxCreate_v2", &context, 0, 0);
     }
     set_up(way);
-    if (!strcmp(way, "graph")) {
+    if (!strncmp(way, "graph", 5)) {
         MUST("cuStreamBeginCapture_v2", stream, 0);
-        for (int i = 0; i < 10; i++)
+        for (int i = 0; i < (way[5] ? 1 : 10); i++)
             MUST("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
         MUST("cuStreamEndCapture", stream, &captured);
         MUST("cuGraphInstantiateWithFlags", &graph, captured, (uint64_t)0);

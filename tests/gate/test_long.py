@@ -61,16 +61,17 @@ def test_processes_with_long_kernels_are_one_tenant(place: Make, count: int, us:
 
 
 @pytest.mark.parametrize("weights", [(70, 30), (30, 70)])
-def test_shapes_that_never_repeat(place: Make, weights: tuple[int, int]) -> None:
-    """Each launch has another grid, so that the cost of none is known before."""
+@pytest.mark.parametrize("way", ["shapes", "modules", "jitted", "graphs"])
+def test_what_never_repeats(place: Make, way: str, weights: tuple[int, int]) -> None:
+    """Each launch has another grid, or another handle, so that the cost of none is known before."""
     p = place(*(Tenant(w) for w in weights), scale=1)
-    shapes, plain = p.kernels(0, "shapes", 100), p.kernels(1, "plain", 500)
+    fresh, plain = p.kernels(0, way, 100), p.kernels(1, "plain", 500)
 
     def right(counts: list[float]) -> bool:
         had = [counts[0] * 100, counts[1] * 500]
         return abs(had[0] / sum(had) - weights[0] / 100) < 0.1
 
-    settles(lambda: measure([shapes, plain], 3, 1.5), right)
+    settles(lambda: measure([fresh, plain], 3, 1.5), right)
 
 
 def test_who_comes_later_does_not_wait_for_a_queue_of_long_kernels(place: Make) -> None:

@@ -152,7 +152,7 @@ def test_every_problem_at_once_with_its_line(prefix: Path) -> None:
         "GH-501: FILE:5: mode is set twice, first in line 3",
         "GH-501: FILE:6: memory_step: '-1' has characters that need quotes; write memory_step: \"value\"",
         "GH-501: FILE:7: trust_env: 'yes' is not true or false",
-        "GH-501: FILE:8: dialects is not a list of t9k, qgpu, gpu-manager, hami, nvidia-volumes, nvidia",
+        "GH-501: FILE:8: dialects is not a list of t9k, qgpu, gpu-manager, hami, kai, nvidia-volumes, nvidia",
         "GH-501: FILE:9: placement is not one of binpack, spread, by-class",
         "GH-501: FILE:10: compute_step: '1.5' is not a whole number from 1 to 100",
         "GH-501: FILE:11: max_shares_per_gpu: '65' is not a whole number from 1 to 64",

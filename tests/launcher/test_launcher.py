@@ -42,6 +42,7 @@ class Place:
         (self.prefix / "lib/gpu-hook").mkdir(parents=True)
         for start in ("runtime.py", "hook.py"):
             shutil.copy(REPO / "oci_hook/launcher/start.py", self.prefix / "lib/gpu-hook" / start)
+        shutil.copy(REPO / "oci_hook/launcher/load.py", self.prefix / "lib/gpu-hook")
         self.say()
         self.bundle = root / "b"
         self.bundle.mkdir()
@@ -513,22 +514,24 @@ def test_errors_go_to_the_log(place: Place) -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("file", ["start", "load.py"])
 @pytest.mark.parametrize("program", ["gpu-hook-runtime", "oci-gpu-hook"])
-def test_what_python_is_to_run_is_there_and_whole(place: Place, program: str, form: str) -> None:
+def test_what_python_is_to_run_is_there_and_whole(place: Place, program: str, file: str, form: str) -> None:
     """An empty file would be a success, in which no container is made; a missing one an error in no log."""
     lib, log = place.prefix / "lib/gpu-hook", place.root / "log"
-    start = lib / ("runtime.py" if program == "gpu-hook-runtime" else "hook.py")
+    called = "runtime.py" if program == "gpu-hook-runtime" else "hook.py"
+    start = lib / (called if file == "start" else file)
     text = start.read_bytes()
     place.spec(ASKS)
     flags = ["--log", str(log), "--log-format", form]
 
     def told() -> None:
         log.unlink(missing_ok=True)
-        args = ["prestart"] if start.name == "hook.py" else [*flags, "create", "x"]
+        args = ["prestart"] if called == "hook.py" else [*flags, "create", "x"]
         said, r = place.call(*args, program=place.prefix / "bin" / program)
         assert r.returncode == 1 and said == []
         assert r.stderr.count("\n") == 1 and "GH-504: " in r.stderr and len(r.stderr) < 400, r.stderr
-        if start.name == "runtime.py":
+        if called == "runtime.py":
             (line,) = log.read_text().splitlines()
             assert (json.loads(line)["msg"] if form == "json" else line.partition('msg="')[2]).startswith("GH-504: ")
 

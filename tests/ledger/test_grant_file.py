@@ -44,7 +44,20 @@ NUMBERS = {
     (5, 4, 0): grant_file.MAX,
     **{(9 + n,): grant_file.MAX for n in range(4)},
 }
-TEXTS = [(1,), *((2, n) for n in range(8)), (3, 0), (3, 3), (4, 0, 0), (5, 0), (5, 1), (5, 3, 0), (5, 5), (5, 6), (8,)]
+TEXTS = [
+    (1,),
+    *((2, n) for n in range(8)),
+    (3, 0),
+    (3, 3),
+    (4, 0, 0),
+    (5, 0),
+    (5, 1),
+    (5, 3, 0),
+    (5, 5),
+    (5, 6),
+    (5, 7),
+    (8,),
+]
 FLAGS = [(4, 0, 4), (6,), (7,)]
 OPTIONAL = {(5, 2)}  # may be null
 
@@ -79,6 +92,14 @@ def test_the_table_knows_every_value() -> None:
     assert grant_file.decode(grant_file.encode(FULL)) == FULL
     twins = {(3, 2, 1), (5, 3, 1), (5, 4, 1), *((4, 1, n) for n in range(6))}  # of a field that is in the table
     assert places(fields()) - twins == {(0,), *NUMBERS, *TEXTS, *FLAGS}
+
+
+def test_a_file_of_a_version_with_fewer_terms() -> None:
+    older = fields()
+    older[5].pop()
+    assert grant_file.decode(json.dumps(older).encode()) == FULL
+    older[5] += ["", ""]
+    refused(json.dumps(older).encode())
 
 
 @pytest.mark.parametrize("where", NUMBERS)

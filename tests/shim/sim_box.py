@@ -71,13 +71,6 @@ class SimBox(Box):
     def env(self, **more: str) -> dict[str, str]:
         return super().env(GPU_HOOK_SIM_GPUS=str(self.gpus), **more)
 
-    def open_to_all(self) -> None:
-        """Let other users in."""
-        for path in (self.place, *list(self.place.parents)[:4], self.gpus):
-            if path != Path("/tmp"):
-                path.chmod(0o755)
-        (self.gpus / "0").chmod(0o666)
-
     def close(self) -> None:
         """Unmap."""
         self.figures.close()

@@ -1,5 +1,6 @@
 """The account page is right after forks, execs, kills at any instruction, and whatever is written over it."""
 
+import contextlib
 import fcntl
 import os
 import random
@@ -42,6 +43,51 @@ def test_a_killed_process_gives_its_memory_back(box: Box) -> None:
     with hold(box, 700) as p:
         p.kill()  # a zombie until the end of this block
         box.python("cu.init(); assert cu.info()[0] == 1024 * cu.MIB, cu.info()")
+
+
+COUNT = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <sys/syscall.h>
+long locks_asked;
+long syscall(long n, ...) {
+    static long (*next)(long, long, long, long, long, long, long);
+    long a[6];
+    va_list more;
+    va_start(more, n);
+    for (int i = 0; i < 6; i++)
+        a[i] = va_arg(more, long);
+    va_end(more);
+    if (!next)
+        *(void **)&next = dlsym(RTLD_NEXT, "syscall");
+    locks_asked += n == SYS_fcntl;
+    return next(n, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+"""
+
+
+def test_a_figure_asks_for_others_locks_now_and_then(box: Box, tmp_path: Path) -> None:
+    """Whatever the number of processes that hold memory; and an exited one is no longer shown a moment later."""
+    (tmp_path / "count.c").write_text(COUNT)
+    count = compile_c(tmp_path / "count.so", "-shared", "-fPIC", str(tmp_path / "count.c"), "-ldl")
+    peers, calls = 8, 4000
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(hold(box, 10)) for _ in range(peers)]
+        asks = f"import ctypes; asked = ctypes.c_long.in_dll(ctypes.CDLL({str(count)!r}), 'locks_asked')\n"
+        code = asks + "cu.init(); cu.info(); input(); before = asked.value\n"
+        code += f"for _ in range({calls}): cu.info()\nprint(asked.value - before, flush=True); input()\n"
+        code += "while cu.info()[0] < 954 * cu.MIB: pass\nprint('shown')"
+        argv = [sys.executable, "-c", "import client as cu\n" + code]
+        p = stack.enter_context(box.start(argv, LD_PRELOAD=str(count)))
+        assert p.stdin and p.stdout
+        print(file=p.stdin, flush=True)
+        assert int(p.stdout.readline()) < calls * peers / 4
+        held[0].kill()
+        print(file=p.stdin, flush=True)
+        assert p.stdout.readline() == "shown\n"
+        for one in held:
+            one.kill()
 
 
 def test_forked_children_have_books_of_their_own(box: Box) -> None:

@@ -85,7 +85,7 @@ class Auditing:
         return past and any(shortfall is not None and shortfall > LACKING for shortfall in others)
 
     def _find_hogs(self, seen: Seen) -> list[Finding]:
-        """Those that this look suspects of hogging the gate of a GPU."""
+        """The containers that this look suspects of hogging a GPU's gate."""
         node, now, found = self._node, time.monotonic(), []
         starved = hogs.starvation(self._delays, self._read_delays(seen, set(self._delays)))
         concerned: set[str] = set()
@@ -115,7 +115,7 @@ class Auditing:
                 self._accounts.write_surcharge(key, i, amount)
 
     def _note_use(self, accounts: dict[str, Kept], gpus: dict[str, GpuSample]) -> None:
-        """Each container's use now, its peak and its history."""
+        """Updates each container's use, its peak and its history."""
         for key, watched in self._node.watched.items():
             kept = watched.account = accounts.get(key)
             for i, share in enumerate(self._node.grants[key].shares):

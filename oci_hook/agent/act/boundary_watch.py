@@ -59,7 +59,7 @@ class BoundaryWatch:
             self._sweep(now)
 
     def cgroups(self) -> dict[str, dict[str, list[str]]]:
-        """By GPU and key, the cgroups whose memory by the driver's figure is wanted."""
+        """GPU -> key -> the cgroups to ask the driver for the memory of."""
         found: dict[str, dict[str, list[str]]] = {}
         inventory = self._node.inventory
         able = {gpu.uuid for gpu in inventory.gpus if not gpu.no_limits} if inventory else set()
@@ -124,7 +124,9 @@ class BoundaryWatch:
             return
         if not answer.get("ok"):
             self.failed += 1
-            if grant.terms.boundary == DRIVER or self.found[key][0].name == DRIVER:  # else its start said so
+            if (
+                grant.terms.boundary == DRIVER or self.found[key][0].name == DRIVER
+            ):  # otherwise an event of its start told it
                 self._errors[key] = str(answer.get("error"))[:200]
             return
         self._errors.pop(key, None)

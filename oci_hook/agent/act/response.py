@@ -12,7 +12,7 @@ class Response:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        # By key, why a container was to be killed, and which processes with it; until its grant ends.
+        # Key -> the reason for killing the container, and the processes killed with it; kept until its grant ends.
         self._killed: dict[str, tuple[Finding, tuple[tuple[int, int], ...]]] = {}
 
     def answer(self, finding: Finding, harm: bool = False, others: tuple[tuple[int, int], ...] = ()) -> None:

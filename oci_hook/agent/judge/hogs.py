@@ -70,7 +70,7 @@ class Hogs:
         self._last = {uuid: last for uuid, last in self._last.items() if uuid in uuids}
 
     def look(self, now: float, uuid: str, parties: list[Party]) -> list[Hog]:
-        """Those suspected on one GPU since the look before."""
+        """The containers on one GPU that the time since the previous look makes suspect."""
         current = {p.key: p for p in parties}
         last, self._last[uuid] = self._last.get(uuid), (now, current)
         if last is None or now <= last[0]:

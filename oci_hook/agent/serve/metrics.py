@@ -9,13 +9,13 @@ from typing import Any
 from oci_hook import __version__
 from oci_hook.agent.counters import SECONDS, Counters
 from oci_hook.agent.judge.audit_rules import KINDS
-from oci_hook.agent.serve.prometheus import Exposition, labels
+from oci_hook.core.prometheus import Exposition, labels
 from oci_hook.core.slot_page import WAIT_BOUNDS
 from oci_hook.core.units import MIB
 from oci_hook.errors import CODES
 from oci_hook.ledger.events import short
 
-GPU = ("gpu", "uuid")
+GPU = ("gpu", "UUID")  # as NVIDIA's DCGM exporter has them
 CONTAINER = ("id", "namespace", "pod", "container")
 GRANTED = ("policy", "class", "state")
 # For each container on each GPU: metric, help, field of view.share_view, factor to the base unit.

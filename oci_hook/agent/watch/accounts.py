@@ -59,7 +59,7 @@ class Accounts:
             pass  # the next look finds what is wrong with the page
 
     def files(self) -> dict[tuple[int, int], str]:
-        """By (device, inode) of each open account page, the key of its grant."""
+        """(device, inode) of each open account page -> the key of its grant."""
         return {page.file: key for key, (_, page) in self._open.items()}
 
     def forget(self, keys: set[str]) -> None:

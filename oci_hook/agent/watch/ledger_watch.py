@@ -181,5 +181,5 @@ class LedgerWatch:
             self._selector.unregister(self._inotify)
             os.close(self._inotify)
             self._inotify = -1
-        if now - self._read_at > DELAY:  # else it was our own sweep
+        if now - self._read_at > DELAY:  # an earlier event is from our own sweep
             self.soon(now + DELAY)

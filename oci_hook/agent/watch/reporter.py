@@ -1,5 +1,5 @@
-"""The agent's side of the reporter (kube/reporter/): it runs it where the setting `cluster` is not off, and takes its word for
-what is wrong there."""
+"""The agent's side of the node's process in a cluster: the reporter (kube/reporter/), or the driver of ResourceClaims (kube/dra/),
+as the setting `cluster` says. The agent runs it, and takes its word for what is wrong there."""
 
 import json
 import selectors
@@ -7,13 +7,17 @@ from typing import Any
 
 from oci_hook.agent.node import Node
 from oci_hook.agent.watch import child
-from oci_hook.config.settings import OFF
+from oci_hook.config.settings import DRA, OFF
 
 RETRY_SECONDS = 2.0  # doubled with each failure
 RETRY_MAX = 60.0
 STEADY = 120.0  # seconds that it must run before the next failure counts as the first again
 MAX_LINE = 64 << 10
 ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}  # mallopt(3): its threads mostly wait, and a heap for each takes memory
+
+
+REPORTER, DRIVER = "oci_hook.kube.reporter", "oci_hook.kube.dra"
+NAMES = {REPORTER: "the reporter", DRIVER: "the driver of ResourceClaims"}
 
 
 class Reporter:
@@ -23,7 +27,8 @@ class Reporter:
     def __init__(self, node: Node, selector: selectors.BaseSelector) -> None:
         self.said: dict[str, Any] = {}
         self._node = node
-        self._child = child.Child("oci_hook.kube.reporter", RETRY_SECONDS, RETRY_MAX, selector, self._read)
+        self._selector = selector
+        self._use(REPORTER)
         self._text = b""
         self._silent = True  # it has said nothing since it started
 
@@ -37,8 +42,11 @@ class Reporter:
 
     def tick(self, now: float) -> None:
         wanted = self._node.settings.cluster != OFF
-        if not wanted:
+        module = DRIVER if self._node.settings.cluster == DRA else REPORTER
+        if not wanted or module != self._module:
             self.stop()
+        if wanted and module != self._module:
+            self._use(module)
         if self._child.status() is not None:
             self._ended(now)
         if wanted and self._child.due(now):
@@ -54,9 +62,14 @@ class Reporter:
     def stop(self) -> None:
         self._child.stop()
 
+    def _use(self, module: str) -> None:
+        self._module = module
+        self._child = child.Child(module, RETRY_SECONDS, RETRY_MAX, self._selector, self._read)
+        self.said = {}
+
     def _start(self, now: float) -> None:
         if why := self._child.start(now, self._node.prefix, environment=ONE_HEAP):
-            self.said["problem"] = f"the reporter {why}"
+            self.said["problem"] = f"{NAMES[self._module]} {why}"
             return
         self._text, self._silent = b"", True
 
@@ -83,7 +96,7 @@ class Reporter:
 
     def _problem(self) -> str:
         if not self.pid:
-            return str(self.said.get("problem") or "the reporter ended; it is started again")
+            return str(self.said.get("problem") or f"{NAMES[self._module]} ended; it is started again")
         if self._silent:
             return self._node.problems.get("cluster", "")
         return str(self.said.get("problem") or "")

@@ -1,6 +1,7 @@
 """Our own keys, below the annotation prefix gpu-hook.io/."""
 
 from oci_hook.core import units, value_parsers
+from oci_hook.core.terms import VISIBLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ KEYS: "dict[str, Row]" = {
     "capabilities": ("capabilities", value_parsers.capabilities, {}),
     "imex-channels": ("imex-channels", value_parsers.channels, {}),
     "boundary": ("boundary", value_parsers.boundary, {}),
+    "visible": ("visible", value_parsers.one_of(VISIBLE), {}),
+    "apart-from": ("apart-from", value_parsers.word, {}),
     "node": ("node", value_parsers.one_of(("exclusive",)), {"gpus": value_parsers.ALL, "exclusive": True}),
 }
 ENV = {"GPU_HOOK_" + key.upper().replace("-", "_"): key for key in KEYS} | {"NVIDIA_IMEX_CHANNELS": "imex-channels"}

@@ -28,7 +28,7 @@ SAME = ()
 
 
 def required(variables: dict[str, str]) -> dict[str, str]:
-    """What these variables require, by the variable that says so."""
+    """The requirements in these variables, by variable."""
     if variables.get(DISABLE) in TRUE:
         return {}
     found = {key: text for key, text in variables.items() if key.startswith(REQUIRE) and "JETPACK" not in key}
@@ -39,5 +39,5 @@ def required(variables: dict[str, str]) -> dict[str, str]:
 
 
 def is_old(variables: dict[str, str]) -> bool:
-    """Whether the image is from the time before NVIDIA_REQUIRE_CUDA: then it is a GPU container, with all capabilities."""
+    """True if the image is from the time before NVIDIA_REQUIRE_CUDA: then it is a GPU container, with all capabilities."""
     return CUDA in variables and REQUIRE + "CUDA" not in variables

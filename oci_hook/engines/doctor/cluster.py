@@ -1,20 +1,20 @@
-"""Whether a node of a cluster can verify what the cluster's controller decides."""
+"""Checks that a node of a cluster can verify the decisions of the cluster's controller."""
 
 import json
 import subprocess
 from collections.abc import Iterator
 
 from oci_hook.config import cluster
-from oci_hook.config.settings import OFF, load
+from oci_hook.config.settings import DRA, OFF, load
 from oci_hook.core.layout import CLUSTER_KEYS
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, CheckResult
 
 
 def check_cluster(prefix: str, option: str) -> Iterator[CheckResult]:
-    """Nothing where the setting is off. GhError: its problems are the findings."""
+    """No findings if the setting is off. The problems of a GhError are findings."""
     settings = load(prefix)
     mode = settings.cluster
-    if mode == OFF:
+    if mode in (OFF, DRA):
         return
     known = cluster.keys(prefix)
     if known is None:
@@ -31,7 +31,7 @@ def check_cluster(prefix: str, option: str) -> Iterator[CheckResult]:
 
 
 def maps_owners(runtime: str) -> bool:
-    """Whether this runtime says that it makes idmapped mounts, which containerd needs for user namespaces (OCI
+    """True if this runtime says that it makes idmapped mounts, which containerd needs for user namespaces (OCI
     runtime-spec, features.md)."""
     try:
         said = subprocess.run([runtime, "features"], capture_output=True, timeout=20).stdout

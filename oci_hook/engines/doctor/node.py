@@ -61,7 +61,7 @@ def check_inventory(settings: Settings, option: str) -> Iterator[CheckResult]:
 
 
 def check_boundary(gpus: Inventory, settings: Settings) -> Iterator[CheckResult]:
-    """Whether the driver can hold memory limits."""
+    """Checks that the driver can hold memory limits."""
     whys = dict.fromkeys(gpu.no_limits for gpu in gpus.gpus)
     if settings.rules.boundary == SHIM:
         yield CheckResult("boundary", NOTE, "the shim alone holds memory limits: the setting `boundary` is shim")
@@ -78,7 +78,7 @@ def check_boundary(gpus: Inventory, settings: Settings) -> Iterator[CheckResult]
 
 
 def check_machine_memory(gpus: Inventory, settings: Settings, option: str) -> Iterator[CheckResult]:
-    """Whether a GPU uses the machine's memory and nothing of that is set aside for the machine."""
+    """Finds GPUs that use the machine's memory where nothing of it is set aside for the machine."""
     shared = [gpu.index for gpu in gpus.gpus if gpu.memory_mib == proc.memory_total() // MIB]
     if shared and not settings.rules.memory_reserve:
         message = f"GPU {shared[0]} uses the machine's memory, and containers may be granted all of it"

@@ -17,7 +17,7 @@ from oci_hook.engines import detect
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.errors import GhError
 from oci_hook.install import own_path, settings_check
-from oci_hook.install.prefix import PROGRAMS, SHIMS, STARTS
+from oci_hook.install.prefix import LOADER, PROGRAMS, SHIMS, STARTS
 from oci_hook.linux import elf
 
 REINSTALL = f"{'apt-get' if shutil.which('apt-get') else 'dnf'} install runc"
@@ -82,7 +82,7 @@ def damaged_program(prefix: str) -> str | None:
             return f"{path} is not a program for {platform.machine()}"
         if path.stat().st_mode & 0o111 != 0o111:
             return f"{path} is not executable"
-    for name in STARTS:
+    for name in (LOADER, *STARTS):
         path = Path(prefix, layout.LIB_DIR, name)
         try:
             said = path.read_bytes()
@@ -101,7 +101,7 @@ def laid_by(prefix: str) -> str:
 
 
 def wrong_skeleton(prefix: str) -> str | None:
-    """What is wrong with the folder of account pages: closed to containers' plain users, or open to this machine's."""
+    """Faults of the folder of account pages: closed to containers' plain users, or open to this machine's."""
     lack = "with runc 1.1.5, non-root users in containers get no GPU memory"
     closed, opened = Path(prefix, layout.CLOSED_DIR), Path(prefix, layout.OPEN_DIR)
     try:

@@ -89,7 +89,7 @@ def migrated(name: str, change: FileChange) -> bool:
 
 
 def missing(name: str, change: FileChange) -> str:
-    """What a user wants to know about the difference, instead of a diff."""
+    """The difference in words for users, instead of a diff."""
     if change.old is None:
         return "is missing"
     if name == "containerd":

@@ -201,7 +201,7 @@ def key(node: Node, room: Room | None) -> object:
 
 
 def kind_of(node: Node) -> str:
-    """One of STATES."""
+    """The node's state, one of STATES."""
     if node.problem or not node.present:
         return "problem"
     return "ok" if node.text else "no report"

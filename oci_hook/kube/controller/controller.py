@@ -62,10 +62,9 @@ class Controller:
         self.leader = Leader(client, options.namespace, identity, options.reached_at, options.pod, self._begin, log)
         leads = self.leader.leads
         self._events = Events(client, time.monotonic)
-        counted = self._metrics.evictions
         self._state = ClusterState(**({"placement": options.place} if options.place else {}), verify=self._verify)
         context = Context(client, self._state, set(), self._decides, self._synced, time.monotonic, log)
-        self._evictor = Evictor(context, self._events, lambda code: counted.labels(code).inc())
+        self._evictor = Evictor(context, self._events, lambda code: self._metrics.count("evictions", code))
         self._mode_taints = ModeTaints(context)
         self._copy = Copy(
             self._state,
@@ -75,14 +74,13 @@ class Controller:
             context.enabled,
         )
         self._budgets = BudgetWatch(client, log)
-        attempts = self._metrics.preemptions
         self._preemptor = Preemptor(
             context,
             self._budgets.budgets,
             self._events,
             options.preemption,
             Terms(options.equal_offline),
-            lambda outcome: attempts.labels(outcome).inc(),
+            lambda outcome: self._metrics.count("preemptions", outcome),
         )
         self._reflectors = [
             Reflector(client, NAMESPACES, self._copy.namespaces, log),
@@ -237,10 +235,10 @@ class Controller:
 
     def _measure(self) -> None:
         for reflector in self._reflectors:
-            self._metrics.lists.labels(reflector.kind.name).set(reflector.lists)
-        self._metrics.cut.set(self._server.connections.cut)
-        self._metrics.events.labels("written").set(self._events.written)
-        self._metrics.events.labels("dropped").set(self._events.book.dropped)
+            self._metrics.set("lists", reflector.lists, reflector.kind.name)
+        self._metrics.set("connections_cut", self._server.connections.cut)
+        self._metrics.set("events", self._events.written, "written")
+        self._metrics.set("events", self._events.book.dropped, "dropped")
 
     async def _ask(self, namespace: str, name: str, uid: str) -> None:
         """Reads a pod whose Binding we allowed long ago, to see whether it was bound."""

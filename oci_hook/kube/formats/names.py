@@ -8,6 +8,7 @@ RUNTIME_CLASS = "gpu-hook"
 
 # On pods.
 NODE_EXCLUSIVE = PREFIX_KEY + "node"  # also with .CONTAINER; "exclusive": no other pods on the node but DaemonSets'
+APART_FROM = PREFIX_KEY + "apart-from"  # also with .CONTAINER
 DECIDED = (ALLOC, PREFIX_KEY + "grant")  # only the controller and the runtime write these
 
 # On nodes.

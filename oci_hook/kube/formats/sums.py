@@ -113,7 +113,7 @@ def _larger(sums: Sums, others: Sums) -> Sums:
 
 
 def _least(gpus: Iterable[GpuRequest]) -> list[GpuRequest]:
-    """Those that are different GPUs for sure: the same share by an index and by a UUID may be one GPU."""
+    """The requests that surely mean different GPUs: one share by index and the same by UUID may mean one GPU."""
     found: list[GpuRequest] = []
     named: dict[GpuRequest, dict[str, set[str]]] = {}
     for gpu in gpus:

@@ -29,10 +29,18 @@ TEMPLATES: dict[str, tuple[str, ...]] = {  # kind -> path of its pod template
 # Prefixes of other systems' names. Each one left in a translated manifest gets a note.
 THEIRS: tuple[str, ...] = (
     *("nvidia.com/", "hami.io/", "tencent.com/", "tke.cloud.tencent.com/", "tensorstack.dev/", "volcano.sh/vgpu"),
-    *("sched.tensorstack.dev/", "elasticgpu.", "aliyun.com/gpu", "gpu-fraction", "gpu-memory"),
+    *(
+        "sched.tensorstack.dev/",
+        "elasticgpu.",
+        "aliyun.com/gpu",
+        "gpu-fraction",
+        "gpu-memory",
+        "runai/gpu",
+        "kai.scheduler/",
+    ),
     *("qgpu-device-enable", "mixed-qgpu-enable", "nvidia-device-enable"),
 )
-SCHEDULERS = ("qgpu", "t9k", "hami", "gpu-admission", "vgpu", "volcano", "kai")
+SCHEDULERS = ("qgpu", "t9k", "hami", "gpu-admission", "vgpu", "volcano", "kai", "runai")
 
 
 class Translation:
@@ -85,8 +93,7 @@ def translate(text: str, rules: Rules) -> Translation:
 
 def verified(old: str, new: str, pods: list[Pod], rules: Rules) -> bool:
     """True if the new text has the new annotations, no request in another dialect, and is otherwise the old text."""
-    rows = rows_of(rules)
-    if not same_elsewhere(old, new, set(rows)):
+    if not same_elsewhere(old, new, set(rows_of(rules))):
         return False
     found = [node for document in yaml_edit.documents(new) for node in objects(document)]
     found = [node for node in found if yaml_edit.scalars(node).get("kind") in TEMPLATES]
@@ -95,6 +102,7 @@ def verified(old: str, new: str, pods: list[Pod], rules: Rules) -> bool:
             continue
         template = get(node, *TEMPLATES[pod.kind])
         annotations = yaml_edit.scalars(get(template, "metadata", "annotations"))
+        rows = rows_of(rules, annotations)
         left = [key for container in containers(template) for key in resources(plain(container), rows, [])]
         if left or not rows.keys().isdisjoint(annotations) or not pod.annotations.items() <= annotations.items():
             return False
@@ -120,12 +128,13 @@ def objects(document: yaml.Node) -> Iterable[yaml.Node]:
 
 def rewrite(pod: Pod, template: yaml.Node, edit: Edit, rules: Rules) -> None:
     """Reads one template; if it requests a GPU in another dialect, adds its changes to `edit`."""
-    rows = rows_of(rules)
     nodes = containers(template)
     if not nodes:
         raise RequestError(Problem("GH-107", "its pods have no containers"))
     annotations = yaml_edit.scalars(get(template, "metadata", "annotations"))
-    read_pod(pod, [plain(node) for node in nodes], annotations, rows, rules)
+    rows = rows_of(rules, annotations)
+    running = getattr(get(template, "spec", "containers"), "value", [])
+    read_pod(pod, [plain(node) for node in nodes], annotations, rows, rules, plain(running[0]).name if running else "")
     leftovers(pod, template, nodes, annotations, rows)
     if not pod.annotations:
         return

@@ -65,7 +65,7 @@ def why_fixed(pod: Pod, obj: dict[str, Any], budgets: Iterable[Budget]) -> str:
         return "of a DaemonSet or a static manifest"
     if not owner_of(obj):
         return "without an owner that recreates it"
-    if pod.claim is not None:
+    if pod.unproven is not None:
         return "with a decision that cannot be verified"
     if pod.whole_node:
         return "with a node of its own"

@@ -11,7 +11,7 @@ from oci_hook.core.rules import Rules, order_of
 from oci_hook.core.terms import ONLINE
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem, RequestError
-from oci_hook.kube.formats.names import NODE_PLACEMENT
+from oci_hook.kube.formats.names import APART_FROM, NODE_PLACEMENT
 from oci_hook.kube.placing.fit import Fit, NoFit, fit, pinned
 from oci_hook.kube.placing.records import Node
 from oci_hook.kube.placing.room import Need, Room, fits_each, may_fit, need_of
@@ -65,7 +65,8 @@ class Question:
         found = self._under.get(rules)
         if found is None:
             words, containers = self._words, self.pod.containers
-            found = _under(self.pod, rules) if words is None else _understood(words, containers, rules)
+            namespace = self.pod.namespace if any(key.startswith(APART_FROM) for key in self.pod.annotations) else ""
+            found = _under(self.pod, rules) if words is None else _understood(namespace, words, containers, rules)
             self._under[rules] = found
         self._last = rules, found
         return found
@@ -116,10 +117,10 @@ class Question:
 
 @functools.lru_cache(512)
 def _understood(
-    words: tuple[tuple[str, str], ...], containers: tuple[tuple[str, str], ...], rules: Rules
+    namespace: str, words: tuple[tuple[str, str], ...], containers: tuple[tuple[str, str], ...], rules: Rules
 ) -> "tuple[Asked, Need] | Problem":
     """Cached, since the filter and the Binding ask about the same pod, and its owner's other pods have the same text."""
-    return _under(PodWords("", "", "", containers, dict(words), False, 0), rules)
+    return _under(PodWords("", namespace, "", containers, dict(words), False, 0), rules)
 
 
 def _under(pod: PodWords, rules: Rules) -> "tuple[Asked, Need] | Problem":
@@ -267,8 +268,11 @@ def _try(
 
 
 def _by_node(request: Request) -> bool:
-    """True if the answer depends on more than the GPUs' figures: named GPUs, IMEX channels, other requirements."""
-    return bool(request.required or request.terms.imex_channels or any(wish.device for wish in request.gpus))
+    """True if the answer depends on more than the GPUs' figures: named GPUs, IMEX channels, other requirements, apart-from."""
+    terms = request.terms
+    return bool(
+        request.required or terms.imex_channels or terms.apart_from or any(wish.device for wish in request.gpus)
+    )
 
 
 def work_of(requests: Asked, gpus: int) -> int:

@@ -3,7 +3,7 @@
 import functools
 
 from oci_hook.core import decision as decisions
-from oci_hook.core.allocate import Refusal, allocate
+from oci_hook.core.allocate import NOBODY, Refusal, allocate
 from oci_hook.core.decision import DecidedShare, DecidedTerms, Decision
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Inventory
@@ -15,7 +15,6 @@ from oci_hook.errors import Problem
 from oci_hook.kube.pod.asked import INIT, SIDECAR, Asked
 from oci_hook.kube.pod.peaks import Row, together
 
-NOBODY = Identity("", "", "")
 NO_LIFE = Life("")
 OF_OFFLINE, OF_OTHERS = Terms(priority_class=OFFLINE), Terms()
 
@@ -47,13 +46,14 @@ def fit(asked: Asked, inventory: Inventory, grants: tuple[Grant, ...], rules: Ru
     given: dict[str, tuple[DecidedShare, ...]] = {}
 
     def give(name: str, kind: str, request: Request, beside: tuple[Grant, ...]) -> NoFit | None:
+        word = request.terms.apart_from
         found = allocate(request, inventory, beside, rules)
         if isinstance(found, Refusal):
             return NoFit(name, found.problems, found.notes)
         offline = request.terms.priority_class == OFFLINE
         parts[name] = (
             kind,
-            tuple(Row(s.uuid, s.memory_mib, s.compute, s.whole, found.exclusive, offline) for s in found.shares),
+            tuple(Row(s.uuid, s.memory_mib, s.compute, s.whole, found.exclusive, offline, word) for s in found.shares),
         )
         given[name] = tuple(map(decided, found.shares))
         return None
@@ -64,12 +64,12 @@ def fit(asked: Asked, inventory: Inventory, grants: tuple[Grant, ...], rules: Ru
             continue
         if problem := give(name, kind, request, beside):
             return problem
-        beside = (*beside, *as_grants(name, parts[name][1]))
+        beside = (*beside, *of_same_pod(name, parts[name][1]))
     used = tuple(dict.fromkeys(row.uuid for _, rows in parts.values() for row in rows))
     beside = grants
     for name, kind, request in asked:
         if kind == SIDECAR:
-            beside = (*beside, *as_grants(name, parts[name][1]))
+            beside = (*beside, *of_same_pod(name, parts[name][1]))
         elif kind == INIT:
             near = near_to(request, used)
             if (near is None or give(name, kind, near, beside)) and (problem := give(name, kind, request, beside)):
@@ -100,7 +100,7 @@ def near_to(request: Request, uuids: tuple[str, ...]) -> Request | None:
 
 
 def pinned(asked: Asked, shares: tuple[tuple[str, tuple[DecidedShare, ...]], ...]) -> Asked | None:
-    """The same requests for exactly the chosen GPUs; None if the numbers of GPUs differ."""
+    """These requests narrowed to the chosen GPUs; None if the numbers of GPUs differ."""
     chosen = dict(shares)
     found = []
     for name, kind, request in asked:
@@ -119,13 +119,19 @@ def decided(share: Share) -> DecidedShare:
     return DecidedShare(share.uuid, share.memory_mib, share.compute, share.compute_limit)
 
 
+def of_same_pod(name: str, rows: tuple[Row, ...]) -> tuple[Grant, ...]:
+    """The grants of one of the pod's containers, for its others, which need not be apart from it."""
+    return as_grants(name, tuple(row._replace(apart="") if row.apart else row for row in rows))
+
+
 @functools.lru_cache(2048)  # one pod's answer looks at a node several times
 def as_grants(key: str, rows: tuple[Row, ...], who: Identity = NOBODY) -> tuple[Grant, ...]:
-    """The rows as grants for `allocate`: one for each kind (alone or not, offline or not)."""
-    kinds: dict[tuple[bool, bool], list[Share]] = {}
+    """The rows as grants for `allocate`: one for each kind (alone or not, offline or not, the word of apart-from)."""
+    kinds: dict[tuple[bool, bool, str], list[Share]] = {}
     for r in rows:
-        kinds.setdefault((r.alone, r.offline), []).append(Share(r.uuid, r.memory_mib, r.compute, 100, r.whole))
+        kinds.setdefault((r.alone, r.offline, r.apart), []).append(Share(r.uuid, r.memory_mib, r.compute, 100, r.whole))
     return tuple(
-        Grant(key, who, NO_LIFE, tuple(shares), OF_OFFLINE if offline else OF_OTHERS, alone)
-        for (alone, offline), shares in kinds.items()
+        Grant(key, who, NO_LIFE, tuple(shares), terms.replace(apart_from=word) if word else terms, alone)
+        for (alone, offline, word), shares in kinds.items()
+        for terms in (OF_OFFLINE if offline else OF_OTHERS,)
     )

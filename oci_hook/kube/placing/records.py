@@ -11,7 +11,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.core.terms import OFFLINE
 from oci_hook.errors import RequestError
 from oci_hook.kube.placing.fit import Fit
-from oci_hook.kube.pod.asked import ENDED, PodWords, asked
+from oci_hook.kube.pod.asked import ENDED, PodWords, apart_word, asked
 from oci_hook.kube.pod.peaks import Row, together
 
 MOST_TRIES = 4  # reservations of one pod without a Binding; after more, higher priorities may take its room
@@ -50,13 +50,13 @@ class Node:
 
 class Pod:
     """words, created: only while it has no node. rows: its share of GPUs. was_listed: its node's ledger listed it once. gone: the time
-    of its object's deletion, after which its containers may still run; None while the object exists. claim: a decision that we
+    of its object's deletion, after which its containers may still run; None while the object exists. unproven: a decision that we
     cannot verify, and the pod's words; only the containers in its node's ledger count. labels: only of a pod with our annotations.
     overdue: terminating for too long; see `ends`. grace: its grace period in seconds."""
 
     __slots__ = (
         *("uid", "namespace", "name", "node", "words", "rows", "ended", "deleting", "daemon", "whole_node", "priority"),
-        *("was_listed", "gone", "claim", "labels", "created", "overdue", "grace"),
+        *("was_listed", "gone", "unproven", "labels", "created", "overdue", "grace"),
     )
 
     def __init__(self, obj: dict[str, Any], said: PodWords) -> None:
@@ -79,7 +79,7 @@ class Pod:
         self.was_listed = False
         self.overdue = False
         self.gone: float | None = None
-        self.claim: tuple[Decision, PodWords] | None = None
+        self.unproven: tuple[Decision, PodWords] | None = None
         self.labels = _shared(obj["metadata"].get("labels") or {}) if said.annotations else ()
 
     @property
@@ -154,9 +154,10 @@ def rows_of(decision: Decision, pod: PodWords) -> tuple[Row, ...]:
     parts = []
     terms = dict(decision.terms)
     for name, kind in pod.containers:
+        apart = apart_word(pod, name)
         offline = name in terms and terms[name].priority_class == OFFLINE
         rows = tuple(
-            Row(sys.intern(s.uuid), s.memory_mib, s.compute, w := not s.memory_mib, w and name in alone, offline)
+            Row(sys.intern(s.uuid), s.memory_mib, s.compute, w := not s.memory_mib, w and name in alone, offline, apart)
             for s in decision.shares(name) or ()
         )
         parts.append((kind, rows))

@@ -114,7 +114,7 @@ def need_of(asked: Asked, rules: Rules) -> Need:
 
 
 def may_fit(room: Room, need: Need) -> bool:
-    """By the node's largest figures alone."""
+    """Compares the need with the node's largest figures."""
     return (
         room.most_mib >= need.mib
         and room.most_percent >= need.percent

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from oci_hook.core import decision as decisions
+from oci_hook.core.allocate import NOBODY
 from oci_hook.core.decision import Decision
 from oci_hook.core.grant import Grant, Identity
 from oci_hook.core.inventory import Inventory
@@ -21,7 +22,7 @@ from oci_hook.core.terms import OFFLINE
 from oci_hook.core.value_parsers import policy
 from oci_hook.kube.formats import names
 from oci_hook.kube.formats.node_info import Digest, NodeInventory, read_digest, read_inventory
-from oci_hook.kube.placing.fit import NOBODY, Fit, as_grants
+from oci_hook.kube.placing.fit import Fit, as_grants
 from oci_hook.kube.placing.order import Cut
 from oci_hook.kube.placing.records import Node, Pod, Reservation, rows_of
 from oci_hook.kube.placing.room import room_of
@@ -92,7 +93,7 @@ class ClusterState:
         pod = Pod(obj, said)
         old = self.pods.get(pod.uid)
         if not pod.node:
-            if old is None or not old.node:  # else this event is stale: a node name never goes away
+            if old is None or not old.node:  # an event without the node's name is stale: it never goes away
                 self.pods[pod.uid] = pod
                 self._pending[pod.namespace, pod.name] = pod.uid
             return
@@ -100,7 +101,7 @@ class ClusterState:
         if old is not None and old.node:
             self._forget(old)
             pod.was_listed, pod.overdue = old.was_listed, old.overdue
-        if pod.deleting and not pod.may_be_hurried:  # else its time starts with a shorter grace period
+        if pod.deleting and not pod.may_be_hurried:  # its time starts when its grace period is shortened
             self._ending.setdefault(pod.uid, None)
         self.release(pod.uid)
         self._tries.pop(pod.uid, None)
@@ -319,18 +320,18 @@ class ClusterState:
 
     def _decide_rows(self, pod: Pod, obj: dict[str, Any], said: PodWords, old: Pod | None) -> None:
         """Sets the pod's rows, and never changes known ones: writing to the pod must not alter its share."""
-        if old is not None and old.rows and old.claim is None:
+        if old is not None and old.rows and old.unproven is None:
             pod.rows, pod.whole_node = old.rows, old.whole_node
             return
         decision = _decision(pod, obj)
         if decision is not None and self._verify(decision):
             pod.rows = rows_of(decision, said)
             return
-        if old is not None and old.claim is not None:
-            pod.claim, pod.whole_node = old.claim, old.whole_node
+        if old is not None and old.unproven is not None:
+            pod.unproven, pod.whole_node = old.unproven, old.whole_node
         elif decision is not None:
-            pod.claim = decision, said
-        _count_claim(pod, self._node(pod.node))
+            pod.unproven = decision, said
+        _count_unproven(pod, self._node(pod.node))
 
     def _forget(self, pod: Pod) -> None:
         self.pods.pop(pod.uid, None)
@@ -367,7 +368,7 @@ class ClusterState:
             if uid in node.pods:
                 node.pods[uid].was_listed = True
         for pod in node.pods.values():
-            _count_claim(pod, node)
+            _count_unproven(pod, node)
         for pod in [self._ghosts[uid] for uid in self._ghosts if uid in node.pods]:
             if pod.was_listed and pod.uid not in node.listed:
                 self._forget(pod)
@@ -391,10 +392,10 @@ def _decision(pod: Pod, obj: dict[str, Any]) -> Decision | None:
     return decision if (decision.uid, decision.node) == (pod.uid, pod.node) else None
 
 
-def _count_claim(pod: Pod, node: Node) -> None:
+def _count_unproven(pod: Pod, node: Node) -> None:
     """Counts a decision that we cannot verify for the containers that hold grants on the node."""
-    if pod.claim is not None:
-        decision, said = pod.claim
+    if pod.unproven is not None:
+        decision, said = pod.unproven
         granted = node.listed.get(pod.uid, ())
         pod.rows = rows_of(decision.replace(containers=tuple(c for c in decision.containers if c[0] in granted)), said)
 

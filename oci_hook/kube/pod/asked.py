@@ -14,7 +14,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.core.units import show
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem, RequestError
-from oci_hook.kube.formats.names import NODE_EXCLUSIVE, NODE_PLACEMENT, PREFIX_KEY
+from oci_hook.kube.formats.names import APART_FROM, NODE_EXCLUSIVE, NODE_PLACEMENT, PREFIX_KEY
 from oci_hook.kube.pod.node_orders import NODE_ORDERS
 
 RUN, SIDECAR, INIT = "run", "sidecar", "init"  # a sidecar: an init container that keeps running (restartPolicy: Always)
@@ -91,6 +91,8 @@ def asked(pod: PodWords, rules: Rules) -> Asked:
             problems += [Problem(p.code, f"container {name[:60]}: {p.message}") for p in e.problems]
             continue
         if request is not None:
+            if request.terms.apart_from:
+                request = request.replace(terms=request.terms.replace(apart_from=apart_word(pod, name)))
             found.append((name, kind, request))
     placement = pod.annotations.get(NODE_PLACEMENT)
     if placement is not None and placement not in NODE_ORDERS:
@@ -102,6 +104,12 @@ def asked(pod: PodWords, rules: Rules) -> Asked:
     if problems:
         raise RequestError(*problems)
     return tuple(found)
+
+
+def apart_word(pod: PodWords, container: str) -> str:
+    """What apart-from says for a container, with the pod's namespace: words of different ones are different."""
+    word = pod.annotations.get(f"{APART_FROM}.{container}", pod.annotations.get(APART_FROM, ""))
+    return f"{pod.namespace}/{word}" if word else ""
 
 
 def check_size(annotations: Mapping[str, str], asking: Iterable[str], containers: int) -> None:

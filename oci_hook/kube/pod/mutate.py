@@ -24,7 +24,15 @@ MIRROR = "kubernetes.io/config.mirror"  # the API server's copy of a static pod:
 ASKED_VERSION = "1"
 REPLACED_CLASSES = ("", "nvidia", names.RUNTIME_CLASS)
 # Other systems' schedulers, which do not run beside gpu-hook.
-SCHEDULERS = ("t9k-scheduler", "qgpu-scheduler", "hami-scheduler", "vgpu-scheduler", "gpu-admission")
+SCHEDULERS = (
+    "t9k-scheduler",
+    "qgpu-scheduler",
+    "hami-scheduler",
+    "vgpu-scheduler",
+    "gpu-admission",
+    "kai-scheduler",
+    "runai-scheduler",
+)
 T9K_PREFIX = "tensorstack.dev/"
 QGPU_CORE, QGPU_STEP = "tke.cloud.tencent.com/qgpu-core", 5
 MAX_ANNOTATIONS = 256 << 10  # the API server's bound of all keys and values of an object
@@ -63,7 +71,7 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
         if key.startswith(names.DECIDED):
             raise refuse("GH-605", f"{key[:80]} is in the pod, but only gpu-hook may write it; remove it")
     listed = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
-    rows = rows_of(options.rules)
+    rows = rows_of(options.rules, annotations)
     if names.ASKED not in annotations:
         rows |= our_resources()
     asking = [key for key in annotations if key in rows or key.startswith(names.PREFIX_KEY)]
@@ -74,7 +82,8 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
     check_number(annotations, len(listed))
     found = Pod("Pod", str(metadata.get("name") or metadata.get("generateName") or ""))
     try:
-        read_pod(found, [container_of(c) for c in listed], annotations, rows, options.rules)
+        running = next((str(c.get("name")) for c in spec.get("containers") or ()), "")
+        read_pod(found, [container_of(c) for c in listed], annotations, rows, options.rules, running)
     except RequestError as e:
         raise RequestError(*dict.fromkeys([*e.problems, *own_problems(annotations, listed, options.rules)])) from None
     check_steps(listed, annotations, options.rules)

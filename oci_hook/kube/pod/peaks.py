@@ -8,7 +8,7 @@ from oci_hook.kube.pod.asked import INIT, SIDECAR
 
 class Row(NamedTuple):
     """One container's share of one GPU. alone: no other container may be on the GPU (core/grant.py, Grant.exclusive). offline:
-    its class."""
+    its class. apart: the namespace and the word of its apart-from, or ""."""
 
     uuid: str
     memory_mib: int
@@ -16,6 +16,7 @@ class Row(NamedTuple):
     whole: bool
     alone: bool
     offline: bool = False
+    apart: str = ""
 
 
 def containers(rows: Iterable[Row]) -> int:

@@ -5,7 +5,7 @@ kube/manifests/translate.py has them from a manifest's text, kube/pod/mutate.py 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from oci_hook.core import collect, dialects, validate
@@ -13,7 +13,7 @@ from oci_hook.core.collect import Wish
 from oci_hook.core.layout import PREFIX_KEY
 from oci_hook.core.request import Request, build, parse
 from oci_hook.core.rules import Rules
-from oci_hook.core.terms import GpuRequest
+from oci_hook.core.terms import GpuRequest, Terms
 from oci_hook.core.units import show
 from oci_hook.core.value import Value
 from oci_hook.core.value_parsers import WITH_A_SHARE, Bounded
@@ -58,27 +58,39 @@ class Pod:
         return f"{self.kind} {self.name or '(no name)'}"
 
 
-def rows_of(rules: Rules) -> Rows:
-    """The keys of all dialects that these rules enable."""
-    return {key: (name, row) for name in rules.dialects for key, row in dialects.rows(name, rules).items()}
+def rows_of(rules: Rules, annotations: Iterable[str] = ()) -> Rows:
+    """The keys of all dialects that these rules enable, with those of these annotations that name containers."""
+    return {key: (name, row) for name in rules.dialects for key, row in dialects.rows(name, rules, annotations).items()}
 
 
 def read_pod(
-    pod: Pod, containers: Sequence[Container], annotations: Mapping[str, str], rows: Rows, rules: Rules
+    pod: Pod,
+    containers: Sequence[Container],
+    annotations: Mapping[str, str],
+    rows: Rows,
+    rules: Rules,
+    first: str = "",
 ) -> None:
     """Sets the containers' requests, as the dialects in `rows` read them, and the pod's new annotations. Raises RequestError with
-    every problem."""
+    every problem. first: the name of the pod's first container that is no init container."""
     problems: list[Problem] = []
     shared: list[Wish] = []
     of_all: list[Problem] = []
+    named: dict[str, tuple[list[Wish], list[Problem]]] = {}
     for key in annotations:
         if key in rows:
-            read(rows[key], key, annotations[key], shared, of_all)
+            dialect = rows[key][0]
+            whom = dialects.whom(dialect, key, annotations) or (first if dialect == "kai" else "")
+            if whom and whom not in [container.name for container in containers]:
+                what = f"the pod has no container {show(whom)}; write the name of one of its containers"
+                problems.append(Problem("GH-102", f"{collect.show_key(key)}: {what}"))
+            read(rows[key], key, annotations[key], *(named.setdefault(whom, ([], [])) if whom else (shared, of_all)))
     for given in containers:
         container = ManifestContainer(given.name)
         pod.containers.append(container)
-        own = [*of_all]
-        container.wishes += shared
+        its_wishes, its_problems = named.get(given.name, ([], []))
+        own = [*of_all, *its_problems]
+        container.wishes += [*shared, *its_wishes]
         for key, text in resources(given, rows, own).items():
             read(rows[key], key, text, container.wishes, own)
         resolve(container, pod, own, rules)
@@ -119,11 +131,16 @@ def resolve(container: ManifestContainer, pod: Pod, problems: list[Problem], rul
         pod.notes.append(f"container {container.name}: {memory.key} has no effect beside {whole.key}={whole.text}")
     if problems or not validate.asks(given.wishes.values()):
         return
-    asked = build(given, None, rules)
-    if asked is not None:  # in our words, NVIDIA_VISIBLE_DEVICES has UUIDs
-        container.request = asked.replace(terms=asked.terms.replace(visible="uuid"))
+    container.request = build(given, None, rules)
     if not problems:
         container.words = words(given)
+        visible = validate.visible(given, rules)
+        if visible != Terms().visible and not declined(container.request):
+            container.words["visible"] = visible
+
+
+def declined(request: Request | None) -> bool:
+    return request is None or not request.gpus
 
 
 def words(given: validate.Given) -> dict[str, str]:

@@ -50,7 +50,7 @@ KEPT = Kept()
 
 
 class Victims(Value):
-    """For the extender. violations: the number of `uids` that disruption budgets protect."""
+    """The victims on one node, as the extender answers. violations: the number of `uids` that disruption budgets protect."""
 
     uids: tuple[str, ...]
     violations: int

@@ -1,4 +1,4 @@
-"""A small client of the API server for the reporter: get, patch, post and watch. All reads are bounded."""
+"""A small client of the API server for the reporter and for commands: get, patch, post and watch. All reads are bounded."""
 
 import http.client
 import json
@@ -29,11 +29,12 @@ class ApiError(Exception):
 
 
 class Api:
-    """One connection, reused while it works; for one thread. Raises ApiError and FAILURES."""
+    """One connection, reused while it works; for one thread. seconds: of one call. Raises ApiError and FAILURES."""
 
-    def __init__(self, credential: Credential) -> None:
-        self._credential = credential
-        self._connection: http.client.HTTPSConnection | None = None
+    def __init__(self, credential: Credential, seconds: float = SECONDS) -> None:
+        self._credential, self._seconds = credential, seconds
+        self._prefix = urlsplit(credential.server).path.rstrip("/")
+        self._connection: Connection | None = None
 
     def get(self, path: str) -> Any:
         return self.call("GET", path)
@@ -60,7 +61,7 @@ class Api:
         """The events of one watch, until the server ends it."""
         connection = connect(self._credential, WATCH_SECONDS + SECONDS)
         try:
-            connection.request("GET", path, headers=self._headers())
+            connection.request("GET", self._prefix + path, headers=self._headers())
             response = connection.getresponse()
             if response.status != 200:
                 raise _error(response.status, response.read(MAX_LINE))
@@ -80,9 +81,10 @@ class Api:
 
     def _call(self, method: str, path: str, body: Any, kind: str) -> Any:
         if self._connection is None:
-            self._connection = connect(self._credential, SECONDS)
+            self._connection = connect(self._credential, self._seconds)
         data = None if body is None else json.dumps(body, separators=(",", ":"))
-        self._connection.request(method, path, data, self._headers() | ({"Content-Type": kind} if data else {}))
+        headers = self._headers() | ({"Content-Type": kind} if data else {})
+        self._connection.request(method, self._prefix + path, data, headers)
         response = self._connection.getresponse()
         answer = response.read(MAX_ANSWER)
         if not 200 <= response.status < 300:
@@ -95,11 +97,13 @@ class Api:
         return {"Accept": JSON, "User-Agent": "gpu-hook", **({"Authorization": f"Bearer {token}"} if token else {})}
 
 
-class Connection(http.client.HTTPSConnection):
-    """name: expected in the server's certificate, "" for the host. seconds: the limit of each read."""
+class Connection(http.client.HTTPConnection):
+    """context: None for plain HTTP. name: expected in the server's certificate, "" for the host. seconds: the limit of each read."""
 
-    def __init__(self, host: str, port: int, context: ssl.SSLContext, seconds: float, name: str = "") -> None:
-        super().__init__(host, port, timeout=seconds, context=context)
+    default_port = 443  # the Host header leaves it out
+
+    def __init__(self, host: str, port: int, context: ssl.SSLContext | None, seconds: float, name: str = "") -> None:
+        super().__init__(host, port, timeout=seconds)
         self._name = name or host
         self._tls = context
 
@@ -110,7 +114,7 @@ class Connection(http.client.HTTPSConnection):
             made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
                 made.setsockopt(socket.IPPROTO_TCP, option, value)
-            self.sock = self._tls.wrap_socket(made, server_hostname=self._name)
+            self.sock = self._tls.wrap_socket(made, server_hostname=self._name) if self._tls else made
         except BaseException:
             made.close()
             raise
@@ -118,11 +122,9 @@ class Connection(http.client.HTTPSConnection):
 
 
 def connect(credential: Credential, seconds: float) -> Connection:
-    """Not connected yet. Raises OSError, ssl.SSLError, ValueError."""
+    """Not connected yet. Plain HTTP is for this machine alone (kubeconfig.py). Raises OSError, ssl.SSLError, ValueError."""
     parts, context = urlsplit(credential.server), credential.context()
-    if context is None:
-        raise ValueError(f"{credential.server} is not https")
-    return Connection(parts.hostname or "", parts.port or 443, context, seconds)
+    return Connection(parts.hostname or "", parts.port or (443 if context else 80), context, seconds)
 
 
 def _error(status: int, answer: bytes) -> ApiError:

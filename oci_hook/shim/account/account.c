@@ -56,7 +56,7 @@ uint64_t gh_total(struct gh_state *st, unsigned gpu) {
     if (!page || gpu >= GH_ACCOUNT_GPUS)
         return GH_VALUE_MAX;
     uint64_t total = gh_word_value(LOAD_ACQUIRE(&page->gpu[gpu].total)), more = LOAD_ACQUIRE(&page->gpu[gpu].surcharge);
-    uint64_t idle = gh_free_cache_sum(page, gpu);
+    uint64_t idle = gh_free_cache_sum(page, gpu, gh_slots_taken(st, page, false));
     total = total > idle ? total - idle : 0;
     return more < GH_VALUE_MAX - total ? total + more : GH_VALUE_MAX;
 }

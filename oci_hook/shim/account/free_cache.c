@@ -86,11 +86,11 @@ void gh_free_cache_take_all(struct gh_account_page *page, unsigned gpu) {
     }
 }
 
-uint64_t gh_free_cache_sum(struct gh_account_page *page, unsigned gpu) {
+uint64_t gh_free_cache_sum(struct gh_account_page *page, unsigned gpu, const _Atomic uint64_t *slots) {
     uint64_t all = 0;
     if (LOAD_ACQUIRE(&page->gpu[gpu].cached))
-        for (unsigned slot = 1; slot < GH_ACCOUNT_SLOTS; slot++)
-            if (LOAD_ACQUIRE(&page->owner[slot]))
-                all += gh_cache_idle(LOAD_ACQUIRE(&page->free_cache[slot][gpu]));
+        for (unsigned first = 0; first < GH_ACCOUNT_SLOTS; first += 64)
+            for (uint64_t left = LOAD_ACQUIRE(&slots[first / 64]); left; left &= left - 1)
+                all += gh_cache_idle(LOAD_ACQUIRE(&page->free_cache[first + (unsigned)__builtin_ctzll(left)][gpu]));
     return all;
 }

@@ -25,7 +25,7 @@ uint64_t gh_free_cache_close(struct gh_account_page *page, unsigned slot, unsign
 /* Takes the units in all caches, ours included. The slots are then charged less, the total is not: the caller repairs
  * it. */
 void gh_free_cache_take_all(struct gh_account_page *page, unsigned gpu);
-/* Units in all caches: in the total, but free for any allocation. */
-uint64_t gh_free_cache_sum(struct gh_account_page *page, unsigned gpu);
+/* Units in the caches of these slots (a bit for each): in the total, but free for any allocation. */
+uint64_t gh_free_cache_sum(struct gh_account_page *page, unsigned gpu, const _Atomic uint64_t *slots);
 
 #endif

@@ -10,6 +10,7 @@
 #include "process/atomics.h"
 
 #define SWEEP_EVERY_MS 100
+#define LOOK_REST 20 /* before a figure is shown, a look for exited processes waits so many times the last one's time */
 
 /* A process that is killed between the two has no memory in the slot yet, or no more. */
 static void set_owner(struct gh_account_page *page, unsigned slot, uint64_t owner) {
@@ -40,11 +41,11 @@ static void empty_slot(struct gh_account_page *page, unsigned slot) {
     }
 }
 
-/* Clears the slot if its lock is free: then all that its owner had on the GPUs has gone. */
-static void reclaim_slot(struct gh_account_page *page, int fd, unsigned slot) {
+void gh_slot_clear(struct gh_account_page *page, int fd, unsigned slot) {
     if (!gh_slot_lock(fd, slot))
         return;
     if (LOAD_ACQUIRE(&page->owner[slot])) {
+        STORE_RELEASE(&page->shared[slot], 0);
         empty_slot(page, slot);
         set_owner(page, slot, 0);
     }
@@ -91,33 +92,44 @@ static void restate(struct gh_state *st, struct gh_account_page *page) {
     }
 }
 
-/* Finds the slots that other processes have, unless no owner has changed since. anew: whatever `owners` says, since a
- * process may have written garbage. */
-static void find_others(struct gh_state *st, struct gh_account_page *page, bool anew) {
+const _Atomic uint64_t *gh_slots_taken(struct gh_state *st, struct gh_account_page *page, bool anew) {
     uint32_t owners = LOAD_ACQUIRE(&page->owners) + 1;
-    unsigned own = LOAD_ACQUIRE(&st->slot);
     if (!anew && owners && LOAD_ACQUIRE(&st->owners_seen) == owners)
-        return;
+        return st->taken;
     for (unsigned first = 0; first < GH_ACCOUNT_SLOTS; first += 64) {
         uint64_t bits = 0;
         for (unsigned i = 0; i < 64; i++)
-            bits |= (uint64_t)(first + i && first + i != own && LOAD_ACQUIRE(&page->owner[first + i])) << i;
-        STORE_RELEASE(&st->others[first / 64], bits);
+            bits |= (uint64_t)(first + i && LOAD_ACQUIRE(&page->owner[first + i])) << i;
+        STORE_RELEASE(&st->taken[first / 64], bits);
     }
     STORE_RELEASE(&st->owners_seen, owners);
+    return st->taken;
 }
 
-/* Clears the slots of exited processes. Opens nothing where no other process has a slot. */
-static void reclaim_exited(struct gh_state *st, struct gh_account_page *page, bool anew) {
+/* The bits of word `i` of st->taken but for our own slot. */
+static uint64_t others(const struct gh_state *st, unsigned i, unsigned own) {
+    return LOAD_ACQUIRE(&st->taken[i]) & ~(own / 64 == i ? 1ull << own % 64 : 0);
+}
+
+static bool any_others(const struct gh_state *st) {
+    unsigned own = LOAD_ACQUIRE(&st->slot);
+    uint64_t any = 0;
+    for (unsigned i = 0; i < GH_ACCOUNT_SLOTS / 64; i++)
+        any |= others(st, i, own);
+    return any;
+}
+
+/* Clears the slots of exited processes among those in st->taken. */
+static void reclaim_exited(struct gh_state *st, struct gh_account_page *page) {
+    unsigned own = LOAD_ACQUIRE(&st->slot);
     int fd = -1;
-    find_others(st, page, anew);
-    for (unsigned first = 0; first < GH_ACCOUNT_SLOTS; first += 64)
-        for (uint64_t left = LOAD_ACQUIRE(&st->others[first / 64]); left; left &= left - 1) {
+    for (unsigned i = 0; i < GH_ACCOUNT_SLOTS / 64; i++)
+        for (uint64_t left = others(st, i, own); left; left &= left - 1) {
             if (fd < 0)
                 fd = gh_slot_locks_open(st);
             if (fd < 0)
                 return;
-            reclaim_slot(page, fd, first + (unsigned)__builtin_ctzll(left));
+            gh_slot_clear(page, fd, 64 * i + (unsigned)__builtin_ctzll(left));
         }
     gh_slot_locks_close(fd);
 }
@@ -126,12 +138,33 @@ void gh_sweep(struct gh_state *st) {
     struct gh_account_page *page = gh_account_page(st);
     if (!page)
         return;
-    reclaim_exited(st, page, true);
+    gh_slots_taken(st, page, true);
+    reclaim_exited(st, page);
     restate(st, page);
     for (unsigned gpu = 0; gpu < GH_ACCOUNT_GPUS; gpu++) {
         gh_free_cache_take_all(page, gpu);
         repair(page, gpu);
     }
+}
+
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+
+/* Nothing that others write tells of a process that was killed, only its lock, and to ask for 40 locks takes longer than
+ * all else that a figure needs. So a program that asks for figures all the time looks for a twentieth of its time. */
+static void look_for_exited(struct gh_state *st, struct gh_account_page *page) {
+    gh_slots_taken(st, page, false);
+    if (!any_others(st))
+        return;
+    int64_t begin = now_ns(), after = atomic_load(&st->look_after);
+    if (begin < after || !atomic_compare_exchange_strong(&st->look_after, &after, INT64_MAX))
+        return;
+    reclaim_exited(st, page);
+    int64_t end = now_ns();
+    atomic_store(&st->look_after, end + LOOK_REST * (end - begin));
 }
 
 void gh_sweep_before_shown(struct gh_state *st) {
@@ -144,18 +177,18 @@ void gh_sweep_before_shown(struct gh_state *st) {
     }
     struct gh_account_page *page = gh_account_page(st);
     if (page)
-        reclaim_exited(st, page, false);
+        look_for_exited(st, page);
 }
 
 /* ---- our slot ---- */
 
-/* Locks a slot that is in no use, in an open file of our own. Lock first, owner word after: an owner word without a lock is
+/* Lock first, owner word after: an owner word without a lock is
  * that of an owner who has gone. */
-static unsigned take_slot(struct gh_state *st, struct gh_account_page *page, int fd) {
-    unsigned from = gh_owner_pid(st->me);
+unsigned gh_slot_take(struct gh_state *st, struct gh_account_page *page, int fd) {
+    unsigned from = gh_owner_pid(st->me), own = LOAD_ACQUIRE(&st->slot);
     for (unsigned i = 0; i < GH_ACCOUNT_SLOTS; i++) {
         unsigned slot = (from + i) % GH_ACCOUNT_SLOTS;
-        if (slot && !LOAD_ACQUIRE(&page->owner[slot]) && gh_slot_lock(fd, slot)) {
+        if (slot && slot != own && !LOAD_ACQUIRE(&page->owner[slot]) && gh_slot_lock(fd, slot)) {
             empty_slot(page, slot);
             set_owner(page, slot, st->me);
             return slot;
@@ -188,16 +221,16 @@ static enum attached attach(struct gh_state *st, struct gh_account_page *page) {
     int fd = gh_slot_locks_open(st);
     if (fd < 0)
         return NO_LOCKS;
-    unsigned slot = take_slot(st, page, fd);
+    unsigned slot = gh_slot_take(st, page, fd);
     if (!slot) {
         gh_sweep(st);
-        slot = take_slot(st, page, fd);
+        slot = gh_slot_take(st, page, fd);
     }
     if (!slot) {
         gh_slot_locks_close(fd);
         return NO_SLOT;
     }
-    st->slot_lock = gh_slot_locks_keep(fd);
+    st->slot_lock = gh_slot_locks_keep(fd, &st->slot_fd);
     return st->slot_lock && publish_slot(st, page, slot) ? ATTACHED : NO_LOCKS;
 }
 

@@ -14,7 +14,8 @@
 #define UNCOUNTED (100 * GH_US) /* a driver's queue holds a thousand commands: a tenth of a second of such */
 #define DUE_COMMANDS 32u        /* other keys are measured after so many launches */
 #define DUE_TIME (200 * GH_US)  /* or after so much GPU time */
-#define KIN_SAMPLES 4u          /* of a function, before its unseen shapes are guessed */
+#define KIN_SAMPLES 4u          /* of a function, before its unseen shapes are guessed by it */
+#define KIN_TRIED 4u            /* launches of a function that are guessed by others */
 #define KIN_LEARN 32u
 #define KIN_BLOCK 1024u /* a time for each block is in this part of a nanosecond */
 
@@ -45,8 +46,6 @@ struct cost *cost_of(struct cost_table *table, uint64_t key) {
     table->place[worst].cost = (struct cost){0};
     return &table->place[worst].cost;
 }
-
-void cost_forget(struct cost_table *table, uint64_t key) { *cost_of(table, key) = (struct cost){0}; }
 
 bool cost_due(struct cost *c, bool anyway) {
     c->unseen += gh_cost_of(&c->cost);
@@ -101,13 +100,33 @@ uint64_t cost_estimate(const struct cost *c) {
     return mean < most ? mean : most;
 }
 
-/* ---- kernels of shapes that were not seen before ---- */
+/* ---- what was not measured yet ---- */
 
-static struct cost_kin *kin_of(struct cost_table *table, uint64_t function) { return &table->kin[function % GH_KIN]; }
+/* The place of an id; NULL: it has none. */
+static struct cost_kin *kin_find(struct cost_kin *table, uint64_t id) {
+    for (unsigned i = 0; id && i < 8; i++)
+        if (table[(id + i) % GH_KIN].id == id)
+            return &table[(id + i) % GH_KIN];
+    return NULL;
+}
+
+/* The same, or a place made for it, where the least was learned. */
+static struct cost_kin *kin_of(struct cost_kin *table, uint64_t id) {
+    struct cost_kin *found = kin_find(table, id);
+    if (found)
+        return found;
+    found = &table[id % GH_KIN];
+    for (unsigned i = 1; i < 8; i++)
+        if (table[(id + i) % GH_KIN].samples < found->samples)
+            found = &table[(id + i) % GH_KIN];
+    *found = (struct cost_kin){.id = id};
+    return found;
+}
 
 /* steady: the time contains none of others. Else a long one counts as a usual long one. */
 static void kin_learn(struct cost_kin *kin, uint64_t took, uint64_t blocks, bool steady) {
-    uint64_t each[2] = {took, took * KIN_BLOCK / blocks};
+    double ns = (double)took / (double)blocks * KIN_BLOCK;
+    uint64_t each[2] = {took, (uint64_t)ns};
     kin->most = kin->most > blocks ? kin->most : blocks;
     int64_t n = kin->samples += kin->samples < KIN_LEARN;
     for (int i = 0; i < 2; i++) {
@@ -120,29 +139,58 @@ static void kin_learn(struct cost_kin *kin, uint64_t took, uint64_t blocks, bool
     }
 }
 
+static bool kin_knows(const struct cost_kin *kin) { return kin && kin->samples >= KIN_SAMPLES; }
+
 static uint64_t kin_guess(const struct cost_kin *kin, uint64_t blocks) {
     /* For each block, if these times differ less (by their means): off1 / mean1 < off0 / mean0. */
     int by = (double)kin->off[1] * (double)kin->mean[0] < (double)kin->off[0] * (double)kin->mean[1];
-    if (kin->samples < KIN_SAMPLES || blocks / 2 > kin->most || kin->off[by] > kin->mean[by])
+    if (blocks / 2 > kin->most || kin->off[by] > kin->mean[by])
         return GH_COST_UNKNOWN;
     double guess = (double)(kin->mean[by] + kin->off[by]) * (by ? (double)blocks / KIN_BLOCK : 1);
     return guess < GH_COST_UNKNOWN / 2 ? (uint64_t)guess : GH_COST_UNKNOWN / 2;
 }
 
+/* The closest kin of which enough is known decides, even if their times differ too much. Those of the command's own
+ * function may be as unlike the others as they want; until some are measured, only a few go by the others' times. */
 uint64_t cost_guess(struct cost_table *table, const struct cost *c) {
-    if (c->cost.samples[0] || !c->blocks || c->collective)
+    const struct cost_what *w = &c->what;
+    if (c->cost.samples[0] || !w->blocks || c->collective)
         return cost_estimate(c);
-    const struct cost_kin *kin = kin_of(table, c->function);
-    return kin->function == c->function ? kin_guess(kin, c->blocks) : GH_COST_UNKNOWN;
+    const struct cost_kin *own = kin_find(table->function, w->function), *kin = own;
+    if (!kin_knows(kin)) {
+        if (own && own->tried >= own->samples + KIN_TRIED)
+            return GH_COST_UNKNOWN;
+        kin = kin_find(table->name, w->name);
+    }
+    if (!kin_knows(kin))
+        kin = &table->first[w->kind];
+    return kin_knows(kin) ? kin_guess(kin, w->blocks) : GH_COST_UNKNOWN;
+}
+
+void cost_launched(struct cost_table *table, const struct cost *c) {
+    if (c->cost.samples[0] || !c->what.blocks)
+        return;
+    struct cost_kin *own = kin_of(table->function, c->what.function);
+    own->tried += own->tried < KIN_LEARN;
 }
 
 void cost_kin_seen(struct cost_table *table, const struct cost *c, uint64_t took, bool steady) {
-    if (!c->blocks || cost_elastic(c) || took > GH_COST_UNKNOWN)
+    const struct cost_what *w = &c->what;
+    if (!w->blocks || cost_elastic(c) || took > GH_COST_UNKNOWN)
         return;
-    struct cost_kin *kin = kin_of(table, c->function);
-    if (kin->function != c->function)
-        *kin = (struct cost_kin){.function = c->function};
-    kin_learn(kin, took, c->blocks, steady);
+    struct cost_kin *own = kin_of(table->function, w->function);
+    if (!own->samples)
+        kin_learn(&table->first[w->kind], took, w->blocks, steady);
+    kin_learn(own, took, w->blocks, steady);
+    if (w->name)
+        kin_learn(kin_of(table->name, w->name), took, w->blocks, steady);
+}
+
+void cost_forget(struct cost_table *table, uint64_t key) {
+    struct cost_kin *kin = kin_find(table->function, key); /* of a graph */
+    if (kin)
+        *kin = (struct cost_kin){0};
+    *cost_of(table, key) = (struct cost){0};
 }
 
 /* Names in libraries that many programs use. */

@@ -1,5 +1,5 @@
 /* Learned GPU time of commands: a table by key. A key stands for a function with its grid, block and shared memory, for
- * a graph, or for a size of copy. */
+ * a graph, or for a size of copy. A key not measured yet is guessed by its kin. */
 #ifndef GPU_HOOK_COST_H
 #define GPU_HOOK_COST_H
 
@@ -9,27 +9,40 @@
 
 #define GH_COSTS 4096u
 
+enum cost_kind { COST_COPY, COST_KERNEL, COST_GRAPH, COST_KINDS };
+
+#define COST_COPIES 1u /* in place of a handle */
+
+/* What a command is, apart from its key. */
+struct cost_what {
+    enum cost_kind kind;
+    uint64_t function, name; /* hashes of handle and name; 0: none */
+    uint64_t blocks;         /* of a kernel's grid, or KiB of a copy; 0: nothing is known of the command */
+};
+
 /* Of a key: its learned cost, its shortest recent time, the mean difference of its times from their mean, and how much
  * was launched since it was last measured. */
 struct cost {
     struct gh_cost cost;
     uint64_t low, spread, unseen;
     uint32_t unseen_count;
-    bool collective;           /* by its name, it waits for kernels of other processes */
-    uint64_t function, blocks; /* of a kernel; 0: no kernel */
+    bool collective; /* by its name, it waits for kernels of other processes */
+    struct cost_what what;
 };
 
-/* What the kernels of one function took: [0] for each launch, [1] for each block. */
+/* What related commands took: [0] for each, [1] for each of their blocks. */
 struct cost_kin {
-    uint64_t function, most;  /* blocks of the largest one */
+    uint64_t id, most;        /* blocks of the largest one */
     uint64_t mean[2], off[2]; /* off: how far the times are from their mean, on average */
     uint32_t samples;
+    uint32_t tried; /* launches before anything was known of it */
 };
 
 #define GH_KIN 512u
 
 struct cost_table {
-    struct cost_kin kin[GH_KIN];
+    struct cost_kin function[GH_KIN], name[GH_KIN];
+    struct cost_kin first[COST_KINDS]; /* the first command of each function, of each graph */
     struct {
         uint64_t key; /* 0 free */
         struct cost cost;
@@ -57,10 +70,13 @@ bool cost_elastic(const struct cost *cost);
 bool cost_is_collective(const char *name);
 /* Estimated GPU time of a launch; for a collective, without its wait for others. */
 uint64_t cost_estimate(const struct cost *cost);
-/* The same where the key was not measured yet: by what other launches of its function took, if their times,
- * or their times for each block, differ little, and it is not much larger than all of them. */
+/* The same where the key was not measured yet: by what other launches of its function took; where that is not known, by
+ * those of functions of its name, then by the first launches of other functions, but four times at most. Only if these
+ * times, or their times for each block, differ little, and it is not much larger than all of them. */
 uint64_t cost_guess(struct cost_table *table, const struct cost *cost);
-/* A kernel of that cost took so long, without what others had of the time. steady: that contains no wait for others. */
+/* One more launch of a key, which the guess is for. */
+void cost_launched(struct cost_table *table, const struct cost *cost);
+/* A command of that cost took so long, without what others had of the time. steady: that contains no wait for others. */
 void cost_kin_seen(struct cost_table *table, const struct cost *cost, uint64_t took, bool steady);
 /* One more launch of this key; anyway: it gets an event in any case. True: measure it. Counted by key, so that a program
  * which synchronises after each kernel, or alternates kernels, is measured like others. */

@@ -39,11 +39,15 @@ static bool same_gpu(int a, int b) {
     return a != ELSEWHERE && b != ELSEWHERE && (a == b || a == SOME_GPU || b == SOME_GPU);
 }
 
+static void begin(struct gate_pass *pass, uintptr_t what, uint64_t bytes, CUstream stream) {
+    gate_begin_on(gate_way(), pass, stream, key_of(what, bytes), NULL, bytes >> 10);
+}
+
 /* The driver is asked where addresses are only when the gate is not open for all. */
 static void begin_copy(struct gate_pass *pass, CUdeviceptr to, CUdeviceptr from, uint64_t bytes, CUstream stream) {
     pass->gate = NULL;
     if (gate_way() != GATE_OPEN && bytes >= LEAST && same_gpu(device_of(to), device_of(from)))
-        gate_begin(pass, stream, key_of(COPY, bytes), NULL);
+        begin(pass, COPY, bytes, stream);
 }
 
 #define NOW(name, pointer, length, stream)                            \
@@ -104,12 +108,12 @@ ATTRIBUTED(cuMemcpyWithAttributesAsync_ptsz, PER_THREAD)
 static void begin_arrays(struct gate_pass *pass, uint64_t bytes, CUstream stream) {
     pass->gate = NULL;
     if (gate_way() != GATE_OPEN && bytes >= LEAST)
-        gate_begin(pass, stream, key_of(COPY, bytes), NULL);
+        begin(pass, COPY, bytes, stream);
 }
 static void begin_array(struct gate_pass *pass, CUdeviceptr other, uint64_t bytes, CUstream stream) {
     pass->gate = NULL;
     if (gate_way() != GATE_OPEN && bytes >= LEAST && same_gpu(SOME_GPU, device_of(other)))
-        gate_begin(pass, stream, key_of(COPY, bytes), NULL);
+        begin(pass, COPY, bytes, stream);
 }
 
 #define ARRAYS(name, pointer, length, stream)                                                                \
@@ -148,7 +152,7 @@ struct box {
 static void begin_box(struct gate_pass *pass, struct box c, CUstream stream) {
     pass->gate = NULL;
     if (gate_way() != GATE_OPEN && c.bytes >= LEAST && same_gpu(side(c.from_type, c.from), side(c.to_type, c.to)))
-        gate_begin(pass, stream, key_of(COPY, c.bytes), NULL);
+        begin(pass, COPY, c.bytes, stream);
 }
 
 #define BOX_NOW(name, type, box_of, stream)      \
@@ -315,7 +319,7 @@ BATCHES(_ptsz, PER_THREAD)
 static void begin_fill(struct gate_pass *pass, uint64_t bytes, CUstream stream) {
     pass->gate = NULL;
     if (gate_way() != GATE_OPEN && bytes >= LEAST)
-        gate_begin(pass, stream, key_of(FILL, bytes), NULL);
+        begin(pass, FILL, bytes, stream);
 }
 
 #define FILL_NOW(name, pointer, type, length, stream)           \

@@ -160,6 +160,7 @@ static void count_in(struct gh_gate *g, struct gate_pass *pass, CUcontext contex
     /* The window is refilled when work is seen to be done, so a small window needs more markers. */
     uint64_t batch_time = min64(BATCH_TIME, peers_window(&g->peers) / 2);
     pass->estimate = cost_guess(&g->costs, cost);
+    cost_launched(&g->costs, cost);
     struct opening to = inflight_opening(f, context, pass->stream, pass->estimate, batch_time);
     pass->track = to.track;
     pass->queued = to.queued;
@@ -190,6 +191,12 @@ static void mark(struct gh_gate *g, struct gate_pass *pass, CUcontext context) {
     pass->timed = inflight_mark_begin(&g->inflight, pass->marker, context, pass->stream, pass->timed);
 }
 
+static struct cost_what what_of(uint64_t key, CUfunction f, uint64_t name, uint64_t blocks) {
+    if (f)
+        return (struct cost_what){COST_KERNEL, cost_key(f, 0, 0, 0), name, max64(blocks, 1)};
+    return blocks ? (struct cost_what){COST_COPY, COST_COPIES, 0, blocks} : (struct cost_what){COST_GRAPH, key, 0, 1};
+}
+
 void gate_enter(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunction f, uint64_t blocks) {
     CUcontext context = NULL;
     *pass = (struct gate_pass){.key = key, .stream = stream ? stream : (CUstream)CU_STREAM_LEGACY};
@@ -197,13 +204,13 @@ void gate_enter(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunctio
     if (!g || stream_capturing(pass->stream))
         return;
     pass->context = context;
-    bool prequeued, collective = collective_is(&g->collectives, key, f);
+    struct name name = name_of(&g->names, f);
+    bool prequeued;
     if (!gh_lock(&g->lock))
         return;
     struct cost *cost = cost_again(&g->costs, key, &pass->cost);
-    cost->collective = collective;
-    cost->function = (uintptr_t)f >> 4;
-    cost->blocks = blocks;
+    cost->collective = name.collective;
+    cost->what = what_of(key, f, name.hash, blocks);
     bool counted = admit(g, pass, context, &prequeued);
     if (counted)
         count_in(g, pass, context, prequeued, gate_now(g));

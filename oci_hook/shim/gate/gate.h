@@ -82,11 +82,11 @@ struct gate_pass {
     bool timed, queued;
 };
 
-/* The slow path of gate_begin. */
+/* The slow path of gate_begin. No f: a copy of `blocks` KiB, or a graph, which has none. */
 void gate_enter(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunction f, uint64_t blocks);
 CUresult gate_leave(struct gate_pass *pass, CUresult result);
 
-/* gate_begin for a caller that has asked gate_way. blocks: of a kernel's grid; 0: none. */
+/* gate_begin for a caller that has asked gate_way. blocks: of a kernel's grid, or KiB of a copy. */
 static inline void gate_begin_on(enum gate_way way, struct gate_pass *pass, CUstream stream, uint64_t key, CUfunction f,
                                  uint64_t blocks) {
     pass->gate = NULL;

@@ -3,10 +3,10 @@
 #ifndef GPU_HOOK_GATE_STATE_H
 #define GPU_HOOK_GATE_STATE_H
 
-#include "gate/collectives.h"
 #include "gate/cost.h"
 #include "gate/gate.h"
 #include "gate/inflight.h"
+#include "gate/names.h"
 #include "gate/peers.h"
 #include "gate/prequeue.h"
 #include "gate/slot_own.h"
@@ -51,7 +51,7 @@ struct gh_gate {
     struct gate_memory memory;
     struct gate_pacer pacer;
     struct cost_table costs;
-    struct collectives collectives;
+    struct names names;
     struct gate_threads threads;
     bool changed;           /* there is something to publish */
     bool tell;              /* tell lower classes that there is work again */

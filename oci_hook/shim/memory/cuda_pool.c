@@ -273,10 +273,11 @@ static uint64_t limit_of(struct gh_state *st, unsigned gpu) {
 
 /* Other operations have charged their own growth in advance, whether the driver's figure contains it yet or not. So we
  * set the charge to that figure, but to no more than the pool's charge and our advance: the rest is theirs. Only an
- * operation that is alone may add what nobody foresaw. */
-CUresult pool_correct(struct gh_state *st, struct gh_pool *pool, uint64_t foreseen, bool alone) {
+ * operation that is alone may add what nobody foresaw. *idle: the pool has memory that it may release. */
+static CUresult correct(struct gh_state *st, struct gh_pool *pool, uint64_t foreseen, bool alone, bool *idle) {
     unsigned gpu = (unsigned)atomic_load(&pool->gpu);
     CUresult result = CUDA_SUCCESS;
+    *idle = true;
     for (int i = 0; i < 1000; i++) {
         uint64_t was = atomic_load_explicit(&pool->charged, memory_order_acquire), reserved, used;
         bool only = atomic_load(&pool->inflight) == 1;
@@ -301,6 +302,7 @@ CUresult pool_correct(struct gh_state *st, struct gh_pool *pool, uint64_t forese
         uint64_t next = charged_next(was, now);
         if (atomic_compare_exchange_strong(&pool->charged, &was, next)) {
             gh_release(st, gpu, have + foreseen - now);
+            *idle = reserved > used;
             return result;
         }
     }
@@ -308,6 +310,11 @@ CUresult pool_correct(struct gh_state *st, struct gh_pool *pool, uint64_t forese
     uint64_t was = atomic_load(&pool->charged);
     while (!atomic_compare_exchange_strong(&pool->charged, &was, charged_next(was, charged_units(was) + foreseen))) {}
     return result;
+}
+
+CUresult pool_correct(struct gh_state *st, struct gh_pool *pool, uint64_t foreseen, bool alone) {
+    bool idle;
+    return correct(st, pool, foreseen, alone, &idle);
 }
 
 /* True if the pool's idle memory suffices: the driver remaps unused pages before it takes more from the GPU, except in
@@ -412,11 +419,10 @@ static struct gh_pool *next_charged(struct gh_state *st, unsigned *n) {
 
 /* True if the pool has idle memory, which the driver may release at any synchronisation. */
 static bool look(struct gh_state *st, struct gh_pool *pool) {
-    uint64_t reserved, used;
+    bool idle;
     if (!pool_enter(pool, atomic_load(&pool->handle)))
         return false;
-    pool_correct(st, pool, 0, false);
-    bool idle = !figures(pool, &reserved, &used) || reserved > used;
+    correct(st, pool, 0, false, &idle);
     pool_leave(pool);
     return idle;
 }

@@ -29,6 +29,8 @@ struct gh_slot gh_slot_view(const void *bytes, size_t length, uint64_t now, uint
         memcpy(&record, (const char *)bytes + sizeof h + i * sizeof record, sizeof record);
         if (!record.owner)
             continue;
+        s.launched += record.done;
+        s.done += record.done; /* whether it has moved tells that something was finished */
         s.done_at = max64(s.done_at, record.done_at);
         s.heartbeat = max64(s.heartbeat, record.heartbeat);
         if (min64(age64(now, record.heartbeat), age64(now, record.done_at)) > stale)

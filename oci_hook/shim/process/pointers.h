@@ -26,7 +26,7 @@ struct gh_pointers {
 
 /* False when there is no memory; then the allocation stays charged until the process ends. */
 bool gh_pointers_put(struct gh_pointers *map, uint64_t key, uint64_t value);
-/* The same, but false if the key is there already. */
+/* Like the one above, but also false if the key is there already. */
 bool gh_pointers_put_new(struct gh_pointers *map, uint64_t key, uint64_t value);
 /* Adds `more` to the value of the key (0 if it is not there) and returns the sum; a pair whose sum is 0 or less goes.
  * -1 when there is no memory. */

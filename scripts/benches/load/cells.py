@@ -140,7 +140,7 @@ def work_until(ends: list[int], each: float, begin: int, at: int, longest: float
 
 
 def _exact(stage: Any, cell: Cell, results: list[list[Json]], ends: list[list[list[int]]], stopped_at: int) -> Json:
-    """In bins as `measure` has them, from the commands' ends. Commands that ended after the stop say nothing."""
+    """The shares in bins like those of `measure`, from the commands' ends. Commands that ended after the stop do not count."""
     begin = max(r["from_ns"] for rs in results for r in rs)
     width = BIN_NS * stage.scale
     first = begin + int(cell.warm * 1e9) * stage.scale
@@ -192,11 +192,12 @@ def judge(cell: Cell, measured: Json, duty: list[float]) -> Json:
     if len(got) > 1:
         out["error"] = metrics.share_error(got, owed)
         out["jain"] = metrics.jain([g / e for g, e in zip(got, owed, strict=True) if e])
-    if cell.exact and len(got) > 1:
-        seconds = range(len(measured["bins"][0]) - 9)
-        out["worst_second"] = min(
-            sum(b[i : i + 10]) / 10 / e for b, e in zip(measured["bins"], owed, strict=True) if e for i in seconds
-        )
+    for name, n in (("worst_second", 10), ("worst_5_seconds", 50)):
+        starts = range(len(measured["bins"][0]) - n + 1)
+        if cell.exact and len(got) > 1 and starts:
+            out[name] = min(
+                sum(b[i : i + n]) / n / e for b, e in zip(measured["bins"], owed, strict=True) if e for i in starts
+            )
     if any(caps):
         out["cap_error"] = max((100 * (g - c) for g, c in zip(got, caps, strict=True) if c), key=abs)
         for seconds in (1, 2):
@@ -236,7 +237,7 @@ def to_model(cell: Cell, native: bool) -> Scenario:
         m = {"count": 1, "kernel": 80, "host": 5, **t}
         graph, procs = m.pop("graph", 0), m.pop("procs", 1)
         m.pop("streams", None)
-        for word in ("depth", "phases", "pause", "shapes", "grow", "quiet"):
+        for word in ("depth", "phases", "pause", "shapes", "grow", "fresh", "quiet"):
             m.pop(word, None)
         if m.pop("train", 0):
             m.update(kernel=205, sigma=0.9)

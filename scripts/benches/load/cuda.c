@@ -60,7 +60,7 @@ void sleep_until(uint64_t ns) {
  * while another context has the GPU. */
 static const char SPIN[] =
     ".version 6.3\n.target %s\n.address_size 64\n// sim_param\n"
-    ".visible .entry spin(.param .u64 steps, .param .u64 state, .param .u64 number) {\n"
+    ".visible .entry %s(.param .u64 steps, .param .u64 state, .param .u64 number) {\n"
     ".reg .u64 %%a<8>;\n.reg .u32 %%b<4>;\n.reg .pred %%p<4>;\n"
     "ld.param.u64 %%a0, [steps];\nld.param.u64 %%a1, [state];\nld.param.u64 %%a2, [number];\n"
     "mov.u64 %%a3, 0;\nmov.u64 %%a4, %%a2;\n"
@@ -75,16 +75,16 @@ static const char SPIN[] =
     "odd: setp.ne.u64 %%p3, %%a4, 12345;\n@%%p3 bra done;\nst.global.u64 [%%a1+8], %%a4;\n" /* keeps the chain */
     "done: ret;\n}\n";
 
-void *spin_kernel(void) {
+void *spin_kernel(const char *name) {
     /* CUDA 13 dropped what is older than sm_75. */
     static const char *const targets[] = {"sm_75", "sm_50"};
     char image[2048];
     void *module, *function = NULL;
     CUresult r = 0;
     for (unsigned i = 0; !function && i < sizeof targets / sizeof *targets; i++) {
-        snprintf(image, sizeof image, SPIN, targets[i]);
+        snprintf(image, sizeof image, SPIN, targets[i], name);
         if (!(r = cuModuleLoadData(&module, image)))
-            r = cuModuleGetFunction(&function, module, "spin");
+            r = cuModuleGetFunction(&function, module, name);
     }
     check(r, "the kernel");
     return function;

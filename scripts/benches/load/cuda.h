@@ -64,7 +64,7 @@ void check(CUresult result, const char *what);
 uint64_t clock_ns(void); /* CLOCK_MONOTONIC: one clock for all tenants of a machine */
 void sleep_until(uint64_t ns);
 /* The kernel that works for the given number of steps; in the simulated driver a step is a nanosecond. */
-void *spin_kernel(void);
+void *spin_kernel(const char *name);
 /* Queue one: steps, and the state that it folds `number` into (0: none). blocks: how many of 128 threads. */
 CUresult spin(void *function, uint64_t steps, CUdeviceptr state, uint64_t number, unsigned blocks, void *stream);
 

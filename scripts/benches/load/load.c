@@ -16,6 +16,7 @@
  *     streams=1    launches take turns           blocks=0     of a kernel; 0: one per multiprocessor
  *     depth=0      most marked batches in flight on a stream (a command of 0.2 ms and more is one); 0: no bound
  *     shapes=0     so many grids in turns, of 0 to shapes - 1 blocks more   grow=0  1: a kernel's length grows with its grid
+ *     fresh=0      1: each kernel has a handle that was not there before, 2: and a name; a graph is instantiated anew
  *     phases=1     parts of a burst: after each, the program waits for its end and rests for `pause`, 1/3 to 5/3 of it
  *     pause=0
  *     seed=1                                     ends=0       1: log every command's end to OUT.ends; 2: bursts' ends
@@ -59,7 +60,7 @@ FILE *out;
 
 struct program {
     uint64_t id, count, kernel, host, sync, gap, period, on, off, graph, streams, blocks, seed, ends, trace, units,
-        train, depth, phases, pause, shapes, grow;
+        train, depth, phases, pause, shapes, grow, fresh;
     double sigma;
     char spread;
 };
@@ -248,18 +249,36 @@ static uint64_t draw(void) {
     return (uint64_t)(factor * (double)run.p.kernel);
 }
 
+/* Loaded some at a time, since loading may wait for the GPU. */
+static void *fresh_kernel(void) {
+    static void *ready[64];
+    static unsigned left, number;
+    if (run.p.graph)
+        return function;
+    for (bool empty = !left; empty && left < sizeof ready / sizeof *ready; left++) {
+        char name[32];
+        snprintf(name, sizeof name, "spin%u", run.p.fresh > 1 ? number++ : 0);
+        ready[left] = spin_kernel(name);
+    }
+    return ready[--left];
+}
+
 static void launch(bool last) {
     unsigned i = (unsigned)(run.launches % run.p.streams);
     uint64_t ns = run.p.graph ? run.graph_ns : draw();
     unsigned grid = (unsigned)blocks + (run.p.shapes ? (unsigned)(run.launches % run.p.shapes) : 0);
     if (run.p.grow)
         ns = ns * grid / (unsigned)blocks;
+    void *f = run.p.fresh ? fresh_kernel() : function;
     uint64_t before = clock_ns();
+    if (run.p.graph && run.p.fresh) {
+        CHECK(cuGraphExecDestroy(run.graph[1]));
+        CHECK(cuGraphInstantiateWithFlags(&run.graph[1], run.graph[0], 0));
+    }
     if (run.p.graph)
         CHECK(cuGraphLaunch(run.graph[1], lane[i].stream));
     else
-        check(spin(function, (uint64_t)((double)ns * rate), state, run.launches, grid, lane[i].stream),
-              "cuLaunchKernel");
+        check(spin(f, (uint64_t)((double)ns * rate), state, run.launches, grid, lane[i].stream), "cuLaunchKernel");
     uint64_t after = clock_ns(), host = real((double)run.p.host / 1e3);
     if (trace && run.p.trace) {
         uint64_t n = atomic_load_explicit(&trace->count, memory_order_relaxed);
@@ -302,7 +321,7 @@ static bool words(char *text, struct program *p) {
 #define K(x) {#x, offsetof(struct program, x)}
         K(id),    K(count), K(kernel),  K(host),   K(sync),   K(gap),  K(period), K(on),
         K(off),   K(graph), K(streams), K(blocks), K(seed),   K(ends), K(trace),  K(units),
-        K(train), K(depth), K(phases),  K(pause),  K(shapes), K(grow),
+        K(train), K(depth), K(phases),  K(pause),  K(shapes), K(grow), K(fresh),
 #undef K
     };
     static const char times[] = " kernel host gap period on off pause ";
@@ -582,7 +601,7 @@ int main(int argc, char **argv) {
     CHECK(cuCtxSetCurrent(ctx));
     CHECK(cuDeviceGetAttribute(&blocks, 16 /* MULTIPROCESSOR_COUNT */, device));
     CHECK(cuMemAlloc_v2(&state, 256));
-    function = spin_kernel();
+    function = spin_kernel("spin");
     fprintf(out, "{\"ready\": %d}\n", (int)getpid());
     fflush(out);
     if (start) {

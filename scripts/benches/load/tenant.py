@@ -74,7 +74,7 @@ class Tenant:
         self.serial += 1
         self.tell(f"run id={self.serial} {program}")
 
-    def results(self, seconds: float = 60) -> list[Json]:
+    def results(self, seconds: float = 300) -> list[Json]:
         """The processes' reports of the last run, when it has ended."""
         return [self._answer(i, lambda a: a.get("id") == self.serial, seconds) for i in range(self.procs)]
 

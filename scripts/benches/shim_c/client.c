@@ -1,6 +1,8 @@
 /* Times calls through the shim and of the bare driver, in turns, in one process: client ROUNDS CALLS LIVE.
  * Prints one line per call: name, bare ns, ns through the shim (lower deciles over the rounds).
  *
+ * client streams ROUNDS CALLS: the same of stream-ordered calls, over a driver that has them.
+ *
  * client crowd: one of several processes that do the same at the same time. Says `ready`, then reads lines
  * `ours|bare BEGIN END` (CLOCK_MONOTONIC ns), does alloc and free in that time and prints how many pairs, and the CPU time
  * that they took. */
@@ -20,6 +22,9 @@ struct api {
     int (*info)(size_t *, size_t *);
     int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
                   void **);
+    int (*alloc_async)(u64 *, size_t, void *);
+    int (*free_async)(u64, void *);
+    int (*synchronize)(void *);
 };
 
 static double now(void) {
@@ -38,6 +43,9 @@ static struct api load(const char *path) {
                     (int (*)(u64))dlsym(h, "cuMemFree_v2"), (int (*)(size_t *, size_t *))dlsym(h, "cuMemGetInfo_v2"),
                     NULL};
     *(void **)&a.launch = dlsym(h, "cuLaunchKernel");
+    *(void **)&a.alloc_async = dlsym(h, "cuMemAllocAsync");
+    *(void **)&a.free_async = dlsym(h, "cuMemFreeAsync");
+    *(void **)&a.synchronize = dlsym(h, "cuStreamSynchronize");
     return a;
 }
 
@@ -62,6 +70,21 @@ static double infos(const struct api *a, int n) {
     double t = now();
     for (int i = 0; i < n; i++)
         failed |= a->info(&f, &all);
+    return (now() - t) / n;
+}
+static double pool_pairs(const struct api *a, int n) {
+    u64 p;
+    double t = now();
+    for (int i = 0; i < n; i++) {
+        failed |= a->alloc_async(&p, 4096, NULL);
+        failed |= a->free_async(p, NULL);
+    }
+    return (now() - t) / n;
+}
+static double synchronizations(const struct api *a, int n) {
+    double t = now();
+    for (int i = 0; i < n; i++)
+        failed |= a->synchronize(NULL);
     return (now() - t) / n;
 }
 
@@ -112,9 +135,28 @@ static int crowd(void) {
     return failed;
 }
 
+/* With memory in the pool all the time, as programs have. */
+static int streams(int rounds, int calls) {
+    struct api ours = load("libcuda.so.1"), bare;
+    int (*retain)(void **, int), (*set_current)(void *);
+    void *context, *h = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    u64 p;
+    *(void **)&retain = dlsym(h, "cuDevicePrimaryCtxRetain");
+    *(void **)&set_current = dlsym(h, "cuCtxSetCurrent");
+    if (ours.init(0) || retain(&context, 0) || set_current(context) || ours.alloc_async(&p, 4096, NULL))
+        return 1;
+    bare = load("/run/gpu-hook/driver/cuda");
+    compare("pool", pool_pairs, &bare, &ours, rounds, calls);
+    ours.synchronize(NULL);
+    compare("synchronize", synchronizations, &bare, &ours, rounds, calls);
+    return failed;
+}
+
 int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "crowd"))
         return crowd();
+    if (argc > 3 && !strcmp(argv[1], "streams"))
+        return streams(atoi(argv[2]), atoi(argv[3]));
     int rounds = argc > 1 ? atoi(argv[1]) : 11, calls = argc > 2 ? atoi(argv[2]) : 20000;
     int live = argc > 3 ? atoi(argv[3]) : 1;
     u64 p;

@@ -27,4 +27,5 @@ int cuEventQuery(void *event) { return (void)event, 0; }
 int cuEventElapsedTime(float *ms, void *from, void *to) { return (void)from, (void)to, *ms = 0.005f, 0; }
 int cuStreamIsCapturing(void *stream, int *out) { return (void)stream, *out = 0, 0; }
 int cuStreamQuery(void *stream) { return (void)stream, 0; }
+int cuStreamSynchronize(void *stream) { return (void)stream, 0; }
 int cuThreadExchangeStreamCaptureMode(int *mode) { return (void)mode, 0; }

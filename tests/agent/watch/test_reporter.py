@@ -49,7 +49,14 @@ def test_it_runs_tells_and_comes_back(prefix: Install, tmp_path: Path) -> None:
         assert first and view is not None and view["up"] and view["writes"] == 0
         os.kill(first, 9)
         until(lambda: reporter.starts > starts and reporter.pid not in (0, first))
+        kubelet = tmp_path / "kubelet"
+        prefix.set(
+            cluster="dra", **{"agent.device_plugins": str(kubelet / "device-plugins")}
+        )  # another process in its place
+        until(lambda: (kubelet / "plugins/gpu-hook.io/dra.sock").exists())
+        until(lambda: "ResourceSlices cannot be watched" in node.problems.get("cluster", ""))
         last = reporter.pid
+        assert b"oci_hook.kube.dra" in Path(f"/proc/{last}/cmdline").read_bytes()
         prefix.set(cluster="off")
         until(lambda: reporter.pid == 0)
         assert not node.problems and not os.path.exists(f"/proc/{last}/exe")

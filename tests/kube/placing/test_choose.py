@@ -362,6 +362,28 @@ def test_a_node_for_one_pod():
     assert put(state, pod("again", node="exclusive")) is None
 
 
+def test_pods_apart_from_each_other_get_different_gpus():
+    """Also the reserved ones, and those whose decision is on the pod; one pod's containers may share a GPU."""
+    state = cluster(node("a", 100, 100))
+
+    def place(name, word="web", namespace="default", **more):
+        one = pod(name, memory="5", apart_from=word, **more)
+        one["metadata"]["namespace"] = namespace
+        question = Question(words(one))
+        found = choose(state, question)
+        if not isinstance(found, Chosen):
+            return found["a"].problem.message
+        state.apply_pod(one)
+        state.reserve(question.pod, "a", found.fit, 0.0)
+        return [share.uuid for _, shares in found.fit.shares for share in shares]
+
+    assert place("one", containers=["main", "b"]) == ["GPU-a-0"] * 2
+    assert place("two", placement="binpack") == ["GPU-a-1"]
+    assert place("three") == "the node's GPUs do not have room for the whole request"
+    assert place("four", word="db") == ["GPU-a-0"]
+    assert place("five", namespace="other") == ["GPU-a-0"]
+
+
 def test_driver_files_alone_fit_on_a_full_node():
     state = cluster(node("a", 100))
     assert put(state, pod("all", gpus=1)) == "a"

@@ -149,7 +149,7 @@ def test_a_decision_counts_whole_as_soon_as_the_key_is_there():
     assert taken(state) == 50, "it waits for its next start"
 
 
-def test_a_claim_to_more_than_the_node_has_stops_nothing():
+def test_a_decision_of_more_than_the_node_has_stops_nothing():
     state, done, at = lost(listing("u-p"), sizes=(100, 100))
     alloc = done["metadata"]["annotations"]["gpu-hook.io/alloc"]
     state.apply_node(at)

@@ -72,10 +72,10 @@ T9K = """
 """
 WORDS: list[tuple[dict[str, str], dict[str, str], dict[str, str]]] = [
     ({"tensorstack.dev/nvidia-gpu": "2"}, {"gpus": "2", "exclusive": "true"}, {"gpus": "2", "compute": "200"}),
-    ({"tensorstack.dev/nvidia-gpu-percent": "30"}, {"memory": "30%"}, {"gpus": "1"}),
+    ({"tensorstack.dev/nvidia-gpu-percent": "30"}, {"memory": "30%", "visible": "index"}, {"gpus": "1"}),
     (
         {"tensorstack.dev/nvidia-gpu-node": "1"},
-        {"gpus": "all", "exclusive": "true", "node": "exclusive"},
+        {"gpus": "all", "exclusive": "true", "visible": "all", "node": "exclusive"},
         {"gpus": "1", "compute": "100"},
     ),
     (
@@ -178,6 +178,18 @@ def test_t9k_places() -> None:
     with_own = pod({"tensorstack.dev/nvidia-gpu": "1"}, tolerations=[{"operator": "Exists"}], nodeSelector={"a": "b"})
     assert mutated(with_own, modes)["spec"]["nodeSelector"] == {"a": "b", names.T9K_MODE: "xgn"}
     assert mutated(with_own, modes)["spec"]["tolerations"] == [{"operator": "Exists"}, TOLERATION]
+
+
+def test_kais_words_are_for_the_first_container() -> None:
+    done = mutated(pod({}, {}, annotations={"gpu-fraction": "0.5"}, initContainers=[{"name": "i", "image": "x"}]))
+    assert {k: v for k, v in done["metadata"]["annotations"].items() if "memory" in k} == {
+        "gpu-hook.io/memory.c0": "50%"
+    }
+    named = {"nvidia.com/container.c1.gpu-memory.request": "8Gi"}
+    done = mutated(pod({}, {}, annotations=named, schedulerName="kai-scheduler"))
+    assert {k for k in done["metadata"]["annotations"] if "memory" in k} == {"gpu-hook.io/memory.c1"}
+    assert done["spec"]["schedulerName"] == "default-scheduler"
+    assert "no container 'c7'" in refused(pod({}, annotations={"nvidia.com/container.c7.gpu-memory.limit": "8Gi"}))
 
 
 def test_schedulers_and_queues() -> None:

@@ -49,7 +49,7 @@ class Server:
                 self.end_headers()
                 self.wfile.write(body)
 
-            do_GET = do_POST = do_PATCH = _any
+            do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = _any
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -34,7 +34,7 @@ class Evictor:
             self.refusals.seen(found, self._now())
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             await asyncio.sleep(EVERY)
             for one in self.refusals.due(self._now()):

@@ -44,14 +44,14 @@ class FragmentTaints:
         self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             if not self._fragments:
                 self._wake.clear()
                 wait = asyncio.ensure_future(self._wake.wait())
                 await asyncio.wait([wait], timeout=IDLE)
                 wait.cancel()
-            # Also lets the scheduler put a denied pod aside, so that the taint's change wakes it.
+            # The pause lets the scheduler put a denied pod aside, so that the taint's change wakes it.
             await asyncio.sleep(EVERY)
             if self._ready() and not self._ends:
                 await self._look()

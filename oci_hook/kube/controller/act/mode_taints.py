@@ -55,7 +55,7 @@ class ModeTaints:
         self._due.pop(name, None)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()

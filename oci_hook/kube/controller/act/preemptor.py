@@ -78,7 +78,7 @@ class Preemptor:
             self.wanting.note(pod, nodes, self._now(), more)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             await asyncio.sleep(EVERY)
             if self.mode == OFF or not self._leads():

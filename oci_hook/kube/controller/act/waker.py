@@ -78,7 +78,7 @@ class Waker:
         self._next = 0.0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         rest = EVERY
         while True:
             await asyncio.sleep(rest)

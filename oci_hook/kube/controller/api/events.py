@@ -115,7 +115,7 @@ class Events:
             self.book.dropped += 1
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             method, path, body = await self._queue.get()
             try:

@@ -68,7 +68,7 @@ class Reflector:
             await asyncio.sleep(0.005)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             try:
                 if not self._version:

@@ -61,7 +61,7 @@ class Leader:
         return self._election.silent(now())
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             write, wait = self._election.next(now())
             await asyncio.sleep(wait if write else wait * random.uniform(0.8, 1.2))

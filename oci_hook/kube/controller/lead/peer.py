@@ -52,7 +52,7 @@ class Peer:
         return time.monotonic() - self._heard_at < KNOWN
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=128, keepalive_timeout=30), trust_env=False
         ) as self._session:

@@ -41,7 +41,7 @@ class Takeover:
         self._go.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             await self._go.wait()
             self._go.clear()

@@ -237,7 +237,7 @@ class Service:
         except ApiError as e:
             raise ClusterError(Problem("GH-608", f"the token cannot be reviewed: {e.status} {e.reason}")) from None
         self.check()
-        self._metrics.answers.labels("node-key", "ok" if node else "refused").inc()
+        self._metrics.count("answers", "node-key", "ok" if node else "refused")
         return None if node is None else {"node": node, "keys": self._own.secrets.node_keys(node)}
 
     # --- metrics
@@ -249,17 +249,17 @@ class Service:
     async def metrics_text(self) -> bytes:
         state, metrics = self._copy.state, self._metrics
         self._measure()
-        metrics.leads.set(self._leads())
-        metrics.objects.labels("nodes").set(len(state.nodes))
-        metrics.objects.labels("pods").set(len(state.pods))
-        metrics.objects.labels("reservations").set(len(state.reservations))
-        metrics.holds.set(sum(bool(one.victims) for one in state.reservations.values()))
-        metrics.certificate_end.set(certificates.ends(self._own.certificates))
+        metrics.set("leads", int(self._leads()))
+        metrics.set("objects", len(state.nodes), "nodes")
+        metrics.set("objects", len(state.pods), "pods")
+        metrics.set("objects", len(state.reservations), "reservations")
+        metrics.set("holds", sum(bool(one.victims) for one in state.reservations.values()))
+        metrics.set("certificate_end_timestamp_seconds", certificates.ends(self._own.certificates))
         metrics.set_pending(why.code for why in self._copy.waiting.values())
         return await metrics.text(node_lines(state))
 
     def failed(self, why: str) -> None:
-        self._metrics.failures.inc()
+        self._metrics.count("failures")
         self._log(f"not understood: {why}")
 
     def _answered(self, call: str, answer: dict[str, Any], began: float, leads: bool = True) -> dict[str, Any]:
@@ -268,13 +268,13 @@ class Service:
         if call == BIND and response["allowed"]:
             self.bound_at = self._now()
         if not response["allowed"]:
-            self._metrics.refusals.labels(call, _code(response["status"]["message"])).inc()
+            self._metrics.count("refusals", call, _code(response["status"]["message"]))
         self._count(call, "ok" if response["allowed"] else "refused", began)
         return answer
 
     def _count(self, call: str, result: str, began: float) -> None:
-        self._metrics.answers.labels(call, result).inc()
-        self._metrics.latency.labels(call).observe(time.perf_counter() - began)
+        self._metrics.count("answers", call, result)
+        self._metrics.answered(call, time.perf_counter() - began)
 
 
 def check_update(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

@@ -53,7 +53,7 @@ class Authority:
         self._soon.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         backoff = Backoff(0.5, EVERY, random.random)
         while True:
             wait = min(EVERY, self._options.certificate_life / 60)

@@ -1,0 +1,227 @@
+"""The driver's one loop: serves the kubelet's calls, publishes the node's GPUs, repairs what was cut short."""
+
+import os
+import queue
+import random
+import selectors
+import stat
+import time
+from typing import Any
+
+from oci_hook.core.backoff import Backoff
+from oci_hook.core.inventory import Inventory
+from oci_hook.errors import GhError
+from oci_hook.kube.dra import DRIVER, messages, slices
+from oci_hook.kube.dra.claims import Claims
+from oci_hook.kube.dra.connections import Method, Server
+from oci_hook.kube.dra.publisher import PATH, SLICES, Publisher, pcie_roots, selector
+from oci_hook.kube.kubeconfig import Credential
+from oci_hook.kube.reporter.api import FAILURES, ApiError
+from oci_hook.kube.reporter.ledger import Ledger
+from oci_hook.kube.reporter.options import Options
+from oci_hook.kube.reporter.status import Status
+from oci_hook.kube.reporter.watcher import FIRST, MOST, Change, Watcher, words
+from oci_hook.ledger import resource_claims
+
+SERVICES = tuple(f"/k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin" for version in ("v1", "v1beta1"))
+REGISTRATION = "/pluginregistration.Registration"
+LOOK = 5.0  # seconds between two steps without an event
+GAP = 1.0  # seconds between two writes
+FORGET = 300.0  # seconds between two looks for claims that the API server has no more
+CDI = "/var/run/cdi"  # of what lives until the next boot (SPEC.md of CDI)
+
+
+class Sockets:
+    """Those of a driver below the kubelet's folder."""
+
+    def __init__(self, kubelet: str) -> None:
+        self.folder = f"{kubelet}/plugins/{DRIVER}"
+        self.calls = f"{self.folder}/dra.sock"
+        self.registry = f"{kubelet}/plugins_registry"
+        self.registration = f"{self.registry}/{DRIVER}-reg.sock"
+
+    def remove(self) -> None:
+        for path in (self.registration, self.calls):
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                pass
+        try:
+            os.rmdir(self.folder)
+        except OSError:
+            pass
+
+
+class Driver:
+    """kubelet: its root folder. cdi: the folder of CDI files."""
+
+    def __init__(
+        self, prefix: str, node: str, options: Options, known: Credential, status: Status, cdi: str = CDI
+    ) -> None:
+        self.claims = Claims(prefix, node, known, cdi)
+        self.sockets = Sockets(os.path.dirname(options.device_plugins))
+        self._node, self._known = node, known
+        self._status = status
+        self._publisher = Publisher(node, known)
+        self._selector = selectors.DefaultSelector()
+        self._changes: queue.SimpleQueue[Change] = queue.SimpleQueue()
+        self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._wake[0], selectors.EVENT_READ, self._woken)
+        self._ledger = Ledger(prefix, self._selector)
+        self._backoff = Backoff(FIRST, MOST, random.random)
+        self._next_write = self._next_forget = 0.0
+        self._kubelet = self._watch = ""  # their problems
+        self._roots: tuple[Inventory | None, dict[str, str]] = (None, {})
+        self._servers: dict[str, tuple[Server, int]] = {}
+
+    def run(self) -> None:
+        """Does not return. Raises OSError where the kubelet's folders cannot be written."""
+        Watcher(self._known, SLICES, PATH, selector(self._node), _sliced, self._tell).start()
+        while True:
+            wait = self.step(time.monotonic())
+            self._status.tell()
+            for key, _ in self._selector.select(wait):
+                key.data()
+
+    def step(self, now: float) -> float:
+        """Does the work due now; returns the seconds until the next."""
+        while not self._changes.empty():
+            self._take(self._changes.get())
+        problems = {"kubelet": self._kubelet, "watch": self._watch}
+        try:
+            self._ledger.follow()
+            problems["claims"] = self.claims.repair()  # before the kubelet is served: it may ask for what is repaired
+            problems["sockets"] = self._serve()
+            if now >= self._next_forget:
+                self._next_forget = now + FORGET
+                problems["claims"] = problems["claims"] or self.claims.forget_deleted()
+        except GhError as e:
+            problems["node"] = str(e)
+        wait = LOOK
+        if now >= self._next_write:
+            wait = self._publish(problems, now)
+        else:
+            problems["write"] = self._status.problems.get("write", "")
+            wait = min(wait, self._next_write - now)
+        self._status.problems = {what: why for what, why in problems.items() if why}
+        return wait
+
+    def close(self) -> None:
+        for server, _ in self._servers.values():
+            server.close()
+        self._servers = {}
+        self._ledger.close()
+        self._selector.close()
+
+    def withdraw(self) -> None:
+        """Raises GhError, ApiError, api.FAILURES."""
+        self.sockets.remove()
+        self.claims.withdraw()
+        self._publisher.withdraw()
+
+    def methods(self) -> dict[str, Method]:
+        found: dict[str, Method] = {
+            f"{REGISTRATION}/GetInfo": lambda data: messages.plugin_info(DRIVER, self.sockets.calls),
+            f"{REGISTRATION}/NotifyRegistrationStatus": self._registered,
+        }
+        for service in SERVICES:
+            found[f"{service}/NodePrepareResources"] = self._prepare
+            found[f"{service}/NodeUnprepareResources"] = self._unprepare
+        return found
+
+    def _prepare(self, data: bytes) -> bytes:
+        return messages.prepared(self.claims.prepare(messages.claim_names(data)))
+
+    def _unprepare(self, data: bytes) -> bytes:
+        return messages.unprepared(self.claims.unprepare(messages.claim_names(data)))
+
+    def _registered(self, data: bytes) -> bytes:
+        done, why = messages.registration_status(data)
+        self._kubelet = "" if done else f"the kubelet does not register the driver: {why[:200]}"
+        self._wake_up()
+        return b""
+
+    def _serve(self) -> str:
+        """Listens again where somebody has removed a socket, as a kubelet that is installed anew does. The one for calls first:
+        the kubelet calls as soon as it sees the other."""
+        sockets = self.sockets
+        try:
+            os.makedirs(sockets.folder, 0o750, exist_ok=True)
+            os.makedirs(sockets.registry, 0o750, exist_ok=True)
+            for path in (sockets.calls, sockets.registration):
+                server, inode = self._servers.get(path, (None, 0))
+                if server is not None and _inode(path) == inode:
+                    continue
+                if server is not None:
+                    server.close()
+                self._servers[path] = (made := Server(path, self.methods()), _inode(path))
+                assert made.path == path
+        except OSError as e:
+            return f"{e.filename or sockets.folder}: {e.strerror}: the kubelet does not see the driver; set agent.device_plugins"
+        return ""
+
+    def _publish(self, problems: dict[str, str], now: float) -> float:
+        try:
+            inventory = self._ledger.inventory()
+            if self._roots[0] is not inventory.inventory:
+                self._roots = inventory.inventory, pcie_roots(inventory.inventory)
+            wanted = slices.devices(inventory.inventory, inventory.rules, self._taken(), self._roots[1])
+            wrote = self._publisher.publish(wanted)
+        except GhError as e:  # the published devices stay: the driver may be starting
+            problems["inventory"] = str(e)
+            return LOOK
+        except (ApiError, *FAILURES, LookupError, TypeError, AttributeError) as e:
+            problems["write"] = f"the ResourceSlice cannot be written: {words(e)}"
+            self._status.failures += 1
+            self._next_write = now + self._backoff.failed()
+            return self._next_write - now
+        self._backoff.worked()
+        if not wrote:
+            return LOOK
+        self._status.wrote()
+        self._next_write = now + GAP
+        return GAP
+
+    def _taken(self) -> set[str]:
+        """The GPUs of which containers without a claim have a part, such as those that ran before the setting changed."""
+        claims = {resource_claims.grant_key(uid) for uid in resource_claims.uids(self._ledger.settings())}
+        return {share.uuid for grant in self._ledger.grants() if grant.key not in claims for share in grant.shares}
+
+    def _take(self, change: Change) -> None:
+        self._watch = f"ResourceSlices cannot be watched: {change.value}" if change.how == "failure" else ""
+        if change.how != "failure":
+            self._publisher.take(change)
+
+    def _tell(self, change: Change) -> None:
+        """Called by the watcher's thread."""
+        self._changes.put(change)
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        try:
+            os.write(self._wake[1], b"x")
+        except BlockingIOError:
+            pass  # the loop is awake already
+
+    def _woken(self) -> None:
+        try:
+            os.read(self._wake[0], 4096)
+        except BlockingIOError:
+            pass
+
+
+def _sliced(item: Any) -> Any:
+    """Raises LookupError, TypeError for what is no ResourceSlice: the watch then begins anew."""
+    return (
+        {"metadata": {**item["metadata"], "managedFields": None}, "spec": item["spec"]}
+        if item["metadata"]["name"]
+        else {}
+    )
+
+
+def _inode(path: str) -> int:
+    try:
+        st = os.stat(path)
+    except OSError:
+        return 0
+    return st.st_ino if stat.S_ISSOCK(st.st_mode) else 0

@@ -1,0 +1,109 @@
+"""Keeps the node's ResourceSlice equal to its inventory. It is written only if it differs from what the API server has; the kubelet
+deletes it when it loses the driver for half a minute, and when it starts."""
+
+import os
+from typing import Any
+from urllib.parse import urlencode
+
+from oci_hook.core.inventory import Inventory
+from oci_hook.kube.dra import DRIVER, slices
+from oci_hook.kube.kubeconfig import Credential
+from oci_hook.kube.reporter.api import FAILURES, Api, ApiError
+from oci_hook.kube.reporter.watcher import Change
+
+PATH = "/apis/resource.k8s.io/v1/resourceslices"
+SLICES = "slices"
+CONFLICT, NOT_FOUND = 409, 404
+
+
+def selector(node: str) -> str:
+    return f"spec.driver={DRIVER},spec.nodeName={node}"
+
+
+class Publisher:
+    """seen: the node's slices by name, None until the watch has listed them."""
+
+    def __init__(self, node: str, known: Credential) -> None:
+        self.seen: dict[str, Any] | None = None
+        self._node, self._api = node, Api(known)
+        self._owner: dict[str, Any] | None = None
+
+    def take(self, change: Change) -> None:
+        """Of the watch."""
+        if change.how == "all":
+            self.seen = {item["metadata"]["name"]: item for item in change.value}
+        elif self.seen is not None and change.how == "put":
+            self.seen[change.value["metadata"]["name"]] = change.value
+        elif self.seen is not None and change.how == "gone":
+            self.seen.pop(change.value["metadata"]["name"], None)
+
+    def publish(self, wanted: list[dict[str, Any]]) -> bool:
+        """Whether it wrote. One slice, of the name that it has already. Raises ApiError, api.FAILURES."""
+        if self.seen is None:
+            return False
+        ours, *others = sorted(self.seen.values(), key=lambda item: str(item["metadata"]["name"])) or [None]
+        for extra in others:
+            self._delete(extra["metadata"]["name"])
+        generation = max([_generation(item) for item in self.seen.values()], default=0)
+        if ours is not None and not others and slices.same(ours["spec"].get("devices"), wanted):
+            return False
+        pool = {"name": self._node, "generation": generation + 1, "resourceSliceCount": 1}
+        spec = {"driver": DRIVER, "nodeName": self._node, "pool": pool, "devices": wanted}
+        head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
+        if ours is None:
+            meta: dict[str, Any] = {"generateName": f"{self._node[:200]}-{DRIVER}-", "ownerReferences": self._owners()}
+            answer = self._api.call("POST", PATH, {**head, "metadata": meta, "spec": spec})
+        else:
+            name = ours["metadata"]["name"]
+            try:
+                answer = self._api.call("PUT", f"{PATH}/{name}", {**head, "metadata": ours["metadata"], "spec": spec})
+            except ApiError as e:
+                if e.status in (CONFLICT, NOT_FOUND):  # the watch brings what has changed
+                    return False
+                raise
+        self.seen[answer["metadata"]["name"]] = answer
+        return True
+
+    def withdraw(self) -> None:
+        """Raises ApiError, api.FAILURES."""
+        found = self._api.get(f"{PATH}?{urlencode({'fieldSelector': selector(self._node)})}")
+        for item in found.get("items") or ():
+            self._delete(item["metadata"]["name"])
+
+    def _owners(self) -> list[dict[str, Any]]:
+        """The Node, with which the slice is to go; none where we may not read it."""
+        try:
+            uid = self._api.get(f"/api/v1/nodes/{self._node}")["metadata"]["uid"]
+        except (ApiError, *FAILURES, LookupError, TypeError):
+            return []
+        return [{"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": uid, "controller": True}]
+
+    def _delete(self, name: str) -> None:
+        try:
+            self._api.call("DELETE", f"{PATH}/{name}")
+        except ApiError as e:
+            if e.status != NOT_FOUND:
+                raise
+        if self.seen is not None:
+            self.seen.pop(name, None)
+
+
+def _generation(item: Any) -> int:
+    try:
+        return int(item["spec"]["pool"]["generation"])
+    except (LookupError, TypeError, ValueError):
+        return 0
+
+
+def pcie_roots(inventory: Inventory) -> dict[str, str]:
+    return {gpu.uuid: root for gpu in inventory.gpus if (root := pcie_root(gpu.pci))}
+
+
+def pcie_root(pci: str, folder: str = "/sys/bus/pci/devices") -> str:
+    """The root complex of a PCI device, as pci0000:00 (resource.kubernetes.io/pcieRoot, KEP-4381); "" where it is not known. pci: as
+    NVML writes it, with eight digits of the domain, of which the kernel has four."""
+    if not pci or "/" in pci:
+        return ""
+    domain, _, rest = pci.lower().partition(":")
+    path = os.path.realpath(f"{folder}/{domain[-4:]}:{rest}")
+    return next((part for part in path.split("/") if part.startswith("pci") and ":" in part), "")

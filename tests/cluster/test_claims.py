@@ -1,0 +1,281 @@
+"""GPU shares by ResourceClaims, on Kubernetes 1.36 or newer: docs/guide/claims.md as a user has it, real scheduler, kubelets and
+containerd; no engine is configured."""
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.cluster_lab.node import SIMULATOR
+from tests.cluster import lab
+from tests.conftest import REPO
+
+BASE = REPO / "packaging/kubernetes/dra"
+PAGE = REPO / "docs/guide/claims.md"
+CLI = ("/usr/bin/python3", "-I", "/opt/gpu-hook-cli/gpu-hook")  # that the DaemonSet brought
+MIB = 16384  # of a GPU
+YAML = re.compile(r"^```yaml\n(apiVersion.*?)^```$", re.M | re.S)
+
+
+class Claims:
+    def __init__(self, cluster: lab.Cluster) -> None:
+        self.cluster, self.nodes, self.kubectl = cluster, cluster.nodes, cluster.kubectl
+
+    def up(self, folder: Path) -> None:
+        subprocess.run([str(REPO / "scripts/package"), "image", "--out", str(folder)], check=True, capture_output=True)
+        self.cluster.up([lab.Gpus(2, "16Gi"), lab.Gpus(2, "16Gi")], installed=False)
+        self.nodes = self.cluster.nodes
+        self.kubectl("delete", "runtimeclass", "gpu-hook", "--ignore-not-found")
+        for node in self.nodes:  # in place of the driver that a real node has; an install keeps these settings
+            node.machine.write("/opt/gpu-hook/etc/settings.yaml", f"driver_root: {SIMULATOR}/sim/root\n")
+            for archive in folder.iterdir():
+                node.load(archive)
+            self.kubectl("label", "--overwrite", "node", node.name, "gpu-hook.io/node=claims")
+        self.kubectl("apply", "-k", str(BASE))
+        lab.wait(240, "each node has its slice", lambda: len(self.objects("resourceslices")) == len(self.nodes))
+
+    def objects(self, kind: str) -> list[Any]:
+        return list(json.loads(self.kubectl("get", kind, "-o", "json"))["items"])
+
+    def apply(self, *objects: Any) -> None:
+        self.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))
+
+    def log(self, pod: str) -> str:
+        try:
+            return self.kubectl("logs", pod)
+        except RuntimeError:
+            return ""
+
+    def phase(self, pod: str) -> str:
+        return self.kubectl("get", "pod", pod, "-o", "jsonpath={.status.phase}")
+
+    def events(self, pod: str) -> str:
+        select = f"--field-selector=involvedObject.name={pod}"
+        return self.kubectl("get", "events", select, "-o", "jsonpath={.items[*].message}")
+
+    def grants(self, node: lab.Node) -> list[Any]:
+        return list(json.loads(node.machine.run(*CLI, "ps", "--json").stdout)["containers"])
+
+    def sees(self, pod: str, mib: int) -> None:
+        try:
+            lab.wait(120, f"{pod} sees {mib} MiB", lambda: f" {mib} MiB total" in self.log(pod))
+        except lab.CannotRun as e:
+            raise AssertionError(f"{e}: {self.events(pod)}") from None
+
+    def says(self, pod: str, code: str) -> None:
+        lab.wait(120, f"{pod} has an event with {code}", lambda: code in self.events(pod))
+
+    def clean(self) -> None:
+        """All pods and claims go, and nothing of them is left on a node."""
+        self.kubectl("delete", "pods,resourceclaims,resourceclaimtemplates", "--all", "--grace-period=1", timeout=240)
+        for node in self.nodes:
+            lab.wait(60, f"{node.name} has no grant", lambda node=node: not self.grants(node))  # type: ignore[misc]
+            left = node.machine.run(
+                "sh", "-c", "ls /var/run/cdi /run/gpu-hook/claims /run/gpu-hook/pages 2>/dev/null || true"
+            ).stdout
+            assert [line for line in left.split() if not line.endswith(":")] == []
+
+    def driver(self, node: lab.Node) -> list[str]:
+        found = "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline 2>/dev/null | grep -q '[m] oci_hook.kube.dra' && echo ${p#/proc/}; done"
+        return node.machine.run("sh", "-c", found, check=False).stdout.split()
+
+
+def template(name: str, memory: str = "", compute: str = "", words: Any = None, **exactly: Any) -> Any:
+    amounts = {k: v for k, v in (("memory", memory), ("compute", compute)) if v}
+    request = {
+        "deviceClassName": "gpu-share.gpu-hook.io",
+        **({"capacity": {"requests": amounts}} if amounts else {}),
+        **exactly,
+    }
+    devices: dict[str, Any] = {"requests": [{"name": "gpu", "exactly": request}]}
+    if words is not None:
+        parameters = {"apiVersion": "gpu-hook.io/v1", "kind": "Share", **words}
+        devices["config"] = [{"opaque": {"driver": "gpu-hook.io", "parameters": parameters}}]
+    head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": name}}
+    return {**head, "spec": {"spec": {"devices": devices}}}
+
+
+def pod(name: str, claim: str = "", command: str = "gpu-probe info; exec sleep 100000", **spec: Any) -> Any:
+    """claim: the template's name; "" for the pod's own."""
+    main = {
+        "name": "main",
+        "image": lab.PROBE,
+        "command": ["sh", "-c", command],
+        "resources": {"claims": [{"name": "gpu"}]},
+    }
+    claims = [{"name": "gpu", "resourceClaimTemplateName": claim or name}]
+    body = {"terminationGracePeriodSeconds": 1, "resourceClaims": claims, "containers": [main], **spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": body}
+
+
+@pytest.fixture(scope="module")
+def made(runnable: None, native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Claims]:
+    """GPU_HOOK_CLAIMS_CLUSTER=DIR: the --state of one that is up, or comes up there, and stays."""
+    if lab.programs.minor() < 36:
+        pytest.skip(
+            "needs the programs of Kubernetes 1.36 or newer: GPU_HOOK_KUBERNETES=1.36, see scripts/cluster build --help"
+        )
+    given = os.environ.get("GPU_HOOK_CLAIMS_CLUSTER")
+    claims = Claims(lab.Cluster(Path(given) if given else tmp_path_factory.mktemp("claims")))
+    try:
+        if not claims.cluster.exists:
+            claims.up(tmp_path_factory.mktemp("image"))
+        yield claims
+    finally:
+        if not given:
+            claims.cluster.down()
+
+
+@pytest.fixture
+def claims(made: Claims) -> Iterator[Claims]:
+    yield made
+    made.clean()
+
+
+@pytest.mark.promise
+def test_the_page(claims: Claims) -> None:
+    """Its manifest is applied as it is, after the two commands that the fixture runs."""
+    page = PAGE.read_text()
+    assert "gpu-hook.io/node=claims\nkubectl apply -k packaging/kubernetes/dra\n" in page
+    (manifest,) = YAML.findall(page)
+    claims.kubectl("apply", "-f", "-", input=manifest)
+    claims.sees("demo", 4096)
+    (claim,) = claims.objects("resourceclaims")
+    node = claims.cluster.node(claim["status"]["allocation"]["devices"]["results"][0]["pool"])
+    (grant,) = claims.grants(node)
+    assert (grant["pod"], grant["name"], grant["gpus"][0]["memory_mib"], grant["gpus"][0]["compute"]) == (
+        "demo",
+        "main",
+        4096,
+        30,
+    )
+    env = claims.kubectl(
+        "exec", "demo", "--", "sh", "-c", "echo $GPU_HOOK_MEMORY_MIB $NVIDIA_VISIBLE_DEVICES $GPU_HOOK_CLAIM"
+    )
+    assert env.split() == ["4096", grant["gpus"][0]["uuid"], f"default/{claim['metadata']['name']}"]
+
+
+def test_odd_sizes_fill_the_gpus_and_no_more(claims: Claims) -> None:
+    """Each pod that has a node runs with its amount; the ledgers are what the scheduler has allocated; the rest waits."""
+    sizes = [9001, 7000, 5003, 4001, 3007, 2503, 8191, 6101, 1009, 12007, 777, 10007, 3301, 2111, 997, 16384]
+    for number, size in enumerate(sizes):
+        claims.apply(template(f"p{number}", f"{size}Mi"), pod(f"p{number}"))
+    lab.wait(60, "each has been tried", lambda: all(p["status"].get("conditions") for p in claims.objects("pods")))
+    last: list[str] = []
+
+    def settled() -> bool:
+        before = list(last)
+        last[:] = sorted(p["metadata"]["name"] for p in claims.objects("pods") if p["spec"].get("nodeName"))
+        time.sleep(2)
+        return bool(last) and before == last
+
+    lab.wait(120, "nothing more is placed", settled)
+    for name in last:
+        claims.sees(name, sizes[int(name[1:])])
+    held: dict[str, int] = {}
+    for node in claims.nodes:
+        for grant in claims.grants(node):
+            (gpu,) = grant["gpus"]
+            assert gpu["memory_mib"] == sizes[int(grant["pod"][1:])]
+            held[gpu["uuid"]] = held.get(gpu["uuid"], 0) + gpu["memory_mib"]
+    assert sum(held.values()) == sum(sizes[int(name[1:])] for name in last) and max(held.values()) <= MIB
+    waiting = [size for number, size in enumerate(sizes) if f"p{number}" not in last]
+    assert waiting and all(size > MIB - used for size in waiting for used in (held.get(u, 0) for u in held))
+
+
+def test_what_is_wrong_is_an_event_with_its_code(claims: Claims) -> None:
+    claims.apply(template("typo", "1Gi", words={"polcy": "fixed-share"}), pod("typo"))
+    claims.apply(template("both", "1Gi", words={"exclusive": True}), pod("both"))
+    claims.says("typo", "GH-102")
+    claims.says("both", "GH-103")
+
+
+def test_one_claim_for_two_pods_serves_one_at_a_time(claims: Claims) -> None:
+    shared = template("one", "2Gi")
+    claim = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "one"},
+        "spec": shared["spec"]["spec"],
+    }
+    use = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "one"}]}
+    claims.apply(claim, pod("first", **use))
+    claims.sees("first", 2048)
+    claims.apply(pod("second", **use))
+    claims.says("second", "GH-611")
+    claims.kubectl("delete", "pod", "first", "--grace-period=1")
+    claims.sees("second", 2048)
+
+
+def test_whole_gpus_by_the_extended_resource(claims: Claims) -> None:
+    """Without any claim of the user's."""
+    whole = pod("whole")
+    del whole["spec"]["resourceClaims"]
+    whole["spec"]["containers"][0]["resources"] = {"limits": {"gpu-hook.io/gpu": "1"}}
+    claims.apply(whole)
+    claims.sees("whole", MIB)
+    (grant,) = [grant for node in claims.nodes for grant in claims.grants(node)]
+    assert grant["pod"] == "whole" and grant["gpus"][0]["whole"]
+
+
+def test_two_gpus_in_one_claim(claims: Claims) -> None:
+    claims.apply(template("two", "3Gi", count=2), pod("two"))
+    claims.sees("two", 3072)
+    (grant,) = [grant for node in claims.nodes for grant in claims.grants(node)]
+    assert [gpu["memory_mib"] for gpu in grant["gpus"]] == [3072, 3072]
+
+
+def test_a_container_that_restarts_keeps_its_share(claims: Claims) -> None:
+    claims.apply(template("again", "2Gi"), pod("again", command="gpu-probe info; sleep 3; exit 1"))
+    path = "jsonpath={.status.containerStatuses[0].restartCount}"
+    lab.wait(180, "it has restarted twice", lambda: claims.kubectl("get", "pod", "again", "-o", path) in ("2", "3"))
+    claims.sees("again", 2048)
+
+
+def test_kills_in_the_middle_lose_and_leave_nothing(claims: Claims) -> None:
+    """SIGKILL of driver and kubelet while pods come, of driver and containerd while they go."""
+    import signal
+
+    for number in range(8):
+        claims.apply(template(f"k{number}", "3Gi"), pod(f"k{number}"))
+        for node in claims.nodes:
+            for pid in claims.driver(node):
+                node.machine.run("kill", "-9", pid, check=False)
+        if number == 3:
+            for node in claims.nodes:
+                node.stop("kubelet", signal.SIGKILL)
+                node.start("kubelet")
+    for number in range(8):
+        claims.sees(f"k{number}", 3072)
+    held = sorted(grant["pod"] for node in claims.nodes for grant in claims.grants(node))
+    assert held == [f"k{number}" for number in range(8)]
+    claims.kubectl("delete", "pods", "--all", "--wait=false", "--grace-period=1")
+    for node in claims.nodes:
+        for pid in claims.driver(node):
+            node.machine.run("kill", "-9", pid, check=False)
+    node = claims.nodes[0]
+    node.stop("containerd", signal.SIGKILL)
+    node.start("containerd")
+    lab.wait(60, "each node has its slice", lambda: len(claims.objects("resourceslices")) == len(claims.nodes))
+
+
+def test_delete_leaves_nothing(made: Claims) -> None:
+    """The last test of this file."""
+    made.clean()
+    made.kubectl("delete", "-k", str(BASE), timeout=240)
+    left = "ls -d /opt/gpu-hook /opt/gpu-hook-cli /var/lib/kubelet/plugins/gpu-hook.io /run/gpu-hook/claims 2>/dev/null || true"
+    for node in made.nodes:
+
+        def gone(node: lab.Node = node) -> bool:
+            return not node.machine.run("sh", "-c", left).stdout
+
+        lab.wait(120, f"{node.name} has nothing of gpu-hook", gone)
+    lab.wait(90, "no slice is left", lambda: not made.objects("resourceslices"))
+    made.kubectl("apply", "-k", str(BASE))
+    lab.wait(240, "it comes back", lambda: len(made.objects("resourceslices")) == len(made.nodes))

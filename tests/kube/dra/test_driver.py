@@ -1,0 +1,416 @@
+"""The driver's real process, called by grpcio as by the kubelet: registration, prepare, unprepare, containers, kills."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.conftest import MEMORY_MIB, UUIDS, Bundle, Install, Runc
+from tests.engines.cri import decode
+from tests.kube.dra.node import DEVICES, NODE, SERVICE, ApiServer, DraNode, answers, asked, result, until
+from tests.kube.reporter.test_http import Server, pki  # noqa: F401
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+ONE, TWO = "11111111-aaaa-4000-8000-000000000001", "22222222-bbbb-4000-8000-000000000002"
+Pki = dict[str, tuple[Path, Path]]
+
+
+@pytest.fixture
+def node(prefix: Install, pki: Pki, tmp_path: Path) -> Iterator[DraNode]:  # noqa: F811
+    http = Server(*pki["ours"])
+    made = DraNode(prefix, ApiServer(http), pki["ours"], tmp_path)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.kill()
+        http.close()
+        shutil.rmtree(made.kubelet)
+
+
+def test_it_registers_with_both_versions(node: DraNode) -> None:
+    info = dict(decode(node.call("/pluginregistration.Registration/GetInfo", b"", node.registration)))
+    assert info == {
+        1: [b"DRAPlugin"],
+        2: [b"gpu-hook.io"],
+        3: [str(node.socket).encode()],
+        4: [b"v1.DRAPlugin", b"v1beta1.DRAPlugin"],
+    }
+    assert node.call("/pluginregistration.Registration/NotifyRegistrationStatus", b"\x08\x01", node.registration) == b""
+    for socket in (node.socket, node.registration):
+        assert socket.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+def test_a_claim_becomes_a_grant_and_goes(node: DraNode, version: str) -> None:
+    node.api.claim(ONE, result("8Gi", "30", shareID="s-1"))
+    ids, error = node.prepare(ONE, version=version)
+    assert (ids, error) == ([f"gpu-hook.io/claim={ONE}-0"], "")
+    (grant,) = node.install.grants()
+    (share,) = grant.shares
+    assert (share.uuid, share.memory_mib, share.compute) == (UUIDS[0], 8192, 30)
+    assert (grant.who.namespace, grant.who.pod, grant.who.pod_uid) == ("default", "p1", "9-9")
+    again = node.prepare(ONE, version=version)
+    assert again == (ids, "") and node.install.grants() == (grant,)
+    assert node.unprepare(ONE, version=version) == "" and node.nothing_left()
+    assert node.unprepare(ONE, version=version) == ""
+
+
+def test_the_answer_names_request_pool_device_and_share(node: DraNode) -> None:
+    node.api.claim(ONE, result(request="a/big", shareID="s-1"), result(gpu=1, request="b"))
+    answer = node.call(SERVICE.format("v1", "NodePrepareResources"), asked(("default", ONE, "c1")))
+    [(_, found)] = answers(answer)
+    first, second = (dict(decode(device)) for device in found[1])
+    assert first == {
+        1: [b"a"],
+        2: [NODE.encode()],
+        3: [DEVICES[0].encode()],
+        4: [f"gpu-hook.io/claim={ONE}-0".encode()],
+        5: [b"s-1"],
+    }
+    assert second[3] == [DEVICES[1].encode()] and second[1] == [b"b"] and 5 not in second
+    (grant,) = node.install.grants()
+    assert [share.uuid for share in grant.shares] == list(UUIDS)
+
+
+def test_each_claim_has_an_answer(node: DraNode) -> None:
+    """One is good, one is unknown, one has no room beside the first."""
+    node.api.claim(ONE, result("20Gi"))
+    node.api.claim(TWO, result("8Gi"), name="c2")
+    call = SERVICE.format("v1", "NodePrepareResources")
+    found = dict(
+        answers(node.call(call, asked(("default", ONE, "c1"), ("default", "3-3", "no"), ("default", TWO, "c2"))))
+    )
+    assert 2 not in found[ONE] and found[ONE][1]
+    assert found["3-3"][2][0].startswith(b"GH-610: ")
+    assert found[TWO][2][0].startswith(b"GH-201: ")
+    assert [grant.who.id for grant in node.install.grants()] == [ONE]
+    assert node.unprepare(TWO) == node.unprepare("3-3") == "" and node.unprepare(ONE) == "" and node.nothing_left()
+
+
+def test_what_is_wrong_is_refused_and_leaves_nothing(node: DraNode) -> None:
+    share = {"apiVersion": "gpu-hook.io/v1", "kind": "Share"}
+
+    def config(**words: Any) -> list[dict[str, Any]]:
+        return [{"source": "FromClaim", "opaque": {"driver": "gpu-hook.io", "parameters": {**share, **words}}}]
+
+    deep: Any = "x"
+    for _ in range(200):
+        deep = [deep]
+    cases: list[tuple[str, dict[str, Any], Any]] = [
+        ("GH-610", result(pool="n2"), None),
+        ("GH-202", result(device="gpu-that-left"), None),
+        ("GH-102", result(adminAccess=True), None),
+        ("GH-101", result(memory="many"), None),
+        ("GH-101", result(compute="1500m"), None),
+        ("GH-102", result(), config(polcy="fixed-share")),
+        ("GH-102", result(), config(memory="1Gi")),
+        ("GH-101", result(compute="30"), config(policy="no-such")),
+        ("GH-101", result(), config(policy=deep)),
+        ("GH-101", result(), config(policy={"a": 1})),
+        ("GH-103", result(), config(exclusive=True)),
+        ("GH-101", result(), [{"opaque": {"driver": "gpu-hook.io", "parameters": [1, 2]}}]),
+        ("GH-105", result(compute="30"), config(policy="x" * 70000)),
+        ("GH-610", {**result(), "driver": "other.io"}, None),
+    ]
+    for code, given, words in cases:
+        node.api.claim(ONE, given, config=words)
+        ids, error = node.prepare(ONE)
+        assert error.startswith(code) and "\n" not in error and len(error) < 1000, (code, error)
+        assert ids == [] and node.nothing_left()
+    node.api.claim(ONE, result(), result(memory="1Gi", request="two"))
+    assert node.prepare(ONE)[1].startswith("GH-103")  # twice the same GPU
+    node.api.claim(ONE, result())
+    node.api.claims["default/c1"]["metadata"]["uid"] = TWO
+    assert node.prepare(ONE)[1].startswith("GH-610")
+    for shape in (
+        [],
+        {"metadata": []},
+        {"metadata": {"uid": ONE}, "status": {"allocation": [1]}},
+        {"status": 3},
+        "text",
+        None,
+    ):
+        node.api.claims["default/c1"] = shape  # type: ignore[assignment]
+        assert node.prepare(ONE)[1].startswith("GH-610"), shape
+    for uid, name, namespace in (
+        ("../../x", "c1", "default"),
+        (ONE, "..", "default"),
+        (ONE, "c1", ""),
+        ("", "c1", "default"),
+    ):
+        assert node.prepare(uid, name, namespace=namespace)[1].startswith("GH-610")
+    node.api.down = True
+    assert node.prepare(ONE)[1].startswith("GH-608")
+    assert node.nothing_left()
+
+
+def test_words_of_the_claim_replace_those_of_its_class(node: DraNode) -> None:
+    def entry(**words: Any) -> dict[str, Any]:
+        parameters = {"apiVersion": "gpu-hook.io/v1", "kind": "Share", **words}
+        return {"opaque": {"driver": "gpu-hook.io", "parameters": parameters}}
+
+    other = {"opaque": {"driver": "other.io", "parameters": {"any": "thing"}}}
+    not_ours = {**entry(policy="best-effort"), "requests": ["another"]}
+    config = [entry(policy="fixed-share"), other, entry(policy="burst-share", **{"compute-limit": 60}), not_ours]
+    node.api.claim(ONE, result(compute="30"), config=config)
+    assert node.prepare(ONE)[1] == ""
+    (grant,) = node.install.grants()
+    assert grant.terms.policy == "burst-share" and grant.shares[0].compute_limit == 60
+
+
+def test_all_of_the_memory_is_the_whole_gpu(node: DraNode) -> None:
+    node.api.claim(ONE, result(f"{MEMORY_MIB}Mi"))
+    assert node.prepare(ONE)[1] == ""
+    (grant,) = node.install.grants()
+    assert grant.exclusive and grant.shares[0].whole
+    assert node.unprepare(ONE) == ""
+    node.api.claim(ONE, {**result(), "consumedCapacity": None})
+    assert node.prepare(ONE)[1] == "" and node.install.grants()[0].exclusive
+
+
+def test_a_bad_client_harms_nobody(node: DraNode) -> None:
+    call = SERVICE.format("v1", "NodePrepareResources")
+    for message in (b"\xff", b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x02\x12\xff", os.urandom(200), b"\x08\x01"):
+        with pytest.raises(grpc.RpcError) as caught:
+            node.call(call, message)
+        assert caught.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL)
+    with pytest.raises(grpc.RpcError):
+        node.call(call, b"\x0a" + b"x" * (2 << 20))
+    with pytest.raises(grpc.RpcError) as caught:
+        node.call("/no.Such/Method", b"")
+    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    import socket
+
+    for data in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(1000), b""):
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.connect(str(node.socket))
+            raw.sendall(data)
+    node.api.claim(ONE, result())
+    assert node.prepare(ONE)[1] == ""
+
+
+# ---- containers ----
+
+
+def test_a_container_has_the_claims_share(node: DraNode, bundle: Bundle, runc: Runc) -> None:
+    node.api.claim(ONE, result("8Gi", "30"))
+    assert node.prepare(ONE)[1] == ""
+    folder = node.container(bundle, ONE)
+    done = runc.create(folder)
+    assert done.returncode == 0, done.stderr
+    (grant,) = node.install.grants()
+    assert (
+        grant.who.id == runc.ids[-1]
+        and grant.life.init == resource_claims_life(runc)
+        and grant.shares[0].memory_mib == 8192
+    )
+    env = json.loads((folder / "config.json").read_text())["process"]["env"]
+    assert {f"NVIDIA_VISIBLE_DEVICES={UUIDS[0]}", "GPU_HOOK_MEMORY_MIB=8192", "GPU_HOOK_COMPUTE=30"} <= set(env)
+    mounts = Path(f"/proc/{runc.pid(runc.ids[-1])}/mountinfo").read_text()
+    assert "/run/gpu-hook/policy" in mounts and "libcuda.so.1" in mounts
+    assert node.unprepare(ONE).startswith("GH-407")  # its container lives
+    assert [g.key for g in node.install.grants()] == [grant.key]
+    runc("delete", "--force", runc.ids[-1])
+    assert node.unprepare(ONE) == "" and node.nothing_left()
+
+
+def resource_claims_life(runc: Runc) -> tuple[int, int] | None:
+    from oci_hook.linux.proc import process_life
+
+    return process_life(runc.pid(runc.ids[-1]))
+
+
+def test_one_container_after_the_other_has_it_and_never_two(node: DraNode, bundle: Bundle, runc: Runc) -> None:
+    node.api.claim(ONE, result("20Gi"))
+    assert node.prepare(ONE)[1] == ""
+    first = node.install.grants()[0]
+    for _ in range(2):
+        assert runc.create(node.container(bundle, ONE)).returncode == 0
+        living = runc.ids[-1]
+        refused = runc.create(node.container(bundle, ONE))
+        assert refused.returncode and "GH-611" in refused.stderr
+        assert node.install.grants()[0].who.id == living
+        runc("delete", "--force", living)
+        (grant,) = node.install.grants()  # it waits anew, and nobody else gets its room meanwhile
+        assert grant.who.id == ONE and grant.key == first.key and grant.born != first.born
+    assert node.unprepare(ONE) == "" and node.nothing_left()
+
+
+def test_a_container_that_was_killed_without_poststop_gives_back(node: DraNode, bundle: Bundle, runc: Runc) -> None:
+    node.api.claim(ONE, result("20Gi"))
+    assert node.prepare(ONE)[1] == ""
+    folder = node.container(bundle, ONE)
+    config = json.loads((folder / "config.json").read_text())
+    del config["hooks"]["poststop"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert runc.create(folder).returncode == 0
+    os.kill(runc.pid(runc.ids[-1]), signal.SIGKILL)
+    until("it waits anew", lambda: [g.who.id for g in node.install.grants()] == [ONE])
+    assert runc.create(node.container(bundle, ONE)).returncode == 0
+
+
+def test_a_refused_container_leaves_the_claim_as_it_was(node: DraNode, bundle: Bundle, runc: Runc) -> None:
+    node.api.claim(ONE, result("20Gi"))
+    assert node.prepare(ONE)[1] == ""
+    before = node.install.grants()
+    cri = {"io.kubernetes.cri.sandbox-namespace": "another"}
+    for annotations, code in (({"gpu-hook.io/memory": "1Gi"}, "GH-612"), (cri, "GH-610")):
+        done = runc.create(node.container(bundle, ONE, annotations))
+        assert done.returncode and code in done.stderr, done.stderr
+        assert node.install.grants() == before
+    done = runc.create(node.container(bundle, ONE))
+    assert done.returncode == 0
+    runc("delete", "--force", runc.ids[-1])
+    folder = node.container(bundle, ONE)
+    assert node.unprepare(ONE) == ""
+    done = runc.create(folder)  # a CDI file that is not there any more, or forged
+    assert done.returncode and "GH-610" in done.stderr and node.nothing_left()
+
+
+def test_two_claims_in_one_container_are_refused(node: DraNode, bundle: Bundle, runc: Runc) -> None:
+    node.api.claim(ONE, result())
+    node.api.claim(TWO, result(gpu=1), name="c2")
+    assert node.prepare(ONE)[1] == node.prepare(TWO, "c2")[1] == ""
+    folder = node.container(bundle, ONE)
+    config = json.loads((folder / "config.json").read_text())
+    second = json.loads((node.container(bundle, TWO) / "config.json").read_text())
+    for stage in ("createRuntime", "poststop"):
+        config["hooks"][stage] += second["hooks"][stage]
+    (folder / "config.json").write_text(json.dumps(config))
+    done = runc.create(folder)
+    assert done.returncode and "GH-611" in done.stderr
+    until("both wait", lambda: sorted(g.who.id for g in node.install.grants()) == [ONE, TWO])
+
+
+def test_annotations_ask_in_vain_on_such_a_node(node: DraNode, bundle: Bundle, runc: Runc) -> None:
+    done = runc.create(bundle({"gpu-hook.io/memory": "1Gi"}), node.install)
+    assert done.returncode and "GH-612" in done.stderr and node.install.grants() == ()
+
+
+def test_through_our_own_handler_it_is_the_same(node: DraNode, bundle: Bundle, runc: Runc) -> None:
+    """A RuntimeClass with the handler gpu-hook, also where the environment asks."""
+    node.install.set(trust_env=True)
+    node.api.claim(ONE, result())
+    assert node.prepare(ONE)[1] == ""
+    done = runc.create(node.container(bundle, ONE), node.install)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert node.install.grants()[0].who.id == runc.ids[-1]
+
+
+# ---- kills ----
+
+
+def test_a_driver_killed_at_any_time_leaves_and_loses_nothing(node: DraNode) -> None:
+    """SIGKILL while claims are prepared and unprepared. The kubelet asks again; afterwards all is there, or nothing."""
+    rng = random.Random(7)
+    node.api.claim(ONE, result("20Gi"))
+    for turn in range(12):
+        pause = rng.uniform(0, 0.05)
+        assert node.process is not None
+        killer = threading.Timer(pause, node.process.kill)
+        killer.start()
+        call = node.prepare if turn % 2 == 0 else node.unprepare
+        try:
+            call(ONE)
+        except grpc.RpcError:
+            pass
+        killer.join()
+        node.kill()
+        node.start()
+        if turn % 2 == 0:
+            assert node.prepare(ONE)[1] == ""
+            assert [g.who.id for g in node.install.grants()] == [ONE] and node.file(ONE)
+        else:
+            assert node.unprepare(ONE) == "" and node.nothing_left()
+
+
+def test_a_new_process_repairs(node: DraNode) -> None:
+    node.api.claim(ONE, result("20Gi"))
+    node.api.claim(TWO, result(gpu=1), name="c2")
+    assert node.prepare(ONE)[1] == node.prepare(TWO, "c2")[1] == ""
+    node.kill()
+    (node.cdi / f"gpu-hook.io-claim-{ONE}.json").unlink()
+    (node.cdi / "gpu-hook.io-claim-3-3.json").write_text("{}")
+    (node.cdi / "other.json").write_text("{}")
+    (node.install.state / f"claims/{TWO}.json").unlink()
+    node.start()
+    until("the CDI file is back", lambda: (node.cdi / f"gpu-hook.io-claim-{ONE}.json").exists())
+    until("what has no record has gone", lambda: [g.who.id for g in node.install.grants()] == [ONE])
+    assert sorted(path.name for path in node.cdi.iterdir()) == [f"gpu-hook.io-claim-{ONE}.json", "other.json"]
+
+
+def test_claims_that_the_api_server_has_no_more_go(node: DraNode) -> None:
+    node.api.claim(ONE, result("20Gi"))
+    assert node.prepare(ONE)[1] == ""
+    node.kill()
+    node.api.claims.clear()
+    node.start()
+    until("it has gone", lambda: node.install.grants() == ())
+    assert node.nothing_left()
+
+
+def test_withdraw_removes_all(node: DraNode) -> None:
+    node.api.claim(ONE, result("20Gi"))
+    until("it is published", lambda: node.api.slices)
+    assert node.prepare(ONE)[1] == ""
+    node.kill()
+    node.withdraw()
+    assert node.nothing_left() and not node.api.slices
+    assert not node.socket.exists() and not node.registration.exists() and not node.socket.parent.exists()
+
+
+# ---- the slice ----
+
+
+def test_the_slice_is_written_once_and_comes_back(node: DraNode) -> None:
+    until("it is published", lambda: node.api.slices)
+    ((name, found),) = node.api.slices.items()
+    assert (
+        found["spec"]["pool"] == {"name": NODE, "generation": 1, "resourceSliceCount": 1}
+        and found["spec"]["nodeName"] == NODE
+    )
+    assert [device["name"] for device in found["spec"]["devices"]] == list(DEVICES)
+    assert found["metadata"]["ownerReferences"][0]["uid"] == "node-uid"
+    lists = len(node.api.http.asked)
+    until("it has looked again and again", lambda: len(node.api.http.asked) > lists + 20)
+    node.kill()
+    node.start()
+    lists = len(node.api.http.asked)
+    until("the new process has looked", lambda: len(node.api.http.asked) > lists + 20)
+    assert node.api.writes == ["POST"]
+    node.api.slices.clear()  # as the kubelet does
+    until("it is back", lambda: node.api.slices)
+    ((name, found),) = node.api.slices.items()
+    found["spec"]["devices"][0]["capacity"]["memory"]["value"] = "1Gi"  # by somebody else
+    until(
+        "it is as it was", lambda: node.api.slices[name]["spec"]["devices"][0]["capacity"]["memory"]["value"] == "24Gi"
+    )
+    assert node.api.slices[name]["spec"]["pool"]["generation"] == 2
+
+
+def test_a_gpu_that_others_use_is_tainted(node: DraNode, bundle: Bundle, runc: Runc) -> None:
+    """As by a container that ran before the setting changed."""
+    until("it is published", lambda: node.api.slices)
+    node.install.set(cluster="off")
+    assert runc.create(bundle({"gpu-hook.io/memory": "8Gi", "gpu-hook.io/devices": "1"}), node.install).returncode == 0
+    node.install.set(cluster="dra")
+
+    def taints() -> list[Any]:
+        ((_, found),) = node.api.slices.items()
+        return [device.get("taints") for device in found["spec"]["devices"]]
+
+    until("the second is tainted", lambda: taints() == [None, [{"key": "gpu-hook.io/taken", "effect": "NoSchedule"}]])
+    node.api.claim(ONE, result("20Gi", gpu=1))
+    assert node.prepare(ONE)[1].startswith("GH-201")
+    runc("delete", "--force", runc.ids[-1])
+    until("none is", lambda: taints() == [None, None])
+    assert node.prepare(ONE)[1] == ""
