@@ -63,7 +63,8 @@ class Control:
     def kubectl_line(self, *arguments: str) -> list[str]:
         """kubectl in the control machine's network, with this computer's files."""
         enter = ["nsenter", "-t", str(self.machine.pid), "-n", "--"]
-        return [*enter, programs.program("kubectl"), f"--kubeconfig={self.keys.folder}/admin.conf", *arguments]
+        own = [f"--kubeconfig={self.keys.folder}/admin.conf", f"--cache-dir={self.machine.state}/kubectl"]
+        return [*enter, programs.program("kubectl"), *own, *arguments]  # clusters of all versions have one address
 
     def kubectl(self, *arguments: str, input: str | None = None, timeout: float = 60) -> str:
         """kubectl's output. Raises RuntimeError with its message when it fails."""
