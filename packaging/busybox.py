@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -24,7 +25,20 @@ def files(arch: str, debian: str) -> Files:
         licence = Path("/usr/share/doc/busybox-static/copyright")
     if licence.exists():
         found["usr/share/doc/busybox-static/copyright"] = read(licence)
+    found["usr/share/doc/busybox-static/SOURCE"] = (source(program.read_bytes()).encode(), 0o644)
     return found
+
+
+def source(program: bytes) -> str:
+    """Where the program's source is, as the GNU General Public License, version 2, section 3 wants it said."""
+    said = re.search(rb"BusyBox v([0-9.]+) \((?:Debian |Ubuntu )?([^)]+)\)", program)
+    version = said[2].decode() if said else "of this program"
+    return (
+        f"bin/busybox is BusyBox {version}, under the GNU General Public License, version 2.\n"
+        "Its complete source is the source package busybox of that version of the distribution that built it:\n"
+        "https://snapshot.debian.org/package/busybox/ keeps each version of Debian's; `apt-get source busybox` gets it.\n"
+        "Who passes this image on offers that source with it.\n"
+    )
 
 
 def find(arch: str, debian: str) -> Path:

@@ -8,11 +8,12 @@ import io
 import json
 import os
 import tarfile
+from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
 
 import busybox
-from payload import COMMAND, MODULES, REGISTRY, ROOT, VERSION, Files, below, epoch, package, read, vendored
+from payload import COMMAND, MODULES, REGISTRY, ROOT, VERSION, Files, below, commit, epoch, package, read, vendored
 
 NAME = f"{REGISTRY}/gpu-hook/install:{VERSION}"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -29,11 +30,16 @@ def build(out: Path, arch: str) -> Path:
 def write(out: Path, name: str, architecture: str, layer: bytes, run: dict[str, object], by: str) -> Path:
     """The archive of an image of one layer. run: what the image says about how it is run. by: the command that built it."""
     packed = gzip.compress(layer, mtime=0)
+    made = datetime.fromtimestamp(epoch(), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    says = {"title": name.rpartition(":")[0].partition("/")[2], "version": VERSION, "revision": commit()}
+    says |= {"created": made, "licenses": "Apache-2.0", "description": f"gpu-hook, made by {by}"}
+    labels = {f"org.opencontainers.image.{key}": text for key, text in says.items() if text}
     config = document(
         {
             "architecture": architecture,
             "os": "linux",
-            "config": run,
+            "created": made,
+            "config": {**run, "Labels": labels},
             "rootfs": {"type": "layers", "diff_ids": [digest(layer)]},
             "history": [{"created_by": by}],
         }
@@ -45,6 +51,7 @@ def write(out: Path, name: str, architecture: str, layer: bytes, run: dict[str, 
             "mediaType": f"{kind}.manifest.v1+json",
             "config": described(f"{kind}.config.v1+json", config),
             "layers": [described(f"{kind}.layer.v1.tar+gzip", packed)],
+            "annotations": labels,
         }
     )
     names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": VERSION}

@@ -1,11 +1,13 @@
 """The contents of the packages: files as bytes with their mode, the same for every builder and at any time."""
 
 import functools
+import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from datetime import datetime, timezone
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -39,6 +41,16 @@ def epoch() -> int:
     return int(git.stdout) if git.returncode == 0 else int((ROOT / "pyproject.toml").stat().st_mtime)
 
 
+def commit() -> str:
+    """The checkout's commit, with + where files differ from it; "" where nobody can tell."""
+    said = subprocess.run(
+        ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"],
+        capture_output=True,
+        text=True,
+    )
+    return said.stdout.strip() if said.returncode == 0 else ""
+
+
 def read(path: Path, mode: int = 0o644) -> tuple[bytes, int]:
     return path.read_bytes(), mode
 
@@ -49,6 +61,9 @@ def package(arch: str, name: str = "oci_hook", folder: Path = ROOT) -> Files:
     for path in (folder / name).rglob("*"):
         if path.suffix in (".py", ".json", ".html") and path.name != "build.py":
             files[str(path.relative_to(folder))] = read(path)
+    if name == "oci_hook":
+        made = {"commit": commit(), "date": datetime.fromtimestamp(epoch(), timezone.utc).strftime("%Y-%m-%d")}
+        files[f"{name}/made.json"] = (json.dumps(made).encode() + b"\n", 0o644)
     for place, path in compiled.parts(name, arch).items():
         files[place] = read(path, compiled.mode(place))
     return files

@@ -2,6 +2,7 @@
 differ among distributions and some distributions lack them."""
 
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -24,6 +25,8 @@ def build(out: Path, arch: str) -> Path:
 
 def pack(out: Path, arch: str, package: str, source: Path, files: Files) -> Path:
     """The package with these files, by the spec and the scripts in the folder `source`."""
+    if not shutil.which("rpmbuild"):
+        raise SystemExit("scripts/package: an RPM needs rpmbuild (apt install rpm, dnf install rpm-build)")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         lay(folder / "tree", files)

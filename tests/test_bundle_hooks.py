@@ -1,5 +1,6 @@
 """`gpu-hook bundle` and plain runc: the container has its share, and none once the hooks are taken out again."""
 
+import json
 import os
 import subprocess
 import sys
@@ -20,6 +21,12 @@ def gpu_hook(install: Install, *args: str) -> str:
 def test_with_plain_runc(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     folder = bundle(ASK)
     gpu_hook(prefix, "bundle", str(folder))
+    hooks = json.loads((folder / "config.json").read_text())["hooks"]
+    assert set(hooks) == {
+        "prestart",
+        "createRuntime",
+        "poststop",
+    }  # a runtime without one of the first two has the other
     done = runc.create(folder)
     assert done.returncode == 0, done.stderr
     (grant,) = prefix.grants()
@@ -33,6 +40,18 @@ def test_with_plain_runc(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     gpu_hook(prefix, "bundle", "--remove", str(folder))
     assert runc.create(folder).returncode == 0
     assert prefix.grants() == ()
+
+
+@pytest.mark.parametrize("left_out", ["prestart", "createRuntime"])
+def test_a_runtime_that_calls_one_of_the_two_stages(prefix: Install, bundle: Bundle, runc: Runc, left_out: str) -> None:
+    folder = bundle(ASK)
+    gpu_hook(prefix, "bundle", str(folder))
+    config = json.loads((folder / "config.json").read_text())
+    del config["hooks"][left_out]
+    (folder / "config.json").write_text(json.dumps(config))
+    done = runc.create(folder)
+    assert done.returncode == 0, done.stderr
+    assert [share.uuid for grant in prefix.grants() for share in grant.shares] == [UUIDS[1]]
 
 
 def test_a_refusal(prefix: Install, bundle: Bundle, runc: Runc) -> None:

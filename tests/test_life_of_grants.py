@@ -181,10 +181,10 @@ def test_more_processes_than_can_be_looked_at(
     asked: list[float] = []
     look = holders.holders
 
-    def slow(seconds: float, apart: tuple[str, ...]) -> tuple[dict[str, tuple[int, int]], int]:
+    def slow(seconds: float, apart: tuple[str, ...], pages: str) -> tuple[dict[str, tuple[int, int]], int]:
         asked.append(seconds)
         os.close(lock_file(f"{prefix.state}/ledger/lock", fcntl.LOCK_EX, wait=False))
-        return look(seconds, apart) if seconds > 1 else ({}, holders.NEVER)
+        return look(seconds, apart, pages) if seconds > 1 else ({}, holders.NEVER)
 
     monkeypatch.setattr(holders, "holders", slow)
     by = Life(boot_id(), process_life(os.getpid()), space=pid_space())
@@ -206,7 +206,7 @@ def test_more_processes_than_can_be_looked_at(
 @pytest.fixture
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """No look at processes ever comes to its end, as beside a tenant with more of them, and mounts, than it may take."""
-    monkeypatch.setattr(holders, "holders", lambda seconds, apart=(): ({}, holders.NEVER))
+    monkeypatch.setattr(holders, "holders", lambda *_: ({}, holders.NEVER))
 
 
 def again(prefix: Install, runc: Runc, id: str, mib: int) -> str:
@@ -269,6 +269,34 @@ def test_what_is_kept_is_of_this_grant(prefix: Install, bundle: Bundle, runc: Ru
     assert runc("start", id, program=prefix.program).returncode == 0
     folder = prefix.state / "pages" / store.grant_key(str(runc.root), id)
     assert folder.is_dir() and not (folder / "state.json").exists()
+
+
+FORGE = """
+mount -t tmpfs none /mnt && mkdir -p /mnt/pages/$1 && echo > /mnt/pages/$1/policy
+if [ $2 = root ]; then mount --bind /mnt/pages/$1/policy /mnt/pages/$1/policy
+else mkdir -p /mnt/at/pages/$1/policy && mount --bind "$3" /mnt/at/pages/$1/policy; fi
+echo ready; exec sleep 300
+"""
+
+
+@pytest.mark.parametrize("field", ["root", "point"])
+def test_who_forges_the_page_keeps_no_grant_alive(
+    prefix: Install, bundle: Bundle, runc: Runc, hidden: Runc, field: str
+) -> None:
+    """Anybody on the node, without a right: by a file system of its own, or by the name of a mount point. A key follows from
+    the id, which /sys/fs/cgroup shows to all."""
+    assert runc.create(bundle(MOST), prefix).returncode == 0
+    (id,) = runc.ids
+    key = store.grant_key(str(runc.root), id)
+    argv = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "unshare", "-Urm", "sh", "-ec", FORGE, "sh"]
+    with subprocess.Popen([*argv, key, field, "/usr/bin"], stdout=subprocess.PIPE, text=True) as forger:
+        try:
+            assert forger.stdout is not None and forger.stdout.readline() == "ready\n"
+            assert f"/pages/{key}/policy" in Path(f"/proc/{forger.pid}/mountinfo").read_text()
+            assert hidden("delete", "--force", id).returncode == 0  # nothing is kept of it
+            until(lambda: prefix.grants() == ())
+        finally:
+            forger.kill()
 
 
 def test_holders_by_the_thousand(prefix: Install, bundle: Bundle, runc: Runc) -> None:

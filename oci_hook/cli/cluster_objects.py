@@ -1,6 +1,8 @@
 """Reads a cluster's nodes and pods for commands, from its API server or from a dump."""
 
 import json
+import shutil
+import subprocess
 from typing import Any
 from urllib.parse import urlencode
 
@@ -54,8 +56,14 @@ def budgets_of(kubeconfig: str | None) -> list[Budget] | None:
 
 def listed(kubeconfig: str | None, path: str) -> list[dict[str, Any]]:
     """Lists in pages. kubeconfig: None for kubectl's files, or the pod's service account without them. Raises ClusterError GH-608."""
-    there = kube_config.load([kubeconfig] if kubeconfig else kube_config.files())
-    api, kind = Api(there, TIMEOUT), path.rpartition("/")[2]
+    kind = path.rpartition("/")[2]
+    try:
+        there = kube_config.load([kubeconfig] if kubeconfig else kube_config.files())
+    except GhError as e:
+        if kube_config.PLUG_INS not in str(e) or not (kubectl := shutil.which("kubectl")):
+            raise
+        return _by_kubectl([kubectl, *([f"--kubeconfig={kubeconfig}"] if kubeconfig else [])], path)
+    api = Api(there, TIMEOUT)
     items: list[dict[str, Any]] = []
     more = ""
     try:
@@ -71,6 +79,17 @@ def listed(kubeconfig: str | None, path: str) -> list[dict[str, Any]]:
         raise refuse("GH-608", f"{kind} cannot be read from {there.server}: {e}") from None
     finally:
         api.close()
+
+
+def _by_kubectl(kubectl: list[str], path: str) -> list[dict[str, Any]]:
+    """Where the kubeconfig logs in by a plug-in, as in most clouds."""
+    try:
+        done = subprocess.run([*kubectl, "get", "--raw", path], capture_output=True, timeout=4 * TIMEOUT)
+        if done.returncode:
+            raise OSError(done.stderr.decode(errors="replace").strip()[-200:])
+        return json.loads(done.stdout)["items"] or []
+    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError) as e:
+        raise refuse("GH-608", f"{path.rpartition('/')[2]} cannot be read by kubectl: {e}") from None
 
 
 def _nodes_and_pods(items: list[dict[str, Any]]) -> Objects:

@@ -1,5 +1,6 @@
 """`gpu-hook`: the table of commands. Each command has its own file, which is imported only when it is called."""
 
+import contextlib
 import os
 import sys
 
@@ -18,6 +19,7 @@ COMMANDS = {
     "freeze": "oci_hook.cli.freeze:freeze",
     "gpus": "oci_hook.cli.gpus:gpus",
     "install": "oci_hook.cli.install:install",
+    "probe": "oci_hook.cli.probe:probe",
     "ps": "oci_hook.cli.ps:ps",
     "release": "oci_hook.cli.release:release",
     "resume": "oci_hook.cli.freeze:resume",
@@ -43,6 +45,7 @@ SUMMARIES = {
     "freeze": "Stop a container's GPU work until `resume`.",
     "gpus": "List the node's GPUs; --refresh detects them again.",
     "install": "Install under a prefix and register with the container engines.",
+    "probe": "Print the path of a program that shows a container's limit.",
     "ps": "List the containers that hold a share.",
     "release": "Release the share of a container that is gone.",
     "resume": "Continue a container that `freeze` stopped.",
@@ -134,8 +137,41 @@ def suggestion(word: str) -> str:
     return f" Did you mean {' or '.join(names)}?" if names else ""
 
 
+def say_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        click.echo(f"gpu-hook {version()}")
+        ctx.exit()
+
+
+def version() -> str:
+    """The version, and the commit and its date: of the package, or of the checkout that runs."""
+    import json
+    import subprocess
+
+    here = os.path.dirname(os.path.dirname(__file__))
+    try:
+        with open(os.path.join(here, "made.json")) as file:  # packaging/payload.py writes it
+            made = json.load(file)
+    except OSError:
+        git = ["git", "-C", os.path.dirname(here), "log", "-1", "--format=%h %cs", "--abbrev=12", "--", "."]
+        said = ""
+        if os.path.exists(os.path.join(os.path.dirname(here), ".git")):
+            with contextlib.suppress(OSError):
+                said = subprocess.run(git, capture_output=True, text=True).stdout
+        made = dict(zip(("commit", "date"), said.split(), strict=False))
+    known = ", ".join(filter(None, (made.get("commit"), made.get("date"))))
+    return f"{__version__} ({known})" if known else __version__
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="gpu-hook", message="%(prog)s %(version)s")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=say_version,
+    help="Show the version and exit.",
+)
 def cli() -> None:
     """Share one NVIDIA GPU among containers: memory limits and compute shares by annotations."""
 

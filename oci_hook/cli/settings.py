@@ -53,6 +53,10 @@ def show(prefix: str) -> output.Report:
     for key in keys.READERS:
         comment = "  # of the cluster" if key in clusters else "" if key in values else "  # the default"
         value = clusters.get(key) or values.get(key) or defaults[key]
+        if key in keys.PROFILES[said.rules.profile]:
+            value, comment = str(keys.PROFILES[said.rules.profile][key]), f"  # of the profile {said.rules.profile}"
+        elif key == "default_policy" and key not in values and key not in clusters:
+            value = said.rules.default_policy
         lines.append(f"{key}: {flat_yaml.quoted(value)}{comment}")
     return output.Report({"settings": as_data(said)}, lines)
 

@@ -18,6 +18,7 @@ class Gpu(Value):
     arch: its compute capability, as 8.0, and brand: as NVIDIA_REQUIRE_* has it; "" where the driver does not say.
     file: the host file that is a simulated GPU, which containers get at layout.SIM_GPUS/<its name>; "" for real GPUs.
     no_limits: why the driver keeps no memory limits per cgroup on it (core/boundary.py); "" where it does.
+    block_bytes: the blocks in which the driver takes linear memory from the GPU (discovery/blocks.py); 0: 512 bytes.
     missing_mib: memory that the agent found in use now and that nobody can be proved to have. The cache does not have it.
     """
 
@@ -40,6 +41,7 @@ class Gpu(Value):
     brand: str = ""
     no_limits: str = "the driver was not asked when the GPUs were listed"
     missing_mib: int = 0
+    block_bytes: int = 0
 
     @property
     def address(self) -> str:

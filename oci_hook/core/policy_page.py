@@ -15,7 +15,7 @@ MAX_GPUS = 16
 SEQ_OFFSET = 16
 
 _HEAD = Struct("<QIIII8x40s56x")
-_GPU = Struct("<48sQQIIIIQI36x")
+_GPU = Struct("<48sQQIIIIQII32x")
 _TERMS, _TERMS_OFFSET = Struct("<II"), 24
 _MEMORY, _MEMORY_OFFSET = Struct("<Q"), 48
 _COMPUTE, _COMPUTE_OFFSET = Struct("<II"), 64
@@ -65,6 +65,7 @@ def policy_page(grant: Grant, inventory: Inventory, seq: int = 0) -> bytes:
             gpu.minor,
             gpu.context_mib * MIB,
             share.slot,
+            gpu.block_bytes,
         )
     return bytes(page)
 

@@ -13,7 +13,7 @@ from oci_hook.core.boundary import why_not
 from oci_hook.core.inventory import MIG, DeviceFile, Gpu, GpuNode, Inventory
 from oci_hook.core.layout import NVIDIA_MAJOR
 from oci_hook.core.units import MIB
-from oci_hook.discovery import contexts, driver_files
+from oci_hook.discovery import blocks, contexts, driver_files
 from oci_hook.discovery import mark as marks
 from oci_hook.errors import refuse
 from oci_hook.ledger.inventory import stamp
@@ -59,8 +59,9 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
             )
             for gpu in answer["gpus"]
         )
-        measured = context_mib(files.libcuda, files.libnvml, env, nvml_seconds, gpus)
+        measured, sizes = measure(files.libcuda, files.libnvml, env, nvml_seconds, gpus)
         gpus = with_contexts(gpus, measured, 0 if simulated else contexts.ESTIMATE_MIB)
+        gpus = blocks.with_blocks(gpus, sizes, 0 if simulated else blocks.USUAL)
         links = tuple((str(a), str(b), int(d)) for a, b, d in answer["links"])
     elif simulated:
         raise refuse("GH-306", f"the simulated driver does not answer: {answer['error']}; run `gpu-hook sim up` anew")
@@ -69,7 +70,7 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
     else:
         instances = {}
         gpus, links = gpus_from_proc(proc, files.libcuda, env, nvml_seconds, answer["error"]), ()
-        gpus = with_contexts(gpus, {}, contexts.ESTIMATE_MIB)
+        gpus = blocks.with_blocks(with_contexts(gpus, {}, contexts.ESTIMATE_MIB), {})
     if not gpus:
         raise refuse("GH-301", "the driver lists no GPU; look at `dmesg` and `nvidia-smi`, or try `gpu-hook sim up`")
     witnesses = [files.libcuda, files.libnvml]
@@ -151,10 +152,11 @@ def gpus_from_proc(proc: str, libcuda: str, environment: dict[str, str], seconds
     return tuple(gpus)
 
 
-def context_mib(
+def measure(
     libcuda: str, libnvml: str, environment: dict[str, str], seconds: float, gpus: tuple[Gpu, ...] = ()
-) -> dict[str, int]:
-    """MiB, rounded up, that one process's context takes, by UUID; absent if it cannot be measured.
+) -> tuple[dict[str, int], dict[str, int]]:
+    """By UUID, MiB, rounded up, that one process's context takes, and the bytes of the driver's blocks; absent or 0 if it
+    cannot be measured.
 
     That is so on a GPU that is full, or whose driver does not answer. A real driver shows a program only one MIG device,
     so those of `gpus` are asked one by one, until one does not answer.
@@ -162,13 +164,15 @@ def context_mib(
     program = [sys.executable, "-m", "oci_hook.discovery.context_memory", libcuda]
     wide = {**_every_gpu(environment), "LD_PRELOAD": libnvml}
     answer = _ask(program, wide, seconds)
-    found = dict(answer.get("context", {}))
+    found, sizes = dict(answer.get("context", {})), dict(answer.get("block", {}))
     for uuid in contexts.asked_alone(gpus, found) if "context" in answer else ():
         answer = _ask(program, {**wide, "CUDA_VISIBLE_DEVICES": uuid}, seconds)
         if "context" not in answer:
             break
         found.update(answer["context"])
-    return {str(uuid): -(-int(size) // MIB) for uuid, size in found.items()}
+        sizes.update(answer.get("block", {}))
+    mib = {str(uuid): -(-int(size) // MIB) for uuid, size in found.items()}
+    return mib, {str(uuid): int(size) for uuid, size in sizes.items()}
 
 
 def with_contexts(gpus: tuple[Gpu, ...], measured: dict[str, int], estimate: int) -> tuple[Gpu, ...]:

@@ -198,6 +198,26 @@ def handlers(data: dict[str, Any]) -> list[dict[str, Any]]:
     return [table for table in found if isinstance(table, dict)]
 
 
+def is_whole(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """True if a file does with our handler what `new` would do, in other lines, as `containerd config migrate` writes it."""
+    version = old.get("version", 1)
+    if version not in PLUGIN:
+        return False
+    keys = (*PLUGIN[version], "containerd", "runtimes", NAME)
+    have, should = toml_text.get(old, keys), toml_text.get(new, keys)
+    if not isinstance(have, dict) or not isinstance(should, dict):
+        return False
+    same = ["runtime_type", "base_runtime_spec", "privileged_without_host_devices"]
+    same += ["options.BinaryName", "options.SystemdCgroup"]
+    passed = all(set(should[key]) <= set(have.get(key, ())) for key in ("pod_annotations", "container_annotations"))
+    return passed and all(_at(have, key) == _at(should, key) for key in same)
+
+
+def _at(table: dict[str, Any], key: str) -> Any:
+    """A value that is there, or None for one that is left out or empty."""
+    return toml_text.get(table, tuple(key.split("."))) or None
+
+
 def add(text: str | None, notes: Notes, registration: Registration, path: Path) -> str:
     """The file's text with our handler. Raises SettingsError GH-506, GH-508."""
     files = load(registration)

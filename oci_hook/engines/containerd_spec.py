@@ -15,7 +15,7 @@ from oci_hook.engines.edits import Notes, Registration, Target
 from oci_hook.errors import refuse
 
 FILE = "etc/containerd-base-spec.json"  # below the prefix
-STAGES = ("createRuntime", "poststop")
+STAGES = ("prestart", "createRuntime", "poststop")  # the second finds the work of the first
 TIMEOUT = 10  # seconds, as in runtime-config
 LIMITS = (
     "by hooks, a container gets its GPUs and limits, but no environment variables (NVIDIA_VISIBLE_DEVICES, GPU_HOOK_*,"

@@ -26,7 +26,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 # Containers need whole folders and the modules beside them; everything else is for commands and the agent.
 HOT_FOLDERS = ("apply", "boundary", "config", "core", "ledger", "linux", "oci")
 COLD_FILES = ("__main__.py",)
-PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook", "gpu-hook-boundary")
+PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook", "gpu-hook-boundary", "gpu-hook-probe")
 OLD_FILES = ("etc/settings.json", "etc/launcher.conf")  # 0.1.0's
 STARTS = ("runtime.py", "hook.py")  # started by PROGRAMS
 LOADER = "load.py"

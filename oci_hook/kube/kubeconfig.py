@@ -13,6 +13,7 @@ from oci_hook.errors import refuse
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+PLUG_INS = "plug-ins (exec) are not run"  # those who have kubectl may ask it
 KINDS = {"clusters": "cluster", "contexts": "context", "users": "user"}  # list in the file -> member of its entries
 MAX_FILE = 1 << 20
 ADVICE = "name a kubeconfig with --kubeconfig"
@@ -125,7 +126,7 @@ def of_files(paths: Sequence[str], parse: Callable[[str], Any] = parse_yaml) -> 
     if not (local or parts.scheme == "https") or cluster[1].get("insecure-skip-tls-verify"):
         raise ValueError("its server must use https, and be verified")
     if not (found.certificate or found.token or found.token_file or local):
-        raise ValueError("the user has no certificate, token or token file, and plug-ins (exec) are not run")
+        raise ValueError(f"the user has no certificate, token or token file, and {PLUG_INS}")
     return found
 
 

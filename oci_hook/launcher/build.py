@@ -1,4 +1,4 @@
-"""Plans the launcher: two static programs from one source, gpu-hook-runtime and oci-gpu-hook; and gpu-hook-boundary.
+"""Plans the launcher: two static programs from one source, gpu-hook-runtime and oci-gpu-hook; gpu-hook-boundary; and gpu-hook-probe.
 
 What the launcher shares with the Python code is compiled in: the words of core/dialects without which a config.json
 asks for nothing, and the defaults of the settings that it reads.
@@ -29,6 +29,8 @@ PROGRAMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # program: fla
     "oci-gpu-hook": (("-DHOOK",), SOURCES),
     "gpu-hook-boundary": ((), ("boundary_client",)),
 }
+PROBE = "gpu-hook-probe"
+GLIBC = "2.17"
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-s", "-fstack-protector-strong"]
 
 
@@ -40,6 +42,10 @@ def plan(plan: "Plan", out: Path) -> None:
         options = [*FLAGS, *flags, *words]
         objects = plan.objects(out / "launcher", target, options, [HERE / f"{source}.c" for source in sources])
         plan.link(out / name, target, FLAGS, objects)
+    target = f"{plan.arch}-linux-gnu.{GLIBC}"  # it opens the driver, a shared library
+    dynamic = [flag for flag in FLAGS if flag != "-static"]
+    objects = plan.objects(out / "launcher", target, dynamic, [HERE / "probe.c"])
+    plan.link(out / PROBE, target, dynamic, objects, ["-ldl"])
 
 
 def shared() -> list[str]:

@@ -25,25 +25,44 @@ NEVER = 1 << 62
 WALL = 5
 
 
-def holds(pid: int, key: str) -> bool:
-    """Whether the process sees this grant's page. Raises OSError where that cannot be found out."""
-    return PAGES + key.encode() + PAGE in read_file(f"/proc/{pid}/mountinfo", MOUNTS_MAX)
+def holds(pid: int, key: str, pages: str = "") -> bool:
+    """Whether the process sees this grant's page. pages: as of `holders`. Raises OSError where that cannot be found out."""
+    return key in keys_of(read_file(f"/proc/{pid}/mountinfo", MOUNTS_MAX), device_of(pages))
 
 
-def keys_of(mountinfo: bytes) -> set[str]:
-    """The keys of the grants whose page is in this list of mounts (proc_pid_mountinfo(5))."""
+def device_of(pages: str) -> bytes:
+    """MAJOR:MINOR of the pages' file system as lists of mounts have it; b"" where they have another one (btrfs)."""
+    if not pages:
+        return b""
+    number = os.stat(pages).st_dev
+    device = b"%d:%d" % (os.major(number), os.minor(number))
+    return device if b" %b " % device in read_file("/proc/self/mountinfo", MOUNTS_MAX) else b""
+
+
+def keys_of(mountinfo: bytes, device: bytes = b"") -> set[str]:
+    """The keys of the grants whose page is in this list of mounts (proc_pid_mountinfo(5)). device: of `device_of`."""
     found = set()
     start = mountinfo.find(PAGES)
     while start >= 0:
         key = start + len(PAGES)
-        if mountinfo.startswith(PAGE, key + KEY):
+        if mountinfo.startswith(PAGE, key + KEY) and _is_root(mountinfo, start, device):
             found.add(mountinfo[key : key + KEY].decode("ascii", "replace"))
         start = mountinfo.find(PAGES, key)
     return found
 
 
+def _is_root(mountinfo: bytes, at: int, device: bytes) -> bool:
+    """Whether this place is in a mount's root (the fourth field) on this device. Anybody makes mount points of any name, and
+    file systems of his own with any files, in a user namespace."""
+    fields = mountinfo[mountinfo.rfind(b"\n", 0, at) + 1 : at].split(b" ")
+    return len(fields) == 4 and device in (b"", fields[2])
+
+
 def holders(
-    seconds: float, living: "tuple[str, ...]" = (), keys: "Callable[[bytes], set[str]]" = keys_of
+    seconds: float,
+    living: "tuple[str, ...]" = (),
+    pages: str = "",
+    keys: "Callable[[bytes, bytes], set[str]]" = keys_of,
 ) -> tuple[dict[str, tuple[int, int]], int]:
     """Look at the mounts of all processes: ((pid, start time) of a process that holds the grant, by the grant's key;
     the latest start time of a process that could not be looked at, 0 where there is none).
@@ -52,14 +71,15 @@ def holders(
     WALL times as much on a busy machine; tenants can make more processes and namespaces than that is enough for, and then
     the second value is NEVER.
     living: cgroups of containers that are known to live. Their processes hold no other container's grant and are
-    skipped. keys: which grants a list of mounts shows. The first process of a pid namespace is preferred: all others of
-    the namespace end with it.
+    skipped. pages: the folder of the grants' pages; "": any. keys: which grants a list of mounts shows. The first
+    process of a pid namespace is preferred: all others of the namespace end with it.
     """
     until, latest = time.thread_time() + seconds, time.monotonic() + WALL * seconds
     seen: dict[str, set[str]] = {}  # by mount namespace
     found: dict[str, tuple[int, int]] = {}
     first: set[str] = set()
     unseen = 0
+    device = device_of(pages)
     for pid in pids():
         if time.thread_time() > until or time.monotonic() > latest:
             return found, NEVER
@@ -69,7 +89,7 @@ def holders(
             if shown is None and living and belongs(pid, living):
                 continue
             if shown is None:
-                shown = seen[namespace] = keys(read_file(f"/proc/{pid}/mountinfo", MOUNTS_MAX))
+                shown = seen[namespace] = keys(read_file(f"/proc/{pid}/mountinfo", MOUNTS_MAX), device)
             if shown <= first:
                 continue
             start, leads = start_time(pid), is_first(pid)

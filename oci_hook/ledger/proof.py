@@ -65,7 +65,7 @@ class Judge:
         from oci_hook.ledger.holders import holders  # most sweeps do not need it
 
         self.unsure.clear()
-        self._held = holders(self._seconds, tuple(self._living))
+        self._held = holders(self._seconds, tuple(self._living), self._pages)
 
     def current(self, grant: Grant) -> Grant | None:
         """The grant, with its Life brought up to date, or None if its container has ended. A grant that cannot
@@ -93,7 +93,9 @@ class Judge:
         reported = lives.found(grant)
         if reported is not None and reported[0].init != life.init:
             new, named = reported
-            if (proc.is_running(new.init) or lives.occupied(new)) and (named or _holds(new.init, grant.key)):
+            if (proc.is_running(new.init) or lives.occupied(new)) and (
+                named or _holds(new.init, grant.key, self._pages)
+            ):
                 if new.cgroup_inode:
                     self._living.add(new.cgroup)
                 return grant.replace(life=new)
@@ -148,11 +150,11 @@ class Judge:
         return grant if pid is not None or not seen or lives.occupied(grant.life) else None
 
 
-def _holds(init: "tuple[int, int] | None", key: str) -> bool:
+def _holds(init: "tuple[int, int] | None", key: str, pages: str = "") -> bool:
     from oci_hook.ledger.holders import holds
 
     try:
-        return init is not None and holds(init[0], key) and proc.is_running(init)
+        return init is not None and holds(init[0], key, pages) and proc.is_running(init)
     except OSError:
         return False
 

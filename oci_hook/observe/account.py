@@ -200,7 +200,7 @@ class Account:
             return True
         began = time.thread_time()
         try:
-            answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, FLOCK.pack(fcntl.F_RDLCK, 0, slot, 1, 0))
+            answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, 0, slot, 1, 0))
             locked = bool(FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
         except OSError:
             locked = True

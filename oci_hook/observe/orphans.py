@@ -20,7 +20,7 @@ def orphans(state_dir: str, known: set[str]) -> dict[str, int]:
         return {}
     device, top = pages
 
-    def keys(data: bytes) -> set[str]:
+    def keys(data: bytes, _: bytes) -> set[str]:
         """The keys of this state directory's pages; another install's pages have the same place in its containers."""
         found = set()
         for line in data.split(b"\n"):

@@ -13,7 +13,14 @@ PACKAGES = {  # Python package: parts of scripts/build, their folder below build
     "oci_hook": (
         ("shim", "launcher"),
         "",
-        ("gpu-hook-runtime", "oci-gpu-hook", "gpu-hook-boundary", "libcuda.so.1", "libnvidia-ml.so.1"),
+        (
+            "gpu-hook-runtime",
+            "oci-gpu-hook",
+            "gpu-hook-boundary",
+            "gpu-hook-probe",
+            "libcuda.so.1",
+            "libnvidia-ml.so.1",
+        ),
     ),
     "gpu_hook_simulator": (
         ("sim", "sim/model", "sim/runtime"),

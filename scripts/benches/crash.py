@@ -31,10 +31,10 @@ LATEST = 0.12  # seconds; a create takes about half of it
 class Place:
     """An install with one simulated GPU and a runc root of its own below a temporary folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, memory: int = SHARE_MIB, runtime: str | None = None) -> None:
         self.folder, self.prefix, self.state = folder, folder / "prefix", folder / "state"
         self.root = folder / "runc"
-        installs.lay(str(self.prefix), state_dir=str(self.state))
+        installs.lay(str(self.prefix), runtime=runtime, state_dir=str(self.state))
         driver_root.make(str(self.prefix), str(self.state), 1, GPU_MIB)
         root = driver_root.root_of(str(self.prefix))
         settings = settings_edit.set_driver_root(str(self.prefix), str(root))
@@ -44,7 +44,7 @@ class Place:
         self.spec = json.loads((folder / "config.json").read_text())
         self.spec["process"].update(terminal=False, args=["sleep", "1000"])
         self.spec["root"]["path"] = str(folder / "rootfs")
-        self.spec["annotations"] = {"gpu-hook.io/memory": str(SHARE_MIB)}
+        self.spec["annotations"] = {"gpu-hook.io/memory": str(memory)}
 
     def bundle(self, id: str) -> Path:
         place = self.folder / id

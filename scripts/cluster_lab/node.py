@@ -108,6 +108,10 @@ class Node:
         else:
             self.machine.serve("kubelet", *self._kubelet(), *self.control.flags.get("kubelet", []))
 
+    def use_programs(self) -> None:
+        """The files of the version that is used now; those of an administrator stay."""
+        self._files()
+
     def stop(self, service: str, number: signal.Signals = signal.SIGTERM) -> None:
         self.machine.stop(service, number)
 

@@ -9,8 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from oci_hook.core.inventory import Gpu
+from oci_hook.discovery.blocks import USUAL
+
+from . import predict
 from .boxes import PROBE, Node, box
-from .frame import Run, run
+from .frame import Json, Run, run
 
 LIMIT_MIB = 4096
 
@@ -82,6 +86,78 @@ except n.NVMLError as e:
 print(json.dumps({"count": n.nvmlDeviceGetCount(), "total": m.total >> 20, "used": m.used >> 20, "mutator": mutator,
                   "processes": len(n.nvmlDeviceGetComputeRunningProcesses(h))}))
 """
+
+
+# Linear memory by the piece, from what the driver says is free: the rule of docs/internals/account-page.md#blocks.
+SIZES = {name: int(mib * (1 << 20)) for name, mib in {"4 KiB": 1 / 256, "256 KiB": 0.25, "700 KiB": 700 / 1024,
+                                                     "1.1 MiB": 1.1, "2 MiB": 2, "2.1 MiB": 2.1, "7 MiB": 7}.items()}  # fmt: skip
+PIECES = """
+import ctypes, json, sys
+cuda, context, free, total = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+assert not cuda.cuInit(0) and not cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+assert not cuda.cuCtxSetCurrent(context)
+def left():
+    assert not cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+    return free.value
+def take(size, n):
+    held = [ctypes.c_uint64() for _ in range(n)]
+    for p in held:
+        assert not cuda.cuMemAlloc_v2(ctypes.byref(p), ctypes.c_size_t(size))
+    return held
+said = {}
+for size in map(int, sys.argv[1:]):
+    before, n = left(), 256 if size > 65536 else 8192
+    held = take(size, n)
+    taken = before - left()
+    for p in held[1::2]:
+        cuda.cuMemFree_v2(p)
+    half = before - left()
+    for p in held[::2]:
+        cuda.cuMemFree_v2(p)
+    said[size] = {"each": taken // n, "every_other_freed": half // n, "kept_after_all_freed": before - left()}
+print(json.dumps(said))
+"""
+
+
+def taken(size: int, block: int) -> int:
+    """What a piece of linear memory is charged, in bytes."""
+    step = 512
+    units, whole = -(-size // step), block // step
+    if whole < 2:
+        return units * step
+    return step * (whole // (whole // units) if units < whole else -(-units // whole) * whole)
+
+
+def expected() -> Json:
+    """By the rule, of a driver with the usual blocks. Each free of a piece smaller than a block is assumed to keep its block."""
+    return {
+        name: {
+            "each": taken(size, USUAL),
+            "every_other_freed": taken(size, USUAL) if size <= USUAL // 2 else taken(size, USUAL) // 2,
+        }
+        for name, size in SIZES.items()
+    }
+
+
+def pieces(inside: Callable[..., str], gpu: Gpu) -> Json:
+    """What the bare driver takes for pieces, beside the shim's charge: it may charge more, never less."""
+    argv = [sys.executable, "-c", PIECES, *map(str, SIZES.values())]
+    bare, charged = (
+        json.loads(text.strip().splitlines()[-1]) for text in (run(argv, 90, env=dict(os.environ)), inside(argv, 90))
+    )
+    before, rows, missed, other = predict.load().get("memory", {}), {}, [], []
+    for name, size in SIZES.items():
+        rows[name] = {"driver": bare[str(size)], "shim": charged[str(size)]["each"]}
+        if bare[str(size)]["each"] > charged[str(size)]["each"]:
+            missed.append(f"{name}: the driver takes {bare[str(size)]['each']}, charged {charged[str(size)]['each']}")
+        other += [
+            f"{name}: {k} {bare[str(size)][k]}, predicted {v}"
+            for k, v in before.get(name, {}).items()
+            if bare[str(size)][k] != v
+        ]
+    if missed:
+        raise RuntimeError(f"pieces hold more than they are charged: {missed}")
+    return {"block_bytes": gpu.block_bytes, "pieces": rows, "not_as_predicted": other}
 
 
 def python(inside: Callable[..., str], program: str, seconds: float = 90, **env: str) -> dict[str, Any]:
@@ -163,6 +239,7 @@ def validate(run_: Run, node: Node, folder: Path, simulated: bool, short: bool) 
             run_.phase("torch graph", 60, lambda: python(inside, GRAPH))
             run_.phase("torch.compile", 120, lambda: python(inside, COMPILE, 110))
             run_.phase("cupy", 60, lambda: python(inside, CUPY))
+        run_.phase("pieces", 200, lambda: pieces(inside, node.inventory.gpus[0]))
         run_.phase("launch", 60, lambda: {"said": inside([str(PROBE), "launch", "1000", "100"]).strip()})
         run_.phase("overhead", 100, lambda: overhead(inside))
     run_.phase("two tenants", 120, lambda: two_tenants(node, folder))

@@ -27,13 +27,14 @@ def text() -> str:
 
     from gpu_hook_simulator import model_run
 
-    from . import priority, shares
+    from . import memory, priority, shares
 
     out: Json = {
         "what": "predictions of the virtual-time model, made before any run on a GPU",
         "calibration": model_run.Calibration().digest,
         "shares": {},
         "priority": {},
+        "memory": memory.expected(),
     }
     for native, word in ((True, "native"), (False, "gpu-hook")):
         for cell in shares.CELLS:

@@ -201,7 +201,8 @@ struct gpu_head { /* written when the GPU is made; strings are NUL-padded */
     uint32_t nvlink;           /* 424: bit N: an NVLink to GPU N */
     uint32_t lost;             /* 428: a fault: not 0 when the GPU has fallen off the bus */
     uint32_t limits_by;        /* 432: of enum gpu_limits */
-    uint8_t reserved[76];      /* 436 */
+    uint32_t block_bytes;      /* 436: in which the driver takes linear memory from the GPU; 0: 512 bytes */
+    uint8_t reserved[72];      /* 440 */
     _Atomic uint64_t live;     /* 512: commits << 16 | index of the live state. From here on, the libraries write */
     _Atomic uint32_t slots, queues, groups, pieces; /* how many were ever taken; those beyond were never used */
     _Atomic uint32_t limits;                        /* the same */

@@ -88,13 +88,21 @@ CUresult heap_note(struct piece piece) {
     return r;
 }
 
+/* What the driver takes for linear memory: whole blocks; of pieces that are smaller than one, as many as fit share it. */
+static uint64_t taken_for(const struct gpu *gpu, uint64_t bytes) {
+    uint64_t size = round_up(bytes, GRAIN), block = gpu->file->head.block_bytes;
+    if (block <= GRAIN)
+        return size;
+    return size >= block ? round_up(size, block) : block / GRAIN / (block / size) * GRAIN;
+}
+
 CUresult heap_allocate(CUdeviceptr *out, CUcontext ctx, size_t bytes, enum kind kind) {
     struct gpu *gpu = sim_gpu_of(ctx);
     if (!out || !bytes)
         return CUDA_ERROR_INVALID_VALUE;
     if (bytes > gpu->file->head.memory_total)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    uint64_t size = round_up(bytes, GRAIN), mapped = round_up(size, 4096);
+    uint64_t size = kind == DEVICE ? taken_for(gpu, bytes) : round_up(bytes, GRAIN), mapped = round_up(size, 4096);
     if (!(kind == MANAGED ? book_managed(gpu, size) : heap_book(gpu, size)))
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t at = heap_map(mapped);

@@ -53,6 +53,13 @@ sim.add_command(cli_model.model)
     show_default=True,
     help="What keeps memory limits of cgroups; from driver 615 on.",
 )
+@click.option(
+    "--block-mib",
+    type=click.IntRange(0, 32),
+    default=0,
+    metavar="N",
+    help="The driver takes linear memory in blocks of so many MiB; default: of 512 bytes.",
+)
 @click.option("--force", is_flag=True, help="Replace simulated GPUs that containers still use.")
 @output.answers
 def up(
@@ -65,6 +72,7 @@ def up(
     nvlink: str,
     driver: str | None,
     limits: str,
+    block_mib: int,
     force: bool,
 ) -> output.Report:
     """Make simulated GPUs and let this install use them instead of a real driver.
@@ -95,7 +103,9 @@ def up(
     refuse_while_used(settings, "up", force)
     former = former_root(settings)
     drop_shared(settings, force)
-    root = driver_root.make(prefix, settings.state_dir, gpus, memory_mib, time_scale, devices, places, former, release)
+    root = driver_root.make(
+        prefix, settings.state_dir, gpus, memory_mib, time_scale, devices, places, former, release, block_mib
+    )
     try:
         found = discover(str(root))
         settings = settings_edit.set_driver_root(prefix, str(root))

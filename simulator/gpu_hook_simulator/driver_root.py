@@ -40,7 +40,7 @@ QUEUES, QUEUE_SIZE = 256, 65600  # the last part of the file
 CALIBRATION = Path(__file__).with_name("calibration.json")  # the constants of driver and model
 KERNEL_NS = 10_000
 MAX_TIME_SCALE = 1000
-LIMITS_BY_AT = 432  # struct gpu_head
+LIMITS_BY_AT, BLOCK_BYTES_AT = 432, 436  # struct gpu_head
 # Fields of the head that may change while the GPU is used; offsets, 32 bits each.
 FAULTS = {
     "fail_every": 336,
@@ -80,11 +80,13 @@ def make(
     topology: Topology = Topology(),  # noqa: B008  a frozen value
     former_root: str = "/",
     release: Release = DEFAULT,
+    block_mib: int = 0,
 ) -> Path:
     """Make the driver root and the GPU files anew. Returns the root. Raises NodeError GH-306.
 
     time_scale: how many times as long as it says a GPU takes for everything. mig: what GPU 0 is split into.
-    former_root: the setting driver_root before, for `sim down`. release: of the driver.
+    former_root: the setting driver_root before, for `sim down`. release: of the driver. block_mib: in which it takes linear
+    memory; 0: 512 bytes.
     """
     parts = native_parts()
     compiled = {name: parts / f"{name}.1" for name in LIBRARIES}
@@ -116,7 +118,7 @@ def make(
         files.parent.chmod(0o700)
         files.mkdir(mode=0o755)
         for minor in range(gpus):
-            make_gpu(files / str(minor), minor, memory_mib, time_scale, release, lasting)
+            make_gpu(files / str(minor), minor, memory_mib, time_scale, release, lasting, block_mib)
         lay(root, files, topology, {minor: bus_id(minor) for minor in range(gpus)})
         if mig:
             mig_devices.split(root, files, mig, HEAD)
@@ -148,7 +150,13 @@ def lasting_uuid(what: str) -> str:
 
 
 def make_gpu(
-    path: Path, minor: int, memory_mib: int, time_scale: int = 1, release: Release = DEFAULT, lasting: bool = False
+    path: Path,
+    minor: int,
+    memory_mib: int,
+    time_scale: int = 1,
+    release: Release = DEFAULT,
+    lasting: bool = False,
+    block_mib: int = 0,
 ) -> str:
     """Make the file of a new GPU. Returns its UUID. Every process with the GPU may write to the file.
 
@@ -186,6 +194,8 @@ def make_gpu(
         f.write(head)
         f.seek(LIMITS_BY_AT)
         f.write(release.limits.to_bytes(4, "little"))
+        f.seek(BLOCK_BYTES_AT)
+        f.write((block_mib * MIB).to_bytes(4, "little"))
         f.truncate(FILE_SIZE)
     temporary.chmod(0o666)
     temporary.rename(path)

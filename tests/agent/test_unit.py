@@ -14,15 +14,16 @@ from tests.agent.box import UNIT
 pytestmark = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze")
 
 
-def test_the_unit(tmp_path: Path) -> None:
-    text = UNIT.read_text()
-    program, command = re.findall(r"^ExecStart=(\S+) (\S+)$", text, re.MULTILINE)[0]
+@pytest.mark.parametrize("path", [UNIT, UNIT.with_name("gpu-hook-inventory.service")], ids=lambda path: path.stem)
+def test_the_unit(path: Path, tmp_path: Path) -> None:
+    text = path.read_text()
+    program, command = re.findall(r"^ExecStart=(\S+) (\S+)", text, re.MULTILINE)[0]
     assert program == "/usr/bin/gpu-hook" and command in COMMANDS
     # These close the GPUs' devices (ProtectClock before systemd 253), or openat2.
     assert not re.search(
         r"^(ProtectClock|PrivateDevices|DevicePolicy|DeviceAllow|RestrictSUIDSGID)=", text, re.MULTILINE
     )
-    unit = tmp_path / UNIT.name
+    unit = tmp_path / path.name
     unit.write_text(text.replace(f"{program} {command}", "/bin/true").replace("Documentation=", "#"))
     said = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
     assert said.returncode == 0 and not said.stderr, said.stderr

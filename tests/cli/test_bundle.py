@@ -62,7 +62,7 @@ def test_in_and_out(install: Install, folder: Path, there: dict[str, Any], inden
 def test_null_is_an_empty_object(install: Install, folder: Path) -> None:
     written(folder, {"hooks": None})
     install.text("bundle", str(folder))
-    assert set(hooks(folder)) == {"createRuntime", "poststop"}
+    assert set(hooks(folder)) == {"prestart", "createRuntime", "poststop"}
     written(folder, {"hooks": {"poststop": None}})
     install.text("bundle", str(folder))
     assert len(hooks(folder)["poststop"]) == 1

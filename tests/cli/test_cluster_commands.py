@@ -46,6 +46,30 @@ def test_explain_shows_every_node_and_gpu_with_numbers(dump):
     assert "wait until runs ends (node n1)" in said.output
 
 
+def test_kubectl_is_asked_where_the_kubeconfig_logs_in_by_a_plug_in(dump, tmp_path, monkeypatch):
+    config = {"current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]}
+    config |= {"clusters": [{"name": "c", "cluster": {"server": "https://a.example"}}]}
+    config |= {"users": [{"name": "u", "user": {"exec": {"command": "aws"}}}]}
+    (tmp_path / "config").write_text(json.dumps(config))
+    items = json.loads(Path(dump).read_text())["items"]
+    for kind in ("Node", "Pod"):
+        found = [item for item in items if item["kind"] == kind]
+        (tmp_path / f"{kind.lower()}s").write_text(json.dumps({"items": found}))
+    script = f"""#!/bin/sh
+echo "$*" >>{tmp_path}/said
+case $4 in */nodes) cat {tmp_path}/nodes ;; */pods) cat {tmp_path}/pods ;; *) echo no such thing >&2; exit 1 ;; esac
+"""
+    (tmp_path / "kubectl").write_text(script)
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    given = ("--kubeconfig", str(tmp_path / "config"))
+    assert "pod default/waits waits: GH-607" in run("explain", "--pod", "default/waits", *given).output
+    first = (tmp_path / "said").read_text().splitlines()[0]
+    assert first == f"--kubeconfig={tmp_path}/config get --raw /api/v1/nodes"
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert "plug-ins (exec) are not run" in run("explain", "--pod", "default/waits", *given).output
+
+
 def test_explain_as_json(dump):
     said = run("explain", "--pod", "waits", "--dump", dump, "--json")
     data = json.loads(said.output)

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -102,7 +103,8 @@ def test_a_command_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.
 
 
 def test_version_and_unknown_command() -> None:
-    assert CliRunner().invoke(main.cli, ["--version"]).output == f"gpu-hook {__version__}\n"
+    said = CliRunner().invoke(main.cli, ["--version"]).output
+    assert re.fullmatch(rf"gpu-hook {__version__}( \([0-9a-f]{{7,12}}, 20\d\d-\d\d-\d\d\))?\n", said)
     result = CliRunner().invoke(main.cli, ["bogus"])
     assert result.exit_code == 2 and "No such command 'bogus'" in result.output
 

@@ -55,6 +55,17 @@ def test_show_prints_every_setting_as_a_line_of_the_file(install: Install) -> No
     assert install.text("settings", "show").replace("  # the default", "") == install.text("settings", "show")
 
 
+def test_show_prints_what_a_profile_says(install: Install) -> None:
+    install.say(f"runtime: {install.prefix}/runc\nstate_dir: {install.state}\nprofile: qgpu\n")
+    before = settings.load(str(install.prefix))
+    shown = install.text("settings", "show").replace("PREFIX", str(install.prefix))
+    for line in ("memory_step: 1024", "memory_min: 1024", "compute_step: 5", "memory_per_share: 4096"):
+        assert f"{line}  # of the profile qgpu\n" in shown
+    assert "default_policy: best-effort  # the default\n" in shown
+    install.say(shown)
+    assert settings.load(str(install.prefix)) == before
+
+
 def test_set_changes_one_line(install: Install) -> None:
     before = (install.prefix / "etc/settings.yaml").read_text()
     assert install.text("settings", "set", "compute_step=5", "linger=2ms").splitlines()[1].endswith("says linger: 2ms")

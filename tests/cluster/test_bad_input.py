@@ -12,7 +12,8 @@ from oci_hook.core import decision as decisions
 from oci_hook.core.decision import DecidedShare, DecidedTerms, Decision
 from oci_hook.core.layout import ALLOC
 from oci_hook.kube.formats.signing import node_key
-from scripts.cluster_lab.api import Api
+from scripts.cluster_lab.api import Api, Refused
+from scripts.cluster_lab.controllers import OPTED_IN
 from tests.cluster import lab
 from tests.cluster.whole import OURS, Namespace, Whole, pod
 
@@ -145,7 +146,7 @@ def test_decision_keys_that_a_client_writes(whole: Whole, team: Namespace) -> No
 
 
 def test_a_binding_of_another_client(whole: Whole, team: Namespace) -> None:
-    """The webhook writes the decision, whatever the Binding says; words that it brings are not what was decided."""
+    """The webhook writes the decision, whatever the Binding says; a Binding with other words of ours is denied."""
     sign = Forger(whole)
     gpu = gpus_of(whole, "n2")[0]
     uid = waiting(team, "lies")
@@ -155,23 +156,36 @@ def test_a_binding_of_another_client(whole: Whole, team: Namespace) -> None:
     assert list(given.values()) == [2048]
 
     waiting(team, "larger")
-    bind(team, "larger", "n2", {"gpu-hook.io/memory": "9Gi"})
     team.apply(pod("idle", runtimeClassName="gpu-hook", schedulerName="nobody"))
-    bind(team, "idle", "n2", {**MEMORY, ALLOC: sign("x", "n2", gpu)})
-    team.says("larger", "GH-604")
-    team.says("idle", "GH-603")
+    for name, notes in (("larger", {"gpu-hook.io/memory": "9Gi"}), ("idle", {**MEMORY, ALLOC: sign("x", "n2", gpu)})):
+        with pytest.raises(RuntimeError, match="GH-605"):
+            bind(team, name, "n2", notes)
     assert list(team.grants()) == ["lies/main"]
 
 
 def test_a_status_that_takes_the_decision_away_frees_nothing(whole: Whole, team: Namespace) -> None:
-    """Webhooks do not see changes by pods/status. What the node granted counts until the container has ended."""
+    """By pods/status, while the API server does not ask. What the node granted counts until the container has ended."""
     most, n1 = {"gpu-hook.io/memory": "75%"}, {"kubernetes.io/hostname": "n1"}
     team.apply(pod("first", notes=most, nodeSelector=n1))
     team.runs("first")
     change = [{"op": "remove", "path": "/metadata/annotations/gpu-hook.io~1alloc"}]
     control = whole.cluster.control
     api = Api(control.machine.pid, control.keys.folder)
-    api("PATCH", f"/api/v1/namespaces/{team.name}/pods/first/status", change, "application/json-patch+json")
+    path = f"/api/v1/namespaces/{team.name}"
+    with pytest.raises(Refused, match="GH-605"):
+        api("PATCH", f"{path}/pods/first/status", change, "application/json-patch+json")
+    api.merge(path, {"metadata": {"labels": dict.fromkeys(OPTED_IN)}})
+
+    def taken_away() -> bool:  # the API server notices the label a little later
+        try:
+            api("PATCH", f"{path}/pods/first/status", change, "application/json-patch+json")
+        except Refused as e:
+            assert "GH-605" in e.message, e
+            return False
+        return True
+
+    lab.wait(30, "nobody is asked", taken_away)
+    api.merge(path, {"metadata": {"labels": OPTED_IN}})
     api.close()
     assert ALLOC not in team.get("first")["metadata"]["annotations"]
     for name in ("second", "third"):

@@ -124,7 +124,9 @@ def test_no_gpu_is_given_twice_and_a_freed_share_is_given_again(plane: Plane) ->
     listed = tuple((p["metadata"]["uid"], ("main",)) for p in plane.pods() if p["spec"].get("nodeName") == node)
     plain_nodes.play_digest(plane.api, node, sizes, Digest(listed))
     wait(
-        30, "the digest is read", lambda: controller.figures()[f'gpu_hook_controller_node_grants{{node="{node}"}}'] == 4
+        30,
+        "the digest is read",
+        lambda: controller.figures()[f'gpu_hook_controller_node_grants{{Hostname="{node}"}}'] == 4,
     )
     plane.api("DELETE", f"{PODS}/{gone['metadata']['name']}")
     always(3, lambda: sum("nodeName" in p["spec"] for p in plane.pods()) == 7)
@@ -228,7 +230,7 @@ def test_one_leads_and_who_was_paused_for_too_long_answers_nothing(plane: Plane)
     status, text = first.ask("POST", f"/bindings/{token}", review, alone)
     assert status == 503, text
     always(5, lambda: leads(second) and not leads(first))
-    assert second.figures()['gpu_hook_controller_node_grants{node="a"}'] == 1
+    assert second.figures()['gpu_hook_controller_node_grants{Hostname="a"}'] == 1
 
     second.stop()  # by SIGTERM: it gives the Lease back
     wait(60, "the first leads again", lambda: leads(first))
@@ -268,7 +270,7 @@ def test_what_changed_while_the_api_server_was_away_and_compacted_is_read_anew(p
     plane.node("a", 16 * GIB)
     plane.create("p", "4Gi")
     plane.bound("p")
-    lists = controller.figures()['gpu_hook_controller_lists{kind="nodes"}']
+    lists = controller.figures()['gpu_hook_controller_lists_total{kind="nodes"}']
     controller.pause()
     try:
         again(plane)  # the watches are cut
@@ -278,9 +280,9 @@ def test_what_changed_while_the_api_server_was_away_and_compacted_is_read_anew(p
         again(plane)  # the API server's own memory of changes begins after them
     finally:
         controller.resume()
-    wait(60, "listed anew", lambda: controller.figures()['gpu_hook_controller_lists{kind="nodes"}'] > lists)
+    wait(60, "listed anew", lambda: controller.figures()['gpu_hook_controller_lists_total{kind="nodes"}'] > lists)
     wait(60, "ready again", controller.ready)
-    wait(30, "b is known", lambda: 'gpu_hook_controller_node_grants{node="b"}' in controller.figures())
+    wait(30, "b is known", lambda: 'gpu_hook_controller_node_grants{Hostname="b"}' in controller.figures())
     plane.wait_for_webhooks()
     plane.create("q", "4Gi")
     assert plane.bound("q", 120)["spec"]["nodeName"] == "b"
@@ -434,7 +436,7 @@ def test_slow_large_and_wrong_callers_do_not_stop_it(plane: Plane) -> None:
     try:
         plane.create("p", "4Gi")
         plane.bound("p")
-        wait(60, "they are cut", lambda: controller.figures()["gpu_hook_controller_connections_cut"] >= 500)
+        wait(60, "they are cut", lambda: controller.figures()["gpu_hook_controller_connections_cut_total"] >= 500)
     finally:
         for connection in sockets:
             connection.close()
@@ -445,7 +447,7 @@ def test_who_knows_the_webhooks_token_gets_no_decision_for_a_namespace_without_t
     """Whoever makes a pod may learn it: the API server's error names the URL that it could not reach."""
     controller = plane.ready(plane.controller())
     plane.node("a", 16 * GIB)
-    grants = 'gpu_hook_controller_node_grants{node="a"}'
+    grants = 'gpu_hook_controller_node_grants{Hostname="a"}'
     wait(30, "the node is read", lambda: grants in controller.figures())
     token, outside = plane.secret()["webhook-token"], "/api/v1/namespaces/outside"
     plane.api("POST", "/api/v1/namespaces", {"metadata": {"name": "outside"}})

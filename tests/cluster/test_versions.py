@@ -32,6 +32,10 @@ KEYS = "/opt/gpu-hook/etc/cluster.json"
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tree of the version before, with its C parts and packages built by its own scripts."""
+    if lab.programs.minor() >= 21:
+        pytest.skip(
+            f"nodes of {BEFORE} get no keys by kubectl 1.21 and newer, whose kustomize puts SETTINGS before POD_UID"
+        )
     asked = ["git", "-c", "safe.directory=*", "-C", str(REPO), "archive", BEFORE]
     done = subprocess.run(asked, capture_output=True)
     if done.returncode:

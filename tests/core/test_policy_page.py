@@ -25,10 +25,10 @@ int main(int argc, char **argv) {
            "\"key\": \"%.40s\", \"gpus\": [", p.magic == GH_POLICY_MAGIC, p.version, p.size, p.seq, p.ngpus, p.policy,
            p.class_, p.key);
     for (unsigned i = 0; i < p.ngpus; i++)
-        printf("%s[\"%.48s\", %llu, %llu, %u, %u, %u, %u, %llu]", i ? ", " : "", p.gpu[i].uuid,
+        printf("%s[\"%.48s\", %llu, %llu, %u, %u, %u, %u, %llu, %u]", i ? ", " : "", p.gpu[i].uuid,
                (unsigned long long)p.gpu[i].memory_limit, (unsigned long long)p.gpu[i].memory_total,
                p.gpu[i].compute, p.gpu[i].compute_limit, p.gpu[i].flags, p.gpu[i].minor,
-               (unsigned long long)p.gpu[i].context_bytes);
+               (unsigned long long)p.gpu[i].context_bytes, p.gpu[i].block_bytes);
     printf("]}\n");
     return 0;
 }
@@ -37,7 +37,7 @@ int main(int argc, char **argv) {
 
 def example(count: int) -> tuple[Grant, Inventory]:
     uuid = "GPU-{:08d}-0000-0000-0000-000000000000"
-    gpus = tuple(Gpu(uuid.format(i), i, i + 3, 24576, context_mib=i * 500) for i in range(count))
+    gpus = tuple(Gpu(uuid.format(i), i, i + 3, 24576, context_mib=i * 500, block_bytes=i << 21) for i in range(count))
     shares = tuple(Share(c.uuid, (1000, 24576)[i == 1], 30, 80, whole=i == 1) for i, c in enumerate(gpus))
     grant = Grant(
         "k" * 32,
@@ -67,8 +67,8 @@ def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
         "class": 2,
         "key": "k" * 32,
         "gpus": [
-            [grant.shares[0].uuid, 1000 * mib, 24576 * mib, 30, 80, 0, 3, 0],
-            [grant.shares[1].uuid, 24576 * mib, 24576 * mib, 30, 80, 1, 4, 500 * mib],
+            [grant.shares[0].uuid, 1000 * mib, 24576 * mib, 30, 80, 0, 3, 0, 0],
+            [grant.shares[1].uuid, 24576 * mib, 24576 * mib, 30, 80, 1, 4, 500 * mib, 2 * mib],
         ],
     }
 

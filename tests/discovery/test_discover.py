@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from gpu_hook_simulator import driver_root
 from oci_hook.core.inventory import DeviceFile, Gpu, GpuNode
-from oci_hook.discovery import contexts, discover
+from oci_hook.discovery import blocks, contexts, discover
 from oci_hook.discovery.mark import MARK
 from oci_hook.errors import NodeError
 from oci_hook.ledger import inventory
@@ -173,13 +174,45 @@ def test_a_gpu_without_room_for_a_context_is_still_a_gpu(node: Node) -> None:
         neighbour.stdin.close()
 
 
+def test_the_blocks_in_which_memory_is_taken(node: Node) -> None:
+    """By trying: GPU 1 takes blocks of 2 MiB; then GPU 0 does not say, as it is full."""
+    assert [gpu.block_bytes for gpu in node.discover().gpus] == [512, 512]
+    with open(node.gpus / "1", "r+b") as f:
+        f.seek(driver_root.BLOCK_BYTES_AT)
+        f.write(struct.pack("<I", 2 << 20))
+    assert [gpu.block_bytes for gpu in node.discover().gpus] == [512, 2 << 20]
+
+
+@pytest.mark.parametrize(
+    ("taken", "block"),
+    [
+        (17 * ((1 << 20) + 512), 512),
+        (17 * 17 << 16, 64 << 10),
+        (17 * 2 << 20, 2 << 20),
+        (18 << 20, 0),
+        (32 << 20, 0),
+        (0, 0),
+        (-512, 0),
+    ],
+)
+def test_the_block_by_what_seventeen_pieces_take(taken: int, block: int) -> None:
+    assert blocks.of_pieces(taken, 17) == block
+
+
+def test_a_gpu_whose_blocks_nobody_measured() -> None:
+    gpus = tuple(Gpu(name, i, i, 1000) for i, name in enumerate("abc"))
+    assert [gpu.block_bytes for gpu in blocks.with_blocks(gpus, {"a": 512, "b": 0})] == [512, 512, 512]
+    assert [gpu.block_bytes for gpu in blocks.with_blocks(gpus, {})] == [2 << 20] * 3
+
+
 @pytest.mark.root
 def test_contexts_by_difference(node: Node) -> None:
     """NVML knows no process: in another PID namespace its numbers are not ours."""
     command = ["unshare", "--pid", "--fork", sys.executable, "-m", "oci_hook.discovery.context_memory"]
     own = {**os.environ, "GPU_HOOK_SIM_GPUS": str(node.gpus), "LD_PRELOAD": str(node.libraries / "libnvidia-ml.so.1")}
     done = subprocess.run([*command, str(node.libraries / "libcuda.so.1")], env=own, capture_output=True, text=True)
-    assert json.loads(done.stdout) == {"context": dict.fromkeys(node.uuids(), 64 << 20)}, done
+    figures = {"context": dict.fromkeys(node.uuids(), 64 << 20), "block": dict.fromkeys(node.uuids(), 512)}
+    assert json.loads(done.stdout) == figures, done
 
 
 def test_a_context_is_never_taken_for_nothing() -> None:
@@ -222,14 +255,14 @@ def test_mig_devices_are_measured_one_by_one(node: Node, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(discover, "_ask", ask)
     parts = tuple(Gpu(f"MIG-{i}", 0, 0, 1000 * i, f"X MIG {i}", parent="GPU-x", instance=i) for i in range(1, 5))
-    assert discover.context_mib("cuda", "ml", {}, 1.0, parts) == {"MIG-1": 100}
+    assert discover.measure("cuda", "ml", {}, 1.0, parts)[0] == {"MIG-1": 100}
     assert asked == [None, "MIG-1", "MIG-2"]
 
 
 def test_contexts_of_a_driver_that_hangs_are_not_known(node: Node) -> None:
-    assert discover.context_mib("/nowhere/libcuda.so", "", dict(os.environ), 30.0) == {}
+    assert discover.measure("/nowhere/libcuda.so", "", dict(os.environ), 30.0) == ({}, {})
     said = node.discover()
-    assert discover.context_mib(said.libcuda, said.libnvml, dict(os.environ), 0.01) == {}
+    assert discover.measure(said.libcuda, said.libnvml, dict(os.environ), 0.01) == ({}, {})
 
 
 def test_driver_is_not_loaded(node: Node) -> None:

@@ -66,7 +66,7 @@ def test_install_again_and_away(place: Place, containerd: Containerd) -> None:
     spec = Path(place.prefix, "etc/containerd-base-spec.json")
     text = before.decode()
     assert f'base_runtime_spec = "{spec}"' in text and "gpu-hook-runtime" not in text
-    assert set(json.loads(spec.read_text())["hooks"]) == {"createRuntime", "poststop"}
+    assert set(json.loads(spec.read_text())["hooks"]) == {"prestart", "createRuntime", "poststop"}
     for more in ((), ("--as", "hook")):
         assert "unchanged" in place.gpu_hook("install", *config, *more)
         assert containerd.config.read_bytes() == before

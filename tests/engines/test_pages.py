@@ -116,6 +116,7 @@ def test_docker(docker: Page) -> None:
             ran += docker.run(label, text)
     assert ran.count("GPU_HOOK_MEMORY_MIB=4096") == ran.count("/dev/nvidia0\n") == (1 if way == "annotations" else 2)
     assert "all is well" in ran
+    assert "960 MiB, then CUDA_ERROR_OUT_OF_MEMORY\n" in ran
     assert docker.left() == ""
 
 

@@ -60,7 +60,7 @@ def test_what_is_laid(place: Path) -> None:
         elif path != place:  # containers map all of it as any user, whatever the umask was
             assert st.st_mode & 0o004 and (not path.is_dir() or st.st_mode & 0o001), path
     assert not list(place.rglob("*.new"))
-    for program in ("gpu-hook-runtime", "oci-gpu-hook", "gpu-hook-boundary"):
+    for program in ("gpu-hook-runtime", "oci-gpu-hook", "gpu-hook-boundary", "gpu-hook-probe"):
         assert os.access(place / "bin" / program, os.X_OK)
     skeleton = place / layout.CONTAINER_DIR
     assert sorted(str(p.relative_to(skeleton)) for p in skeleton.rglob("*")) == [

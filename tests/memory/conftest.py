@@ -62,13 +62,13 @@ class Program:
 class Container:
     """A box with 1 GiB of the simulated GPU. What it was charged, against what the GPU itself counts."""
 
-    def __init__(self, node: "Node", name: str, real_cuda: Path, context_bytes: int = 0) -> None:
+    def __init__(self, node: "Node", name: str, real_cuda: Path, context_bytes: int = 0, block: int = 0) -> None:
         self.node = node
         self.box = Box(node.place / name, node.shim, real_cuda)
         page = bytearray(policy({i: LIMIT * (i + 1) for i in range(len(node.gpus))}))
         for i, uuid in enumerate(node.uuids):
             struct.pack_into("<48s", page, 128 * (i + 1), uuid.encode())
-            struct.pack_into("<Q", page, 128 * (i + 1) + 80, context_bytes)
+            struct.pack_into("<QII", page, 128 * (i + 1) + 80, context_bytes, 0, block)
         self.box.write_policy(bytes(page))
         self.programs: list[Program] = []
 
@@ -88,9 +88,12 @@ class Container:
 
 class Node:
     """Simulated GPUs of 8 GiB and the containers on them: 1 GiB of GPU 0 for each, 2 GiB of GPU 1. A context takes
-    `context_bytes`."""
+    `context_bytes`, and the driver takes memory in blocks of `block` bytes."""
 
-    def __init__(self, place: Path, shim: Path, slow: Path, context_bytes: int = 0, gpus: int = 1) -> None:
+    def __init__(
+        self, place: Path, shim: Path, slow: Path, context_bytes: int = 0, gpus: int = 1, block: int = 0
+    ) -> None:
+        self.block = block
         self.place, self.shim, self.slow, self.context_bytes = place, shim, slow, context_bytes
         files = [place / "gpus" / str(i) for i in range(gpus)]
         files[0].parent.mkdir()
@@ -98,6 +101,7 @@ class Node:
         self.files = files
         for file in files:
             self.write(CONTEXT_BYTES_AT, struct.pack("<Q", context_bytes), file)
+            self.write(driver_root.BLOCK_BYTES_AT, struct.pack("<I", block), file)
         self.gpus = [Gpu(file) for file in files]
         self.env = {"GPU_HOOK_SIM_GPUS": str(files[0].parent), "GH_SLOW_DRIVER": str(slow.parent / "simulated.so")}
         self.containers: list[Container] = []
@@ -105,7 +109,7 @@ class Node:
     def container(self, name: str = "box", slow: bool = False) -> Container:
         """Another container. slow: its driver's calls can be made to return late (GH_SLOW)."""
         driver = self.slow if slow else self.shim / "sim/libcuda.so.1"
-        made = Container(self, name, driver, self.context_bytes)
+        made = Container(self, name, driver, self.context_bytes, self.block)
         self.containers.append(made)
         return made
 

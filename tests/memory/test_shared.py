@@ -99,9 +99,94 @@ def test_vmm_that_its_maker_releases_first_stays_charged(node: Node, across: boo
     assert more.ask() == "0"
 
 
+@pytest.mark.parametrize("how", ["frees", "exits"])
+@pytest.mark.parametrize("kind", ["ipc", "vmm"])
+def test_what_others_of_the_container_hold_stays_charged(node: Node, kind: str, how: str) -> None:
+    """Whoever made it: each maker gives an importer its memory, frees it or ends, and the next one may not begin anew."""
+    box, exporters, importers = node.container(), [], []
+    for _ in range(3):
+        exporter, importer = shared(node, kind, box, box, 300 * MIB)
+        exporters.append(exporter)
+        importers.append(importer)
+        if how == "exits":
+            exporter.kill()
+        else:
+            assert exporter.ask() == "0"
+    assert node.held() == box.charged() == 900 * MIB
+    more = box.start(
+        "cu.init(); say(cu.alloc(300 * MIB)[0], cu.info()[0])\nwait(); say(cu.info()[0], cu.alloc(424 * MIB)[0]); wait()"
+    )
+    assert more.line() == f"2 {124 * MIB}"
+    assert importers[0].ask() == "0"
+    if how == "frees":
+        assert exporters[0].ask()  # its shim looks at the exports with its next calls
+    assert more.ask() == f"{424 * MIB} 0"
+    importers[1].kill()
+    if how == "frees":
+        assert exporters[1].ask()
+    assert box.start("cu.init(); say(cu.info()[0]); wait()").line() == str(300 * MIB)
+    assert node.held() == box.charged()
+
+
+def test_a_handle_that_is_opened_twice_is_held_until_it_is_closed_twice(node: Node) -> None:
+    box = node.container()
+    path = str(node.place / "twice")
+    twice = (
+        COMMON.format(path=path)
+        + TAKE["ipc"]
+        + """
+again = c_uint64(); say(lib.cuIpcOpenMemHandle_v2(byref(again), Handle.from_buffer_copy(data), 1), again.value == p.value)
+wait(); say(drop()); wait(); say(drop()); wait()
+"""
+    )
+    importer = box.start(twice)
+    assert importer.line() == "listens"
+    exporter = box.start(COMMON.format(path=path) + f"SIZE = {600 * MIB}\n" + SEND["ipc"] + END)
+    assert exporter.line() == "0 0"
+    assert [importer.line(), importer.line()] == ["0", "0 True"]
+    exporter.kill()
+    look = "cu.init(); say(cu.info()[0]); wait()"
+    assert importer.ask() == "0"
+    assert box.start(look).line() == str(424 * MIB)
+    assert importer.ask() == "0"
+    assert box.start(look).line() == str(1024 * MIB)
+
+
+def test_what_a_context_opened_is_closed_with_it(node: Node) -> None:
+    box = node.container()
+    path = str(node.place / "opened")
+    made = "context = c_void_p(); assert lib.cuCtxCreate_v2(byref(context), 0, 0) == 0\n"
+    importer = box.start(
+        COMMON.format(path=path) + made + TAKE["ipc"] + "\nwait(); say(lib.cuCtxDestroy_v2(context)); wait()"
+    )
+    assert importer.line() == "listens"
+    exporter = box.start(COMMON.format(path=path) + f"SIZE = {600 * MIB}\n" + SEND["ipc"] + END)
+    assert (exporter.line(), importer.line()) == ("0 0", "0")
+    exporter.kill()
+    assert box.start("cu.init(); say(cu.info()[0]); wait()").line() == str(424 * MIB)
+    assert importer.ask() == "0"
+    assert box.start("cu.init(); say(cu.info()[0]); wait()").line() == str(1024 * MIB)
+    assert node.held() == 0
+
+
+def test_exported_memory_goes_with_its_context(node: Node) -> None:
+    box = node.container()
+    program = box.start("""
+class Handle(ctypes.Structure): _fields_ = [("bytes", ctypes.c_char * 64)]
+cu.init(); h = Handle(); context = c_void_p()
+assert lib.cuCtxCreate_v2(byref(context), 0, 0) == 0
+r, p = cu.alloc(600 * MIB); say(r, lib.cuIpcGetMemHandle(byref(h), c_uint64(p)))
+wait(); say(lib.cuCtxDestroy_v2(context)); wait()
+""")
+    assert program.line() == "0 0"
+    assert box.charged() == 600 * MIB
+    assert program.ask() == "0"
+    assert node.held() == box.charged() == 0
+
+
 @pytest.mark.parametrize("kind", SEND)
 def test_what_importers_alone_hold_is_no_container_s_charge(node: Node, kind: str) -> None:
-    """A known gap, which the agent's comparison with NVML closes: the maker has exited, and nobody is charged."""
+    """A known gap, which the agent's comparison with NVML closes: the maker of another container has exited."""
     first, second = node.container("first"), node.container("second")
     exporter, importer = shared(node, kind, first, second, 600 * MIB)
     exporter.kill()

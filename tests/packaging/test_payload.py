@@ -1,9 +1,11 @@
 """Every command starts with nothing but Python's standard library and what a package brings."""
 
 import importlib
+import json
 import platform
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from tests.conftest import REPO
 pytestmark = pytest.mark.slow
 HELP = """
 import sys
+import tarfile
 sys.path.insert(0, sys.argv[1])
 import click
 from oci_hook.cli.main import COMMANDS, Absent, cli
@@ -47,3 +50,25 @@ def test_every_command_starts(kind: str, tmp_path: Path, monkeypatch: pytest.Mon
     done = subprocess.run(run, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert {line.split()[0] for line in done.stdout.splitlines()} == set(COMMANDS) - {"sim"}
+
+
+def test_an_rpm_without_rpmbuild_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(REPO / "packaging"))
+    rpm = importlib.import_module("rpm")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"needs rpmbuild \(apt install rpm"):
+        rpm.pack(tmp_path, "x86_64", "gpu-hook", tmp_path, {})
+
+
+def test_an_image_says_what_it_is_and_offers_busyboxs_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(REPO / "packaging"))
+    image, busybox = importlib.import_module("image"), importlib.import_module("busybox")
+    with tarfile.open(image.write(tmp_path, image.NAME, "amd64", b"", {}, "scripts/package image")) as tar:
+        described = json.loads(tar.extractfile("manifest.json").read())[0]  # type: ignore[union-attr]
+        labels = json.loads(tar.extractfile(described["Config"]).read())["config"]["Labels"]  # type: ignore[union-attr]
+    labels = {key.removeprefix("org.opencontainers.image."): text for key, text in labels.items()}
+    assert labels["title"] == "gpu-hook/install" and labels["licenses"] == "Apache-2.0"
+    assert labels["version"] == image.VERSION and labels["created"].endswith("Z")
+    assert labels.get("revision", "") == importlib.import_module("payload").commit()
+    text = busybox.source(b"\0BusyBox v1.35.0 (Debian 1:1.35.0-4+b5)\0")
+    assert "BusyBox 1:1.35.0-4+b5, under" in text and "source package busybox" in text

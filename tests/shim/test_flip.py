@@ -31,6 +31,9 @@ RESULTS = (
     "cuGreenCtxCreate",
     "cuCtxFromGreenCtx",
     "cuCheckpointProcessRestore",
+    "cuIpcGetMemHandle",
+    "cuIpcOpenMemHandle",
+    "cuIpcOpenMemHandle_v2",
 )
 
 

@@ -15,7 +15,7 @@ from oci_hook.core.units import MIB
 from oci_hook.errors import CODES
 from oci_hook.ledger.events import short
 
-GPU = ("gpu", "uuid")
+GPU = ("gpu", "UUID")  # as NVIDIA's DCGM exporter has them
 CONTAINER = ("id", "namespace", "pod", "container")
 GRANTED = ("policy", "class", "state")
 # For each container on each GPU: metric, help, field of view.share_view, factor to the base unit.

@@ -31,7 +31,7 @@ def check_cluster(prefix: str, option: str) -> Iterator[CheckResult]:
 
 
 def maps_owners(runtime: str) -> bool:
-    """Whether this runtime says that it makes idmapped mounts, which containerd needs for user namespaces (OCI
+    """True if this runtime says that it makes idmapped mounts, which containerd needs for user namespaces (OCI
     runtime-spec, features.md)."""
     try:
         said = subprocess.run([runtime, "features"], capture_output=True, timeout=20).stdout

@@ -39,6 +39,11 @@ bool gh_slot_lock(int fd, unsigned slot) {
     return fd >= 0 && !syscall(SYS_fcntl, fd, OFD_SETLK, &lock);
 }
 
+bool gh_slot_share(int fd, unsigned slot) {
+    struct flock lock = byte(F_RDLCK, slot);
+    return fd >= 0 && !syscall(SYS_fcntl, fd, OFD_SETLK, &lock);
+}
+
 void gh_slot_unlock(int fd, unsigned slot) {
     struct flock lock = byte(F_UNLCK, slot);
     syscall(SYS_fcntl, fd, OFD_SETLK, &lock);
@@ -49,12 +54,13 @@ bool gh_slot_locked(int fd, unsigned slot) {
     return fd < 0 || syscall(SYS_fcntl, fd, OFD_GETLK, &lock) || lock.l_type != F_UNLCK;
 }
 
-void *gh_slot_locks_keep(int fd) {
+void *gh_slot_locks_keep(int fd, int *kept) {
     void *p = mmap(NULL, KEPT, PROT_NONE, MAP_SHARED, fd, 0);
+    *kept = -1;
     /* A child may share our descriptors and not our memory (CLONE_FILES): then the driver's files live on by their
-     * descriptors, so the lock has one, too. It is never used; if the program closes it, the mapping remains. */
+     * descriptors, so the lock has one, too. If the program closes it, the mapping remains. */
     if (p != MAP_FAILED)
-        syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, HIGH);
+        *kept = (int)syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, HIGH);
     gh_slot_locks_close(fd);
     return p == MAP_FAILED ? NULL : p;
 }

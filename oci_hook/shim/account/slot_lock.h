@@ -18,7 +18,10 @@ bool gh_slot_lock(int fd, unsigned slot);
 void gh_slot_unlock(int fd, unsigned slot);
 /* True if someone else has locked a slot. In doubt someone has. */
 bool gh_slot_locked(int fd, unsigned slot);
-/* Closes fd, and keeps its locks as long as this process or a forked child has the mapping. NULL: impossible. */
-void *gh_slot_locks_keep(int fd);
+/* Makes our lock one for reading, or takes such a one: many may have it. */
+bool gh_slot_share(int fd, unsigned slot);
+/* Closes fd, and keeps its locks as long as this process or a forked child has the mapping. *kept: a descriptor of the same
+ * open file; -1: none. NULL: impossible. */
+void *gh_slot_locks_keep(int fd, int *kept);
 
 #endif

@@ -41,11 +41,11 @@ static void empty_slot(struct gh_account_page *page, unsigned slot) {
     }
 }
 
-/* Clears the slot if its lock is free: then all that its owner had on the GPUs has gone. */
-static void reclaim_slot(struct gh_account_page *page, int fd, unsigned slot) {
+void gh_slot_clear(struct gh_account_page *page, int fd, unsigned slot) {
     if (!gh_slot_lock(fd, slot))
         return;
     if (LOAD_ACQUIRE(&page->owner[slot])) {
+        STORE_RELEASE(&page->shared[slot], 0);
         empty_slot(page, slot);
         set_owner(page, slot, 0);
     }
@@ -129,7 +129,7 @@ static void reclaim_exited(struct gh_state *st, struct gh_account_page *page) {
                 fd = gh_slot_locks_open(st);
             if (fd < 0)
                 return;
-            reclaim_slot(page, fd, 64 * i + (unsigned)__builtin_ctzll(left));
+            gh_slot_clear(page, fd, 64 * i + (unsigned)__builtin_ctzll(left));
         }
     gh_slot_locks_close(fd);
 }
@@ -182,13 +182,13 @@ void gh_sweep_before_shown(struct gh_state *st) {
 
 /* ---- our slot ---- */
 
-/* Locks a slot that is in no use, in an open file of our own. Lock first, owner word after: an owner word without a lock is
+/* Lock first, owner word after: an owner word without a lock is
  * that of an owner who has gone. */
-static unsigned take_slot(struct gh_state *st, struct gh_account_page *page, int fd) {
-    unsigned from = gh_owner_pid(st->me);
+unsigned gh_slot_take(struct gh_state *st, struct gh_account_page *page, int fd) {
+    unsigned from = gh_owner_pid(st->me), own = LOAD_ACQUIRE(&st->slot);
     for (unsigned i = 0; i < GH_ACCOUNT_SLOTS; i++) {
         unsigned slot = (from + i) % GH_ACCOUNT_SLOTS;
-        if (slot && !LOAD_ACQUIRE(&page->owner[slot]) && gh_slot_lock(fd, slot)) {
+        if (slot && slot != own && !LOAD_ACQUIRE(&page->owner[slot]) && gh_slot_lock(fd, slot)) {
             empty_slot(page, slot);
             set_owner(page, slot, st->me);
             return slot;
@@ -221,16 +221,16 @@ static enum attached attach(struct gh_state *st, struct gh_account_page *page) {
     int fd = gh_slot_locks_open(st);
     if (fd < 0)
         return NO_LOCKS;
-    unsigned slot = take_slot(st, page, fd);
+    unsigned slot = gh_slot_take(st, page, fd);
     if (!slot) {
         gh_sweep(st);
-        slot = take_slot(st, page, fd);
+        slot = gh_slot_take(st, page, fd);
     }
     if (!slot) {
         gh_slot_locks_close(fd);
         return NO_SLOT;
     }
-    st->slot_lock = gh_slot_locks_keep(fd);
+    st->slot_lock = gh_slot_locks_keep(fd, &st->slot_fd);
     return st->slot_lock && publish_slot(st, page, slot) ? ATTACHED : NO_LOCKS;
 }
 

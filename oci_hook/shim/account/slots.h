@@ -12,6 +12,10 @@ void gh_account_before_driver(struct gh_state *st);
 /* The slots that have an owner, a bit for each; looks at all of them only if an owner has changed since. anew: whatever
  * `owners` says, since a process may have written garbage. */
 const _Atomic uint64_t *gh_slots_taken(struct gh_state *st, struct gh_account_page *page, bool anew);
+/* Locks a slot that is in no use by an open file of ours, and makes it ours. 0: there is none. */
+unsigned gh_slot_take(struct gh_state *st, struct gh_account_page *page, int fd);
+/* Clears the slot if its lock is free: then all that it counts on the GPUs has gone. */
+void gh_slot_clear(struct gh_account_page *page, int fd, unsigned slot);
 /* Clears the slots whose lock is free, and repairs totals that differ from the sum of the slots. */
 void gh_sweep(struct gh_state *st);
 /* Before memory in use is shown: clears the slots of exited processes, for at most a twentieth of the time, and does the

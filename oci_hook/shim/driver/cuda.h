@@ -347,6 +347,13 @@ CUresult cuMemRelease(CUmemHandle handle);
 CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemHandle handle, uint64_t flags);
 CUresult cuMemUnmap(CUdeviceptr at, size_t bytes);
 CUresult cuMemRetainAllocationHandle(CUmemHandle *handle, void *address);
+typedef struct {
+    char bytes[64];
+} CUipcMemHandle;
+CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer);
+CUresult cuIpcOpenMemHandle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags);
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags);
+CUresult cuIpcCloseMemHandle(CUdeviceptr pointer);
 CUresult cuMemExportToShareableHandle(void *os, CUmemHandle handle, int type, uint64_t flags);
 CUresult cuMemImportFromShareableHandle(CUmemHandle *handle, void *os, int type);
 CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr at, size_t bytes, int type, uint64_t flags);

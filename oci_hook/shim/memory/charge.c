@@ -17,7 +17,18 @@ static CUresult reserve(struct gh_state *st, int gpu, uint64_t units, const stru
     return done == GH_RESERVED ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult charge_at(struct charge *c, struct gh_state *st, struct place at, uint64_t bytes) {
+/* Whole blocks; of pieces that are smaller than one, as many as fit share it. */
+static uint64_t units_in_blocks(uint64_t bytes, uint32_t block_bytes) {
+    uint64_t units = gh_units(bytes);
+    uint32_t block = block_bytes >> GH_UNIT_SHIFT;
+    if (block < 2 || !units)
+        return units;
+    if (units < block)
+        return block / (block / (uint32_t)units);
+    return units > GH_VALUE_MAX ? units : (units + block - 1) / block * block;
+}
+
+static CUresult charge_in_blocks(struct charge *c, struct gh_state *st, struct place at, uint64_t bytes, bool blocks) {
     struct gh_limit limit;
     *c = (struct charge){st, at, gh_units(bytes)};
     if (at.gpu == NO_CONTEXT) {
@@ -34,25 +45,35 @@ CUresult charge_at(struct charge *c, struct gh_state *st, struct place at, uint6
     }
     if (!gh_policy_limit(st, (unsigned)at.gpu, &limit))
         return CUDA_ERROR_OUT_OF_MEMORY;
+    if (blocks)
+        c->units = units_in_blocks(bytes, limit.block_bytes);
     return reserve(st, at.gpu, c->units, &limit);
+}
+
+CUresult charge_at(struct charge *c, struct gh_state *st, struct place at, uint64_t bytes) {
+    return charge_in_blocks(c, st, at, bytes, false);
 }
 
 CUresult charge(struct charge *c, uint64_t bytes) {
     struct gh_state *st = gh_here();
-    if (!st)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    return charge_at(c, st, current_place(st), bytes);
+    return st ? charge_at(c, st, current_place(st), bytes) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult recharge(struct charge *c, uint64_t bytes) {
-    uint64_t units = gh_units(bytes);
+CUresult charge_linear(struct charge *c, uint64_t bytes) {
+    struct gh_state *st = gh_here();
+    return st ? charge_in_blocks(c, st, current_place(st), bytes, true) : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult recharge_linear(struct charge *c, uint64_t bytes) {
     struct gh_limit limit;
-    if (c->at.gpu < 0 || units == c->units)
+    if (c->at.gpu < 0)
         return CUDA_SUCCESS;
+    if (!gh_policy_limit(c->st, (unsigned)c->at.gpu, &limit))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    uint64_t units = units_in_blocks(bytes, limit.block_bytes);
     if (units < c->units)
         gh_release(c->st, (unsigned)c->at.gpu, c->units - units);
-    else if (!gh_policy_limit(c->st, (unsigned)c->at.gpu, &limit) ||
-             reserve(c->st, c->at.gpu, units - c->units, &limit))
+    else if (units > c->units && reserve(c->st, c->at.gpu, units - c->units, &limit))
         return CUDA_ERROR_OUT_OF_MEMORY;
     c->units = units;
     return CUDA_SUCCESS;

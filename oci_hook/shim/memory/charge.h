@@ -15,9 +15,11 @@ struct charge {
 
 /* Charges bytes on the current context's GPU. CUDA_SUCCESS or CUDA_ERROR_OUT_OF_MEMORY. */
 CUresult charge(struct charge *c, uint64_t bytes);
+/* The same for linear memory, which a driver takes in whole blocks. */
+CUresult charge_linear(struct charge *c, uint64_t bytes);
 CUresult charge_at(struct charge *c, struct gh_state *st, struct place at, uint64_t bytes);
-/* Changes the charge to what the driver says that it has allocated. */
-CUresult recharge(struct charge *c, uint64_t bytes);
+/* Changes the charge to what the driver says that linear memory has become. */
+CUresult recharge_linear(struct charge *c, uint64_t bytes);
 void uncharge(struct charge *c);
 
 /* Given the driver's answer `r`: notes the charge for `handle`, or undoes it. Returns r. */

@@ -4,6 +4,7 @@
 #include "memory/charge.h"
 #include "memory/cuda_context.h"
 #include "memory/cuda_pool.h"
+#include "memory/piece.h"
 
 /* A context is charged by the figure in the policy page, if there is one. The agent corrects it (surcharge). */
 static CUresult charge_context(struct charge *c, CUdevice device) {
@@ -100,6 +101,8 @@ static void release_memory(struct gh_state *st, uint64_t place) {
     struct leaving l = {st, number_of(place)};
     if (l.context)
         gh_pointers_filter(&st->pointers, lives_in, &l);
+    if (l.context)
+        shared_lost(st, l.context);
     pools_lost(st);
     atomic_store(&st->pools.dirty, 1);
     pools_look(st);

@@ -9,7 +9,7 @@
 GH_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
     struct charge c;
     CUdeviceptr made = 0;
-    CUresult r = charge(&c, bytes);
+    CUresult r = charge_linear(&c, bytes);
     if (r)
         return r;
     r = REAL(cuMemAlloc_v2)(pointer ? &made : NULL, bytes);
@@ -22,7 +22,7 @@ GH_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
 GH_EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes) {
     struct charge c;
     unsigned made = 0;
-    CUresult r = charge(&c, bytes);
+    CUresult r = charge_linear(&c, bytes);
     if (r)
         return r;
     r = REAL(cuMemAlloc)(pointer ? &made : NULL, bytes);
@@ -56,7 +56,7 @@ static CUresult charge_rows(struct charge *c, uint64_t width, uint64_t height) {
     uint64_t bytes;
     if (__builtin_mul_overflow((width + PITCH - 1) & ~(PITCH - 1), height, &bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    return charge(c, bytes);
+    return charge_linear(c, bytes);
 }
 
 GH_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
@@ -68,7 +68,7 @@ GH_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_
     if (r)
         return r;
     r = REAL(cuMemAllocPitch_v2)(pointer ? &made : NULL, pitch ? &wide : NULL, width, height, element);
-    if (r == CUDA_SUCCESS && recharge(&c, (uint64_t)wide * height)) {
+    if (r == CUDA_SUCCESS && recharge_linear(&c, (uint64_t)wide * height)) {
         REAL(cuMemFree_v2)(made);
         r = CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -88,7 +88,7 @@ GH_EXPORT CUresult cuMemAllocPitch(unsigned *pointer, unsigned *pitch, unsigned 
     if (r)
         return r;
     r = REAL(cuMemAllocPitch)(pointer ? &made : NULL, pitch ? &wide : NULL, width, height, element);
-    if (r == CUDA_SUCCESS && recharge(&c, (uint64_t)wide * height)) {
+    if (r == CUDA_SUCCESS && recharge_linear(&c, (uint64_t)wide * height)) {
         REAL(cuMemFree)(made);
         r = CUDA_ERROR_OUT_OF_MEMORY;
     }

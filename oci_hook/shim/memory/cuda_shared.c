@@ -147,7 +147,7 @@ GH_EXPORT CUresult cuMulticastBindAddr_v2(CUmemHandle object, CUdevice device, s
 
 /* Notes the new descriptor with each piece. Ends the call. */
 static void note_descriptor(struct pieces *all, int fd) {
-    struct watch *first = all->count ? watch_open_file(&all->v->observers, fd) : NULL;
+    struct watch *first = all->count ? watch_open_file(&all->v->observers, fd, 0) : NULL;
     if (!all->list || !gh_lock(&all->v->lock))
         return;
     for (size_t i = 0; i < all->count; i++) {

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "account/shared_slot.h"
 #include "driver/real.h"
 #include "memory/charge.h"
 #include "memory/piece.h"
@@ -110,12 +111,14 @@ GH_EXPORT CUresult cuMemUnmap(CUdeviceptr at, size_t bytes) {
 
 /* Notes that the piece is exported by a new descriptor. False: it cannot be watched. */
 static bool watch_export(const struct piece_call *c, int fd) {
-    struct watch *w = watch_open_file(&c->v->observers, fd);
+    struct watch *w = watch_open_file(&c->v->observers, fd, c->piece->known);
     if (!w)
         return false;
     bool locked = gh_lock(&c->v->lock);
     if (locked) {
         note_export(c, w);
+        if (w->by)
+            give_slot(c->st, c->piece, (uint64_t)w->byte);
         gh_unlock(&c->v->lock);
     } else {
         watch_end(&c->v->observers, w);
@@ -159,7 +162,8 @@ GH_EXPORT CUresult cuMemExportToShareableHandle(void *os, CUmemHandle handle, in
 
 /* Notes an import by our own descriptor. The driver may answer with a handle value that it has returned before, and count
  * it once more; unless that one is being released, so that it may be another piece. *used: the note has the descriptor. */
-static bool note_import(struct gh_state *st, struct vmm *v, CUmemHandle handle, int fd, uint64_t began, bool *used) {
+static bool note_import(struct gh_state *st, struct vmm *v, CUmemHandle handle, struct piece like, uint64_t began,
+                        bool *used) {
     struct piece *known = NULL;
     if (gh_lock(&v->lock)) {
         known = piece_of(st, handle);
@@ -170,12 +174,12 @@ static bool note_import(struct gh_state *st, struct vmm *v, CUmemHandle handle, 
         gh_unlock(&v->lock);
     }
     *used = !known;
-    struct piece like = {.imported = true, .descriptor = fd, .inode = inode_of(fd)};
     return known || note_piece(st, v, handle, like, began);
 }
 
-/* What is imported stays charged to its maker, for as long as a descriptor of its export is open: so we keep one. The
- * driver imports by that one, since the program may use the number of its own for another file meanwhile. */
+/* What is imported stays charged to its maker, for as long as a descriptor of its export is open: so we keep one. After a
+ * maker of this container has gone, the memory is charged as long as somebody holds its shared slot: so we do. The driver
+ * imports by our descriptor, since the program may use the number of its own for another file meanwhile. */
 GH_EXPORT CUresult cuMemImportFromShareableHandle(CUmemHandle *handle, void *os, int type) {
     struct gh_state *st = gh_here();
     struct vmm *v = st ? vmm_of(st) : NULL;
@@ -189,14 +193,18 @@ GH_EXPORT CUresult cuMemImportFromShareableHandle(CUmemHandle *handle, void *os,
     if (fd < 0)
         return REAL(cuMemImportFromShareableHandle)(handle, (void *)(uintptr_t)fd, type); /* refuses */
     bool used = false;
+    struct piece like = {
+        .imported = true, .descriptor = fd, .inode = inode_of(fd), .slot = gh_shared_hold(st, watched_byte(fd))};
     CUresult r = REAL(cuMemImportFromShareableHandle)(&made, (void *)(uintptr_t)fd, type);
-    if (r == CUDA_SUCCESS && !note_import(st, v, made, fd, began, &used)) {
+    if (r == CUDA_SUCCESS && !note_import(st, v, made, like, began, &used)) {
         REAL(cuMemRelease)(made);
         used = false;
         r = CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (!used)
+    if (!used) {
         close(fd);
+        gh_shared_let_go(st, like.slot);
+    }
     if (r == CUDA_SUCCESS)
         *handle = made;
     return r;

@@ -29,6 +29,8 @@ static uint64_t mix(uint64_t x) {
     return (x ^ x >> 27) * 0x94d049bb133111ebull;
 }
 
+#define FIRST_BYTE (1ll << 61)
+
 /* A byte far beyond the end of any file, which nobody else is likely to lock. */
 static int64_t new_byte(void) {
     static _Atomic uint64_t count;
@@ -36,7 +38,7 @@ static int64_t new_byte(void) {
     clock_gettime(CLOCK_MONOTONIC, &now);
     uint64_t x = mix((uint64_t)now.tv_nsec ^ (uint64_t)now.tv_sec << 30 ^ (uint64_t)(uintptr_t)&now);
     x = mix(x ^ (uint64_t)syscall(SYS_getpid) << 40 ^ atomic_fetch_add(&count, 1));
-    return (int64_t)((x & ((1ull << 61) - 1)) | 1ull << 61);
+    return (int64_t)(x & (FIRST_BYTE - 1)) | FIRST_BYTE;
 }
 
 static bool lock_byte(int fd, int64_t byte) {
@@ -45,6 +47,31 @@ static bool lock_byte(int fd, int64_t byte) {
         return true;
     l.l_type = F_WRLCK; /* a descriptor that cannot be read from takes only this kind */
     return !fcntl(fd, F_OFD_SETLK, &l);
+}
+
+static const char *after_words(const char *at, int words) {
+    while (words--) {
+        for (; *at && *at != ' '; at++) {}
+        for (; *at == ' '; at++) {}
+    }
+    return at;
+}
+
+/* proc(5), fdinfo: the locks of the descriptor's open file, by whichever process they were taken. */
+uint64_t watched_byte(int fd) {
+    char path[40], text[4096];
+    snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
+    int info = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
+    ssize_t n = info < 0 ? 0 : read(info, text, sizeof text - 1);
+    if (info >= 0)
+        close(info);
+    text[n > 0 ? n : 0] = 0;
+    for (const char *line = text; (line = strstr(line, "OFDLCK")); line++) {
+        uint64_t byte = strtoull(after_words(line, 5), NULL, 10); /* OFDLCK ADVISORY READ PID DEVICE:INODE FIRST LAST */
+        if (byte >= FIRST_BYTE)
+            return byte;
+    }
+    return 0;
 }
 
 /* 1 or 0: whether any other open file has locked the byte; -1: not known. */
@@ -131,13 +158,13 @@ static bool watch_by_lock(struct observers *all, struct watch *w, int fd) {
     return false;
 }
 
-struct watch *watch_open_file(struct observers *all, int fd) {
+struct watch *watch_open_file(struct observers *all, int fd, uint64_t byte) {
     struct watch *w = calloc(1, sizeof *w);
     if (!w || !gh_lock(&all->lock)) {
         free(w);
         return NULL;
     }
-    w->byte = new_byte();
+    w->byte = byte ? (int64_t)byte : new_byte();
     if (!watch_by_lock(all, w, fd) && !poll_watch(&all->polled, fd, (uint64_t)w->byte)) {
         free(w);
         w = NULL;

@@ -24,8 +24,10 @@ struct watch { /* of one open file */
     int64_t byte;
 };
 
-/* Begins to watch what the descriptor refers to. NULL: not possible. */
-struct watch *watch_open_file(struct observers *all, int fd);
+/* Begins to watch what the descriptor refers to, by a lock on this byte; 0: on a new one. NULL: not possible. */
+struct watch *watch_open_file(struct observers *all, int fd, uint64_t byte);
+/* The byte that a descriptor's open file has locked so, in whatever process; 0: none. */
+uint64_t watched_byte(int fd);
 /* Another watch of the same open file. NULL: no memory. */
 struct watch *watch_copy(struct observers *all, const struct watch *w);
 /* True if its last descriptor has certainly been closed. */

@@ -5,6 +5,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "account/shared_slot.h"
+
 struct vmm *vmm_if_any(struct gh_state *st) { return st ? atomic_load_explicit(&st->vmm, memory_order_acquire) : NULL; }
 
 struct vmm *vmm_of(struct gh_state *st) {
@@ -26,6 +28,7 @@ static void end_piece(struct gh_state *st, struct vmm *v, struct piece *p) {
     }
     if (p->units)
         gh_release(st, p->gpu, p->units);
+    gh_shared_let_go(st, p->slot);
     if (p->imported)
         let_go_of_open_file(p->descriptor, p->inode);
     free(p);
@@ -303,6 +306,46 @@ struct piece *share_linear(struct gh_state *st, uint64_t address) {
     gh_pointers_put(&st->pointers, key, (uintptr_t)p);
     gh_pointers_put(&st->pointers, address, pack(units_of(note), (int)gpu_of(note), number_of(note), SHARED));
     return p;
+}
+
+void give_slot(struct gh_state *st, struct piece *p, uint64_t known) {
+    if (p->slot && p->known != known) /* some who know it otherwise may hold it without our knowledge */
+        p->permanent = true;
+    if (p->slot || !p->units)
+        return;
+    p->slot = gh_shared_make(st, p->gpu, p->units, known);
+    p->known = known;
+    if (p->slot)
+        p->units = 0;
+}
+
+struct lost {
+    unsigned context;
+    uint64_t key, value;
+};
+
+static bool find_lost(uint64_t key, uint64_t value, void *with) {
+    struct lost *l = with;
+    enum kind kind = kind_of(value);
+    if ((kind == SHARED || kind == OPENED) && number_of(value) == l->context) {
+        l->key = key;
+        l->value = value;
+    }
+    return false;
+}
+
+void shared_lost(struct gh_state *st, unsigned context) {
+    struct lost l = {context, 0, 0};
+    gh_pointers_filter(&st->pointers, find_lost, &l);
+    while (l.key) {
+        gh_pointers_take(&st->pointers, l.key);
+        if (kind_of(l.value) == SHARED)
+            shared_freed(st, l.key);
+        for (uint64_t n = kind_of(l.value) == OPENED ? opened_times(l.value) : 0; n; n--)
+            gh_shared_let_go(st, opened_slot(l.value));
+        l.key = 0;
+        gh_pointers_filter(&st->pointers, find_lost, &l);
+    }
 }
 
 void shared_freed(struct gh_state *st, uint64_t address) {

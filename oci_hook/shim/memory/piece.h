@@ -11,8 +11,10 @@
 #include "process/note.h"
 
 struct piece {
-    uint64_t units; /* 0: imported, or host memory */
+    uint64_t units; /* 0: imported, or host memory, or a shared slot has them */
     unsigned gpu;
+    unsigned slot;          /* the shared slot that is charged for it, or that we hold for an import; 0 none */
+    uint64_t known;         /* what others find that slot by */
     unsigned handles, maps; /* how many of each exist */
     unsigned calls;         /* running calls that may add or remove some */
     uint64_t touched;       /* clock of the last mapping, export or other use by a handle value */
@@ -59,8 +61,10 @@ bool pieces_reclaim(struct gh_state *st);
 #define RECLAIM_EVERY_MS 100
 void pieces_reclaim_now_and_then(struct gh_state *st);
 
-/* Linear memory that share_linear made a piece was freed. */
+/* Linear memory that share_linear made a piece was freed. All that was allocated in a context was, and what was opened there
+ * by IPC handles is closed. */
 void shared_freed(struct gh_state *st, uint64_t address);
+void shared_lost(struct gh_state *st, unsigned context);
 
 /* Notes a new piece with one handle. began: the clock before the driver made it. NULL: no memory for the note. */
 struct piece *note_piece(struct gh_state *st, struct vmm *v, CUmemHandle handle, struct piece like, uint64_t began);
@@ -90,6 +94,9 @@ void used_by_handle(const struct piece_call *c, CUmemHandle handle);
 void use_unknown(const struct piece_call *c, CUmemHandle handle);
 /* Makes the linear memory at an address a piece, whose one handle is the allocation. NULL: there is none, or no memory. */
 struct piece *share_linear(struct gh_state *st, uint64_t address);
+/* Others may now have the piece, and know it by this: has a slot of its own charged for it, so that it stays charged while
+ * any of them holds it. */
+void give_slot(struct gh_state *st, struct piece *p, uint64_t known);
 /* Adds a watch of a new export, and forgets those that were closed. */
 void note_export(const struct piece_call *c, struct watch *w);
 void note_map(struct vmm *v, struct piece *p, uint64_t at, uint64_t bytes);

@@ -19,6 +19,15 @@ struct process {
     uint64_t bytes;
 };
 
+static void list_process(struct process *out, unsigned *n, struct process one) {
+    for (unsigned i = 0; i < *n; i++)
+        if (out[i].pid == one.pid) { /* memory that it shares has a slot of its own */
+            out[i].bytes += one.bytes;
+            return;
+        }
+    out[(*n)++] = one;
+}
+
 /* The container's processes on a GPU: those that run, in this pid namespace. Memory of an exited process, which a forked
  * child keeps, is in use and listed for nobody, as by the driver. */
 static unsigned own_processes(struct gh_state *st, int gpu, struct process *out, unsigned room) {
@@ -32,9 +41,9 @@ static unsigned own_processes(struct gh_state *st, int gpu, struct process *out,
         if (!owner)
             continue;
         uint64_t bytes = gh_bytes(gh_account_slot_used(page, slot, (unsigned)gpu));
-        if ((bytes || atomic_load(&page->entry[slot][gpu].contexts)) && gh_slot_locked(locks, slot) &&
-            gh_runs_here(owner))
-            out[n++] = (struct process){gh_owner_pid(owner), bytes};
+        bool has_context = !atomic_load(&page->shared[slot]) && atomic_load(&page->entry[slot][gpu].contexts);
+        if ((bytes || has_context) && gh_slot_locked(locks, slot) && gh_runs_here(owner))
+            list_process(out, &n, (struct process){gh_owner_pid(owner), bytes});
     }
     gh_slot_locks_close(locks);
     return n;

@@ -32,7 +32,9 @@ struct gh_account_entry { /* one account slot on one GPU */
     _Atomic uint64_t announce;
     _Atomic uint64_t committed;
     _Atomic uint64_t ack;
-    _Atomic uint64_t contexts; /* how many contexts the process has on the GPU; only for process lists */
+    _Atomic uint64_t
+        contexts; /* how many contexts the process has on the GPU; only for process lists. GPU 0 of a slot of
+                                * shared memory: what it is known by */
 };
 
 struct gh_account_gpu {
@@ -49,7 +51,8 @@ struct gh_account_page {
     _Atomic uint32_t owners; /* changes after an owner word has changed */
     uint8_t reserved[1008];
     struct gh_account_gpu gpu[GH_ACCOUNT_GPUS];
-    uint8_t reserved2[2048];
+    _Atomic uint16_t
+        shared[GH_ACCOUNT_SLOTS]; /* not 0: the slot is of shared memory, known by entry[slot][0].contexts */
     _Atomic uint64_t owner[GH_ACCOUNT_SLOTS];
     struct gh_account_entry entry[GH_ACCOUNT_SLOTS][GH_ACCOUNT_GPUS];
     _Atomic uint64_t free_cache[GH_ACCOUNT_SLOTS][GH_ACCOUNT_GPUS];

@@ -29,7 +29,8 @@ struct gh_gpu_policy {
     uint32_t minor;         /* /dev/nvidiaN */
     uint64_t context_bytes; /* memory that a CUDA context takes on this GPU; 0 not known */
     uint32_t slot;          /* 1 + the container's slot on the GPU page; 0: the GPU's time is not shared */
-    uint8_t reserved[36];
+    uint32_t block_bytes;   /* in which the driver takes linear memory from this GPU; 0: 512 */
+    uint8_t reserved[32];
 };
 
 struct gh_policy_page {

@@ -16,6 +16,7 @@ enum kind {
     PLACE, /* a context's GPU and number */
     POOL,
     SHARED,  /* linear memory that others may keep: its charge is in a piece (memory/piece.h) */
+    OPENED,  /* memory of another process, by an IPC handle: how often << 10 | its shared slot, in place of units */
     MANAGED, /* charged on several GPUs, from the first one in the policy page to the noted one */
     HANDLE = 16,
     EXEC,
@@ -38,5 +39,8 @@ static inline uint64_t units_of(uint64_t value) { return value >> 30; }
 static inline unsigned gpu_of(uint64_t value) { return value >> 26 & 15; }
 static inline unsigned number_of(uint64_t value) { return value >> 4 & NOTE_OF_MOST; }
 static inline enum kind kind_of(uint64_t value) { return (enum kind)(value & 15); }
+
+static inline unsigned opened_slot(uint64_t value) { return units_of(value) & 1023; }
+static inline uint64_t opened_times(uint64_t value) { return units_of(value) >> 10; }
 
 #endif

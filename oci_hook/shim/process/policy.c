@@ -87,6 +87,7 @@ bool gh_policy_limit(struct gh_state *st, unsigned gpu, struct gh_limit *out) {
         if (!(seq & 1) && gh_policy_valid(page) && gpu < page->ngpus) {
             out->bytes = __atomic_load_n(&page->gpu[gpu].memory_limit, __ATOMIC_RELAXED);
             out->context_bytes = __atomic_load_n(&page->gpu[gpu].context_bytes, __ATOMIC_RELAXED);
+            out->block_bytes = __atomic_load_n(&page->gpu[gpu].block_bytes, __ATOMIC_RELAXED);
             out->whole = __atomic_load_n(&page->gpu[gpu].flags, __ATOMIC_RELAXED) & GH_GPU_WHOLE;
             __atomic_thread_fence(__ATOMIC_ACQUIRE);
             if (sequence(page) == seq)
@@ -97,7 +98,8 @@ bool gh_policy_limit(struct gh_state *st, unsigned gpu, struct gh_limit *out) {
     uint32_t ngpus;
     if (gpu >= GH_POLICY_GPUS || !snapshot(st, gpu, &record, &ngpus) || gpu >= ngpus)
         return false;
-    *out = (struct gh_limit){record.memory_limit, record.context_bytes, record.flags & GH_GPU_WHOLE};
+    *out =
+        (struct gh_limit){record.memory_limit, record.context_bytes, record.block_bytes, record.flags & GH_GPU_WHOLE};
     return true;
 }
 

@@ -7,7 +7,8 @@
 struct gh_limit {
     uint64_t bytes; /* most device memory that the container may use on this GPU */
     uint64_t context_bytes;
-    bool whole; /* the container has the whole GPU: no limit */
+    uint32_t block_bytes; /* in which the driver takes linear memory; 0: as asked */
+    bool whole;           /* the container has the whole GPU: no limit */
 };
 
 /* True if there is a valid page. If not, a line was written to stderr. */

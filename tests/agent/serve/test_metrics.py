@@ -22,9 +22,9 @@ from tests.agent.serve.test_grafana import of_a_node as all_names
 MIB = 1 << 20
 ID = "c" * 64
 HELD = {"id": "c" * 12, "namespace": "ns", "pod": "pod", "container": "web"}
-ON = {**HELD, "gpu": "3", "uuid": "GPU-0"}
-GPU = {"gpu": "3", "uuid": "GPU-0"}
-LOST = {"gpu": "4", "uuid": "GPU-1"}
+ON = {**HELD, "gpu": "3", "UUID": "GPU-0"}
+GPU = {"gpu": "3", "UUID": "GPU-0"}
+LOST = {"gpu": "4", "UUID": "GPU-1"}
 
 
 def node() -> dict[str, Any]:

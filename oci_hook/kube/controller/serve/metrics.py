@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 
 from oci_hook.core.prometheus import Exposition, labels
+from oci_hook.core.units import MIB
 from oci_hook.kube.answers import overview
 from oci_hook.kube.placing.state import ClusterState
 
@@ -16,17 +17,17 @@ COUNTERS = {  # name -> labels, help
     "refusals": (("call", "code"), "Refusals by their code."),
     "evictions": (("code",), "Pods evicted that their node had refused."),
     "preemptions": (("outcome",), "Attempts to make room by preemption."),
+    "lists": (("kind",), "Lists of all objects."),
+    "events": (("result",), "Events on pods."),
+    "connections_cut": ((), "Connections cut because they were slow or too many."),
     "failures": ((), "Malformed requests."),
 }
 GAUGES = {
     "holds": ((), "Pods for which freed GPUs are held."),
     "leads": ((), "1 where this controller leads."),
-    "lists": (("kind",), "Lists of all objects so far."),
     "objects": (("kind",), "Objects known."),
     "pending_pods": (("code",), "Pods that wait for GPUs, by reason."),
-    "events": (("result",), "Events on pods so far."),
     "certificate_end_timestamp_seconds": ((), "End of the serving certificate; Unix time."),
-    "connections_cut": ((), "Connections cut because they were slow or too many."),
 }
 
 
@@ -69,16 +70,16 @@ class Metrics:
         return b"".join(parts)
 
 
-HEAD = """# HELP gpu_hook_controller_gpu_memory_mib Memory of a GPU.
-# TYPE gpu_hook_controller_gpu_memory_mib gauge
-# HELP gpu_hook_controller_gpu_free_mib Memory of a GPU that is neither granted nor reserved.
-# TYPE gpu_hook_controller_gpu_free_mib gauge
-# HELP gpu_hook_controller_gpu_free_compute Compute of a GPU free for the classes online and default, in per cent.
-# TYPE gpu_hook_controller_gpu_free_compute gauge
-# HELP gpu_hook_controller_gpu_offline_mib Memory of a GPU that pods of class offline have.
-# TYPE gpu_hook_controller_gpu_offline_mib gauge
-# HELP gpu_hook_controller_gpu_offline_compute Offline compute of a GPU that pods of class offline have, in per cent.
-# TYPE gpu_hook_controller_gpu_offline_compute gauge
+HEAD = """# HELP gpu_hook_controller_gpu_memory_bytes Memory of a GPU.
+# TYPE gpu_hook_controller_gpu_memory_bytes gauge
+# HELP gpu_hook_controller_gpu_free_bytes Memory of a GPU that is neither granted nor reserved.
+# TYPE gpu_hook_controller_gpu_free_bytes gauge
+# HELP gpu_hook_controller_gpu_free_compute_ratio Compute of a GPU free for the classes online and default.
+# TYPE gpu_hook_controller_gpu_free_compute_ratio gauge
+# HELP gpu_hook_controller_gpu_offline_bytes Memory of a GPU that pods of class offline have.
+# TYPE gpu_hook_controller_gpu_offline_bytes gauge
+# HELP gpu_hook_controller_gpu_offline_compute_ratio Offline compute of a GPU that pods of class offline have.
+# TYPE gpu_hook_controller_gpu_offline_compute_ratio gauge
 # HELP gpu_hook_controller_gpu_containers Containers on a GPU.
 # TYPE gpu_hook_controller_gpu_containers gauge
 # HELP gpu_hook_controller_node_grants Grants and reservations on a node.
@@ -93,10 +94,10 @@ SUMS = """# HELP gpu_hook_controller_nodes Nodes that have GPUs or should run gp
 gpu_hook_controller_gpus{{state="free"}} {sums.free_gpus}
 gpu_hook_controller_gpus{{state="shared"}} {shared}
 gpu_hook_controller_gpus{{state="whole"}} {sums.whole_gpus}
-# HELP gpu_hook_controller_free_mib Free memory of all GPUs, on free ones and on those in use.
-# TYPE gpu_hook_controller_free_mib gauge
-gpu_hook_controller_free_mib{{on="free"}} {free_mib}
-gpu_hook_controller_free_mib{{on="used"}} {sums.free_used_mib}
+# HELP gpu_hook_controller_free_bytes Free memory of all GPUs, on free ones and on those in use.
+# TYPE gpu_hook_controller_free_bytes gauge
+gpu_hook_controller_free_bytes{{on="free"}} {free}
+gpu_hook_controller_free_bytes{{on="used"}} {used}
 # HELP gpu_hook_controller_holding_pods Pods that have GPUs, or a reservation.
 # TYPE gpu_hook_controller_holding_pods gauge
 gpu_hook_controller_holding_pods {sums.holders}
@@ -116,18 +117,18 @@ async def node_lines(state: ClusterState) -> AsyncIterator[str]:
             taken, holders = overview.taken_on(state, node) if node.text else ({}, 0)
             sums = sums.plus(overview.Sums(holders=holders))
             grants = len(state.grants(node)) if node.text else 0
-            lines.append(f'gpu_hook_controller_node_grants{{node="{name}"}} {grants}\n')
+            lines.append(f'gpu_hook_controller_node_grants{{Hostname="{name}"}} {grants}\n')
             for gpu in state.inventory(node).gpus if node.text else ():
                 one = overview.of_gpu(gpu, taken.get(gpu.uuid, []), node.rules)
                 sums = sums.plus(one)
-                labels = f'{{node="{name}",gpu="{gpu.uuid}"}}'
+                labels = f'{{Hostname="{name}",gpu="{gpu.index}",UUID="{gpu.uuid}"}}'
                 free = 0 if one.whole_gpus else max(0, 100 - one.granted_compute)
                 lines.append(
-                    f"gpu_hook_controller_gpu_memory_mib{labels} {one.memory_mib}\n"
-                    f"gpu_hook_controller_gpu_free_mib{labels} {one.free_mib}\n"
-                    f"gpu_hook_controller_gpu_free_compute{labels} {free}\n"
-                    f"gpu_hook_controller_gpu_offline_mib{labels} {one.offline_mib}\n"
-                    f"gpu_hook_controller_gpu_offline_compute{labels} {one.offline_compute}\n"
+                    f"gpu_hook_controller_gpu_memory_bytes{labels} {one.memory_mib * MIB}\n"
+                    f"gpu_hook_controller_gpu_free_bytes{labels} {one.free_mib * MIB}\n"
+                    f"gpu_hook_controller_gpu_free_compute_ratio{labels} {free / 100}\n"
+                    f"gpu_hook_controller_gpu_offline_bytes{labels} {one.offline_mib * MIB}\n"
+                    f"gpu_hook_controller_gpu_offline_compute_ratio{labels} {one.offline_compute / 100}\n"
                     f"gpu_hook_controller_gpu_containers{labels} {one.containers}\n"
                 )
         if count % NODES_AT_A_TIME == 0:
@@ -137,4 +138,5 @@ async def node_lines(state: ClusterState) -> AsyncIterator[str]:
     yield "".join(lines)
     nodes = "".join(f'gpu_hook_controller_nodes{{state="{state}"}} {count}\n' for state, count in states.items())
     shared = sums.gpus - sums.free_gpus - sums.whole_gpus
-    yield SUMS.format(nodes=nodes, sums=sums, shared=shared, free_mib=sums.free_mib - sums.free_used_mib)
+    free = sums.free_mib - sums.free_used_mib
+    yield SUMS.format(nodes=nodes, sums=sums, shared=shared, free=free * MIB, used=sums.free_used_mib * MIB)

@@ -5,7 +5,12 @@ from collections.abc import AsyncIterator
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from oci_hook.kube.controller.serve.metrics import Metrics
+from oci_hook.kube.controller.serve.metrics import Metrics, node_lines
+from oci_hook.kube.placing.choose import Chosen, Question, choose
+from oci_hook.kube.pod.asked import words
+from tests.kube.cluster_objects import cluster, node, pod
+
+MIB = 1 << 20
 
 
 def scrape(metrics: Metrics) -> dict[str, float]:
@@ -20,7 +25,7 @@ def scrape(metrics: Metrics) -> dict[str, float]:
 
 
 def test_figures_without_labels_begin_with_0() -> None:
-    first = ("failures_total", "holds", "leads", "certificate_end_timestamp_seconds", "connections_cut")
+    first = ("failures_total", "holds", "leads", "certificate_end_timestamp_seconds", "connections_cut_total")
     assert scrape(Metrics()) == dict.fromkeys(first, 0)
 
 
@@ -40,3 +45,21 @@ def test_a_scrape_tells_what_was_counted() -> None:
     bins = {bound: said[f"answer_seconds_bucket call=bind le={bound}"] for bound in ("0.0005", "0.001", "2.5", "+Inf")}
     assert bins == {"0.0005": 1, "0.001": 2, "2.5": 2, "+Inf": 3}
     assert said["answer_seconds_count call=bind"] == 3 and said["answer_seconds_sum call=bind"] == 3.0011
+
+
+def test_units_and_labels() -> None:
+    """Bytes and ratios, and the labels of NVIDIA's DCGM exporter."""
+    state = cluster(node("a", 100))
+    one = pod("p", memory=40, compute=25)
+    found = choose(state, Question(words(one)))
+    assert isinstance(found, Chosen)
+    state.apply_pod(one)
+    state.reserve(words(one), "a", found.fit, 0.0)
+    text = asyncio.run(Metrics().text(node_lines(state))).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    said = {s.name: (s.labels, s.value) for family in families.values() for s in family.samples}
+    labels = {"Hostname": "a", "gpu": "0", "UUID": "GPU-a-0"}
+    assert said["gpu_hook_controller_gpu_memory_bytes"] == (labels, 100 * MIB)
+    assert said["gpu_hook_controller_gpu_free_bytes"] == (labels, 60 * MIB)
+    assert said["gpu_hook_controller_gpu_free_compute_ratio"] == (labels, 0.75)
+    assert not [name for name in families if name.endswith(("_mib", "_percent"))]
