@@ -312,6 +312,14 @@ def test_a_runtime_without_user_namespaces_is_a_note_on_a_cluster_s_node(
     assert not [f for f in well.doctor()[1] if "hostUsers" in f["message"]]
 
 
+def test_a_runtime_that_tells_no_version(well: Node, tmp_path: Path) -> None:
+    runtime = tmp_path / "runc"
+    runtime.write_text("#!/bin/sh\n")
+    runtime.chmod(0o755)
+    well.run("settings", "set", f"runtime={runtime}")
+    assert [f["message"] for f in well.doctor()[1] if f["check"] == "runtime"] == [str(runtime)]
+
+
 def test_an_install_in_a_folder_that_is_cleaned(well: Node) -> None:
     top = well.prefix.parent / "cleaned"
     top.mkdir()

@@ -202,7 +202,10 @@ def test_threads_leave_the_books_at_zero(box: Box, tools: Path, seed: int) -> No
 
 def free_caches(box: Box) -> list[tuple[int, int]]:
     """The free cache of each process on the first GPU, (idle, taken) in units; without those that are (0, 0)."""
-    data = (box.place / "account" / "page").read_bytes()
+    page = box.place / "account" / "page"
+    data = page.read_bytes() if page.exists() else b""
+    if len(data) < account.SIZE:  # no process has made it yet
+        return []
     words = account.FREE_CACHES.unpack_from(data, FREE_CACHES)[:: account.MOST_GPUS]
     return [(w >> account.FREE_SHIFT, w & (1 << account.FREE_SHIFT) - 1) for w in words if w]
 

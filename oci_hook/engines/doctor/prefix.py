@@ -138,7 +138,7 @@ def check_settings(prefix: str, option: str) -> Iterator[CheckResult]:
         [used.runtime, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=20
     )
     if done.returncode == 0:
-        yield CheckResult("runtime", OK, f"{used.runtime}, {done.stdout.strip().splitlines()[0]}")
+        yield CheckResult("runtime", OK, ", ".join([used.runtime, *done.stdout.strip().splitlines()[:1]]))
     else:
         yield CheckResult(
             "runtime", FAIL, f"{used.runtime} --version: {done.stderr.strip()[:100]}", "GH-503", REINSTALL
