@@ -59,8 +59,11 @@ class Hook(program.Program):
 
     def work(self) -> None:
         program.isolate()
-        if self.stage not in STAGES:
-            raise refuse("GH-406", f"oci-gpu-hook takes one of {', '.join(STAGES)}, not {' '.join(self.args)!r:.60}")
+        if self.stage not in STAGES or self.claim and not _is_uid(self.claim):
+            raise refuse(
+                "GH-406",
+                f"oci-gpu-hook takes one of {', '.join(STAGES)}, and a claim's uid, not {' '.join(self.args)!r:.60}",
+            )
         with open(0, "rb", closefd=False) as stdin:
             given = state.read(stdin)
         self.container, self.pod = given.id, events.full_name(_who(given, {}))
@@ -203,6 +206,12 @@ def give_claimed(
         limits.no_deadline()
         resource_claims.put_back(grant, claim, settings)
         raise
+
+
+def _is_uid(claim: str) -> bool:
+    from oci_hook.ledger.resource_claims import valid_uid
+
+    return valid_uid(claim)
 
 
 def give_back(claim: str, settings: "Settings") -> None:

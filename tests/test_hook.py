@@ -445,7 +445,9 @@ def test_a_container_of_another_runtime(install, state, rootfs):
         assert f"process {box.pid} " in foreign.stderr
 
 
-@pytest.mark.parametrize("stage", ["", "startContainer", "prestart extra", "create", "poststart"])
+@pytest.mark.parametrize(
+    "stage", ["", "startContainer", "prestart extra", "prestart ../x", "prestart a b", "create", "poststart"]
+)
 def test_bad_stages(install, state, stage):
     done = call(install, stage, state)
     assert done.returncode == 1 and done.stderr.startswith("GH-406: ")

@@ -154,8 +154,7 @@ class Driver:
                     continue
                 if server is not None:
                     server.close()
-                self._servers[path] = (made := Server(path, self.methods()), _inode(path))
-                assert made.path == path
+                self._servers[path] = (Server(path, self.methods()), _inode(path))
         except OSError as e:
             return f"{e.filename or sockets.folder}: {e.strerror}: the kubelet does not see the driver; set agent.device_plugins"
         return ""
