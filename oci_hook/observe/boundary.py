@@ -33,10 +33,10 @@ def look(state_dir: str, grant: Grant, inventory: Inventory | None) -> tuple[Bou
 def differs(record: Record | None, grant: Grant, extra_mib: int) -> str:
     """How the driver's limit differs from the ledger's, as after a change that was cut off between the two; "" where both
     agree or the driver is to have none. extra_mib: of boundary.limits_on."""
-    if record is None or not record.cgroups or record.boot != boot_id() or grant.life.init is None:
+    if record is None or record.boot != boot_id() or grant.life.init is None:
         return ""
     planned = boundary.limits_on(grant, [limit.uuid for limit in record.limits], extra_mib)
-    if record.state not in (SET, SETTING) or (record.state == SET and planned == record.limits):
+    if record.state not in (SET, SETTING) or planned == record.limits or not covers(record, grant):
         return ""
     at_driver, here = (", ".join(_size(limit.hard) for limit in limits) for limits in (record.limits, planned))
     return (

@@ -99,13 +99,16 @@ API CUresult cuCheckpointProcessRestore(int pid, const struct restore_args *args
         if (!there)
             return CUDA_ERROR_INVALID_VALUE;
         struct gpu_file *f = sim_gpu[to].file;
-        uint64_t managed = there == s ? 0 : atomic_exchange(&s->managed, 0), saved = atomic_load(&s->saved);
-        atomic_fetch_add(&there->managed, managed);
-        if (!gpu_reserve_in(&sim_gpu[to], &there->used, saved, &f->slot_home[there - f->slot])) {
-            atomic_fetch_sub(&there->managed, managed);
-            atomic_fetch_add(&s->managed, managed);
-            return CUDA_ERROR_OUT_OF_MEMORY;
+        const struct gpu_home *home = &f->slot_home[there - f->slot];
+        uint64_t managed = atomic_exchange(&s->managed, 0), saved = atomic_load(&s->saved), counted = saved - managed;
+        bool room = gpu_reserve_in(&sim_gpu[to], &there->used, counted, home);
+        if (room && !gpu_reserve_in(&sim_gpu[to], &there->used, managed, NULL)) { /* which limits do not count */
+            atomic_fetch_sub(&there->used, counted);
+            room = false;
         }
+        atomic_fetch_add(room ? &there->managed : &s->managed, managed);
+        if (!room)
+            return CUDA_ERROR_OUT_OF_MEMORY;
         atomic_store(&s->saved, 0);
     }
     return change(pid, CHECKPOINTED, LOCKED);

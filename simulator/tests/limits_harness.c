@@ -31,7 +31,7 @@ static pid_t start_setter(void) {
 static int wrong(void) {
     struct gpu_bound b;
     bool any = gpu_limit_of(&gpu, &ours, &b);
-    return !any + (b.hard != 10 * MIB && b.hard != 20 * MIB) + (b.soft * 2 != b.hard) + gpu_limits_hold(&gpu, &ours);
+    return !any + (b.hard != 10 * MIB && b.hard != 20 * MIB) + (b.soft * 2 != b.hard) + gpu_limits_hold(&gpu, &ours, 0);
 }
 
 static unsigned cells(void) {

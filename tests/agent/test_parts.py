@@ -175,9 +175,9 @@ def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
     assert found["gpu_hook_create_duration_seconds_bucket", (("le", "0.0025"),)] == 1
     assert found["gpu_hook_create_duration_seconds_bucket", (("le", "5.0"),)] == 2
     assert found["gpu_hook_create_duration_seconds_bucket", (("le", "+Inf"),)] == 3
-    assert found["gpu_hook_gpu_memory_used_bytes", (("gpu", "0"), ("uuid", "GPU-0"))] == 5 << 20
-    assert ("gpu_hook_gpu_memory_used_bytes", (("gpu", "1"), ("uuid", "GPU-1"))) not in found  # not known is not 0
-    assert found["gpu_hook_gpu_error", (("gpu", "1"), ("uuid", "GPU-1"))] == 1
+    assert found["gpu_hook_gpu_memory_used_bytes", (("UUID", "GPU-0"), ("gpu", "0"))] == 5 << 20
+    assert ("gpu_hook_gpu_memory_used_bytes", (("UUID", "GPU-1"), ("gpu", "1"))) not in found  # not known is not 0
+    assert found["gpu_hook_gpu_error", (("UUID", "GPU-1"), ("gpu", "1"))] == 1
     entitled = [v for (name, _), v in found.items() if name == "gpu_hook_container_compute_guarantee_ratio"]
     assert sorted(entitled) == [0, 0, 0, 0.3, 0.3, 0.3]
 
@@ -191,7 +191,7 @@ def test_the_gates_waits_are_a_histogram() -> None:
     text = exposition(view(inventory(), {"k": held}, {}, {"k": watched}, (), {}, status), Counters()).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     waits = families["gpu_hook_container_gate_wait_seconds"]
-    assert waits.type == "histogram" and {s.labels["uuid"] for s in waits.samples} == {"GPU-0"}
+    assert waits.type == "histogram" and {s.labels["UUID"] for s in waits.samples} == {"GPU-0"}
     bins = {float(s.labels["le"]): s.value for s in waits.samples if "le" in s.labels}
     assert list(bins.values()) == [1, 4, 4, 4, 4, 4, 4, 7, 11] and list(bins)[:2] == [64e-6, 256e-6]
     assert [s.value for s in waits.samples if "le" not in s.labels] == [9.5, 11]

@@ -308,9 +308,7 @@ static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu
                                        uint64_t cost) {
     const struct gh_rules *r = &gpu->rules;
     uint64_t ignored = own->peers ? own->peers->ignored : 0;
-    uint64_t window = registered ? r->window_guarded : r->window;
-    /* A higher class waits for little more than its own window: a command that runs longer than it should still counts. */
-    uint64_t left = registered ? own->inflight : gh_residue(own, now);
+    uint64_t window = registered ? r->window_guarded : r->window, left = gh_residue(own, now);
     /* A command longer than the window may be queued when the running one is nearly done; otherwise the GPU would idle
      * before each such command. */
     int fits = empty || add64(left, cost) <= window || (!registered && cost < GH_COST_UNKNOWN && left <= window / 4);

@@ -111,7 +111,7 @@ def test_so_many_metrics_at_a_time_and_then_again(more: int) -> None:
         service.go.set()
         for answer in first:
             status, text = await answer
-            assert status == 200 and 'node_grants{node="a"} 0' in text
+            assert status == 200 and 'node_grants{Hostname="a"} 0' in text
         assert (await ask())[0] == 200, "the places are free again"
 
     serve(act)
