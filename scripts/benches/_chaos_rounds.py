@@ -181,9 +181,9 @@ class Rounds:
         told, local = read.told_of(nodes)
         figures = self._leader()
         free = {
-            name.partition('gpu="')[2].rstrip('"}'): int(value)
+            name.partition('UUID="')[2].rstrip('"}'): int(value) >> 20
             for name, value in figures.items()
-            if name.startswith(f"{CONTROLLER}gpu_free_mib{{")
+            if name.startswith(f"{CONTROLLER}gpu_free_bytes{{")
         }
         self.refused |= {pod.uid: f"{pod.name}: {pod.refused}" for pod in pods if pod.refused}
         grants = list(self._pool.map(self._grants, [node.name for node in self.site.nodes]))

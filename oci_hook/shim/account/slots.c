@@ -111,12 +111,11 @@ static uint64_t others(const struct gh_state *st, unsigned i, unsigned own) {
     return LOAD_ACQUIRE(&st->taken[i]) & ~(own / 64 == i ? 1ull << own % 64 : 0);
 }
 
-static bool any_others(const struct gh_state *st) {
-    unsigned own = LOAD_ACQUIRE(&st->slot);
-    uint64_t any = 0;
+static unsigned count_others(const struct gh_state *st) {
+    unsigned own = LOAD_ACQUIRE(&st->slot), count = 0;
     for (unsigned i = 0; i < GH_ACCOUNT_SLOTS / 64; i++)
-        any |= others(st, i, own);
-    return any;
+        count += (unsigned)__builtin_popcountll(others(st, i, own));
+    return count;
 }
 
 /* Clears the slots of exited processes among those in st->taken. */
@@ -147,6 +146,8 @@ void gh_sweep(struct gh_state *st) {
     }
 }
 
+#define FEW 4
+
 static int64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -154,11 +155,15 @@ static int64_t now_ns(void) {
 }
 
 /* Nothing that others write tells of a process that was killed, only its lock, and to ask for 40 locks takes longer than
- * all else that a figure needs. So a program that asks for figures all the time looks for a twentieth of its time. */
+ * all else that a figure needs. So beside more than FEW a program that asks all the time looks for a twentieth of its time. */
 static void look_for_exited(struct gh_state *st, struct gh_account_page *page) {
     gh_slots_taken(st, page, false);
-    if (!any_others(st))
+    unsigned count = count_others(st);
+    if (count <= FEW) {
+        if (count)
+            reclaim_exited(st, page);
         return;
+    }
     int64_t begin = now_ns(), after = atomic_load(&st->look_after);
     if (begin < after || !atomic_compare_exchange_strong(&st->look_after, &after, INT64_MAX))
         return;
