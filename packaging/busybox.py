@@ -36,7 +36,7 @@ def source(program: bytes) -> str:
     return (
         f"bin/busybox is BusyBox {version}, under the GNU General Public License, version 2.\n"
         "Its complete source is the source package busybox of that version of the distribution that built it:\n"
-        "https://snapshot.debian.org/package/busybox/ keeps each version of Debian's; `apt-get source busybox` gets it.\n"
+        "`apt-get source busybox=VERSION` gets it from Debian, whose snapshot archive keeps each version.\n"
         "Who passes this image on offers that source with it.\n"
     )
 
