@@ -1,14 +1,15 @@
 """`gpu-hook ps`: the living grants, and how much of each its container uses."""
 
+import os
 import time
 from typing import Any
 
 import click
 
-from oci_hook.cli import named, output
+from oci_hook.cli import live, named, output
 from oci_hook.config import settings as node_settings
 from oci_hook.core.boundary import expected
-from oci_hook.core.grant import Grant, Share
+from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.terms import DRIVER, SHIM
 from oci_hook.core.units import MIB
@@ -49,7 +50,12 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
 
         return ps_cluster.report(cluster_objects.read(dump, kubeconfig))
     settings = node_settings.load(prefix)
-    grants = sorted(named.snapshot(settings), key=lambda grant: (grant.created, grant.who.id))
+    try:
+        grants = sorted(named.snapshot(settings), key=lambda grant: (grant.created, grant.who.id))
+    except GhError:
+        if os.geteuid() == 0 or not (node := live.ask(settings, prefix)):
+            raise
+        return as_the_agent_says(node)
     inventory, warnings = usable_inventory(settings)
     indices = gpu_indices(inventory)
     suspensions = [suspension(settings.state_dir, grant, grants) for grant in grants]
@@ -76,6 +82,29 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
                     f"{output.short(entry['id'])}: {size} on {on} is memory of an exited process, kept by a child"
                 )
     return output.Report({"containers": data}, lines, warnings)
+
+
+def as_the_agent_says(node: dict[str, Any]) -> output.Report:
+    """The same table for users who may not read the ledger. node: of the agent's /api/node."""
+    rows: list[tuple[object, ...]] = []
+    for c in node["containers"]:
+        name = "/".join(filter(None, (c["namespace"], c["pod"], c["name"])))
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(c["created"]))
+        first, last = (output.short(c["id"]), name), (c["policy"], c["class"], c["state"], since)
+        rows += [
+            (
+                *first,
+                *("" if s["index"] is None else s["index"], s["uuid"]),
+                "whole" if s["whole"] else output.size(s["memory_mib"]),
+                "" if s["used_mib"] is None else output.size(s["used_mib"]),
+                "" if s["whole"] else c["boundary"],
+                compute(s["compute"], s["compute_limit"]),
+                *last,
+            )
+            for s in c["gpus"]
+        ] or [(*first, *[""] * 6, *last)]
+    lines = output.table(HEADER, rows, SPARE) if rows else ["no container holds a share"]
+    return output.Report({"containers": node["containers"]}, [*lines, "(by the agent; root sees more)"])
 
 
 def usable_inventory(settings: node_settings.Settings) -> tuple[Inventory | None, list[Problem]]:
@@ -170,7 +199,7 @@ def as_rows(grant: Grant, entry: dict[str, Any], suspended: Suspension | None) -
                 "whole" if share.whole else output.size(share.memory_mib),
                 ("?" if entry["account_problem"] else "") if used is None else output.size(used),
                 "" if share.whole else entry["boundary"],
-                compute(share),
+                compute(share.compute, share.compute_limit),
                 *last,
             )
         )
@@ -190,9 +219,8 @@ def state_words(grant: Grant, suspended: Suspension | None) -> str:
     return in_words(grant)
 
 
-def compute(share: Share) -> str:
+def compute(guarantee: int, ceiling: int) -> str:
     """30%; with a ceiling below the whole GPU 30-80%; empty if none is guaranteed."""
-    if not share.compute:
+    if not guarantee:
         return ""
-    ceiling = f"-{share.compute_limit}" if share.compute < share.compute_limit < 100 else ""
-    return f"{share.compute}{ceiling}%"
+    return f"{guarantee}-{ceiling}%" if guarantee < ceiling < 100 else f"{guarantee}%"
