@@ -203,3 +203,11 @@ def test_the_charts_values_change_what_they_name(chart: Path) -> None:
     assert controller["image"] == "r.test/c:2" and controller["args"] == ["--place=spread"]
     assert controller["resources"]["limits"] == {"memory": "2Gi"}
     assert deployment["template"]["spec"]["imagePullSecrets"] == pod["imagePullSecrets"] == [{"name": "s"}]
+
+
+def test_the_quota_for_gke_admits_our_workloads() -> None:
+    (quota,) = yaml.safe_load_all((BASE / "quota.yaml").read_text())
+    (expression,) = quota["spec"]["scopeSelector"]["matchExpressions"]
+    workloads = [d for d in documents() if d["kind"] in ("DaemonSet", "Deployment")]
+    assert {d["spec"]["template"]["spec"]["priorityClassName"] for d in workloads} == set(expression["values"])
+    assert {d["metadata"]["namespace"] for d in workloads} == {quota["metadata"]["namespace"]}
