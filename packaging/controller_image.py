@@ -75,15 +75,17 @@ def debian(scratch: Path, root: Path, arch: str) -> None:
     """The pinned packages, unpacked."""
     debs = scratch / "debs"
     debs.mkdir()
-    pins = [line.split() for line in (PINS / "debian.txt").read_text().splitlines() if not line.startswith("#")]
+    architecture = image.ARCHITECTURES[arch]
+    lines = [line.split() for line in (PINS / "debian.txt").read_text().splitlines()]
+    pins = [line[1:] for line in lines if line[0] == architecture]
     try:
-        with apt(architecture="" if arch == platform.machine() else image.ARCHITECTURES[arch]) as get:
-            get(debs, "download", *(f"{name}={version}" for name, version, *_ in pins))
+        with apt(architecture="" if arch == platform.machine() else architecture) as get:
+            get(debs, "download", *(f"{name}={version}" for name, version, _ in pins))
     except CannotFetch as e:
         raise SystemExit(f"scripts/package: Debian bookworm's Python cannot be had: {e}") from None
-    for name, _, *digests in pins:
+    for name, _, digest in pins:
         (file,) = debs.glob(f"{name}_*.deb")
-        if sha256(file.read_bytes()).hexdigest() != digests[list(image.ARCHITECTURES).index(arch)]:
+        if sha256(file.read_bytes()).hexdigest() != digest:
             raise SystemExit(
                 f"scripts/package: {file.name} has another sha256 than packaging/controller/debian.txt says"
             )
