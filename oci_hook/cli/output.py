@@ -11,7 +11,6 @@ A command returns a Report or raises GhError; it neither prints nor exits itself
 import functools
 import json
 import os
-import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -124,7 +123,11 @@ def as_data(problem: Problem) -> dict[str, str]:
 
 def columns() -> int:
     """The terminal's width; 0 if standard output is no terminal, where nothing is to be shortened."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    if not sys.stdout.isatty():
+        return 0
+    import shutil  # the agent, which has no terminal, needs none of it
+
+    return shutil.get_terminal_size().columns
 
 
 def folded(line: str, width: int) -> list[str]:
