@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from oci_hook.cli.main import cli
 from scripts.cluster_lab.node import SIMULATOR
 from tests.cluster import lab
 from tests.conftest import REPO
@@ -165,7 +167,11 @@ def test_the_page(claims: Claims) -> None:
     assert env.split() == ["4096", grant["gpus"][0]["uuid"], f"default/{claim['metadata']['name']}"]
 
 
-def test_odd_sizes_fill_the_gpus_and_no_more(claims: Claims) -> None:
+def gpu_hook(*words: str) -> Result:
+    return CliRunner().invoke(cli, list(words), catch_exceptions=False)
+
+
+def test_odd_sizes_fill_the_gpus_and_no_more(claims: Claims, tmp_path: Path) -> None:
     """Each pod that has a node runs with its amount; the ledgers are what the scheduler has allocated; the rest waits."""
     sizes = [9001, 7000, 5003, 4001, 3007, 2503, 8191, 6101, 1009, 12007, 777, 10007, 3301, 2111, 997, 16384]
     for number, size in enumerate(sizes):
@@ -192,6 +198,21 @@ def test_odd_sizes_fill_the_gpus_and_no_more(claims: Claims) -> None:
     waiting = [size for number, size in enumerate(sizes) if f"p{number}" not in last]
     assert waiting and all(size > MIB - used for size in waiting for used in (held.get(u, 0) for u in held))
 
+    # What people are told agrees.
+    kinds = "nodes,pods,resourceclaims,resourceslices,deviceclasses"
+    dump = tmp_path / "dump.json"
+    dump.write_text(claims.kubectl("get", kinds, "-A", "-o", "json"))
+    rows = json.loads(gpu_hook("ps", "--cluster", "--json", "--dump", str(dump)).output)["pods"]
+    assert {row["pod"]: (row["memory_mib"], row["uuid"] in held) for row in rows} == {
+        name: (sizes[int(name[1:])], True) for name in last
+    }
+    name = next(f"p{number}" for number in range(len(sizes)) if f"p{number}" not in last)
+    said = gpu_hook("explain", "--pod", name, "--json", "--dump", str(dump))
+    data = json.loads(said.output)
+    assert said.exit_code == 1 and data["problem"]["code"] == "GH-607", said.output
+    free = {gpu["uuid"]: gpu["free_mib"] for node in data["nodes"] for gpu in node["gpus"]}
+    assert free == {uuid: MIB - held.get(uuid, 0) for uuid in free} and held.keys() <= free.keys()
+
 
 def test_what_is_wrong_is_an_event_with_its_code(claims: Claims) -> None:
     claims.apply(template("typo", "1Gi", words={"polcy": "fixed-share"}), pod("typo"))
@@ -215,6 +236,19 @@ def test_one_claim_for_two_pods_serves_one_at_a_time(claims: Claims) -> None:
     claims.says("second", "GH-611")
     claims.kubectl("delete", "pod", "first", "--grace-period=1")
     claims.sees("second", 2048)
+
+
+def test_of_two_containers_with_one_claim_one_starts(claims: Claims) -> None:
+    """The other one is refused until it has ended."""
+    both = pod("two", command="gpu-probe info; sleep 15")
+    main = both["spec"]["containers"][0]
+    both["spec"]["containers"].append(
+        {**main, "name": "other", "command": ["sh", "-c", "gpu-probe info; exec sleep 100000"]}
+    )
+    both["spec"]["restartPolicy"] = "OnFailure"
+    claims.apply(template("two", "2Gi"), both)
+    claims.says("two", "GH-611")
+    lab.wait(180, "both have had it", lambda: " 2048 MiB total" in claims.kubectl("logs", "two", "-c", "other"))
 
 
 def test_whole_gpus_by_the_extended_resource(claims: Claims) -> None:
