@@ -67,6 +67,17 @@ def claims(dump: str | None, kubeconfig: str | None) -> ClaimObjects:
     return ClaimObjects(*(tuple(listed(kubeconfig, f"/apis/{GROUP}/{path}", optional=True)) for path in paths))
 
 
+def kinds(kubeconfig: str | None, paths: dict[str, str]) -> dict[str, list[dict[str, Any]] | GhError]:
+    """Each of the lists, or why it cannot be read; nothing of a kind that the API server does not have."""
+    found: dict[str, list[dict[str, Any]] | GhError] = {}
+    for name, path in paths.items():
+        try:
+            found[name] = listed(kubeconfig, path, optional=True)
+        except GhError as e:
+            found[name] = e
+    return found
+
+
 def listed(kubeconfig: str | None, path: str, optional: bool = False) -> list[dict[str, Any]]:
     """Lists in pages. kubeconfig: None for kubectl's files, or the pod's service account without them. optional: the server may not
     have this kind. Raises ClusterError GH-608."""
