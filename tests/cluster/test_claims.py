@@ -3,7 +3,9 @@ containerd; no engine is configured."""
 
 import json
 import os
+import random
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,11 +19,13 @@ from oci_hook.cli.main import cli
 from scripts.cluster_lab.node import SIMULATOR
 from tests.cluster import lab
 from tests.conftest import REPO
+from tests.long import long
 
 BASE = REPO / "packaging/kubernetes/dra"
 PAGE = REPO / "docs/guide/claims.md"
 CLI = ("/usr/bin/python3", "-I", "/opt/gpu-hook-cli/gpu-hook")  # that the DaemonSet brought
 MIB = 16384  # of a GPU
+SIZES = [9001, 7000, 5003, 4001, 3007, 2503, 8191, 6101, 1009, 12007, 777, 10007, 3301, 2111, 997, 16384]
 YAML = re.compile(r"^```yaml\n(apiVersion.*?)^```$", re.M | re.S)
 
 
@@ -172,8 +176,9 @@ def gpu_hook(*words: str) -> Result:
 
 
 def test_odd_sizes_fill_the_gpus_and_no_more(claims: Claims, tmp_path: Path) -> None:
-    """Each pod that has a node runs with its amount; the ledgers are what the scheduler has allocated; the rest waits."""
-    sizes = [9001, 7000, 5003, 4001, 3007, 2503, 8191, 6101, 1009, 12007, 777, 10007, 3301, 2111, 997, 16384]
+    """Each pod that has a node runs with its amount; the ledgers are what the scheduler has allocated; the rest waits. --long: 60."""
+    chance = random.Random(31)
+    sizes = [chance.randint(300, 6000) for _ in range(60)] if long() else SIZES
     for number, size in enumerate(sizes):
         claims.apply(template(f"p{number}", f"{size}Mi"), pod(f"p{number}"))
     lab.wait(60, "each has been tried", lambda: all(p["status"].get("conditions") for p in claims.objects("pods")))
@@ -277,9 +282,13 @@ def test_a_container_that_restarts_keeps_its_share(claims: Claims) -> None:
 
 
 def test_kills_in_the_middle_lose_and_leave_nothing(claims: Claims) -> None:
-    """SIGKILL of driver and kubelet while pods come, of driver and containerd while they go."""
-    import signal
+    """SIGKILL of driver and kubelet while pods come, of driver and containerd while they go. --long: over 100."""
+    for _ in range(6 if long() else 1):
+        come_and_go(claims)
+        claims.clean()
 
+
+def come_and_go(claims: Claims) -> None:
     for number in range(8):
         claims.apply(template(f"k{number}", "3Gi"), pod(f"k{number}"))
         for node in claims.nodes:
