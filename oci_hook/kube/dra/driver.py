@@ -149,7 +149,9 @@ class Driver(Loop):
             inventory = self._ledger.inventory()
             if self._roots[0] is not inventory.inventory:
                 self._roots = inventory.inventory, pcie_roots(inventory.inventory)
-            wanted = slices.devices(inventory.inventory, inventory.rules, self._taken(), self._roots[1])
+            wanted = slices.devices(
+                inventory.inventory, inventory.rules, self._taken(inventory.inventory), self._roots[1]
+            )
             wrote = self._publisher.publish(wanted)
         except GhError as e:  # the published devices stay: the driver may be starting
             problems["inventory"] = str(e)
@@ -166,10 +168,12 @@ class Driver(Loop):
         self._next_write = now + GAP
         return GAP
 
-    def _taken(self) -> set[str]:
-        """The GPUs of which containers without a claim have a part, such as those that ran before the setting changed."""
+    def _taken(self, inventory: Inventory) -> set[str]:
+        """The GPUs of which containers without a claim have a part, such as those that ran before the setting changed, or programs
+        that are in no container."""
         claims = {resource_claims.grant_key(uid) for uid in resource_claims.uids(self._ledger.settings())}
-        return {share.uuid for grant in self._ledger.grants() if grant.key not in claims for share in grant.shares}
+        others = {share.uuid for grant in self._ledger.grants() if grant.key not in claims for share in grant.shares}
+        return others | {gpu.uuid for gpu in inventory.gpus if gpu.missing_mib}
 
     def _watchers(self) -> list[Watcher]:
         return [Watcher(self._known, SLICES, PATH, selector(self._node), _sliced, self._tell)]
