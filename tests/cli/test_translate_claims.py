@@ -219,9 +219,26 @@ spec:
     assert first["spec"]["containers"][0]["resources"].get("limits") == ({"cpu": 1} if "cpu" in limits else None)
 
 
-def test_nothing_asked_is_unchanged() -> None:
-    text = pod({"gpu-hook.io/gpus": "none"})
+@pytest.mark.parametrize("key", ["gpu-hook.io/gpus", "NVIDIA_VISIBLE_DEVICES"])
+def test_nothing_asked_is_unchanged(key: str) -> None:
+    text = pod({key: "none"})
     assert run(text).stdout == text and "nothing requests" in run(text).stderr
+
+
+def test_each_claim_of_a_pod_has_a_name_of_its_own() -> None:
+    """Container names are as long as claims' names may be."""
+    names = ["n" * 62 + "a", "n" * 62 + "b", "main"]
+    (first, *templates) = new(
+        pod(
+            {"gpu-hook.io/memory": "1Gi"},
+            *({"name": name} for name in names),
+            resourceClaims=[{"name": "gpu-main", "resourceClaimTemplateName": "nic"}],
+        )
+    )
+    claims = [one["name"] for one in first["spec"]["resourceClaims"]]
+    assert len(set(claims)) == 4 and all(map(LABEL.fullmatch, claims)) and len(templates) == 3
+    (used,) = first["spec"]["containers"][2]["resources"]["claims"]
+    assert used["name"] == "gpu-main-2"
 
 
 # A claim means what its annotations mean.

@@ -77,9 +77,14 @@ class Templates:
         return ("" if before.endswith("\n") or not written else end) + written.replace("\n", end)
 
 
-def of_container(name: str) -> str:
-    """The pod's name of a container's claim, a DNS label."""
-    return f"{BEGIN}{name}"[:MAX_LABEL].rstrip("-")
+def of_container(name: str, taken: set[str]) -> str:
+    """The pod's name of a container's claim, a DNS label that is not among `taken`, where it is then."""
+    found, number = f"{BEGIN}{name}"[:MAX_LABEL].rstrip("-"), 1
+    while found in taken:
+        number += 1
+        found = f"{BEGIN}{name}"[: MAX_LABEL - 4] + f"-{number}"
+    taken.add(found)
+    return found
 
 
 def own_words(annotations: dict[str, str], container: str) -> dict[str, str]:

@@ -185,9 +185,12 @@ def to_claims(
     running = getattr(get(template, "spec", "containers"), "value", [])
     names = [yaml_edit.scalars(node).get("name", "") for node in nodes]
     asking = each({**ours, **pod.annotations}, names)
+    pod.annotations = {}
+    spec = get(template, "spec")
+    taken = {yaml_edit.scalars(item).get("name", "") for item in getattr(get(spec, "resourceClaims"), "value", ())}
     of_pod: list[
         tuple[bool, dict[str, Any], str]
-    ] = []  # may be shared with init containers, the claim, its name in the pod
+    ] = []  # an init container may have it too, the claim, the pod's name of it
     for node, (name, mine) in reversed(list(zip(nodes, asking, strict=True))):
         request = parse(mine, {}, name, Rules(dialects=()), decode=json.loads)
         if request is None or not request.gpus:
@@ -197,10 +200,9 @@ def to_claims(
         wanted = claims.spec(request, words, name)
         init = node not in running and yaml_edit.scalars(node).get("restartPolicy") != "Always"
         shared = [found for free, claim, found in of_pod if free and claim == wanted] if init else []
-        pod.claims[name] = shared[0] if shared else claims.of_container(name)
+        pod.claims[name] = shared[0] if shared else claims.of_container(name, taken)
         if not shared:
             of_pod.append((init or node in running, wanted, pod.claims[name]))
-    spec = get(template, "spec")
     if not pod.claims or spec is None:
         return
     if not pod.name:
@@ -220,7 +222,6 @@ def to_claims(
     before = template_edit.take_runtime_class(edit, template)
     if before not in ("", template_edit.RUNTIME_CLASS):
         pod.notes.append(f"runtimeClassName was {before}")
-    pod.annotations = {}
 
 
 def plain(container: yaml.Node) -> Container:
