@@ -43,12 +43,14 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
     higher class it waits for, and since when.
 
     With --cluster, LEDGER is the pod's state on its node: `granted`, `not yet` (no container has started), `between starts`,
-    `ending`, `free`, `refused` with the code, or `no decision` for grants that the node made by itself.
+    `ending`, `free`, `refused` with the code, or `no decision` for grants that the node made by itself; for the share of a
+    ResourceClaim it is the claim's name.
     """
     if cluster:
         from oci_hook.cli import cluster_objects, ps_cluster  # the cluster's part: not for every use
 
-        return ps_cluster.report(cluster_objects.read(dump, kubeconfig))
+        objects = cluster_objects.read(dump, kubeconfig)
+        return ps_cluster.report(objects, lambda: cluster_objects.claims(dump, kubeconfig))
     settings = node_settings.load(prefix)
     try:
         grants = sorted(named.snapshot(settings), key=lambda grant: (grant.created, grant.who.id))
