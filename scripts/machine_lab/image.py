@@ -138,7 +138,8 @@ def _build(suite: Suite, out: Path) -> None:
     bootstrap(kernel, suite.suite, [suite.kernel], "extract", suite.architecture)
     bootstrap(root, suite.suite, PACKAGES, architecture=suite.architecture)
     (modules,) = (kernel / "usr/lib/modules").iterdir()
-    shutil.copy(kernel / f"boot/vmlinuz-{modules.name}", out / "kernel")
+    places = (kernel / f"boot/vmlinuz-{modules.name}", modules / "vmlinuz")  # sid has it beside the modules
+    shutil.copy(next(path for path in places if path.exists()), out / "kernel")
     (root / "usr/lib/modules").mkdir(exist_ok=True)
     modules.rename(root / "usr/lib/modules" / modules.name)
     modules = root / "usr/lib/modules" / modules.name
