@@ -24,7 +24,7 @@ PACKAGES = ("systemd", "systemd-sysv", "dbus", "udev", "kmod", "libpam-systemd",
 PACKAGES += ("python3", "python3-click", "python3-yaml", "python3-tomlkit", "python3-psutil", "python3-rich")
 PACKAGES += ("runc", "crun", "containerd", "docker.io", "docker-cli", "podman", "netavark", "aardvark-dns", "catatonit")
 PACKAGES += ("uidmap", "slirp4netns", "rootlesskit", "apparmor", "iptables", "iproute2", "busybox-static", "procps")
-PACKAGES += ("util-linux", "ca-certificates", "init-system-helpers", "man-db")
+PACKAGES += ("util-linux", "ca-certificates", "init-system-helpers")
 
 TOOLS = ("qemu-system-x86", "qemu-system-arm", "seabios", "kmod")
 MODULES = ("virtio_pci", "virtio_blk", "virtio_console", "virtio_rng", "ext4")
@@ -56,8 +56,7 @@ SUITES = {
     suite.name: suite
     for suite in (
         Suite("trixie", "trixie", "amd64", "linux-image-cloud-amd64", "qemu-system-x86_64", "q35", "ttyS0"),
-        # The cloud kernel has no dmem controller.
-        Suite("sid", "sid", "amd64", "linux-image-amd64", "qemu-system-x86_64", "q35", "ttyS0"),
+        Suite("sid", "sid", "amd64", "linux-image-cloud-amd64", "qemu-system-x86_64", "q35", "ttyS0"),
         Suite("arm64", "trixie", "arm64", "linux-image-cloud-arm64", "qemu-system-aarch64", "virt", "ttyAMA0"),
     )
 }
