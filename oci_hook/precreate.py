@@ -89,7 +89,8 @@ def edited(found: "Spec", data: bytes, settings: "Settings") -> tuple[bytes, str
     if not spec.rootfs(doc, "").startswith("/"):
         raise refuse("GH-401", f"{STDIN} has no absolute root.path; only podman calls this program")
     if not _is_seen(spec.rootfs(doc, "")):
-        return fastjson.dumps(doc if _is_hooked(doc, settings) else to_spec.with_hook(doc, settings.prefix)).encode(), ""
+        hooked = doc if _is_hooked(doc, settings) else to_spec.with_hook(doc, settings.prefix)
+        return fastjson.dumps(hooked).encode(), ""
     if request.terms.boundary == DRIVER:
         from oci_hook.oci import cgroup_mounts
 

@@ -85,7 +85,9 @@ def unpack(packages: Iterable[Path], root: Path) -> None:
         subprocess.run(["dpkg-deb", "-x", str(package), str(root)], check=True, capture_output=True)
 
 
-def bootstrap(root: Path, suite: str, packages: Iterable[str], variant: str = "minbase", architecture: str = "") -> None:
+def bootstrap(
+    root: Path, suite: str, packages: Iterable[str], variant: str = "minbase", architecture: str = ""
+) -> None:
     """A Debian at `root`, by mmdebstrap. variant: "extract" only unpacks these packages and what they depend on, so that
     architecture may be another than this machine's. Raises CannotFetch."""
     for program in ("mmdebstrap", "unshare"):

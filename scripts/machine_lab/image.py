@@ -26,14 +26,19 @@ PACKAGES += ("runc", "crun", "containerd", "docker.io", "docker-cli", "podman", 
 PACKAGES += ("uidmap", "slirp4netns", "rootlesskit", "apparmor", "iptables", "iproute2", "busybox-static", "procps")
 PACKAGES += ("util-linux", "ca-certificates", "init-system-helpers")
 
-TOOLS = ("qemu-system-x86", "qemu-system-arm", "seabios", "kmod")
+TOOLS = ("qemu-system-x86", "seabios", "kmod")
 MODULES = ("virtio_pci", "virtio_blk", "virtio_console", "virtio_rng", "ext4")
 
 # Units that a machine for tests can do without; under emulation they take seconds to minutes of each boot.
 MASKED = ("apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "fstrim.timer")
 MASKED += ("man-db.timer", "podman-auto-update.timer", "getty@tty1.service", "serial-getty@ttyS0.service")
-MASKED += ("serial-getty@ttyAMA0.service", "systemd-timesyncd.service", "systemd-networkd.service", "ldconfig.service")
-MASKED += ("systemd-hwdb-update.service", "systemd-firstboot.service", "systemd-journal-flush.service", "apparmor.service")
+MASKED += ("systemd-timesyncd.service", "systemd-networkd.service", "ldconfig.service")
+MASKED += (
+    "systemd-hwdb-update.service",
+    "systemd-firstboot.service",
+    "systemd-journal-flush.service",
+    "apparmor.service",
+)
 MASKED += ("e2scrub_reap.service", "systemd-pcrphase.service", "systemd-random-seed.service", "sys-kernel-debug.mount")
 MASKED += ("dev-hugepages.mount", "sys-kernel-tracing.mount", "systemd-networkd-wait-online.service")
 # Started by the test that needs them.
@@ -57,7 +62,6 @@ SUITES = {
     for suite in (
         Suite("trixie", "trixie", "amd64", "linux-image-cloud-amd64", "qemu-system-x86_64", "q35", "ttyS0"),
         Suite("sid", "sid", "amd64", "linux-image-cloud-amd64", "qemu-system-x86_64", "q35", "ttyS0"),
-        Suite("arm64", "trixie", "arm64", "linux-image-cloud-arm64", "qemu-system-aarch64", "virt", "ttyAMA0"),
     )
 }
 

@@ -241,7 +241,8 @@ def make_nodes(root: Path, nodes: list[tuple[str, int, int]]) -> None:
 
 
 def remove(prefix: str, state_dir: str) -> bool:
-    """Remove root, GPUs and the nodes that were made for them. Returns whether there were any. Running programs keep the files that they have mapped."""
+    """Remove root, GPUs and the nodes that were made for them. Returns whether there were any. Running programs keep the
+    files that they have mapped."""
     root, files = root_of(prefix), gpus_of(state_dir)
     there = root.exists() or files.exists()
     if (root / MADE_NODES).exists():
