@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.debian import unpack
-from scripts.debian import alone
+from scripts.debian import alone, unpack
 from tests.e2e.fetched import cached, debs
 
 PINS = Path(__file__).resolve().parent / "pins"
