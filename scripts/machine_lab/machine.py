@@ -32,6 +32,7 @@ class Machine:
         self.suite = image.SUITES[suite]
         mine = hashlib.sha256(str(REPO).encode()).hexdigest()[:8]
         self.folder = Path(tempfile.gettempdir(), f"gpu-hook-machine-{mine}-{suite}")
+        self._process: subprocess.Popen[bytes] | None = None  # where it was started here
 
     def up(self, say: Callable[[str], None], beside: Path | None = None) -> None:
         """Boots it, and waits until it takes commands; its disk, where there is one, is as it was. beside: a folder that
@@ -48,14 +49,14 @@ class Machine:
         (self.folder / "channel").unlink(missing_ok=True)
         say(f"{self.suite.name} boots, about a minute")
         with open(self.folder / "qemu.log", "w") as log:
-            process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 ["nice", "-n", "10", "timeout", "--signal=KILL", LONGEST, *self._qemu(made)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        (self.folder / "pid").write_text(str(process.pid))
+        (self.folder / "pid").write_text(str(self._process.pid))
         self.wait(BOOT)
 
     def _share(self, beside: Path | None) -> None:
@@ -92,6 +93,8 @@ class Machine:
 
     def pid(self) -> int:
         """QEMU's process, or rather that of its `timeout`, which is known by its command; 0 for none."""
+        if self._process:
+            self._process.poll()
         try:
             pid = int((self.folder / "pid").read_text())
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -110,7 +113,8 @@ class Machine:
             except CannotRun:
                 pass
             time.sleep(0.5)
-        raise CannotRun(f"{self.suite.name} does not answer; its console ends with: {self.console()[-600:].strip()}")
+        said = " ".join((self._read("qemu.log") + self.console()).split())
+        raise CannotRun(f"{self.suite.name} {'gives no answer' if self.pid() else 'ended'}: {said[-600:]}")
 
     def run(self, command: str, timeout: float = 300) -> "subprocess.CompletedProcess[str]":
         """What a command of bash did in the machine, as root; status 124 where it took longer than `timeout` seconds. One at a
@@ -162,15 +166,14 @@ class Machine:
     def _gone(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while self.pid() and time.monotonic() < end:
-            try:
-                os.waitpid(-1, os.WNOHANG)  # where this process is its parent
-            except ChildProcessError:
-                pass
             time.sleep(0.1)
 
     def console(self) -> str:
+        return self._read("console")
+
+    def _read(self, name: str) -> str:
         try:
-            return (self.folder / "console").read_text(errors="replace")
+            return (self.folder / name).read_text(errors="replace")
         except OSError:
             return ""
 
