@@ -17,6 +17,7 @@ from oci_hook.core.device_program import CHAR, Unreadable, access_bits
 from oci_hook.core.plan import DeviceRule, Step
 from oci_hook.errors import GhError, refuse
 from oci_hook.linux import bpf, cgroup
+from oci_hook.linux.mount import CGROUP2_SUPER_MAGIC
 
 Rule = tuple[int, int, str]  # major, minor, access
 TRIES = 8  # the runtime or systemd may replace the program after we read it
@@ -77,20 +78,16 @@ def apply(plan: tuple[Step, ...], directory: int) -> None:
 
 
 def _scope(directory: int) -> int | None:
-    """A descriptor of the cgroup above if that is the container's as well: a systemd scope with no process and no other
-    cgroup in it. None where it is not. Raises ApplyError GH-405."""
-    above = os.path.dirname(os.readlink(f"/proc/self/fd/{directory}"))
-    if not above.endswith(".scope"):
+    """A descriptor of the cgroup above if that is the container's, too: a systemd scope with nothing else in it. None where
+    it is not. Raises ApplyError GH-405."""
+    own = os.readlink(f"/proc/self/fd/{directory}")
+    above = os.path.dirname(own)
+    if not above.endswith(".scope") or not cgroup.only_holds(above, own):
         return None
     try:
-        scope = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
-        inside = [entry.name for entry in os.scandir(f"/proc/self/fd/{scope}") if entry.is_dir(follow_symlinks=False)]
-        if len(inside) == 1 and not cgroup.read(scope, "cgroup.procs"):
-            return scope
+        return cgroup.open_path(above, CGROUP2_SUPER_MAGIC)
     except OSError as e:
         raise refuse("GH-405", f"cgroup {above}: {e}; {USE_RUNTIME}") from None
-    os.close(scope)
-    return None
 
 
 def _extend_all(directory: int, wanted: list[Rule]) -> None:
