@@ -167,6 +167,8 @@ class Machine:
         end = time.monotonic() + seconds
         while self.pid() and time.monotonic() < end:
             time.sleep(0.1)
+        if self._process and not self.pid():
+            self._process.wait()
 
     def console(self) -> str:
         return self._read("console")

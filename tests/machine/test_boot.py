@@ -10,7 +10,7 @@ from tests.machine.conftest import ASKS, HAS_SHARE, Inside
 
 pytestmark = [pytest.mark.machine, pytest.mark.root, pytest.mark.slow]
 
-QUADLET = rf"""
+QUADLET = f"""
 [Unit]
 Description=a container by quadlet
 [Container]
@@ -24,7 +24,6 @@ Pull=never
 [Install]
 WantedBy=multi-user.target
 """
-LIVES = "sh -c 'trap : TERM; while :; do sleep 1; done'"
 STARTED_BY = {"docker": "docker", "podman": "podman", "quadlet": "podman"}
 
 
@@ -54,7 +53,8 @@ def test_containers_have_their_shares_again(services: Inside, how: str) -> None:
         services("sync")
         services.machine.cut()
         services.machine.up(print)
-    services.until("systemctl is-active docker podman-restart quadlet gpu-hook-agent", 300)
+    for unit in ("docker", "podman-restart", "quadlet", "gpu-hook-agent"):
+        services.until(f"systemctl is-active {unit}", 300)
     names = "import json, sys; names = [one['name'] for one in json.load(sys.stdin)['containers']]; sys.exit(len(names) != 3)"
     services.until(f'gpu-hook ps --json | python3 -c "{names}"')
     assert holders(services) == ["docker", "podman", "quadlet"]
