@@ -74,10 +74,27 @@ class Hook(program.Program):
         elif self.stage == "poststop":
             forget(given, settings)
         else:
-            start(given, settings, self, self.claim)
+            start(_with_bundle(given), settings, self, self.claim)
 
     def report(self, problems: "Sequence[Problem]") -> None:
         log.report_hook(self.container, problems)
+
+
+def _with_bundle(given: "State") -> "State":
+    """The state with the bundle that the runtime was called with, where it tells its own working directory instead: crun
+    1.25, 1.26, and later ones until September 2026 (https://github.com/containers/crun/pull/2263). Raises ApplyError
+    GH-406 where its command line names no absolute path."""
+    if given.bundle != "/":
+        return given
+    from oci_hook.linux.proc import read_file  # loaded here, since few runtimes need it
+    from oci_hook.oci import bundle
+
+    words = os.fsdecode(read_file(f"/proc/{os.getppid()}/cmdline")).split("\0")
+    found = bundle.named(words[1:])
+    if not found.startswith("/"):
+        why = "the state on standard input has the bundle /, as some versions of crun from 1.25 on tell hooks"
+        raise refuse("GH-406", f"{why}, and the runtime was not called with --bundle and an absolute path; call it so")
+    return given.replace(bundle=found)
 
 
 def main(prefix: str, args: "Sequence[str]") -> int:

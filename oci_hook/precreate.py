@@ -88,6 +88,9 @@ def edited(found: "Spec", data: bytes, settings: "Settings") -> tuple[bytes, str
         return data if doc is found else fastjson.dumps(doc).encode(), ""
     if not spec.rootfs(doc, "").startswith("/"):
         raise refuse("GH-401", f"{STDIN} has no absolute root.path; only podman calls this program")
+    if not _is_seen(spec.rootfs(doc, "")):
+        hooked = doc if _is_hooked(doc, settings) else to_spec.with_hook(doc, settings.prefix)
+        return fastjson.dumps(hooked).encode(), ""
     if request.terms.boundary == DRIVER:
         from oci_hook.oci import cgroup_mounts
 
@@ -115,6 +118,15 @@ def edited(found: "Spec", data: bytes, settings: "Settings") -> tuple[bytes, str
     except BaseException:
         _release(admission.grant.key, settings)
         raise
+
+
+def _is_seen(root: str) -> bool:
+    """False where the image is in podman's own mount namespace alone, as of podman 5.8 for a container in a user namespace
+    (/var/tmp/intermediate-mountpoint-0.0). Our hook, which sees the container, then gives the share, but no variables."""
+    try:
+        return bool(os.listdir(root))
+    except OSError:
+        return True  # what is wrong is said by those who look into it
 
 
 def _podman() -> tuple[int, int] | None:

@@ -1,5 +1,6 @@
 """Debian's packages, by this machine's apt with lists and a cache of its own; nothing on the machine changes."""
 
+import fcntl
 import shutil
 import subprocess
 import tempfile
@@ -12,6 +13,20 @@ KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 class CannotFetch(Exception):
     """Why a package cannot be had, in a sentence."""
+
+
+@contextmanager
+def alone(place: Path, say: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Nobody else makes `place` meanwhile. say: is told where another process makes it now."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with open(place.with_name(f"{place.name}.lock"), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if say:
+                say("another build runs; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def mirror() -> str:
@@ -68,3 +83,22 @@ def unpack(packages: Iterable[Path], root: Path) -> None:
     root.mkdir(parents=True, exist_ok=True)  # dpkg-deb makes only the last folder of a path
     for package in packages:
         subprocess.run(["dpkg-deb", "-x", str(package), str(root)], check=True, capture_output=True)
+
+
+def bootstrap(
+    root: Path, suite: str, packages: Iterable[str], variant: str = "minbase", architecture: str = ""
+) -> None:
+    """A Debian at `root`, by mmdebstrap. variant: "extract" only unpacks these packages and what they depend on, so that
+    architecture may be another than this machine's. Raises CannotFetch."""
+    for program in ("mmdebstrap", "unshare"):
+        if not shutil.which(program):
+            raise CannotFetch(f"{program} is missing, which makes a root of Debian's packages")
+    # A mirror that has not been renewed for a week is signed all the same.
+    options = ['--aptopt=Acquire::Check-Valid-Until "false"']
+    options += [f"--arch={architecture}"] if architecture else []
+    command = ["mmdebstrap", "-q", "--mode=root", f"--variant={variant}", f"--include={','.join(packages)}", *options]
+    # Its mounts are in a namespace of their own: none is left below `root` where it is interrupted.
+    apart = ["unshare", "--mount", "--propagation", "private"]
+    done = subprocess.run([*apart, *command, suite, str(root), mirror()], capture_output=True, text=True)
+    if done.returncode:
+        raise CannotFetch(f"mmdebstrap of {suite}: {(done.stderr or done.stdout).strip()[-400:]}")

@@ -877,3 +877,33 @@ def test_the_snippet_is_complete():
         assert entry["path"].startswith("/") and entry["args"] == ["oci-gpu-hook", stage]
         assert entry["env"] and all(e.startswith("PATH=") for e in entry["env"])
         assert entry["timeout"] == 10
+
+
+def telling_no_bundle(folder: Path, install: Install, stage: str) -> Edit:
+    """An edit that puts a program before our hook which changes the state as crun 1.25 writes it."""
+    program = folder / "like-crun"
+    other = 's#"bundle": *"[^"]*"#"bundle":"/"#'
+    line = f"/bin/sed '{other}' >{folder}/told; exec {install.prefix}/bin/oci-gpu-hook {stage} <{folder}/told"
+    program.write_text(f"#!/bin/sh\n{line}\n")
+    program.chmod(0o755)
+
+    def edit(spec: dict[str, Any]) -> None:
+        spec["hooks"] = {stage: [{"path": str(program)}]}
+
+    return edit
+
+
+@pytest.mark.parametrize("stage", ["prestart", "createRuntime"])
+def test_a_runtime_that_tells_its_working_directory_as_the_bundle(install, bundle, runc, tmp_path, stage):
+    """The bundle is taken from the runtime's command line."""
+    folder = bundle(ASK, edit=telling_no_bundle(tmp_path, install, stage))
+    id = started(runc, folder)
+    (grant,) = install.grants()
+    assert (grant.who.id, grant.who.bundle) == (id, str(folder))
+
+
+def test_a_runtime_that_names_its_bundle_nowhere(install, bundle, runc, tmp_path):
+    folder = bundle(ASK, edit=telling_no_bundle(tmp_path, install, "prestart"))
+    done = runc("run", runc.new_id(), cwd=str(folder))
+    assert done.returncode == 1 and "GH-406: " in done.stderr and "--bundle" in done.stderr, done
+    nothing_is_booked(install)

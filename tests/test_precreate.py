@@ -65,6 +65,28 @@ def by_podman(install: Install, folder: Path, then: str) -> "subprocess.Popen[by
     return process
 
 
+@pytest.mark.parametrize("registered", [True, False])
+def test_an_image_that_only_podman_sees_is_left_to_the_hook(install, bundle, runc, registered, tmp_path):
+    """podman 5.8 mounts it in a mount namespace of its own where the container has a user namespace."""
+    folder = bundle(ASK, edit=hooked(install, "createRuntime") if registered else lambda spec: None)
+    spec = config(folder)
+    root, spec["root"]["path"] = spec["root"]["path"], str(tmp_path / "mountpoint")
+    (tmp_path / "mountpoint").mkdir()
+    done = precreate(install, spec)
+    assert (done.returncode, done.stderr) == (0, b"") and install.grants() == ()
+    (folder / "config.json").write_bytes(done.stdout)
+    mounted = f"mount --bind {root} {tmp_path}/mountpoint && exec runc --root {runc.root} create --bundle {folder} "
+    id = runc.new_id()
+    way = ["unshare", "--mount", "--propagation", "private", "sh", "-c", mounted + id]
+    with open(tmp_path / "said", "w+") as said:  # the container would keep a pipe open
+        done = subprocess.run(way, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+    assert done.returncode == 0, (tmp_path / "said").read_text()
+    (grant,) = install.grants()
+    assert grant.who.id == id and f"{tmp_path}/mountpoint" not in Path("/proc/self/mountinfo").read_text()
+    top = f"/proc/{runc.pid(id)}/root"
+    assert Path(f"{top}/run/gpu-hook/policy").exists() and os.listdir(tmp_path / "mountpoint") == []
+
+
 def test_a_podman_that_fails_leaves_no_grant(install, bundle):
     """As soon as it ends, whether it was killed or not; until then the container may come."""
     for end in ("wait", "kill"):

@@ -4,6 +4,9 @@ A runtime attaches one eBPF program that permits what the spec lists. We read th
 its instructions, and replace it in one step (BPF_F_REPLACE), so that the container is never without a filter. Rules
 added here are unknown to the runtime and to systemd: `runc update` keeps them, a `systemctl daemon-reload` with
 systemd's cgroup driver may not. The wrapper, which writes them into config.json, has no such gap.
+
+crun (1.28) with systemd's cgroups puts the container into a cgroup `container` of its own below its scope, and has
+the program on the scope: then the scope's is extended, too.
 """
 
 import os
@@ -14,6 +17,7 @@ from oci_hook.core.device_program import CHAR, Unreadable, access_bits
 from oci_hook.core.plan import DeviceRule, Step
 from oci_hook.errors import GhError, refuse
 from oci_hook.linux import bpf, cgroup
+from oci_hook.linux.mount import CGROUP2_SUPER_MAGIC
 
 Rule = tuple[int, int, str]  # major, minor, access
 TRIES = 8  # the runtime or systemd may replace the program after we read it
@@ -57,13 +61,13 @@ def apply(plan: tuple[Step, ...], directory: int) -> None:
     Raises ApplyError GH-404, GH-405.
     """
     wanted = [(step.major, step.minor, step.access) for step in plan if isinstance(step, DeviceRule)]
-    for left in reversed(range(TRIES)):
+    _extend_all(directory, wanted)
+    scope = _scope(directory)
+    if scope is not None:
         try:
-            _extend(directory, wanted)
-            break
-        except OSError as e:
-            if e.errno != ENOENT or not left:
-                raise _refused(e) from None
+            _extend_all(scope, wanted)
+        finally:
+            os.close(scope)
     for program in _effective(directory):
         for major, minor, access in _missing(program, wanted, unreadable=True):
             raise refuse(
@@ -71,6 +75,29 @@ def apply(plan: tuple[Step, ...], directory: int) -> None:
                 f"a cgroup above the container's forbids c {major}:{minor} {access}; allow it there (systemd: "
                 "DeviceAllow= of the slice)",
             )
+
+
+def _scope(directory: int) -> int | None:
+    """A descriptor of the cgroup above if that is the container's, too: a systemd scope with nothing else in it. None where
+    it is not. Raises ApplyError GH-405."""
+    own = os.readlink(f"/proc/self/fd/{directory}")
+    above = os.path.dirname(own)
+    if not above.endswith(".scope") or not cgroup.only_holds(above, own):
+        return None
+    try:
+        return cgroup.open_path(above, CGROUP2_SUPER_MAGIC)
+    except OSError as e:
+        raise refuse("GH-405", f"cgroup {above}: {e}; {USE_RUNTIME}") from None
+
+
+def _extend_all(directory: int, wanted: list[Rule]) -> None:
+    """`_extend` until no program is replaced meanwhile. Raises ApplyError GH-404, GH-405."""
+    for left in reversed(range(TRIES)):
+        try:
+            return _extend(directory, wanted)
+        except OSError as e:
+            if e.errno != ENOENT or not left:
+                raise _refused(e) from None
 
 
 def _extend(directory: int, wanted: list[Rule]) -> None:

@@ -69,8 +69,11 @@ def open_container(pid: int, rootfs: str) -> LiveContainer:
 def check_child_of(container: LiveContainer, parent: int) -> None:
     """Raises ApplyError GH-406 unless parent is the init's parent, as it is where a runtime makes a container and calls
     the hook. A wrong pid in the state document (of another container, of any other process, our own) is thus refused.
+
+    crun makes the init of a user namespace by a process in between, which has ended. That init is known by crun's command
+    line, with the container's id, which it has until it becomes the container's program.
     """
-    if proc.parent(container.pid) != parent:
+    if proc.parent(container.pid) != parent and not proc.is_fork_of(container.pid, parent):
         raise _not_ours(container.pid, "is not a child of the runtime that called this hook")
 
 

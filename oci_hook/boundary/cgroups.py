@@ -2,6 +2,7 @@
 
 import os
 
+from oci_hook.linux.cgroup import only_holds
 from oci_hook.linux.cgroup_tree import MOUNTED as MOUNTED
 from oci_hook.linux.proc import cgroups, read_file
 
@@ -43,7 +44,7 @@ def places(pid: int, planned: str = "") -> "tuple[Place, ...]":
         raise NoCgroup(f"cgroup {own} holds other processes than the container's; give the container its own")
     above = os.path.dirname(own)
     found = [(own, inode(own))]
-    if above != MOUNTED and (above == planned or above.endswith(".scope")) and _only_holds(above, own):
+    if above != MOUNTED and (above == planned or above.endswith(".scope")) and only_holds(above, own):
         found.insert(0, (above, inode(above)))
     return tuple(found)
 
@@ -91,12 +92,3 @@ def _processes(directory: str) -> set[int]:
         return {int(word) for word in read_file(f"{directory}/cgroup.procs", PROCS_MAX).split()}
     except OSError as e:
         raise NoCgroup(f"{directory}: {e.strerror}") from None
-
-
-def _only_holds(above: str, own: str) -> bool:
-    try:
-        with os.scandir(above) as entries:
-            below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return False
-    return below == [own] and not _processes(above)

@@ -3,7 +3,7 @@
 import os
 
 from oci_hook.linux.mount import CGROUP2_SUPER_MAGIC, CGROUP_SUPER_MAGIC, fstatfs_type, mountinfo
-from oci_hook.linux.proc import cgroups
+from oci_hook.linux.proc import cgroups, read_file
 
 
 def v1_path(pid: int, controller: str) -> str | None:
@@ -48,6 +48,16 @@ def open_path(path: str | None, magic: int) -> int | None:
         os.close(fd)
         raise OSError(22, "not a cgroup file system", path)
     return fd
+
+
+def only_holds(above: str, own: str) -> bool:
+    """True if the cgroup `own` is all that is in the one above it: no process, and no other cgroup."""
+    try:
+        with os.scandir(above) as entries:
+            below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        return below == [own] and not read_file(f"{above}/cgroup.procs")
+    except OSError:
+        return False
 
 
 def read(directory: int, name: str) -> str:

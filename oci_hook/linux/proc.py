@@ -92,6 +92,16 @@ def parent(pid: int) -> int:
     return int(stat(pid)[1])
 
 
+def is_fork_of(pid: int, other: int) -> bool:
+    """True if both processes run one program file with one command line, as after fork(2) and until one of them calls
+    exec(2). Raises OSError."""
+    one, two = os.stat(f"/proc/{pid}/exe"), os.stat(f"/proc/{other}/exe")
+    if (one.st_dev, one.st_ino) != (two.st_dev, two.st_ino):
+        return False
+    words = read_file(f"/proc/{pid}/cmdline")
+    return bool(words) and words == read_file(f"/proc/{other}/cmdline")
+
+
 def cgroups(pid: int) -> list[tuple[str, str]]:
     """(controllers, path) of each cgroup that the process is in (cgroups(7), /proc/PID/cgroup): controllers are
     separated by commas, "" is version 2. Raises OSError."""

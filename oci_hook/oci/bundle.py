@@ -71,6 +71,13 @@ def read_call(args: "Sequence[str]") -> Call:
     )
 
 
+def named(args: "Sequence[str]") -> str:
+    """The bundle's folder as the call names it; "" where it does not. args: as of `read_call`."""
+    flags, rest = _global_flags(args)
+    _command_words(rest[1:], flags)
+    return flags.get("bundle") or flags.get("b") or ""
+
+
 def _global_flags(args: "Sequence[str]") -> "tuple[dict[str, str], Sequence[str]]":
     """(the flags before the command, the words from the command on). An unknown flag's next word is its value unless
     that is a flag or a command."""

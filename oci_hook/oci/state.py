@@ -39,9 +39,6 @@ def read(stdin: "BinaryIO") -> State:
     bundle = _text(document, "bundle")
     if not bundle.startswith("/"):
         raise _invalid(f"has the bundle {bundle!r:.40}, which is not an absolute path")
-    if bundle == "/":  # crun 1.25, 1.26, and some later ones until September 2026: its own working directory
-        why = "the state on standard input has the bundle /, as some versions of crun from 1.25 on tell hooks"
-        raise refuse("GH-406", f"{why}; use another crun, or register gpu-hook as the runtime instead of as a hook")
     return State(
         id=_text(document, "id"),
         pid=pid,

@@ -4,19 +4,17 @@
 compiler: it takes a release's programs from a folder.
 """
 
-import contextlib
-import fcntl
 import os
 import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from scripts.cluster_lab import packages, programs
 from scripts.cluster_lab.programs import CannotRun
-from scripts.debian import unpack
+from scripts.debian import alone, unpack
 
 GO = "usr/lib/go-1.19"
 VERSION = "v1.20.2"
@@ -37,23 +35,10 @@ def build(jobs: int, say: Callable[[str], None]) -> None:
     home = programs.home()
     work = home.with_name(f"{home.name}.work")
     work.mkdir(parents=True, exist_ok=True)
-    with _alone(home, say):
+    with alone(home, say):
         if not programs.ready():
             _build(work, home, jobs, say)
     shutil.rmtree(work, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _alone(home: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Waits until no other process makes this folder of programs."""
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with open(home.with_name(f"{home.name}.lock"), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("another build runs; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def take(folder: Path, say: Callable[[str], None]) -> str:
@@ -62,7 +47,7 @@ def take(folder: Path, say: Callable[[str], None]) -> str:
     found = subprocess.run([str(folder / "kube-apiserver"), "--version"], capture_output=True, text=True, check=True)
     version = ".".join(found.stdout.split()[1].lstrip("v").split(".")[:2])
     home = programs.cache() / version
-    with _alone(home, say):
+    with alone(home, say):
         _take(folder, home)
     say(f"{found.stdout.strip()} is in {home}")
     return version

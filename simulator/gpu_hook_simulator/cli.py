@@ -15,6 +15,7 @@ from oci_hook.config.settings import Settings
 from oci_hook.config.settings import load as load_settings
 from oci_hook.core import units
 from oci_hook.core.layout import INVENTORY, SETTINGS_YAML, TIERS
+from oci_hook.discovery import char_links
 from oci_hook.discovery.discover import discover
 from oci_hook.discovery.mark import MARK
 from oci_hook.discovery.save import save_inventory
@@ -60,6 +61,11 @@ sim.add_command(cli_model.model)
     metavar="N",
     help="The driver takes linear memory in blocks of so many MiB; default: of 512 bytes.",
 )
+@click.option(
+    "--nodes",
+    is_flag=True,
+    help="Also make the GPUs' nodes in /dev where there are none: containers in user namespaces need the machine's.",
+)
 @click.option("--force", is_flag=True, help="Replace simulated GPUs that containers still use.")
 @output.answers
 def up(
@@ -73,6 +79,7 @@ def up(
     driver: str | None,
     limits: str,
     block_mib: int,
+    nodes: bool,
     force: bool,
 ) -> output.Report:
     """Make simulated GPUs and let this install use them instead of a real driver.
@@ -113,6 +120,8 @@ def up(
         driver_root.remove(prefix, settings.state_dir)
         raise
     save_inventory(settings, found)
+    if nodes:
+        driver_root.make_nodes(root, char_links.nodes(found))
     lines = [f"simulated driver {found.driver_version} in {root}; driver_root in {prefix}/{SETTINGS_YAML} is set to it"]
     lines += [f"simulated GPU {c.address}: {c.uuid}, {output.size(c.memory_mib)}" for c in found.gpus]
     data = {"simulated": True, "driver_root": str(root), "gpus": [gpu.fields() for gpu in found.gpus]}

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shutil
+import stat
 import uuid
 from pathlib import Path
 from struct import Struct
@@ -25,6 +26,7 @@ from oci_hook.errors import refuse
 
 VERSION = DEFAULT.version
 MAX_GPUS = 32
+MADE_NODES = "made-nodes"  # in the driver root: the device nodes that are to go with it
 ENVIRONMENT = "GPU_HOOK_SIM_GPUS"  # the variable by which the libraries find the GPUs on the host (gpu.c)
 MIB = 1 << 20
 LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
@@ -224,10 +226,28 @@ def size_text(mib: int) -> str:
     return f"{mib // 1024} GiB" if mib % 1024 == 0 else f"{mib} MiB"
 
 
+def make_nodes(root: Path, nodes: list[tuple[str, int, int]]) -> None:
+    """Make those of these device nodes (path, major, minor) that are not there, and note them for `remove`. Raises
+    NodeError GH-306."""
+    made = [path for path, _, _ in nodes if not os.path.lexists(path)]
+    (root / MADE_NODES).write_text("".join(f"{path}\n" for path in made))
+    for path, major, minor in nodes:
+        if path in made:
+            try:
+                os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+                os.chmod(path, 0o666)
+            except OSError as e:
+                raise refuse("GH-306", f"{path}: {e.strerror}; --nodes needs root, and a /dev of its own") from None
+
+
 def remove(prefix: str, state_dir: str) -> bool:
-    """Remove root and GPUs. Returns whether there were any. Running programs keep the files that they have mapped."""
+    """Remove root, GPUs and the nodes that were made for them. Returns whether there were any. Running programs keep the
+    files that they have mapped."""
     root, files = root_of(prefix), gpus_of(state_dir)
     there = root.exists() or files.exists()
+    if (root / MADE_NODES).exists():
+        for node in (root / MADE_NODES).read_text().splitlines():
+            Path(node).unlink(missing_ok=True)
     for folder in (root, files):
         shutil.rmtree(folder, ignore_errors=True)
         try:

@@ -17,6 +17,7 @@ from oci_hook.cli.main import cli
 from oci_hook.config.settings import load
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.policy_page import policy_page
+from oci_hook.discovery import char_links
 from oci_hook.errors import NodeError
 from oci_hook.install import settings_edit
 from oci_hook.install.settings_template import default_settings_yaml
@@ -100,6 +101,25 @@ def test_up_shows_gpus_and_down_undoes_it(install: Install) -> None:
     assert not (install.prefix / "sim").exists()
     assert os.listdir(install.settings.state_dir) == ["owner"]
     assert "there are no simulated GPUs" in install.run("sim", "down")
+
+
+@pytest.mark.root
+def test_device_nodes_are_made_on_request_and_go_with_the_gpus(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers in user namespaces get the machine's nodes. One that is there already stays."""
+    nodes = [(str(tmp_path / f"nvidia{minor}"), 195, minor) for minor in range(3)]
+    monkeypatch.setattr(char_links, "nodes", lambda found: nodes)
+    os.mknod(nodes[0][0], stat.S_IFCHR | 0o600, os.makedev(195, 0))
+    install.run("sim", "up")
+    assert not os.path.exists(nodes[1][0])
+    for again in ("up", "down"):
+        install.run("sim", "up", "--nodes")
+        for path, major, minor in nodes:
+            assert char_links.is_device(path, major, minor) and os.access(path, os.R_OK)
+        assert [stat.S_IMODE(os.stat(path).st_mode) for path, _, _ in nodes] == [0o600, 0o666, 0o666]
+        install.run("sim", again)
+        assert [os.path.exists(path) for path, _, _ in nodes] == [True, False, False]
 
 
 @pytest.mark.parametrize(

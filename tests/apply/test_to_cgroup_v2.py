@@ -155,6 +155,34 @@ def test_a_cgroup_above_forbids_it(group, tmp_path):
         inner.close()
 
 
+@pytest.mark.parametrize("beside", ["", "a process", "a cgroup"])
+def test_a_scope_with_the_container_below_it(path, tmp_path, beside):
+    """crun with systemd's cgroups: the program is on the scope. It is extended if nobody else is in the scope."""
+    scope = Group(path.with_name(f"{path.name}.scope"), NULL)
+    inner = Group(scope.path / "container")
+    if beside != "a process":
+        scope.process.kill()
+        scope.process.wait()
+    if beside == "a cgroup":
+        (scope.path / "other").mkdir()
+    directory = opened(inner)
+    try:
+        to_cgroup_v2.check(directory, ())
+        if beside:
+            with pytest.raises(GhError, match="^GH-405: a cgroup above the container's forbids c 195:3 rw"):
+                to_cgroup_v2.apply((DeviceRule(195, 3),), directory)
+            assert not inner.opens(3, tmp_path)
+        else:
+            to_cgroup_v2.apply((DeviceRule(195, 3),), directory)
+            assert inner.opens(3, tmp_path) and not inner.opens(4, tmp_path)
+    finally:
+        os.close(directory)
+        inner.close()
+        if beside == "a cgroup":
+            (scope.path / "other").rmdir()
+        scope.close()
+
+
 @pytest.mark.parametrize(
     "programs", [(ALLOW,), (), ((*permit([(195, 1, "r")]), *DENY),), (ALLOW, (*permit([(195, 1, "w")]), *DENY))]
 )

@@ -410,6 +410,26 @@ def test_not_the_containers_init(host):
             to_container.check_child_of(container, os.getppid())
 
 
+def test_an_init_whose_parent_has_ended(host):
+    """crun makes the init of a user namespace so. It is known by crun's program and command line, which it still has."""
+    with Box(host.rootfs) as box:
+        container = to_container.open_container(box.pid, str(host.rootfs))
+        runtime = os.fork()  # like the init, a copy of this process
+        if runtime == 0:
+            while True:
+                signal.pause()
+        try:
+            to_container.check_child_of(container, runtime)
+        finally:
+            os.kill(runtime, signal.SIGKILL)
+            os.waitpid(runtime, 0)
+        same_program = [os.readlink(f"/proc/{box.pid}/exe"), "-c", "input()"]
+        with subprocess.Popen(same_program, stdin=subprocess.PIPE) as other:
+            with pytest.raises(GhError, match="GH-406"):
+                to_container.check_child_of(container, other.pid)
+            other.kill()
+
+
 def test_container_dies_meanwhile(host):
     with Box(host.rootfs) as box:
         container = to_container.open_container(box.pid, str(host.rootfs))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.debian import unpack
-from tests.e2e.fetched import alone, cached, debs
+from scripts.debian import alone, unpack
+from tests.e2e.fetched import cached, debs
 
 PINS = Path(__file__).resolve().parent / "pins"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]

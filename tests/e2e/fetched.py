@@ -1,21 +1,19 @@
 """Debian packages as parts of images: fetched once, unpacked, and kept in the user's cache."""
 
-import fcntl
 import os
 import shutil
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from scripts import debian
+from scripts.debian import alone
 
 NVIDIA = ("libcuda1", "libnvidia-ml1", "libnvidia-ptxjitcompiler1", "nvidia-smi")
 # containerd 1.7, docker 26, podman 5, Python 3.13
-DEBIAN_13 = "containerd,docker.io,docker-cli,podman,crun,runc,python3,python3-click,python3-yaml,python3-tomlkit,rpm"
+DEBIAN_13 = ("containerd", "docker.io", "docker-cli", "podman", "crun", "runc")
+DEBIAN_13 += ("python3", "python3-click", "python3-yaml", "python3-tomlkit", "rpm")
 
 
 def mirror() -> str:
@@ -35,15 +33,6 @@ def cached(name: str) -> Path:
 def cached_build(name: str) -> Path:
     """A place below build/ of this checkout."""
     return Path(__file__).resolve().parents[2] / "build" / name
-
-
-@contextmanager
-def alone(place: Path) -> Iterator[None]:
-    """Nobody else makes this meanwhile: tests may run in several workers."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with open(place.with_name(place.name + ".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def unpacked(suite: str, *packages: str, component: str = "main", architecture: str = "") -> Path:
@@ -83,12 +72,14 @@ def nvidia() -> Path:
 
 def debian_13() -> Path:
     """A Debian 13 with its engines and what our packages depend on. Made once, in a minute or two."""
-    root = cached_build(f"debian-13-{sha256(DEBIAN_13.encode()).hexdigest()[:8]}")
+    root = cached_build(f"debian-13-{sha256(' '.join(DEBIAN_13).encode()).hexdigest()[:8]}")
     with alone(root):
         if not root.exists():
             half = root.with_name(f"{root.name}.half")
             shutil.rmtree(half, ignore_errors=True)
-            command = ["mmdebstrap", "-q", "--variant=minbase", f"--include={DEBIAN_13}", "trixie", str(half), mirror()]
-            subprocess.run(command, check=True)
+            try:
+                debian.bootstrap(half, "trixie", DEBIAN_13)
+            except debian.CannotFetch as e:
+                pytest.skip(str(e))
             half.rename(root)
     return root

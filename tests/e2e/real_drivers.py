@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.debian import unpack
-from tests.e2e.fetched import alone, cached, mirror
+from scripts.debian import alone, unpack
+from tests.e2e.fetched import cached, mirror
 
 HELPER = "/usr/lib/apt/apt-helper"  # of the package apt: fetches one file and checks its hash
 POOL = "pool/non-free/n"

@@ -151,6 +151,14 @@ def test_installed_used_and_purged(machine: Machine) -> None:
     assert before - machine.files() == set()
 
 
+def test_a_machine_without_a_gpu_is_told_so_in_one_line(machine: Machine) -> None:
+    """Its unit fails, which deb-systemd-invoke would call a systemctl that cannot be executed."""
+    refuses = "#!/bin/sh\ncase $* in *is-enabled*) echo enabled ;; *start*) exit 1 ;; esac"
+    machine.sh(f"mkdir -p /run/systemd/system; printf '{refuses}\n' >/usr/bin/systemctl; chmod 755 /usr/bin/systemctl")
+    said = machine.sh("dpkg -i /packages/gpu-hook_0*.deb")
+    assert "gpu-hook: no GPU was found" in said and "Could not execute" not in said, said
+
+
 def test_settings_outlive_upgrade_and_removal_not_purge(machine: Machine, newer: Path) -> None:
     machine.sh("dpkg -i /packages/gpu-hook_0*.deb")
     machine.sh("gpu-hook settings set placement=spread")

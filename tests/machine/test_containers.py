@@ -1,0 +1,162 @@
+"""Each engine of the machine with systemd's cgroups on pure cgroup v2: a container has its GPU and no other, and keeps it when
+systemd applies its device rules anew."""
+
+import json
+
+import pytest
+
+from tests.engines.box import IMAGE
+from tests.machine.conftest import ASKS, HAS_SHARE, LOOK, SUITE, Inside, has_its_gpu_alone
+
+pytestmark = [pytest.mark.machine, pytest.mark.root, pytest.mark.slow]
+
+MAPPED = "--uidmap 0:100000:65536 --gidmap 0:100000:65536"
+# systemd applies a scope's device rules anew.
+ANEW = ("systemctl daemon-reload", "systemctl set-property --runtime {scope} TasksMax=500")
+
+
+def test_the_machine_is_what_it_says(machine: Inside) -> None:
+    assert machine("stat -fc %T /sys/fs/cgroup; ps -o comm= 1") == "cgroup2fs\nsystemd\n"
+    assert machine("cat /sys/module/apparmor/parameters/enabled") == "Y\n"
+
+
+def test_docker(installed: Inside) -> None:
+    """Also docker's own AppArmor profile is in force."""
+    assert installed("docker info --format '{{.CgroupDriver}} {{.CgroupVersion}}'") == "systemd 2\n"
+    id = installed(f"docker run -d --name one --network none --runtime gpu-hook {ASKS} {IMAGE} sleep 1000").strip()
+    look = f"docker exec one sh -c '{LOOK}'"
+    assert installed("docker exec one cat /proc/self/attr/current") == "docker-default (enforce)\n"
+    assert has_its_gpu_alone(installed(look))
+    for command in (*ANEW, "docker update --cpus 1 one"):
+        installed(command.format(scope=f"docker-{id}.scope"))
+        assert has_its_gpu_alone(installed(look)), command
+    assert [one["name"] for one in json.loads(installed("gpu-hook ps --json"))["containers"]] == ["one"]
+    installed("docker rm -f one")
+    assert json.loads(installed("gpu-hook ps --json"))["containers"] == []
+
+
+@pytest.mark.parametrize("option", ["--cgroupns host", "--security-opt apparmor=gh-own", "--read-only --cap-drop ALL"])
+def test_docker_options(installed: Inside, option: str) -> None:
+    if "gh-own" in option:
+        rules = "#include <tunables/global>\\nprofile gh-own flags=(attach_disconnected) { file, network, capability, deny /root/** rwl, }"
+        installed(f"printf '{rules}\\n' >/root/profile; apparmor_parser --replace --skip-cache /root/profile")
+    done = f"docker run --rm --network none --runtime gpu-hook {ASKS} {option} {IMAGE} gpu-probe info alloc 64"
+    assert HAS_SHARE in installed(done)
+
+
+def test_more_than_there_is(installed: Inside) -> None:
+    said = installed.fails(f"docker run --rm --runtime gpu-hook --annotation gpu-hook.io/memory=999Gi {IMAGE} true")
+    assert "GH-201" in said
+    assert json.loads(installed("gpu-hook ps --json"))["containers"] == []
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["", "uidmap"])
+@pytest.mark.parametrize("runtime", ["gpu-hook", "runc", "crun"])
+def test_podman(installed: Inside, runtime: str, mapped: bool) -> None:
+    """By our runtime; and by the OCI hooks, with precreate, of both runtimes."""
+    flags = f"--network none {ASKS} {MAPPED if mapped else ''}"
+    said = installed(f"podman --runtime {runtime} run --rm {flags} {IMAGE} sh -c '{LOOK}'")
+    # In a user namespace no device node can be made.
+    assert HAS_SHARE in said if mapped else has_its_gpu_alone(said), said
+    if mapped:
+        assert "nvidia0: No such device or address" in said
+
+
+def test_podman_keeps_its_gpu(installed: Inside) -> None:
+    installed(f"podman run -d --name two --network none {ASKS} {IMAGE} sleep 1000")
+    id = installed("podman inspect -f '{{.Id}}' two").strip()
+    for command in ("true", *ANEW):
+        installed(command.format(scope=f"libpod-{id}.scope"))
+        assert has_its_gpu_alone(installed(f"podman exec two sh -c '{LOOK}'")), command
+    installed("podman rm -f --time 0 two")
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["", "uidmap"])
+@pytest.mark.parametrize("runtime", ["runc", "crun"])
+def test_podman_without_precreate(installed: Inside, runtime: str, mapped: bool) -> None:
+    """The hook gives the share to the live container: crun 1.28 has the device program on the scope above its cgroup."""
+    hook = "/etc/containers/oci/podman-hooks.d/gpu-hook-precreate.json"
+    installed(f"mv {hook} /root/precreate.json")
+    try:
+        flags = f"--network none {ASKS} {MAPPED if mapped else ''}"
+        said = installed(f"podman --runtime {runtime} run --rm {flags} {IMAGE} sh -c '{LOOK}'")
+    finally:
+        installed(f"mv /root/precreate.json {hook}")
+    assert HAS_SHARE in said and "nvidia0: No such device or address" in said, said
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["", "user namespace"])
+@pytest.mark.parametrize("way", ["runtime", "prestart", "createRuntime"])
+@pytest.mark.parametrize("runtime", ["runc", "crun"])
+def test_runtimes_by_systemd(installed: Inside, runtime: str, way: str, mapped: bool) -> None:
+    """What is in config.json is also systemd's, which keeps it. What a hook gives is lost where systemd (262, not 257) applies
+    its rules anew."""
+    bundle(installed, way, mapped)
+    program = runtime
+    if way == "runtime":
+        installed(f"gpu-hook settings set runtime=$(command -v {runtime})")
+        program = "/opt/gpu-hook/bin/gpu-hook-runtime"
+    look = f"{runtime} exec one sh -c '{LOOK}'"
+    try:
+        start = f"{program} --root /run/{runtime} --systemd-cgroup run --detach --bundle /root/bundle one"
+        installed(f"{start} </dev/null >/root/said 2>&1 || {{ cat /root/said; exit 1; }}")
+        said = installed(look)
+        assert HAS_SHARE in said and "nvidia0: No such device or address" in said, said
+        installed(ANEW[0])
+        keeps = way == "runtime" or SUITE == "trixie"
+        assert ("nvidia0: No such device or address" in installed(look)) == keeps
+    finally:
+        installed.run(f"{runtime} delete --force one; gpu-hook settings set runtime=$(command -v runc)")
+    assert json.loads(installed("gpu-hook ps --json"))["containers"] == []
+
+
+def bundle(inside: Inside, way: str, mapped: bool) -> None:
+    """A bundle of the image in /root/bundle."""
+    entry = {"path": "/opt/gpu-hook/bin/oci-gpu-hook", "args": ["oci-gpu-hook", way]}
+    changes = {
+        "annotations": {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "1Gi"},
+        "root": {"path": "rootfs"},
+        "hooks": {} if way == "runtime" else {way: [entry]},
+    }
+    edit = f"""
+import json
+spec = json.load(open("config.json"))
+spec.update({changes!r})
+spec["process"].update(terminal=False, args=["sleep", "1000"])
+del spec["process"]["rlimits"]
+spec["process"]["capabilities"] = {{kind: ["CAP_MKNOD"] for kind in ("bounding", "effective", "permitted")}}
+spec["linux"]["cgroupsPath"] = "system.slice:gh:one"
+if {mapped}:
+    maps = [{{"containerID": 0, "hostID": 100000, "size": 65536}}]
+    spec["linux"].update(uidMappings=maps, gidMappings=maps)
+    spec["linux"]["namespaces"].append({{"type": "user"}})
+json.dump(spec, open("config.json", "w"))
+"""
+    owner = 100000 if mapped else 0
+    inside(
+        f"chmod 711 /root; rm -rf /root/bundle; mkdir -p /root/bundle/rootfs; cd /root/bundle\n"
+        f"tar -xf /share/with/rootfs.tar -C rootfs; chown -Rh {owner}:{owner} rootfs; runc spec\n"
+        f"python3 - <<'EDIT'\n{edit}EDIT"
+    )
+
+
+def test_containerd(installed: Inside) -> None:
+    """By ctr, with and without systemd's cgroups."""
+    ours = "--runc-binary /opt/gpu-hook/bin/gpu-hook-runtime"
+    for more in ("", "--runc-systemd-cgroup --cgroup system.slice:gh:three"):
+        asks = f"{ours} {more} {ASKS} --rm {IMAGE} three"
+        said = installed(f"ctr run {asks} sh -c '{LOOK}'")
+        assert HAS_SHARE in said and "nvidia0: No such device or address" in said, said
+    assert "GH-201" in installed.fails(f"ctr run {ours} --annotation gpu-hook.io/memory=999Gi --rm {IMAGE} four true")
+
+
+def test_rootless_podman_is_refused(installed: Inside) -> None:
+    """Where the OCI hooks are registered, too, podman does not pass the hook's line on. A container that asks for nothing runs."""
+    installed("loginctl enable-linger plain; install -m 644 /share/with/images.tar /tmp/images.tar")
+    plain = "runuser -u plain -- env XDG_RUNTIME_DIR=/run/user/1000 HOME=/home/plain sh -c 'cd; podman {}'"
+    installed.until("test -S /run/user/1000/bus")
+    installed(plain.format("load -qi /tmp/images.tar"))
+    runs = f"--runtime /opt/gpu-hook/bin/gpu-hook-runtime run --rm --network none {{}} {IMAGE} echo it runs"
+    assert "it runs" in installed(plain.format(runs.format("")))
+    said = installed.fails(plain.format(runs.format("--annotation gpu-hook.io/memory=1Gi")))
+    assert "executing [oci-gpu-hook precreate]: exit status 1" in said, said

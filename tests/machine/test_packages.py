@@ -1,0 +1,56 @@
+"""The packages on a machine with systemd: the agent as a service, an upgrade below containers that run, removal, purge."""
+
+import json
+
+import pytest
+
+from tests.engines.box import IMAGE
+from tests.machine.conftest import ASKS, HAS_SHARE, Inside
+
+pytestmark = [pytest.mark.machine, pytest.mark.root, pytest.mark.slow]
+KEPT = ("docker", "containerd", "containers")  # what engines keep of containers
+
+
+def test_the_agent_is_a_service(installed: Inside) -> None:
+    """With its hardening, as shipped: it is ready, is started again after a crash, and says what it sees."""
+    installed("systemctl enable -q gpu-hook-agent; systemctl restart gpu-hook-agent")
+    shown = installed("systemctl show -P ActiveState -P Type -P WatchdogUSec -P ProtectSystem gpu-hook-agent").split()
+    assert {"active", "notify", "strict"} <= set(shown), shown
+    pid = installed("systemctl show -P MainPID gpu-hook-agent").strip()
+    installed(f"kill -KILL {pid}")
+    installed.until(
+        f"systemctl is-active -q gpu-hook-agent && test $(systemctl show -P MainPID gpu-hook-agent) != {pid}"
+    )
+    assert "GH-" not in installed("journalctl -b -u gpu-hook-agent --no-pager -o cat")
+
+
+def test_an_upgrade_below_a_container(installed: Inside) -> None:
+    installed(f"docker run -d --name stays --network none --runtime gpu-hook {ASKS} {IMAGE} sleep 1000000")
+    installed(
+        "dpkg-deb -R /share/with/gpu-hook_0*.deb /root/newer; sed -i 's/^Version: .*/Version: 99/' /root/newer/DEBIAN/control\n"
+        "dpkg-deb -R /share/with/gpu-hook-simulator_0*.deb /root/sim\n"
+        "sed -i 's/^Version: .*/Version: 99/; s/gpu-hook (= [^)]*)/gpu-hook (= 99)/' /root/sim/DEBIAN/control\n"
+        "dpkg-deb --root-owner-group -Znone -b /root/newer /root/newer.deb\n"
+        "dpkg-deb --root-owner-group -Znone -b /root/sim /root/newer-sim.deb\n"
+        "apt-get install -y -q /root/newer.deb /root/newer-sim.deb"
+    )
+    assert installed("dpkg-query -W -f '${Version}' gpu-hook") == "99"
+    assert HAS_SHARE in installed("docker exec stays gpu-probe info")
+    assert [one["name"] for one in json.loads(installed("gpu-hook ps --json"))["containers"]] == ["stays"]
+    assert HAS_SHARE in installed(f"docker run --rm --network none --runtime gpu-hook {ASKS} {IMAGE} gpu-probe info")
+
+
+def test_removal_waits_for_containers_and_leaves_nothing(installed: Inside) -> None:
+    said = installed.fails("apt-get remove -y -q gpu-hook")
+    assert "GH-306: 1 container(s) use the simulated GPUs" in said or "GH-504: 1 container(s) hold shares" in said, said
+    installed("docker rm -f stays; dpkg --configure -a; systemctl disable -q --now gpu-hook-agent; systemctl stop gpus")
+    installed("apt-get purge -y -q gpu-hook gpu-hook-simulator", 900)
+    places = ("/proc", "/share", "/root", "/home", "/var/log", *(f"/var/lib/{name}" for name in KEPT))
+    pruned = " -o ".join(f"-path {place}" for place in places)
+    left = installed(
+        f"find / -xdev \\( {pruned} \\) -prune -o -name '*gpu-hook*' -print; ls /dev | grep nvidia || true"
+    )
+    assert left == "", left
+    assert "gpu-hook" not in installed("cat /etc/docker/daemon.json /etc/containerd/config.toml 2>/dev/null || true")
+    for engine in ("docker", "podman"):
+        installed(f"{engine} run --rm --network none {IMAGE} true")

@@ -1,0 +1,39 @@
+"""scripts/machine: what it does without a machine."""
+
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from scripts.debian import CannotFetch
+from scripts.machine_lab import image
+from tests.conftest import REPO
+
+
+def test_modules_come_after_what_they_need(tmp_path: Path) -> None:
+    (tmp_path / "modules.dep").write_text(
+        "k/virtio_pci.ko.xz: k/virtio_ring.ko.xz k/virtio.ko.xz\nk/virtio.ko.xz:\nk/virtio_ring.ko.xz:\n"
+        "k/virtio-blk.ko: k/virtio_ring.ko.xz\n"
+    )
+    found = list(image._needed(tmp_path, ("virtio_pci", "virtio_blk", "ext4")))
+    assert found == ["k/virtio.ko.xz", "k/virtio_ring.ko.xz", "k/virtio_pci.ko.xz", "k/virtio-blk.ko"]
+
+
+def test_too_little_space_is_said_before_anything_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(image.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(image.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(image.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(image.shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 30))
+    with pytest.raises(CannotFetch, match="has 1 GiB of space; a build needs 8 GiB"):
+        image.build(image.SUITES["trixie"], print)
+    assert not list((tmp_path / "gpu-hook-machine").iterdir())
+
+
+@pytest.mark.parametrize(("words", "says"), [(["run", "sid", "true"], "sid is not up"), (["down", "sid"], "")])
+def test_a_machine_that_is_not_up(words: list[str], says: str, tmp_path: Path) -> None:
+    command = ["env", f"TMPDIR={tmp_path}", str(REPO / "scripts/machine"), *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, says in done.stderr) == (2 if says else 0, True), done
+    assert len(done.stderr.splitlines()) == bool(says) and not list(tmp_path.iterdir())
