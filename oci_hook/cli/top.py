@@ -38,14 +38,6 @@ STATES = {
     **{"running": "green", "starting": "yellow", "killed": "red", "moving": "yellow"},
     **{"frozen": "cyan", "paused": "cyan", "suspended": "cyan"},
 }
-    "running": "green",
-    "starting": "yellow",
-    "frozen": "cyan",
-    "paused": "cyan",
-    "suspended": "cyan",
-    "moving": "yellow",
-    "killed": "red",
-}
 
 
 class Screen:

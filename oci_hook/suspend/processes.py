@@ -33,6 +33,7 @@ class Found(Value):
     processes: "tuple[Process, ...]"
     used_mib: int
     states: "dict[int, int]"
+    kept_mib: int = 0
 
     @property
     def gone(self) -> bool:
@@ -77,13 +78,14 @@ def find(grant: Grant, inventory: Inventory, lock: int) -> Found:
     if "states" not in said:
         raise refuse("GH-415", f"container {grant.who.id[:64]}: {str(said.get('error'))[:180]}; nothing is changed")
     states = {int(pid): int(state) for pid, state in said["states"].items()}
-    return Found(tuple(p for p in there if p[0] in states), _used_mib(grant, said["used"], states), states)
-
-
-def _used_mib(grant: Grant, used: "dict[str, int | None]", states: "dict[int, int]") -> int:
-    """What the driver says, or the container's own page, whichever is more; its limits, where the driver does not say."""
     usage = account.look(grant)
-    accounted = sum(usage.totals) if isinstance(usage, account.Usage) else 0
+    accounted, kept = (usage.totals, usage.kept) if isinstance(usage, account.Usage) else ((), ())
+    used = _used_mib(grant, sum(accounted), said["used"], states)
+    return Found(tuple(p for p in there if p[0] in states), used, states, -(-sum(kept) // MIB))
+
+
+def _used_mib(grant: Grant, accounted: int, used: "dict[str, int | None]", states: "dict[int, int]") -> int:
+    """What the driver says, or the container's own page, whichever is more; its limits, where the driver does not say."""
     if states and (len(used) < len(states) or None in used.values()):
         return max(sum(share.memory_mib for share in grant.shares), -(-accounted // MIB))
     return -(-max(accounted, sum(size or 0 for size in used.values())) // MIB)
@@ -100,7 +102,13 @@ def check_movable(grant: Grant, inventory: Inventory, found: Found) -> None:
     fixed, shared = account.immovable(grant)
     if shared and _major(inventory.driver_version) >= IPC_SINCE:
         shared = ()
-    reasons = (("has managed or multicast memory", fixed), ("shares memory with other processes", shared))
+    reasons = (
+        ("has managed or multicast memory, or of a shared pool", fixed),
+        ("shares memory with other processes", shared),
+    )
+    if found.kept_mib:
+        why = f"{found.kept_mib} MiB are of a process that has exited, and kept by one that it forked"
+        raise refuse("GH-415", f"container {id} cannot be suspended: {why}; nothing is changed")
     words = [f"{_names(pids)} {what}" for what, owners in reasons if (pids := _pids(grant, owners))]
     if words:
         why = "; ".join(words)

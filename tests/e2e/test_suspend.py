@@ -290,3 +290,122 @@ def test_a_container_that_is_deleted_while_suspended(node: Node) -> None:
     with store.open_ledger(str(node.stage.state)) as ledger:
         assert ledger.grants == ()
     assert not list(Path(node.stage.state, "pages").iterdir())
+
+
+def test_a_whole_gpu(node: Node) -> None:
+    tenant = node.tenant({"gpu-hook.io/devices": "0", "gpu-hook.io/exclusive": "true"})
+    assert [tenant.program("begin"), tenant.program("alloc 100 mine")] == ["0", "0"]
+    before = tenant.program("digest")
+    node.stage.refused(node.root, "GH-201", annotations=FIVE)
+    node.say("suspend", tenant.id)
+    tenant.program.tell("alloc 10")
+    second = node.tenant()
+    assert second.program("begin") == "0" and not tenant.program.answers()
+    assert "1 container has it, and only one may" in node.say("resume", tenant.id, status=1)
+    node.say("suspend", second.id)
+    node.say("resume", tenant.id)
+    assert tenant.program.hear() == "0" and tenant.program("digest") != before
+    assert "GH-201" in node.say("resume", second.id, status=1)
+
+
+def test_memory_of_a_process_that_has_exited_is_not_moved(node: Node) -> None:
+    tenant = node.tenant()
+    assert tenant.program("child two") == "0"
+    two = Program(node, "two")
+    assert [two("begin"), two("alloc 50 two"), two("fork"), tenant.program("begin")] == ["0", "0", "0", "0"]
+    two.tell("leave")
+    until(lambda: "kept" in node.say("ps"), "its child keeps its memory")
+    said = node.say("suspend", tenant.id, status=1)
+    assert "GH-415" in said and "of a process that has exited" in said and not tenant.grant.off_gpu
+
+
+def setuid(spec: dict[str, Any]) -> None:
+    for kind in ("bounding", "effective", "permitted"):
+        spec["process"]["capabilities"][kind] += ["CAP_SETUID", "CAP_LEASE"]
+
+
+def test_a_lease_on_its_page(node: Node) -> None:
+    tenant = node.tenant(edit=setuid)
+    assert [tenant.program("begin"), tenant.program("alloc 50"), tenant.program("lease")] == ["0", "0", "0"]
+    said = node.say("suspend", tenant.id, status=1)
+    assert "GH-415" in said and "file lease" in said and not tenant.grant.off_gpu
+    assert tenant.program("alloc 10") == "0"
+
+
+def test_a_tenant_that_starts_processes_past_the_shim(node: Node) -> None:
+    """Each time that all have been moved there is another one: in the end all run again."""
+    tenant = node.tenant()
+    assert [tenant.program("begin"), tenant.program("alloc 50")] == ["0", "0"]
+    before = tenant.program("digest")
+    done = subprocess.run(
+        [sys.executable, "-c", NEWCOMERS, str(node.stage.prefix), tenant.grant.key],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+    )
+    assert "GH-415" in done.stdout and "starts new processes" in done.stdout, done
+    assert not tenant.grant.off_gpu and tenant.program("digest") == before
+
+
+NEWCOMERS = """
+import sys
+from oci_hook.config import settings
+from oci_hook.suspend import mover, processes
+call = processes.call
+def called(inventory, what, there, *a):
+    said = call(inventory, what, there, *a)
+    if what == "look":
+        said["states"][str(there[0][0])] = 0
+    return said
+processes.call = called
+try:
+    mover.suspend(settings.load(sys.argv[1]), sys.argv[2])
+except Exception as e:
+    print(e)
+"""
+
+
+def test_the_agent_ends_what_a_crash_has_cut_off(node: Node) -> None:
+    tenant = node.tenant()
+    assert [tenant.program("begin"), tenant.program("alloc 200 mine")] == ["0", "0"]
+    before, key = tenant.program("digest"), tenant.grant.key
+    command = [sys.executable, "-c", CRASH, str(node.stage.prefix), key, "sent", "suspend"]
+    assert subprocess.run(command, cwd=REPO).returncode == -signal.SIGKILL
+    with subprocess.Popen(
+        node.command("agent", "--address", "none", "--interval", "1"), cwd=REPO, stderr=subprocess.DEVNULL
+    ) as agent:
+        try:
+            until(lambda: not tenant.grant.off_gpu, "the agent has it run again")
+        finally:
+            agent.terminate()
+    assert tenant.program("digest") == before
+
+
+def test_a_helper_that_is_killed(node: Node) -> None:
+    """The command has the driver asked once more, and all run again."""
+    tenant = node.tenant()
+    assert [tenant.program("begin"), tenant.program("alloc 50")] == ["0", "0"]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(node.stage.prefix), tenant.grant.key],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+    )
+    assert "GH-415" in done.stdout and "no answer" in done.stdout, done
+    assert not tenant.grant.off_gpu and tenant.program("alloc 10") == "0"
+
+
+KILLED = """
+import sys
+from oci_hook.config import settings
+from oci_hook.suspend import mover, processes
+call = processes.call
+def called(inventory, what, *a):
+    said = call(inventory, what, *a)
+    return {"error": "no answer within 1 s"} if what == "suspend" else said
+processes.call = called
+try:
+    mover.suspend(settings.load(sys.argv[1]), sys.argv[2])
+except Exception as e:
+    print(e)
+"""

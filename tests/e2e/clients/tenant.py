@@ -4,11 +4,14 @@ Commands are lines of the FIFO /tmp/NAME.ask; each answer is a line of /tmp/NAME
 """
 
 import ctypes
+import fcntl
 import hashlib
 import os
+import signal
 import subprocess
 import sys
-from ctypes import byref, c_char, c_int, c_size_t, c_uint, c_uint64, c_void_p
+import time
+from ctypes import byref, c_char, c_size_t, c_uint, c_uint64, c_void_p
 
 MIB = 1 << 20
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -67,12 +70,28 @@ def child(other: str) -> int:
     return 0
 
 
-def state() -> str:
-    found = c_int(-1)
-    return f"{cuda.cuCheckpointProcessGetState(os.getpid(), byref(found))} {found.value}"
+def fork() -> int:
+    """A child that does nothing, and keeps what it has inherited."""
+    if not os.fork():
+        time.sleep(600)
+        os._exit(0)
+    return 0
 
 
-COMMANDS = {f.__name__: f for f in (begin, alloc, hold, digest, managed, share, child, state)}
+def leave() -> int:
+    os._exit(0)
+
+
+def lease() -> int:
+    """On the policy page, which then cannot be opened for writing."""
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    fd = os.open("/run/gpu-hook/policy", os.O_RDONLY)
+    os.setuid(os.fstat(fd).st_uid)
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    return 0
+
+
+COMMANDS = {f.__name__: f for f in (begin, alloc, hold, digest, managed, share, child, fork, lease, leave)}
 ask = f"/tmp/{name}.ask"
 os.mkfifo(ask)
 with open(f"/tmp/{name}.said", "w") as said:
