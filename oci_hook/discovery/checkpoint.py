@@ -3,7 +3,8 @@ as JSON. A program of its own on the host, as a driver call may hang, and end on
 
 usage: LD_PRELOAD=LIBNVML python -m oci_hook.discovery.checkpoint LIBCUDA look|suspend|resume PID:START ...
 
-look     {"states": {PID: STATE}, "used": {PID: bytes or null}} of those that use CUDA; "used": {} where NVML does not say
+look     {"states": {PID: STATE}, "used": {PID: bytes or null}}: those that use CUDA, and those that NVML lists ("used": null
+         where it fails)
 suspend  locks all, then moves the memory of all; {"done": true}, or all run again and {"failed": PID, "why": ...}
 resume   moves all back, then lets all run; or moves back to the host what had come, and {"failed": PID, "why": ...}
 
@@ -124,12 +125,13 @@ def failure(e: Refused, half: bool) -> dict[str, Any]:
 
 def look(driver: Driver, processes: list[Process]) -> dict[str, Any]:
     states = {process[0]: state for process in processes if (state := driver.state(process)) is not None}
-    used = by_nvml() if states else {}
-    return {"states": states, "used": {pid: used[pid] for pid in states if pid in used}}
+    used = by_nvml()
+    mine = None if used is None else {pid: used[pid] for pid, _ in processes if pid in used}
+    return {"states": states, "used": mine}
 
 
-def by_nvml() -> dict[int, int | None]:
-    """Bytes that each process has on all GPUs together, by pid; None where the driver does not say."""
+def by_nvml() -> dict[int, int | None] | None:
+    """Bytes that each process has on all GPUs together, by pid, None where the driver does not say; None if NVML fails."""
     import pynvml  # type: ignore[import-untyped]
 
     from oci_hook.discovery.nvml_memory import by_process
@@ -142,7 +144,7 @@ def by_nvml() -> dict[int, int | None]:
                 before = found.get(pid, 0)
                 found[pid] = None if size is None or before is None else before + size
     except pynvml.NVMLError:
-        return {}
+        return None
     return found
 
 

@@ -14,6 +14,7 @@ from oci_hook.core.grant import Grant
 from oci_hook.core.layout import PAGES_DIR
 from oci_hook.core.units import MIB
 from oci_hook.core.value import Value
+from oci_hook.discovery.checkpoint import CHECKPOINTED
 from oci_hook.errors import GhError, refuse
 from oci_hook.ledger import admit, events, store
 from oci_hook.ledger import inventory as node_inventory
@@ -175,7 +176,10 @@ def _send(grant: Grant, inventory: "Inventory", found: Found, lock: int) -> None
         found = processes.find(grant, inventory, lock)
         if found.gone:
             return
-    raise _refusal(grant, "suspended", "it starts new processes on its GPUs all the time")
+    why = "it starts new processes on its GPUs all the time"
+    if all(state == CHECKPOINTED for state in found.states.values()):
+        why = f"the driver still sees {found.left_mib} MiB of it on its GPUs"
+    raise _refusal(grant, "suspended", why)
 
 
 def _come_back(grant: Grant, inventory: "Inventory", lock: int) -> "dict[str, object]":

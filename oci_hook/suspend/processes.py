@@ -27,18 +27,20 @@ SHOWN = 3  # processes in a message
 
 
 class Found(Value):
-    """processes: those that use CUDA, the oldest first. used_mib: on all GPUs together, rounded up. states: of the driver, by
-    pid."""
+    """processes: those that use CUDA, the oldest first. used_mib: on all GPUs together, by the driver or the container's own
+    page, whichever is more. states: of the driver, by pid. kept_mib: of processes that have exited. left_mib: what NVML sees
+    on the GPUs."""
 
     processes: "tuple[Process, ...]"
     used_mib: int
     states: "dict[int, int]"
     kept_mib: int = 0
+    left_mib: int = 0
 
     @property
     def gone(self) -> bool:
         """Nothing of them is on a GPU."""
-        return all(state == CHECKPOINTED for state in self.states.values())
+        return not self.left_mib and all(state == CHECKPOINTED for state in self.states.values())
 
 
 def call(
@@ -80,15 +82,20 @@ def find(grant: Grant, inventory: Inventory, lock: int) -> Found:
     states = {int(pid): int(state) for pid, state in said["states"].items()}
     usage = account.look(grant)
     accounted, kept = (usage.totals, usage.kept) if isinstance(usage, account.Usage) else ((), ())
-    used = _used_mib(grant, sum(accounted), said["used"], states)
-    return Found(tuple(p for p in there if p[0] in states), used, states, -(-sum(kept) // MIB))
-
-
-def _used_mib(grant: Grant, accounted: int, used: "dict[str, int | None]", states: "dict[int, int]") -> int:
-    """What the driver says, or the container's own page, whichever is more; its limits, where the driver does not say."""
-    if states and (len(used) < len(states) or None in used.values()):
-        return max(sum(share.memory_mib for share in grant.shares), -(-accounted // MIB))
-    return -(-max(accounted, sum(size or 0 for size in used.values())) // MIB)
+    seen = {int(pid): size for pid, size in (said["used"] or {}).items()}
+    if strange := [pid for pid, size in seen.items() if size and pid not in states]:
+        raise refuse(
+            "GH-415", f"container {grant.who.id[:64]}: {_names(strange)} is on a GPU, and the driver has no state of it"
+        )
+    if sum(accounted) > sum(kept) and not states:
+        why = "its account page has memory in use, and the driver knows none of its processes"
+        raise refuse("GH-415", f"container {grant.who.id[:64]}: {why}")
+    left = sum(size or 0 for size in seen.values())
+    used = max(sum(accounted), left)
+    if states and (said["used"] is None or None in seen.values()):  # the driver does not say: at most its limits
+        used = max(used, sum(share.memory_mib for share in grant.shares) * MIB)
+    mine = tuple(process for process in there if process[0] in states)
+    return Found(mine, -(-used // MIB), states, -(-sum(kept) // MIB), -(-left // MIB))
 
 
 def check_movable(grant: Grant, inventory: Inventory, found: Found) -> None:

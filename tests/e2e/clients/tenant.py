@@ -94,9 +94,8 @@ def lease() -> int:
 COMMANDS = {f.__name__: f for f in (begin, alloc, hold, digest, managed, share, child, fork, lease, leave)}
 ask = f"/tmp/{name}.ask"
 os.mkfifo(ask)
+lines = os.fdopen(os.open(ask, os.O_RDWR))  # for writing as well: no writer's end is an end of file
 with open(f"/tmp/{name}.said", "w") as said:
-    while True:
-        with open(ask) as lines:
-            for line in lines:
-                command, *words = line.split()
-                print(COMMANDS[command](*words), file=said, flush=True)
+    while line := lines.readline():
+        command, *words = line.split()
+        print(COMMANDS[command](*words), file=said, flush=True)
