@@ -127,6 +127,8 @@ class Screen:
         chosen = self.chosen()
         if chosen is None or self.settings is None:
             return ""
+        if key == "r" and chosen["state"] in ("suspended", "moving"):
+            return f"`gpu-hook resume {output.short(chosen['id'])}` brings its memory back"
         try:
             _, _, delivered = admit.alter(self.settings, chosen["id"], frozen(int(time.time()) if key == "f" else 0))
         except GhError as e:

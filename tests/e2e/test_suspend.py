@@ -218,6 +218,7 @@ def test_a_freeze_is_one_thing_and_a_suspend_another(node: Node) -> None:
     assert "was suspended already" not in node.say("suspend", tenant.id)
     assert "was suspended already" in node.say("suspend", tenant.id)
     assert "GH-411" in node.say("set", tenant.id, "--memory", "2Gi", status=1)
+    assert "GH-411" in node.say("release", tenant.id, "--force", status=1)
     node.say("freeze", tenant.id)
     node.say("resume", tenant.id)
     assert not tenant.grant.stopped

@@ -108,7 +108,7 @@ bool gh_policy_limit(struct gh_state *st, unsigned gpu, struct gh_limit *out) {
 void gh_policy_wait(struct gh_state *st) {
     const struct gh_policy_page *page = policy(st);
     while (page && __atomic_load_n(&page->suspended, __ATOMIC_RELAXED) && gh_policy_valid(page))
-        nanosleep(&(struct timespec){.tv_nsec = WAIT_NS}, NULL);
+        syscall(SYS_nanosleep, &(struct timespec){.tv_nsec = WAIT_NS}, NULL);
 }
 
 bool gh_policy_usable(struct gh_state *st) {
