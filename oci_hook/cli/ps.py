@@ -18,14 +18,14 @@ from oci_hook.ledger import inventory as node_inventory
 from oci_hook.ledger.slot_files import read_gate
 from oci_hook.observe import boundary
 from oci_hook.observe.account import Usage, look
-from oci_hook.observe.stage import in_words, stage
+from oci_hook.observe.stage import in_words, stage, stopped
 
 HEADER = (
     *("CONTAINER", "NAME", "GPU", "UUID", "MEMORY", "USED", "BOUNDARY", "COMPUTE", "POLICY", "CLASS", "STATE", "SINCE"),
 )
 SPARE = ("UUID", "SINCE", "BOUNDARY", "CLASS", "POLICY", "COMPUTE", "NAME")
 
-Suspension = tuple[str, float]  # the id of the container that has the GPU, and since when (seconds since 1970)
+Wait = tuple[str, float]  # the id of the container that has the GPU, and since when (seconds since 1970)
 
 
 @click.command()
@@ -39,8 +39,8 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
     page cannot be read; a line below the table then says why. Another line there says how much of it is memory of
     exited processes, which their forked children keep. BOUNDARY is who holds the memory limit: the shim in the
     container alone, or the driver as well. COMPUTE is the guarantee, followed by the
-    ceiling if that is below the whole GPU. STATE says that `freeze` stopped the container, or which container of a
-    higher class it waits for, and since when.
+    ceiling if that is below the whole GPU. STATE says that `freeze` or `suspend` stopped the container, or which
+    container of a higher class it waits for, and since when.
 
     With --cluster, LEDGER is the pod's state on its node: `granted`, `not yet` (no container has started), `between starts`,
     `ending`, `free`, `refused` with the code, or `no decision` for grants that the node made by itself; for the share of a
@@ -60,13 +60,13 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
         return as_the_agent_says(node)
     inventory, warnings = usable_inventory(settings)
     indices = gpu_indices(inventory)
-    suspensions = [suspension(settings.state_dir, grant, grants) for grant in grants]
+    waits = [waits_for(settings.state_dir, grant, grants) for grant in grants]
     data = [
         {**as_data(grant, indices, found), **boundary_data(settings, grant, inventory)}
-        for grant, found in zip(grants, suspensions, strict=True)
+        for grant, found in zip(grants, waits, strict=True)
     ]
     rows = []
-    for grant, entry, found in zip(grants, data, suspensions, strict=True):
+    for grant, entry, found in zip(grants, data, waits, strict=True):
         rows += as_rows(grant, entry, found)
     lines = output.table(HEADER, rows, SPARE) if rows else ["no container holds a share"]
     for entry in data:
@@ -132,7 +132,7 @@ def boundary_data(settings: node_settings.Settings, grant: Grant, inventory: Inv
     return {"boundary": DRIVER if why else found.name, "boundary_why": why or found.why, "boundary_failed": failed}
 
 
-def suspension(state_dir: str, grant: Grant, grants: list[Grant]) -> Suspension | None:
+def waits_for(state_dir: str, grant: Grant, grants: list[Grant]) -> Wait | None:
     """Which container of a higher class this one waits for, and since when; None if it waits for none."""
     for share in grant.shares:
         gate = read_gate(state_dir, share)
@@ -144,10 +144,12 @@ def suspension(state_dir: str, grant: Grant, grants: list[Grant]) -> Suspension 
     return None
 
 
-def as_data(grant: Grant, indices: dict[str, int | str], suspended: Suspension | None = None) -> dict[str, Any]:
+def as_data(grant: Grant, indices: dict[str, int | str], wait: Wait | None = None) -> dict[str, Any]:
     """One container of the --json document."""
     usage = look(grant)
     used = [-(-n // MIB) for n in usage.totals] if isinstance(usage, Usage) else [None] * len(grant.shares)
+    if grant.suspended:
+        used = [0] * len(grant.shares)  # the account page has what it gets back
     kept = [-(-n // MIB) for n in usage.kept] if isinstance(usage, Usage) else [None] * len(grant.shares)
     gpus = [
         {"index": indices.get(share.uuid), **share.fields(), "used_mib": n, "kept_mib": m}
@@ -163,11 +165,13 @@ def as_data(grant: Grant, indices: dict[str, int | str], suspended: Suspension |
         "gpus": gpus,
         "policy": grant.terms.policy,
         "class": grant.terms.priority_class,
-        "state": "suspended" if suspended and not grant.frozen else state(grant),
+        "state": "waits" if wait and not grant.stopped else state(grant),
         "waits_seconds": stage(grant)[1],
         "frozen_since": grant.frozen or None,
-        "suspended_since": int(suspended[1]) if suspended else None,
-        "waits_for": suspended[0] if suspended else None,
+        "suspended_since": grant.suspended or None,
+        "host_mib": grant.host_mib,
+        "waits_since": int(wait[1]) if wait else None,
+        "waits_for": wait[0] if wait else None,
         "preempt_tolerance_us": grant.terms.preempt_tolerance_us,
         "account_problem": usage if isinstance(usage, str) else None,
         "exclusive": grant.exclusive,
@@ -177,7 +181,7 @@ def as_data(grant: Grant, indices: dict[str, int | str], suspended: Suspension |
     }
 
 
-def as_rows(grant: Grant, entry: dict[str, Any], suspended: Suspension | None) -> list[tuple[object, ...]]:
+def as_rows(grant: Grant, entry: dict[str, Any], wait: Wait | None) -> list[tuple[object, ...]]:
     """A row per GPU; one row without a GPU for a grant of driver files alone."""
     who = grant.who
     name = "/".join(filter(None, (who.namespace, who.pod, who.container)))
@@ -185,7 +189,7 @@ def as_rows(grant: Grant, entry: dict[str, Any], suspended: Suspension | None) -
     last = (
         grant.terms.policy,
         grant.terms.priority_class,
-        state_words(grant, suspended),
+        state_words(grant, wait),
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(grant.created)),
     )
     if not grant.shares:
@@ -209,15 +213,18 @@ def as_rows(grant: Grant, entry: dict[str, Any], suspended: Suspension | None) -
 
 
 def state(grant: Grant) -> str:
-    return "frozen" if grant.frozen else stage(grant)[0]
+    return stopped(grant) or stage(grant)[0]
 
 
-def state_words(grant: Grant, suspended: Suspension | None) -> str:
+def state_words(grant: Grant, wait: Wait | None) -> str:
     """The state for people, with who stopped the container and since when."""
+    for word, since in (("suspended", grant.suspended), ("moving", grant.moving)):
+        if since:
+            return time.strftime(f"{word} since %H:%M:%S by `suspend`", time.localtime(since))
     if grant.frozen:
         return time.strftime("frozen since %H:%M:%S by `freeze`", time.localtime(grant.frozen))
-    if suspended:
-        return time.strftime("suspended since %H:%M:%S by ", time.localtime(suspended[1])) + output.short(suspended[0])
+    if wait:
+        return time.strftime("waits since %H:%M:%S for ", time.localtime(wait[1])) + output.short(wait[0])
     return in_words(grant)
 
 
