@@ -32,8 +32,8 @@ def labelled(name: str, value: str) -> dict[str, Any]:
     return found
 
 
-def whole() -> Any:
-    """A cluster with both ways, and nothing wrong."""
+def whole(now: float = NOW) -> Any:
+    """A cluster with both ways, and nothing wrong at this time."""
     hooks = [
         {
             "name": name,
@@ -44,7 +44,7 @@ def whole() -> Any:
         }
         for name in doctor_cluster.WEBHOOKS
     ]
-    renewed = time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime(NOW - 2))
+    renewed = time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime(now - 2))
     words = ["kube-scheduler", "--config=/etc/kubernetes/scheduler.yaml"]
     scheduler = named(
         "kube-scheduler-a",
@@ -156,7 +156,7 @@ def test_the_command_says_where_no_server_is(monkeypatch: pytest.MonkeyPatch, tm
     said = CliRunner().invoke(cli, ["doctor", "--cluster", "--kubeconfig", str(tmp_path / "config")])
     assert said.exit_code == 1 and "GH-608" in said.output
     assert "needs --cluster" in CliRunner().invoke(cli, ["doctor", "--kubeconfig", str(tmp_path / "config")]).output
-    monkeypatch.setattr(doctor_cluster, "kinds", lambda _, paths: {name: whole()[name] for name in paths})
+    monkeypatch.setattr(doctor_cluster, "kinds", lambda _, paths: {name: whole(time.time())[name] for name in paths})
     done = CliRunner().invoke(cli, ["doctor", "--cluster"])
     assert done.exit_code == 0 and done.output.endswith("all is well\n")
 
