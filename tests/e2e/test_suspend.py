@@ -366,22 +366,6 @@ except Exception as e:
 """
 
 
-def test_the_agent_ends_what_a_crash_has_cut_off(node: Node) -> None:
-    tenant = node.tenant()
-    assert [tenant.program("begin"), tenant.program("alloc 200 mine")] == ["0", "0"]
-    before, key = tenant.program("digest"), tenant.grant.key
-    command = [sys.executable, "-c", CRASH, str(node.stage.prefix), key, "sent", "suspend"]
-    assert subprocess.run(command, cwd=REPO).returncode == -signal.SIGKILL
-    with subprocess.Popen(
-        node.command("agent", "--address", "none", "--interval", "1"), cwd=REPO, stderr=subprocess.DEVNULL
-    ) as agent:
-        try:
-            until(lambda: not tenant.grant.off_gpu, "the agent has it run again")
-        finally:
-            agent.terminate()
-    assert tenant.program("digest") == before
-
-
 def test_a_helper_that_is_killed(node: Node) -> None:
     """The command has the driver asked once more, and all run again."""
     tenant = node.tenant()
