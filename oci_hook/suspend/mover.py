@@ -169,10 +169,11 @@ def _check_cgroup(grant: Grant, need_mib: int) -> None:
 def _send(grant: Grant, inventory: "Inventory", found: Found, lock: int) -> None:
     """Move the memory of all processes, and of those that they start meanwhile. Raises ApplyError GH-415."""
     for _ in range(ROUNDS):
-        seconds = processes.seconds_for(found.used_mib)
-        said = processes.call(inventory, "suspend", found.processes, seconds, lock)
-        if said.get("done") is not True:
-            raise _refusal(grant, "suspended", _why(said))
+        for what in ("lock", "suspend"):
+            said = processes.call(inventory, what, found.processes, processes.seconds_for(found.used_mib), lock)
+            if said.get("done") is not True:
+                raise _refusal(grant, "suspended", _why(said))
+            processes.check_movable(grant, inventory, found)  # once more: no call is under way in those that are locked
         found = processes.find(grant, inventory, lock)
         if found.gone:
             return

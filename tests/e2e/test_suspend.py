@@ -190,6 +190,40 @@ def test_all_of_its_processes_or_none(node: Node) -> None:
     assert not tenant.grant.off_gpu and tenant.program("alloc 10") == two("alloc 10") == "0"
 
 
+def test_what_cannot_be_moved_may_come_late(node: Node) -> None:
+    """After the first look at what it has: it is seen before anything is moved."""
+    tenant = node.tenant()
+    assert [tenant.program("begin"), tenant.program("alloc 100")] == ["0", "0"]
+    code = LATE.format(ask=str(tenant.program.ask))
+    command = [sys.executable, "-c", code, str(node.stage.prefix), tenant.grant.key]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+    assert "managed or multicast memory" in done.stdout and "['look', 'lock', 'resume']" in done.stdout, done
+    assert tenant.program.hear() == "0" and not tenant.grant.off_gpu and tenant.program("alloc 10") == "0"
+
+
+LATE = """
+import sys, time
+from oci_hook.config import settings
+from oci_hook.suspend import mover, processes
+call, alter, calls = processes.call, mover.admit.alter, []
+def altered(*a):
+    if not calls[1:]:
+        with open({ask!r}, "w") as file:
+            file.write("managed 10\\n")
+        time.sleep(0.5)
+    return alter(*a)
+def called(inventory, what, *a):
+    calls.append(what)
+    return call(inventory, what, *a)
+processes.call, mover.admit.alter = called, altered
+try:
+    mover.suspend(settings.load(sys.argv[1]), sys.argv[2])
+except Exception as e:
+    print(e)
+print(calls)
+"""
+
+
 def test_memory_that_processes_share_is_not_moved(node: Node) -> None:
     tenant = node.tenant()
     assert [tenant.program(line) for line in ("begin", "alloc 100", "share")] == ["0", "0", "0"]
