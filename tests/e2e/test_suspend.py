@@ -261,6 +261,7 @@ def test_a_freeze_is_one_thing_and_a_suspend_another(node: Node) -> None:
 
 POINTS = (
     ("begun", "suspend"),  # the ledger says that it moves, nobody has been asked
+    ("locked", "suspend"),
     ("sent", "suspend"),  # all is in the host's memory, the ledger does not say so
     ("returning", "resume"),
     ("back", "resume"),
@@ -278,7 +279,7 @@ def altered(*a):
     return done
 def called(inventory, what, *a):
     said = call(inventory, what, *a)
-    if what != "look" and point in ("sent", "back"): die()
+    if (what, point) in (("lock", "locked"), ("suspend", "sent"), ("resume", "back")): die()
     return said
 mover.admit.alter, processes.call = altered, called
 getattr(mover, what)(settings.load(prefix), key)
