@@ -17,7 +17,7 @@ import pytest
 from oci_hook.core.grant import Grant
 from oci_hook.ledger import store
 from oci_hook.linux import proc
-from oci_hook.suspend import mover
+from oci_hook.suspend.hold import cut_off
 from tests.conftest import REPO
 from tests.e2e.stage import CLIENTS, Stage, python_image
 
@@ -295,7 +295,7 @@ def test_a_crash_leaves_what_the_next_look_makes_whole(node: Node, point: str, w
         node.say("suspend", tenant.id)
     command = [sys.executable, "-c", CRASH, str(node.stage.prefix), key, point, what]
     assert subprocess.run(command, cwd=REPO).returncode == -signal.SIGKILL
-    assert tenant.grant.moving and mover.cut_off(str(node.stage.state), tenant.grant)
+    assert tenant.grant.moving and cut_off(str(node.stage.state), tenant.grant)
     node.stage.refused(node.root, "GH-201", annotations=FIVE)  # its GPU is still booked, so it can come back
     (shown,) = (c for c in node.data("ps")["containers"] if c["id"] == tenant.id)
     assert shown["state"] == "moving"
