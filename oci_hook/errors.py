@@ -51,6 +51,8 @@ CODES = {
     "GH-412": "the container's config.json or image needs more memory than gpu-hook may use",
     "GH-413": "a container with a share cannot be restored from a checkpoint",
     "GH-414": "the driver's memory limit could not be set",
+    "GH-415": "the container's memory cannot be moved off its GPUs, or back",
+    "GH-416": "there is too little host memory to suspend the container",
     "GH-501": "settings are missing or not valid",
     "GH-503": "the real runtime is missing or is gpu-hook itself",
     "GH-504": "the install prefix or its state directory is not usable",

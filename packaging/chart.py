@@ -1,5 +1,5 @@
-"""The Helm chart: the manifests of packaging/kubernetes with values in place of what users change. With the defaults it
-renders to these manifests."""
+"""The Helm chart: the manifests of packaging/kubernetes and of packaging/kubernetes/dra with values in place of what users change.
+With the defaults it renders to the first."""
 
 import gzip
 import io
@@ -10,14 +10,20 @@ import yaml
 from payload import ROOT, VERSION, epoch
 
 BASE = ROOT / "packaging/kubernetes"
+CLAIMS = "dra/"  # the folder of shares by claims
+SWITCHES = {"annotations": "true", "claims": "false"}  # of a folder's manifests: those of BASE, those of CLAIMS
 # name of the value: (the files, the text there around {}, the default as it stands there)
 VALUES = {
-    "settings": ("daemonset.yaml", ">-\n                {}cluster=", ""),
-    "installImage": ("daemonset.yaml", "image: {}", f"your-registry.invalid/gpu-hook/install:{VERSION}"),
+    "settings": ("daemonset.yaml dra/daemonset.yaml", ">-\n                {}cluster=", ""),
+    "installImage": (
+        "daemonset.yaml dra/daemonset.yaml",
+        "image: {}",
+        f"your-registry.invalid/gpu-hook/install:{VERSION}",
+    ),
     "engines": ("daemonset.yaml", "{{name: ENGINES, value: {}}}", "containerd"),
-    "keep": ("daemonset.yaml", '{{name: KEEP, value: "{}"}}', "no"),
+    "keep": ("daemonset.yaml dra/daemonset.yaml", '{{name: KEEP, value: "{}"}}', "no"),
     "cluster": ("daemonset.yaml", "cluster={}", "local"),
-    "kubeconfig": ("daemonset.yaml", "agent.kubeconfig={}", "/etc/kubernetes/kubelet.conf"),
+    "kubeconfig": ("daemonset.yaml dra/daemonset.yaml", "agent.kubeconfig={}", "/etc/kubernetes/kubelet.conf"),
     "controllerImage": ("controller.yaml", "image: {}", f"your-registry.invalid/gpu-hook/controller:{VERSION}"),
     "replicas": ("controller.yaml", "replicas: {}", "2"),
     "controllerArgs": (
@@ -26,12 +32,13 @@ VALUES = {
         '["--address=0.0.0.0:8443", "--page-address=127.0.0.1:9410"]',
     ),
     "nodeSelector": ("daemonset.yaml", "nodeSelector: {}", "{}"),
-    "tolerations": ("daemonset.yaml", "tolerations: {}", "[{operator: Exists}]"),
-    "pullSecrets": ("daemonset.yaml controller.yaml", "imagePullSecrets: {}", "[]"),
+    "tolerations": ("daemonset.yaml dra/daemonset.yaml", "tolerations: {}", "[{operator: Exists}]"),
+    "pullSecrets": ("daemonset.yaml controller.yaml dra/daemonset.yaml", "imagePullSecrets: {}", "[]"),
     "nodeMemory": ("daemonset.yaml", "limits: {{memory: {}}}", "256Mi"),
     "controllerMemory": ("controller.yaml", "limits: {{memory: {}}}", "512Mi"),
 }
-NOTES = """gpu-hook is installed. Its nodes and namespaces are those with a label:
+NOTES = """gpu-hook is installed. Its nodes and namespaces are those with a label.
+{{- if .Values.annotations }}
 
     kubectl label nodes NODE gpu-hook.io/node=true
     kubectl label namespace NAMESPACE gpu-hook.io/namespace=enabled
@@ -39,6 +46,17 @@ NOTES = """gpu-hook is installed. Its nodes and namespaces are those with a labe
     kubectl -n gpu-hook rollout status daemonset/gpu-hook-node
 
 docs/guide/kubernetes.md has a first pod.
+{{- end }}
+{{- if .Values.claims }}
+
+Shares by ResourceClaims, on nodes of their own:
+
+    kubectl label nodes NODE gpu-hook.io/node=claims
+
+    kubectl -n gpu-hook-claims rollout status daemonset/gpu-hook-claims
+
+docs/guide/claims.md has a first pod.
+{{- end }}
 """
 CHART = {
     "apiVersion": "v2",
@@ -65,7 +83,9 @@ def build(out: Path, arch: str) -> Path:
 
 def files() -> dict[str, str]:
     """The chart's files by their paths in it."""
-    values = "# Each is explained where it stands in templates/.\n"
+    values = "# Which way nodes give shares: by annotations, by ResourceClaims (Kubernetes 1.36), or both, on different nodes.\n"
+    values += "".join(f"{name}: {default}\n" for name, default in SWITCHES.items())
+    values += "# Each is explained where it stands in templates/.\n"
     for name, (_, _, default) in VALUES.items():
         values += f"{name}: {default}\n" if is_structure(default) else f'{name}: "{default}"\n'
     return {
@@ -77,8 +97,12 @@ def files() -> dict[str, str]:
 
 
 def resources() -> list[str]:
-    listed: list[str] = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
-    return listed
+    """The manifests' paths below BASE."""
+    return [
+        f"{folder}{name}"
+        for folder in ("", CLAIMS)
+        for name in yaml.safe_load((BASE / folder / "kustomization.yaml").read_text())["resources"]
+    ]
 
 
 def is_structure(default: str) -> bool:
@@ -95,4 +119,6 @@ def template(name: str) -> str:
             there = ("toJson " if is_structure(default) else "") + f".Values.{value}"
             inserted = "{{ " + there + " }}" if default else "{{ with " + there + " }}{{ . }} {{ end }}"
             text = text.replace(before, after.replace("\0", inserted))
-    return text
+    annotations, claims = SWITCHES
+    switch = claims if name.startswith(CLAIMS) else annotations
+    return f"{{{{- if .Values.{switch} }}}}\n{text}{{{{- end }}}}\n"

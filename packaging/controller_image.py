@@ -4,6 +4,7 @@ All of it is pinned by version and checksum, in controller/. Built without an en
 """
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -19,25 +20,23 @@ from scripts.debian import CannotFetch, apt, unpack
 NAME = f"{REGISTRY}/gpu-hook/controller:{VERSION}"
 PINS = ROOT / "packaging/controller"
 PYTHON = "3.11"  # bookworm's
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x86_64")
+WHEELS = ("manylinux_2_28", "manylinux2014", "manylinux_2_17")
 # Of Debian's packages; licences stay.
 LEFT_OUT = (
     "usr/share/man",
     "usr/share/lintian",
     "usr/share/bug",
     "usr/share/binfmts",
-    "usr/lib/x86_64-linux-gnu/gconv",
+    *(f"usr/lib/{arch}-linux-gnu/{name}" for arch in image.ARCHITECTURES for name in ("gconv", "audit")),
+    *("usr/lib/valgrind", "etc", "DEBIAN"),
 )
-LEFT_OUT += ("usr/lib/x86_64-linux-gnu/audit", "usr/lib/valgrind", "etc", "DEBIAN")
 LEFT_OUT += tuple(
     f"usr/lib/python{PYTHON}/{name}" for name in ("pydoc_data", "unittest", "lib2to3", "ensurepip", "idlelib")
 )
 
 
 def build(out: Path, arch: str) -> Path:
-    """OUT/gpu-hook-controller_VERSION_amd64.tar"""
-    if arch != "x86_64":
-        raise SystemExit("scripts/package: the packages pinned for the controller's image are for amd64")
+    """OUT/gpu-hook-controller_VERSION_ARCHITECTURE.tar"""
     base = fetched(arch)
     files, links = tree(base / "root")
     files |= below("gpu-hook", tree(base / "site")[0] | own(arch))
@@ -48,7 +47,8 @@ def build(out: Path, arch: str) -> Path:
         "User": "65532:65532",
         "StopSignal": "SIGTERM",
     }
-    return image.write(out, NAME, "amd64", image.archive(files, links), run, "scripts/package controller-image")
+    name = image.ARCHITECTURES[arch]
+    return image.write(out, NAME, name, image.archive(files, links), run, "scripts/package controller-image")
 
 
 def fetched(arch: str) -> Path:
@@ -59,8 +59,8 @@ def fetched(arch: str) -> Path:
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
             half = Path(scratch) / "half"
-            debian(Path(scratch), half / "root")
-            python_packages(half / "site")
+            debian(Path(scratch), half / "root", arch)
+            python_packages(half / "site", arch)
             half.rename(kept)
     return kept
 
@@ -71,13 +71,15 @@ def own(arch: str) -> Files:
     return ours | {"gpu-hook": (COMMAND.format(folder="/gpu-hook").encode(), 0o755)}
 
 
-def debian(scratch: Path, root: Path) -> None:
+def debian(scratch: Path, root: Path, arch: str) -> None:
     """The pinned packages, unpacked."""
     debs = scratch / "debs"
     debs.mkdir()
-    pins = [line.split() for line in (PINS / "debian.txt").read_text().splitlines() if not line.startswith("#")]
+    architecture = image.ARCHITECTURES[arch]
+    lines = [line.split() for line in (PINS / "debian.txt").read_text().splitlines()]
+    pins = [line[1:] for line in lines if line[0] == architecture]
     try:
-        with apt() as get:
+        with apt(architecture="" if arch == platform.machine() else architecture) as get:
             get(debs, "download", *(f"{name}={version}" for name, version, _ in pins))
     except CannotFetch as e:
         raise SystemExit(f"scripts/package: Debian bookworm's Python cannot be had: {e}") from None
@@ -92,10 +94,10 @@ def debian(scratch: Path, root: Path) -> None:
         shutil.rmtree(root / name, ignore_errors=True)
 
 
-def python_packages(site: Path) -> None:
+def python_packages(site: Path, arch: str) -> None:
     pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--no-compile"]
     wanted = ["--only-binary=:all:", "--require-hashes", f"--python-version={PYTHON}", "--target", str(site)]
-    platforms = [f"--platform={name}" for name in PLATFORMS]
+    platforms = [f"--platform={name}_{arch}" for name in WHEELS]
     subprocess.run([*pip, *wanted, *platforms, "-r", str(PINS / "requirements.txt")], check=True)
     shutil.rmtree(site / "bin", ignore_errors=True)
     for record in site.glob("*.dist-info/RECORD"):  # also lists what is in bin/

@@ -20,6 +20,7 @@ from oci_hook.agent.act.boundary_watch import BoundaryWatch
 from oci_hook.agent.act.driver_watch import DriverWatch
 from oci_hook.agent.act.gpu_watch import GpuWatch
 from oci_hook.agent.act.lease_watch import LeaseWatch
+from oci_hook.agent.act.move_watch import MoveWatch
 from oci_hook.agent.act.protection import Protection
 from oci_hook.agent.act.response import Response
 from oci_hook.agent.node import Node
@@ -61,6 +62,7 @@ class Agent:
         self._gpus = GpuWatch(node, self._sampler, self._driver, self._auditing, self._protection)
         self._boundary_server = BoundaryServer(self._selector)
         self._boundary = BoundaryWatch(node, self._boundary_server)
+        self._moves = MoveWatch(node)
         self._reporter = Reporter(node, self._selector)
         self._publisher = Publisher(
             node,
@@ -115,6 +117,7 @@ class Agent:
         if why := self._driver.look(now):
             self._sampler.stop(why)
         self._boundary.tick(now)
+        self._moves.tick(now)
         self._reporter.tick(now)
         self._sampler.charge(self._boundary.cgroups())
         self._driver.repair_devices()
@@ -174,6 +177,7 @@ class Agent:
         self._notifier.say("STOPPING=1")
         self._sampler.stop("the agent ends")
         self._boundary_server.stop("the agent ends")
+        self._moves.stop()
         self._reporter.stop()
         if self._server:
             self._server.close()

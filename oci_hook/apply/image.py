@@ -9,8 +9,8 @@ from oci_hook.apply.image_search import Command
 from oci_hook.apply.image_tree import canonical, collision, hide_mounts, mode_of, names_in, on_top, open_image
 from oci_hook.apply.image_volumes import LIBRARIES
 from oci_hook.core.layout import PRIVATE, REQUEST_DIR
-from oci_hook.core.plan import Bind, DeviceNode, ImageFacts, Tmpfs
-from oci_hook.errors import Problem, refuse
+from oci_hook.core.plan import SMI, SMI_PLACE, Bind, DeviceNode, ImageFacts, Tmpfs
+from oci_hook.errors import GhError, Problem, refuse
 from oci_hook.linux.walk import LOOK, MAX_PATH, Tree
 from oci_hook.oci.request_mounts import is_request
 
@@ -85,10 +85,22 @@ def look(rootfs: str, mounts: "Sequence[Mount]", command: Command | None = None)
             (cuda if path.rpartition("/")[2].startswith(LIBRARIES[0]) else nvml).append(path)
         _check_count(cuda, nvml, other)
         nix = S_ISDIR(mode_of(tree, "/nix/store"))
+        smi_too = SMI_PLACE in command.env.get("PATH", "").split(":") and _has_room(tree, kinds, rootfs)
     if nix:
         cuda += [f"{NIX_DRIVER}/{name}" for name in ("libcuda.so.1", "libcuda.so")]
         nvml += [f"{NIX_DRIVER}/{name}" for name in ("libnvidia-ml.so.1", "libnvidia-ml.so")]
-    return ImageFacts(libdir, _once(cuda), _once(nvml), _once(other), c_library)
+    return ImageFacts(libdir, _once(cuda), _once(nvml), _once(other), c_library, smi_too)
+
+
+def _has_room(tree: Tree, kinds: dict[str, str], rootfs: str) -> bool:
+    """True if nvidia-smi can also be mounted at SMI_PLACE. No container is refused for it."""
+    try:
+        path = _file(tree, kinds, PRIVATE, f"{SMI_PLACE}/{SMI}")
+        if os.statvfs(rootfs).f_flag & os.ST_RDONLY:
+            _exists(tree, kinds, path)
+    except GhError:
+        return False
+    return True
 
 
 def _present(tree: Tree, kinds: "Mapping[str, str]", paths: "Sequence[str]") -> list[str]:

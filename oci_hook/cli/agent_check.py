@@ -30,6 +30,7 @@ FIXES = {
     "textfile": "journalctl -u gpu-hook-agent",
     "boundary": "gpu-hook ps{option}",
     "cluster": "journalctl -u gpu-hook-agent",
+    "suspend": "gpu-hook events{option}",
 }
 
 

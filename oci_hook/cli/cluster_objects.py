@@ -8,6 +8,8 @@ from urllib.parse import urlencode
 
 from oci_hook.errors import GhError, refuse
 from oci_hook.kube import kubeconfig as kube_config
+from oci_hook.kube.dra.overview import ClaimObjects
+from oci_hook.kube.formats.claim_words import GROUP
 from oci_hook.kube.placing.state import ClusterState
 from oci_hook.kube.preemption.disruption import Budget, budget
 from oci_hook.kube.reporter.api import FAILURES, Api, ApiError
@@ -15,6 +17,7 @@ from oci_hook.kube.reporter.api import FAILURES, Api, ApiError
 MAX_DUMP = 2 << 30  # bytes
 PAGE = 500  # objects
 TIMEOUT = 30  # seconds
+NOT_FOUND = 404
 
 Objects = tuple[list[dict[str, Any]], list[dict[str, Any]]]  # nodes, pods
 
@@ -54,15 +57,37 @@ def budgets_of(kubeconfig: str | None) -> list[Budget] | None:
     return None
 
 
-def listed(kubeconfig: str | None, path: str) -> list[dict[str, Any]]:
-    """Lists in pages. kubeconfig: None for kubectl's files, or the pod's service account without them. Raises ClusterError GH-608."""
+def claims(dump: str | None, kubeconfig: str | None) -> ClaimObjects:
+    """None where the API server, older than 1.34, does not have them. Raises ClusterError GH-608."""
+    kinds = ("ResourceClaim", "ResourceSlice", "DeviceClass")
+    if dump:
+        items = _items(dump)
+        return ClaimObjects(*(tuple(item for item in items if item.get("kind") == kind) for kind in kinds))
+    paths = ("resourceclaims", "resourceslices", "deviceclasses")
+    return ClaimObjects(*(tuple(listed(kubeconfig, f"/apis/{GROUP}/{path}", optional=True)) for path in paths))
+
+
+def kinds(kubeconfig: str | None, paths: dict[str, str]) -> dict[str, list[dict[str, Any]] | GhError]:
+    """Each of the lists, or why it cannot be read; nothing of a kind that the API server does not have."""
+    found: dict[str, list[dict[str, Any]] | GhError] = {}
+    for name, path in paths.items():
+        try:
+            found[name] = listed(kubeconfig, path, optional=True)
+        except GhError as e:
+            found[name] = e
+    return found
+
+
+def listed(kubeconfig: str | None, path: str, optional: bool = False) -> list[dict[str, Any]]:
+    """Lists in pages. kubeconfig: None for kubectl's files, or the pod's service account without them. optional: the server may not
+    have this kind. Raises ClusterError GH-608."""
     kind = path.rpartition("/")[2]
     try:
         there = kube_config.load([kubeconfig] if kubeconfig else kube_config.files())
     except GhError as e:
         if kube_config.PLUG_INS not in str(e) or not (kubectl := shutil.which("kubectl")):
             raise
-        return _by_kubectl([kubectl, *([f"--kubeconfig={kubeconfig}"] if kubeconfig else [])], path)
+        return _by_kubectl([kubectl, *([f"--kubeconfig={kubeconfig}"] if kubeconfig else [])], path, optional)
     api = Api(there, TIMEOUT)
     items: list[dict[str, Any]] = []
     more = ""
@@ -74,6 +99,8 @@ def listed(kubeconfig: str | None, path: str) -> list[dict[str, Any]]:
             if not more:
                 return items
     except ApiError as e:
+        if optional and e.status == NOT_FOUND:
+            return []
         raise refuse("GH-608", f"{there.server} does not list {kind}: {e}") from None
     except (*FAILURES, AttributeError) as e:
         raise refuse("GH-608", f"{kind} cannot be read from {there.server}: {e}") from None
@@ -81,10 +108,12 @@ def listed(kubeconfig: str | None, path: str) -> list[dict[str, Any]]:
         api.close()
 
 
-def _by_kubectl(kubectl: list[str], path: str) -> list[dict[str, Any]]:
+def _by_kubectl(kubectl: list[str], path: str, optional: bool) -> list[dict[str, Any]]:
     """Where the kubeconfig logs in by a plug-in, as in most clouds."""
     try:
         done = subprocess.run([*kubectl, "get", "--raw", path], capture_output=True, timeout=4 * TIMEOUT)
+        if done.returncode and optional and b"could not find the requested resource" in done.stderr:
+            return []
         if done.returncode:
             raise OSError(done.stderr.decode(errors="replace").strip()[-200:])
         return json.loads(done.stdout)["items"] or []

@@ -1,11 +1,10 @@
 """`gpu-hook controller`: runs the cluster's controller in the foreground."""
 
-import datetime
 from typing import Any
 
 import click
 
-from oci_hook.cli import output
+from oci_hook.cli import logs, output
 from oci_hook.core.rules import BY_CLASS
 from oci_hook.errors import GhError
 from oci_hook.kube import kubeconfig
@@ -65,6 +64,12 @@ NEEDS = "the controller needs more packages than a node: `pip install 'gpu-hook[
     default=True,
     help="Also preempt offline pods for online ones of the same priority.",
 )
+@click.option(
+    "--log-level", type=click.Choice(logs.LEVELS), default="info", help="The least that is logged. [default: info]"
+)
+@click.option(
+    "--log-format", type=click.Choice(logs.FORMATS), default="text", help="json: an object a line. [default: text]"
+)
 def controller(**given: Any) -> None:
     """Run the cluster's controller: webhooks, the scheduler's extender, evictions, taints, nodes' keys.
 
@@ -77,7 +82,8 @@ def controller(**given: Any) -> None:
             raise click.UsageError(f"{e.name} is missing; {NEEDS}") from None
         raise
     try:
-        controller.run(options_of(given, options), log)
+        logs.start(given["log_level"], given["log_format"])
+        controller.run(options_of(given, options))
     except GhError as e:
         output.fail(e, as_json=False)
 
@@ -126,8 +132,3 @@ def first_line(file: Any) -> str:
     if file and not token:
         raise click.UsageError(f"{file.name} has no token in its first line")
     return token
-
-
-def log(text: str) -> None:
-    stamp = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
-    click.echo(f"{stamp}Z {output.printable(text)}", err=True)

@@ -15,14 +15,25 @@ from oci_hook.errors import GhError
 
 @click.command()
 @registration.host_root
+@click.option("--cluster", is_flag=True, help="Examine the cluster instead: controller, webhooks, certificates, nodes.")
+@output.kubeconfig_option("--cluster")
 @output.answers
-def doctor(prefix: str, host_root: str) -> output.Report:
+def doctor(prefix: str, host_root: str, cluster: bool, kubeconfig: str | None) -> output.Report:
     """List what is wrong on this node, with the command that fixes it.
 
     Run it as root: other users cannot see most of the node, and are told only what is known to be well.
 
+    With --cluster: says what of gpu-hook the cluster has, and what is missing there, as after an upgrade of Kubernetes; changes
+    nothing. It reads with your rights, and says what it may not read.
+
     Exit status 0: all is well. 1: there are warnings. 2: containers will not start, or not as they should.
     """
+    if kubeconfig and not cluster:
+        raise click.UsageError("--kubeconfig needs --cluster")
+    if cluster:
+        from oci_hook.cli import doctor_cluster  # the cluster's part: not for every use
+
+        return report(doctor_cluster.findings(kubeconfig))
     option = "" if prefix == DEFAULT_PREFIX else f" --prefix {quote(prefix)}"
     findings = examine(prefix, host_root)
     try:
@@ -33,6 +44,10 @@ def doctor(prefix: str, host_root: str) -> output.Report:
         findings += check_agent(settings, prefix, option)
     if os.geteuid():
         findings = for_plain_user(findings, option)
+    return report(findings)
+
+
+def report(findings: list[CheckResult]) -> output.Report:
     worst = max((f.state for f in findings), key=STATES.index, default=OK)
     status = {WARN: 1, FAIL: 2}.get(worst, 0)
     width = max(len(f.check) for f in findings)

@@ -129,7 +129,8 @@ def explain(
     if pod:
         from oci_hook.cli import cluster_objects, explain_pod  # the cluster's part: not for every use
 
-        return explain_pod.report(pod, *cluster_objects.read_with_budgets(dump, kubeconfig))
+        objects = cluster_objects.read_with_budgets(dump, kubeconfig)
+        return explain_pod.report(pod, *objects, lambda: cluster_objects.claims(dump, kubeconfig))
     settings = node_settings.load(prefix)
     given = describe(spec, pairs("--annotation", annotation), pairs("--env", env), volumes(volume), container)
     labels = pairs("--label", label)

@@ -1,11 +1,15 @@
 """`gpu-hook explain --pod`: shows the node that a pod would get, or the reasons why it waits."""
 
+from collections.abc import Callable
 from typing import Any
 
 from oci_hook.cli import output
 from oci_hook.cli.cluster_objects import Objects, state_of
 from oci_hook.errors import refuse
 from oci_hook.kube.answers.explain import Explanation, GpuView, NodeView, explain
+from oci_hook.kube.dra import overview
+from oci_hook.kube.dra.overview import ClaimObjects
+from oci_hook.kube.pod.asked import words
 from oci_hook.kube.pod.hosts import Hosts
 from oci_hook.kube.preemption.disruption import Budget, Budgets
 
@@ -13,8 +17,11 @@ UNLESS = " if no disruption budget protects them; the budgets could not be read"
 SHOWN = 20  # nodes in the text; --json has all
 
 
-def report(name: str, objects: Objects, budgets: list[Budget] | None) -> output.Report:
-    """name: NAMESPACE/NAME, or NAME in the namespace default. budgets: None if they cannot be read."""
+def report(
+    name: str, objects: Objects, budgets: list[Budget] | None, claims: Callable[[], ClaimObjects] = ClaimObjects
+) -> output.Report:
+    """name: NAMESPACE/NAME, or NAME in the namespace default. budgets: None if they cannot be read. claims: reads them; called for a
+    pod that has claims."""
     namespace, _, short = name.rpartition("/")
     namespace = namespace or "default"
     nodes, pods = objects
@@ -23,9 +30,21 @@ def report(name: str, objects: Objects, budgets: list[Budget] | None) -> output.
             break
     else:
         raise refuse("GH-608", f"there is no pod {namespace}/{short} among {len(pods)} pods; check both names")
-    protection = Budgets(budgets or (), known=budgets is not None)
-    found = explain(state_of(nodes, pods), obj, Hosts(nodes, pods), protection)
-    return output.Report(as_data(found), lines(found), exit_status=0 if found.node or not found.asks else 1)
+    found = by_claims(obj, claims) if overview.claim_names(obj) else None
+    if found is None:
+        protection = Budgets(budgets or (), known=budgets is not None)
+        found = explain(state_of(nodes, pods), obj, Hosts(nodes, pods), protection)
+    fits = found.node or not found.asks or any(node.fits for node in found.nodes)
+    return output.Report(as_data(found), lines(found), exit_status=0 if fits else 1)
+
+
+def by_claims(obj: dict[str, Any], claims: Callable[[], ClaimObjects]) -> Explanation | None:
+    """None where none of the pod's claims is ours. Raises ClusterError GH-608."""
+    try:
+        return overview.explain(words(obj), obj, claims())
+    except (LookupError, TypeError, ValueError, AttributeError) as e:
+        what = "a ResourceClaim or ResourceSlice has an unexpected form"
+        raise refuse("GH-608", f"{what}: {type(e).__name__} {e}") from None
 
 
 def as_data(found: Explanation) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from oci_hook.cli.set import PENDING, PENDING_STATUS
 from oci_hook.config import settings as node_settings
 from oci_hook.core.grant import Grant
 from oci_hook.errors import refuse
-from oci_hook.ledger import admit
+from oci_hook.ledger import admit, store
 
 
 @click.command()
@@ -32,12 +32,24 @@ def freeze(prefix: str, container: str) -> output.Report:
 @click.argument("container", shell_complete=named.complete)
 @output.answers
 def resume(prefix: str, container: str) -> output.Report:
-    """Continue CONTAINER, which `gpu-hook freeze` stopped.
+    """Continue CONTAINER, which `gpu-hook freeze` or `gpu-hook suspend` stopped.
+
+    One that was suspended gets its GPU memory back first, all of it or none: it stays suspended, with exit status 1,
+    where others have its GPUs by now. A suspend or resume that was cut off is undone or ended.
 
     Exit status 3: the ledger has the change, but it is not in effect in the container yet.
     """
     settings = node_settings.load(prefix)
-    return answer(*admit.alter(settings, named.key(settings, container), frozen(0)), "resumed")
+    key = named.key(settings, container)
+    if admit.find(store.snapshot(settings.state_dir), key).off_gpu:
+        from oci_hook.cli import suspend  # loads what asks the driver
+        from oci_hook.suspend import mover
+
+        moved = mover.resume(settings, key)
+        if moved.grant.frozen:
+            admit.alter(settings, key, frozen(0))
+        return suspend.report(moved, "resumed")
+    return answer(*admit.alter(settings, key, frozen(0)), "resumed")
 
 
 def frozen(since: int) -> "admit.Alteration":

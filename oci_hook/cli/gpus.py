@@ -76,7 +76,8 @@ def report(
     gpus, rows = [], []
     for gpu in inventory.gpus:
         shares = [share for grant in grants for share in grant.shares if share.uuid == gpu.uuid]
-        memory, (compute, offline) = sum(s.memory_mib for s in shares), booked_compute(gpu.uuid, grants)
+        booked = [s for grant in grants if not grant.suspended for s in grant.shares if s.uuid == gpu.uuid]
+        memory, (compute, offline) = sum(s.memory_mib for s in booked), booked_compute(gpu.uuid, grants)
         tier = tier_of((seen or {}).get(gpu.uuid))
         fields = gpu.fields()
         why = fields.pop("no_limits")

@@ -11,7 +11,6 @@ A command returns a Report or raises GhError; it neither prints nor exits itself
 import functools
 import json
 import os
-import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -71,14 +70,17 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 def cluster_options(option: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a command: add --dump and --kubeconfig, the two sources of the cluster's objects. option: the one that needs them."""
     dump = f"With {option}: read the cluster from this output of `kubectl get nodes,pods,pdb -A -o json`."
-    config = f"With {option}: how to reach the API server. [default: as kubectl, or the pod's service account]"
-    path = click.Path(dir_okay=False)
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        command = click.option("--kubeconfig", type=path, metavar="FILE", help=config)(command)
-        return click.option("--dump", type=path, metavar="FILE", help=dump)(command)
+        command = kubeconfig_option(option)(command)
+        return click.option("--dump", type=click.Path(dir_okay=False), metavar="FILE", help=dump)(command)
 
     return add
+
+
+def kubeconfig_option(option: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    config = f"With {option}: how to reach the API server. [default: as kubectl, or the pod's service account]"
+    return click.option("--kubeconfig", type=click.Path(dir_okay=False), metavar="FILE", help=config)
 
 
 def answers(command: Callable[..., Report]) -> Callable[..., None]:
@@ -124,7 +126,11 @@ def as_data(problem: Problem) -> dict[str, str]:
 
 def columns() -> int:
     """The terminal's width; 0 if standard output is no terminal, where nothing is to be shortened."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    if not sys.stdout.isatty():
+        return 0
+    import shutil  # the agent, which has no terminal, needs none of it
+
+    return shutil.get_terminal_size().columns
 
 
 def folded(line: str, width: int) -> list[str]:

@@ -1,14 +1,15 @@
 """`gpu-hook ps`: the living grants, and how much of each its container uses."""
 
+import os
 import time
 from typing import Any
 
 import click
 
-from oci_hook.cli import named, output
+from oci_hook.cli import live, named, output
 from oci_hook.config import settings as node_settings
 from oci_hook.core.boundary import expected
-from oci_hook.core.grant import Grant, Share
+from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.terms import DRIVER, SHIM
 from oci_hook.core.units import MIB
@@ -17,14 +18,14 @@ from oci_hook.ledger import inventory as node_inventory
 from oci_hook.ledger.slot_files import read_gate
 from oci_hook.observe import boundary
 from oci_hook.observe.account import Usage, look
-from oci_hook.observe.stage import in_words, stage
+from oci_hook.observe.stage import in_words, stage, stopped
 
 HEADER = (
     *("CONTAINER", "NAME", "GPU", "UUID", "MEMORY", "USED", "BOUNDARY", "COMPUTE", "POLICY", "CLASS", "STATE", "SINCE"),
 )
 SPARE = ("UUID", "SINCE", "BOUNDARY", "CLASS", "POLICY", "COMPUTE", "NAME")
 
-Suspension = tuple[str, float]  # the id of the container that has the GPU, and since when (seconds since 1970)
+Wait = tuple[str, float]  # the id of the container that has the GPU, and since when (seconds since 1970)
 
 
 @click.command()
@@ -38,27 +39,34 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
     page cannot be read; a line below the table then says why. Another line there says how much of it is memory of
     exited processes, which their forked children keep. BOUNDARY is who holds the memory limit: the shim in the
     container alone, or the driver as well. COMPUTE is the guarantee, followed by the
-    ceiling if that is below the whole GPU. STATE says that `freeze` stopped the container, or which container of a
-    higher class it waits for, and since when.
+    ceiling if that is below the whole GPU. STATE says that `freeze` or `suspend` stopped the container, or which
+    container of a higher class it waits for, and since when.
 
     With --cluster, LEDGER is the pod's state on its node: `granted`, `not yet` (no container has started), `between starts`,
-    `ending`, `free`, `refused` with the code, or `no decision` for grants that the node made by itself.
+    `ending`, `free`, `refused` with the code, or `no decision` for grants that the node made by itself; for the share of a
+    ResourceClaim it is the claim's name.
     """
     if cluster:
         from oci_hook.cli import cluster_objects, ps_cluster  # the cluster's part: not for every use
 
-        return ps_cluster.report(cluster_objects.read(dump, kubeconfig))
+        objects = cluster_objects.read(dump, kubeconfig)
+        return ps_cluster.report(objects, lambda: cluster_objects.claims(dump, kubeconfig))
     settings = node_settings.load(prefix)
-    grants = sorted(named.snapshot(settings), key=lambda grant: (grant.created, grant.who.id))
+    try:
+        grants = sorted(named.snapshot(settings), key=lambda grant: (grant.created, grant.who.id))
+    except GhError:
+        if os.geteuid() == 0 or not (node := live.ask(settings, prefix)):
+            raise
+        return as_the_agent_says(node)
     inventory, warnings = usable_inventory(settings)
     indices = gpu_indices(inventory)
-    suspensions = [suspension(settings.state_dir, grant, grants) for grant in grants]
+    waits = [waits_for(settings.state_dir, grant, grants) for grant in grants]
     data = [
         {**as_data(grant, indices, found), **boundary_data(settings, grant, inventory)}
-        for grant, found in zip(grants, suspensions, strict=True)
+        for grant, found in zip(grants, waits, strict=True)
     ]
     rows = []
-    for grant, entry, found in zip(grants, data, suspensions, strict=True):
+    for grant, entry, found in zip(grants, data, waits, strict=True):
         rows += as_rows(grant, entry, found)
     lines = output.table(HEADER, rows, SPARE) if rows else ["no container holds a share"]
     for entry in data:
@@ -76,6 +84,29 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
                     f"{output.short(entry['id'])}: {size} on {on} is memory of an exited process, kept by a child"
                 )
     return output.Report({"containers": data}, lines, warnings)
+
+
+def as_the_agent_says(node: dict[str, Any]) -> output.Report:
+    """The same table for users who may not read the ledger. node: of the agent's /api/node."""
+    rows: list[tuple[object, ...]] = []
+    for c in node["containers"]:
+        name = "/".join(filter(None, (c["namespace"], c["pod"], c["name"])))
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(c["created"]))
+        first, last = (output.short(c["id"]), name), (c["policy"], c["class"], c["state"], since)
+        rows += [
+            (
+                *first,
+                *("" if s["index"] is None else s["index"], s["uuid"]),
+                "whole" if s["whole"] else output.size(s["memory_mib"]),
+                "" if s["used_mib"] is None else output.size(s["used_mib"]),
+                "" if s["whole"] else c["boundary"],
+                compute(s["compute"], s["compute_limit"]),
+                *last,
+            )
+            for s in c["gpus"]
+        ] or [(*first, *[""] * 6, *last)]
+    lines = output.table(HEADER, rows, SPARE) if rows else ["no container holds a share"]
+    return output.Report({"containers": node["containers"]}, [*lines, "(by the agent; root sees more)"])
 
 
 def usable_inventory(settings: node_settings.Settings) -> tuple[Inventory | None, list[Problem]]:
@@ -101,7 +132,7 @@ def boundary_data(settings: node_settings.Settings, grant: Grant, inventory: Inv
     return {"boundary": DRIVER if why else found.name, "boundary_why": why or found.why, "boundary_failed": failed}
 
 
-def suspension(state_dir: str, grant: Grant, grants: list[Grant]) -> Suspension | None:
+def waits_for(state_dir: str, grant: Grant, grants: list[Grant]) -> Wait | None:
     """Which container of a higher class this one waits for, and since when; None if it waits for none."""
     for share in grant.shares:
         gate = read_gate(state_dir, share)
@@ -113,10 +144,12 @@ def suspension(state_dir: str, grant: Grant, grants: list[Grant]) -> Suspension 
     return None
 
 
-def as_data(grant: Grant, indices: dict[str, int | str], suspended: Suspension | None = None) -> dict[str, Any]:
+def as_data(grant: Grant, indices: dict[str, int | str], wait: Wait | None = None) -> dict[str, Any]:
     """One container of the --json document."""
     usage = look(grant)
     used = [-(-n // MIB) for n in usage.totals] if isinstance(usage, Usage) else [None] * len(grant.shares)
+    if grant.suspended:
+        used = [0] * len(grant.shares)  # the account page has what it gets back
     kept = [-(-n // MIB) for n in usage.kept] if isinstance(usage, Usage) else [None] * len(grant.shares)
     gpus = [
         {"index": indices.get(share.uuid), **share.fields(), "used_mib": n, "kept_mib": m}
@@ -132,11 +165,13 @@ def as_data(grant: Grant, indices: dict[str, int | str], suspended: Suspension |
         "gpus": gpus,
         "policy": grant.terms.policy,
         "class": grant.terms.priority_class,
-        "state": "suspended" if suspended and not grant.frozen else state(grant),
+        "state": "waits" if wait and not grant.stopped else state(grant),
         "waits_seconds": stage(grant)[1],
         "frozen_since": grant.frozen or None,
-        "suspended_since": int(suspended[1]) if suspended else None,
-        "waits_for": suspended[0] if suspended else None,
+        "suspended_since": grant.suspended or None,
+        "host_mib": grant.host_mib,
+        "waits_since": int(wait[1]) if wait else None,
+        "waits_for": wait[0] if wait else None,
         "preempt_tolerance_us": grant.terms.preempt_tolerance_us,
         "account_problem": usage if isinstance(usage, str) else None,
         "exclusive": grant.exclusive,
@@ -146,7 +181,7 @@ def as_data(grant: Grant, indices: dict[str, int | str], suspended: Suspension |
     }
 
 
-def as_rows(grant: Grant, entry: dict[str, Any], suspended: Suspension | None) -> list[tuple[object, ...]]:
+def as_rows(grant: Grant, entry: dict[str, Any], wait: Wait | None) -> list[tuple[object, ...]]:
     """A row per GPU; one row without a GPU for a grant of driver files alone."""
     who = grant.who
     name = "/".join(filter(None, (who.namespace, who.pod, who.container)))
@@ -154,7 +189,7 @@ def as_rows(grant: Grant, entry: dict[str, Any], suspended: Suspension | None) -
     last = (
         grant.terms.policy,
         grant.terms.priority_class,
-        state_words(grant, suspended),
+        state_words(grant, wait),
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(grant.created)),
     )
     if not grant.shares:
@@ -170,7 +205,7 @@ def as_rows(grant: Grant, entry: dict[str, Any], suspended: Suspension | None) -
                 "whole" if share.whole else output.size(share.memory_mib),
                 ("?" if entry["account_problem"] else "") if used is None else output.size(used),
                 "" if share.whole else entry["boundary"],
-                compute(share),
+                compute(share.compute, share.compute_limit),
                 *last,
             )
         )
@@ -178,21 +213,23 @@ def as_rows(grant: Grant, entry: dict[str, Any], suspended: Suspension | None) -
 
 
 def state(grant: Grant) -> str:
-    return "frozen" if grant.frozen else stage(grant)[0]
+    return stopped(grant) or stage(grant)[0]
 
 
-def state_words(grant: Grant, suspended: Suspension | None) -> str:
+def state_words(grant: Grant, wait: Wait | None) -> str:
     """The state for people, with who stopped the container and since when."""
+    for word, since in (("suspended", grant.suspended), ("moving", grant.moving)):
+        if since:
+            return time.strftime(f"{word} since %H:%M:%S by `suspend`", time.localtime(since))
     if grant.frozen:
         return time.strftime("frozen since %H:%M:%S by `freeze`", time.localtime(grant.frozen))
-    if suspended:
-        return time.strftime("suspended since %H:%M:%S by ", time.localtime(suspended[1])) + output.short(suspended[0])
+    if wait:
+        return time.strftime("waits since %H:%M:%S for ", time.localtime(wait[1])) + output.short(wait[0])
     return in_words(grant)
 
 
-def compute(share: Share) -> str:
+def compute(guarantee: int, ceiling: int) -> str:
     """30%; with a ceiling below the whole GPU 30-80%; empty if none is guaranteed."""
-    if not share.compute:
+    if not guarantee:
         return ""
-    ceiling = f"-{share.compute_limit}" if share.compute < share.compute_limit < 100 else ""
-    return f"{share.compute}{ceiling}%"
+    return f"{guarantee}-{ceiling}%" if guarantee < ceiling < 100 else f"{guarantee}%"

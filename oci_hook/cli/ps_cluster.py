@@ -1,25 +1,39 @@
 """`gpu-hook ps --cluster`: lists the pods' shares of the nodes' GPUs."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from oci_hook.cli import output
 from oci_hook.cli.cluster_objects import Objects, state_of
 from oci_hook.core import decision
 from oci_hook.core.terms import CLASS_NUMBERS, data_name
+from oci_hook.errors import GhError, Problem
 from oci_hook.kube.answers.explain import Held, holders
+from oci_hook.kube.dra import overview
+from oci_hook.kube.dra.overview import ClaimObjects
 from oci_hook.kube.formats.names import ALLOC
 
 HEADER = ("NAMESPACE", "POD", "NODE", "GPU", "UUID", "MEMORY", "COMPUTE", "CLASS", "LEDGER")
 SPARE = ("UUID", "CLASS", "NAMESPACE", "COMPUTE")
 
 
-def report(objects: Objects) -> output.Report:
+def report(objects: Objects, claims: Callable[[], ClaimObjects] = ClaimObjects) -> output.Report:
+    """claims: reads them, or raises GhError."""
     nodes, pods = objects
     found = holders(state_of(nodes, pods), classes(pods))
+    warnings: list[Problem] = []
+    try:
+        found += overview.holders(claims())
+    except GhError as e:  # as without the right to list them
+        warnings += e.problems
+    except (LookupError, TypeError, ValueError, AttributeError) as e:
+        warnings.append(
+            Problem("GH-608", f"a ResourceClaim or ResourceSlice has an unexpected form: {type(e).__name__} {e}")
+        )
     rows = [row(one) for one in found]
     shown = output.table(HEADER, rows, SPARE) if rows else ["no pod holds a share"]
-    return output.Report({"pods": [as_data(one) for one in found]}, shown)
+    return output.Report({"pods": [as_data(one) for one in found]}, shown, warnings)
 
 
 def as_data(one: Held) -> dict[str, Any]:

@@ -34,7 +34,10 @@ TABLE = 7  # lines for the table, with its header and the blank line above it
 KEYS = "? help   q quit   p processes   s sort   ↑↓ select   f freeze   r resume"
 SORT_KEYS = {"m": "memory", "b": "busy", "c": "compute", "n": "name", "a": "age"}
 WAIT = 0.2  # seconds for a command line where the screen is printed once
-STATES = {"running": "green", "starting": "yellow", "frozen": "cyan", "paused": "cyan", "killed": "red"}
+STATES = {
+    **{"running": "green", "starting": "yellow", "killed": "red", "moving": "yellow"},
+    **{"frozen": "cyan", "paused": "cyan", "suspended": "cyan"},
+}
 
 
 class Screen:
@@ -124,6 +127,8 @@ class Screen:
         chosen = self.chosen()
         if chosen is None or self.settings is None:
             return ""
+        if key == "r" and chosen["state"] in ("suspended", "moving"):
+            return f"`gpu-hook resume {output.short(chosen['id'])}` brings its memory back"
         try:
             _, _, delivered = admit.alter(self.settings, chosen["id"], frozen(int(time.time()) if key == "f" else 0))
         except GhError as e:
@@ -177,7 +182,8 @@ class Screen:
 
     def shares(self, gpu: dict[str, Any]) -> tuple[list[Part], list[Part]]:
         """(the parts of its memory bar, those of its compute bar, which is not class offline's)"""
-        on = [(c, s) for c in self.node["containers"] for s in c["gpus"] if s["uuid"] == gpu["uuid"]]
+        there = [c for c in self.node["containers"] if not c["suspended_since"]]
+        on = [(c, s) for c in there for s in c["gpus"] if s["uuid"] == gpu["uuid"]]
         total = max(1, gpu["memory_mib"])
         memory = [(s["memory_mib"] / total, self.colour(c["key"]), label(c)) for c, s in on]
         limited = [(c, s) for c, s in on if s["compute"] and not s["whole"] and c["class"] != OFFLINE]

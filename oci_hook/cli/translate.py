@@ -22,9 +22,16 @@ from oci_hook.kube.pod.translate_pod import Pod
     help="Translate only this system's words; may be given several times. [default: all]",
 )
 @click.option("--qgpu-memory-unit", type=click.Choice(tuple(qgpu.UNITS)), help="Unit of qgpu-memory in this manifest.")
+@click.option(
+    "--to",
+    type=click.Choice(("annotations", "dra")),
+    default="annotations",
+    show_default=True,
+    help="dra: write ResourceClaimTemplates, for Kubernetes 1.36; of gpu-hook's own annotations, too.",
+)
 @output.json_option
-def translate(file: IO[bytes], dialect: tuple[str, ...], qgpu_memory_unit: str | None, as_json: bool) -> None:
-    """Rewrite a manifest of another sharing system to gpu-hook's annotations and runtime class.
+def translate(file: IO[bytes], dialect: tuple[str, ...], qgpu_memory_unit: str | None, to: str, as_json: bool) -> None:
+    """Rewrite a manifest of another sharing system to gpu-hook's annotations and runtime class, or to claims.
 
     The new manifest goes to standard output, with its comments and order unchanged; a note on standard error names
     each part that has no equivalent. With --json, one object holds both. Needs no install. Exit status 1: the manifest
@@ -32,14 +39,14 @@ def translate(file: IO[bytes], dialect: tuple[str, ...], qgpu_memory_unit: str |
     """
     rules = Rules(dialects=dialect or dialects.NAMES, qgpu_memory_unit=qgpu_memory_unit or "none")
     try:
-        done = kube.translate(text_of(file), rules)
+        done = kube.translate(text_of(file), rules, to == "dra")
     except GhError as e:
         output.fail(e, as_json)
     notes = [f"{pod}: {note}" for pod in done.pods for note in pod.notes]
     if as_json:
         output.show(output.Report({"manifest": done.text, "objects": as_data(done.pods), "notes": notes}, []), True)
         return
-    if not any(pod.annotations for pod in done.pods):
+    if not any(pod.annotations or pod.claims for pod in done.pods):
         notes.append("nothing requests a GPU in the words of " + ", ".join(rules.dialects))
     for note in notes:
         click.echo(f"note: {output.printable(note)}", err=True)
@@ -62,6 +69,7 @@ def as_data(pods: list[Pod]) -> list[dict[str, Any]]:
             "kind": pod.kind,
             "name": pod.name,
             "annotations": pod.annotations,
+            "claims": pod.claims,
             "containers": {container.name: container.words for container in pod.containers},
             "notes": pod.notes,
         }

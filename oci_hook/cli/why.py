@@ -206,6 +206,13 @@ def by_state(c: dict[str, Any], agent: str) -> Reasons:
     if c["state"] == "frozen" and c.get("frozen_since"):
         since = time.strftime("%H:%M:%S", time.localtime(c["frozen_since"]))
         return [f"it is frozen since {since}; `gpu-hook resume` continues it"]
+    if c["state"] == "suspended":
+        since, held = time.strftime("%H:%M:%S", time.localtime(c["suspended_since"])), output.size(c["host_mib"])
+        return [f"it is suspended since {since}, with {held} in the host's memory; `gpu-hook resume` continues it"]
+    if c["state"] == "moving":
+        return [
+            "its memory is on its way from or to its GPUs; if that was cut off, `gpu-hook resume` or the agent ends it"
+        ]
     if c["state"] == "killed":
         return [agent or "the agent killed it"]
     if c["state"] == "frozen" or (agent and c["state"] == "paused"):

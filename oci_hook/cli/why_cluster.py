@@ -7,6 +7,7 @@ from oci_hook.cli import output
 from oci_hook.cli.cluster_objects import Objects, state_of
 from oci_hook.core.units import show
 from oci_hook.errors import Problem, refuse
+from oci_hook.kube.dra import overview
 from oci_hook.kube.moves import defrag
 from oci_hook.kube.moves.defrag import Move, Plan
 from oci_hook.kube.moves.movable import movers
@@ -59,6 +60,9 @@ def waiting(name: str, pods: list[dict[str, Any]]) -> dict[str, Any]:
                 raise refuse("GH-608", f"pod {show(name)} is on node {node}; moves are proposed only for waiting pods")
             if (obj.get("status") or {}).get("phase") in ENDED:
                 raise refuse("GH-608", f"pod {show(name)} has ended; moves are proposed only for waiting pods")
+            if overview.claim_names(obj):
+                what = f"pod {show(name)} has ResourceClaims, which Kubernetes places; no moves are proposed for it"
+                raise refuse("GH-608", f"{what}: `gpu-hook explain --pod` shows where they have room")
             return obj
     raise refuse("GH-608", f"there is no pod {show('/'.join(wanted))} among {len(pods)} pods; check both names")
 

@@ -13,7 +13,7 @@ fewest pairs on different NUMA nodes, then the one whose GPUs the placement poli
 """
 
 from oci_hook.core.boundary import obstacle
-from oci_hook.core.gpu_page import free_slot, on_gpu
+from oci_hook.core.gpu_page import SLOTS, free_slot, on_gpu
 from oci_hook.core.grant import Grant, Identity, Share
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.policy_page import MAX_GPUS
@@ -73,10 +73,10 @@ class Usage(Value):
 
 
 def usage(inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tuple[Usage, ...]:
-    """The part of each GPU that these grants leave, in inventory order."""
+    """The part of each GPU that these grants leave, in inventory order. A suspended container leaves all of it."""
     taken: dict[str, list[tuple[Share, Grant]]] = {}
     for grant in grants:
-        for share in grant.shares:
+        for share in () if grant.suspended else grant.shares:
             taken.setdefault(share.uuid, []).append((share, grant))
     return tuple(_usage(gpu, taken.get(gpu.uuid, []), rules) for gpu in inventory.gpus)
 
@@ -118,7 +118,11 @@ def allocate(
     unmet = [_unmet(request, inventory, use.gpu) for use in uses]
     blocked = [
         [
-            unmet[i] or _barred(use, request, barred) or _obstacle(use, wish, request, rules) or late[i][0]
+            unmet[i]
+            or _barred(use, request, barred)
+            or _obstacle(use, wish, request, rules)
+            or _no_slot(use, grants)
+            or late[i][0]
             for i, use in enumerate(uses)
         ]
         for wish, _ in wishes
@@ -326,6 +330,13 @@ def _slot(gpu: Gpu, wish: GpuRequest, alone: bool, grants: tuple[Grant, ...], ru
     if alone or (wish.whole and rules.whole_gpus == "exclusive"):
         return 0
     return free_slot(gpu.uuid, grants)
+
+
+def _no_slot(use: Usage, grants: tuple[Grant, ...]) -> str:
+    """Suspended containers leave their memory, and keep their slots."""
+    if len(grants) < SLOTS or free_slot(use.gpu.uuid, grants):
+        return ""
+    return f"GPU {use.gpu.address} {use.gpu.uuid} has {SLOTS} containers, suspended ones included"
 
 
 def places(gpu: Gpu, rules: Rules) -> int:

@@ -24,6 +24,8 @@ def changed(grant: Grant, wish: GrantChange, inventory: Inventory, others: tuple
 
     Raises RequestError GH-103, NoRoomError GH-201, GH-202 (a GPU that is no longer there), ApplyError GH-411.
     """
+    if grant.off_gpu:
+        raise refuse("GH-411", f"container {grant.who.id[:64]} is suspended; `gpu-hook resume` it first")
     gpus = {gpu.uuid: gpu for gpu in inventory.gpus}
     there = {use.gpu.uuid: use for use in usage(inventory, others, rules)}
     if wish.replace(priority_class=None) == GrantChange():

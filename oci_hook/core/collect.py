@@ -421,10 +421,12 @@ def nameless(key: str) -> Problem:
 def unknown(key: str, native: "ModuleType") -> Problem:
     if split(key)[0] == "containers":
         return Problem("GH-102", f"{show_key(key)}: containers takes no container name after it")
-    from oci_hook.core.nearest import nearest  # only for what is refused
+    from oci_hook.core.near_misses import other_word  # only for what is refused
+    from oci_hook.core.nearest import nearest
 
     keys = (*native.KEYS, "containers", "request")
-    near = nearest(split(key)[0], keys)
+    word = split(key)[0]
+    near = nearest(word, keys) or other_word(word.lower())
     guess = f"did you mean {PREFIX_KEY}{near}?" if near else f"the keys are {', '.join(keys)}"
     return Problem("GH-102", f"{show_key(key)} is not a key; {guess}")
 

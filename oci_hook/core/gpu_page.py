@@ -51,8 +51,8 @@ def cap(grant: Grant, share: Share) -> int:
 
 
 def weights(uuid: str, grants: tuple[Grant, ...]) -> dict[int, int]:
-    """The weight of each container on the GPU, by Share.slot."""
-    there = on_gpu(uuid, grants)
+    """The weight of each container on the GPU that is not suspended, by Share.slot."""
+    there = [pair for pair in on_gpu(uuid, grants) if not pair[0].suspended]
     booked = {share.slot: guaranteed(grant, share) for grant, share in there}
     offline = {share.slot for grant, share in there if grant.terms.priority_class == OFFLINE}
     found = {}
@@ -95,8 +95,8 @@ def gpu_page(
             page,
             _HEAD.size + slot * _SLOT.size,
             CLASS_NUMBERS[grant.terms.priority_class],
-            1 if grant.frozen else 0,
-            weight[share.slot],
+            1 if grant.stopped else 0,
+            weight.get(share.slot, 1),
             cap(grant, share) * PPM,
             grant.linger,
             0,

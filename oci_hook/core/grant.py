@@ -70,6 +70,9 @@ class Grant(Value):
     had a slot. linger: how long the container still counts as busy after its work, in nanoseconds; 0: the gate adapts it
     to the container. frozen: when an administrator stopped its compute, in seconds since 1970; 0: it is not stopped.
     online_competes: whether containers of class online compete freely, as the setting online_compute said at its start.
+    suspended: since when its memory is in the host's and its GPUs are free of it, in seconds since 1970; 0: it is not.
+    moving: since when its memory is on the way from or to its GPUs, in seconds since 1970; 0: it is not. Then both are
+    booked, so that each end of the way has room. host_mib: MiB of the host's memory that it holds for either.
     """
 
     key: str
@@ -84,6 +87,19 @@ class Grant(Value):
     born: int = 0
     linger: int = 0
     frozen: int = 0
+    suspended: int = 0
+    moving: int = 0
+    host_mib: int = 0
+
+    @property
+    def off_gpu(self) -> bool:
+        """Its memory is not all on its GPUs, so its processes may take none there."""
+        return bool(self.suspended or self.moving)
+
+    @property
+    def stopped(self) -> bool:
+        """Its work on its GPUs is stopped: it was frozen or suspended."""
+        return bool(self.frozen) or self.off_gpu
 
     @property
     def competes(self) -> bool:
@@ -92,9 +108,11 @@ class Grant(Value):
 
 
 def booked_compute(uuid: str, grants: "Iterable[Grant]") -> tuple[int, int]:
-    """The booked compute of a GPU, in per cent: by those of the classes online and default, and those of class
+    """The booked compute of a GPU, in per cent, but of suspended containers: by those of the classes online and default, and those of class
     offline, of 100 each (core/allocate.py)."""
     found = [0, 0]
     for grant in grants:
+        if grant.suspended:
+            continue
         found[grant.terms.priority_class == OFFLINE] += sum(s.compute for s in grant.shares if s.uuid == uuid)
     return found[0], found[1]

@@ -172,17 +172,21 @@ def nearest_key(word: str) -> str:
     """Our key that is nearest to a word of another system, with a guess for those that are spelt in their own way."""
     word = fold(word)
     known = (*dialects.table(dialects.NATIVE).KEYS, "containers", "request")
-    if found := nearest(word, known):
-        return found
+    return nearest(word, known) or other_word(word) or ("gpus" if word.startswith("gpu") else "memory")
+
+
+def other_word(word: str) -> str:
+    """Our key for what other systems call differently, such as cores or vram; "" if none of their words is in it."""
     parts = {
         "mem": "memory",
+        "ram": "memory",
         "core": "compute",
         "percent": "memory",
         "device": "devices",
         "uuid": "devices",
         "num": "gpus",
     }
-    return next((key for part, key in parts.items() if part in word), "gpus" if word.startswith("gpu") else "memory")
+    return next((key for part, key in parts.items() if part in word), "")
 
 
 def of_suffix(meant: str, key: str, text: str, container: str, asks: bool) -> Miss | None:

@@ -86,12 +86,17 @@ class EnvVar(Value):
 Step = Bind | Tmpfs | DeviceNode | DeviceRule | EnvVar
 
 
+SMI, SMI_PLACE = "nvidia-smi", "/usr/local/nvidia/bin"
+
+
 class ImageFacts(Value):
     """Facts of the image that the plan needs. libdir: where its loader looks for 64-bit libraries.
 
     cover_cuda, cover_nvml: the paths of all copies of these libraries in the image; ours is mounted over each.
     cover_other: other libraries of a different driver (a cuda-compat package), which must not be loaded with this one.
     c_library: "glibc"; "musl" if the image has only that; "" if it has none in the usual places.
+    smi_too: the container's PATH has SMI_PLACE, as in NVIDIA's images, and nvidia-smi can be mounted there as well: pods written
+    for gpu-manager call it by that path.
     """
 
     libdir: str
@@ -99,6 +104,7 @@ class ImageFacts(Value):
     cover_nvml: tuple[str, ...] = ()
     cover_other: tuple[str, ...] = ()
     c_library: str = "glibc"
+    smi_too: bool = False
 
 
 def make_plan(grant: Grant, inventory: Inventory, image: ImageFacts, prefix: str, state_dir: str) -> tuple[Step, ...]:
@@ -181,7 +187,10 @@ def _driver_files(grant: Grant, inventory: Inventory, image: ImageFacts) -> list
             stems = {_stem(name) for name in file.names}
             steps += [Bind(file.path, path) for path in image.cover_other if _stem(path) in stems]
         elif file.kind == "binary":
-            steps.append(Bind(file.path, "/usr/bin/" + file.path.rpartition("/")[2]))
+            name = file.path.rpartition("/")[2]
+            steps.append(Bind(file.path, f"/usr/bin/{name}"))
+            if name == SMI and image.smi_too:
+                steps.append(Bind(file.path, f"{SMI_PLACE}/{name}"))
         elif file.kind == "data":
             steps += [Bind(file.path, path, DATA) for path in file.names]
         elif file.kind in ("firmware", "socket"):

@@ -17,15 +17,17 @@ SEQ_OFFSET = 16
 _HEAD = Struct("<QIIII8x40s56x")
 _GPU = Struct("<48sQQIIIIQII32x")
 _TERMS, _TERMS_OFFSET = Struct("<II"), 24
+_SUSPENDED, _SUSPENDED_OFFSET = Struct("<I"), 72
 _MEMORY, _MEMORY_OFFSET = Struct("<Q"), 48
 _COMPUTE, _COMPUTE_OFFSET = Struct("<II"), 64
 WHOLE = 1
 
 
 def amended(page: bytes, grant: Grant) -> bytes:
-    """The page after the grant's limits, policy or class changed; the figures of the GPU itself and seq stay as they are."""
+    """The page after the grant's limits, policy or class changed, or it was suspended; the GPU's figures and seq stay."""
     new = bytearray(page)
     _put_terms(new, grant.terms)
+    _SUSPENDED.pack_into(new, _SUSPENDED_OFFSET, grant.off_gpu)
     for i, share in enumerate(grant.shares):
         at = _HEAD.size + i * _GPU.size
         _MEMORY.pack_into(new, at + _MEMORY_OFFSET, share.memory_mib * MIB)

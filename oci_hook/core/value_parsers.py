@@ -98,8 +98,12 @@ def gpus(text: str) -> int | str:
         return integer(text, 1, MAX_GPUS)
     except ValueError:
         why = f"is not a number of GPUs from 1 to {MAX_GPUS}, and not all or none"
-        part = "; for a part of a GPU write memory and compute, such as 50% and 50" if text.startswith("0.") else ""
-        raise ValueError(why + part) from None
+        hint = ""
+        if text.startswith("0."):
+            hint = "; for a part of a GPU write memory and compute, such as 50% and 50"
+        elif "," in text or text.lower().startswith(("gpu", "mig-", "cuda", "nvidia", "/dev/")):
+            hint = "; the key devices names GPUs, such as 0,2"
+        raise ValueError(why + hint) from None
 
 
 def channels(text: str) -> tuple[int, ...]:

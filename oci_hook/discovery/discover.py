@@ -126,7 +126,7 @@ def kernel_version(proc: str = PROC) -> str:
 
 def ask_nvml(library: str, environment: dict[str, str], seconds: float) -> dict[str, Any]:
     """NVML's GPUs, or {"error": why}. Asked in a process of its own, which is killed after so many seconds."""
-    return _ask([sys.executable, "-m", "oci_hook.discovery.nvml_gpus"], {**environment, "LD_PRELOAD": library}, seconds)
+    return ask([sys.executable, "-m", "oci_hook.discovery.nvml_gpus"], {**environment, "LD_PRELOAD": library}, seconds)
 
 
 def gpus_from_proc(proc: str, libcuda: str, environment: dict[str, str], seconds: float, why: str) -> tuple[Gpu, ...]:
@@ -139,7 +139,7 @@ def gpus_from_proc(proc: str, libcuda: str, environment: dict[str, str], seconds
     if not found:
         return ()
     program = [sys.executable, "-m", "oci_hook.discovery.cuda_memory", libcuda]
-    answer = _ask(program, _every_gpu(environment), seconds)
+    answer = ask(program, every_gpu(environment), seconds)
     if "memory" not in answer:
         raise refuse("GH-302", f"neither NVML ({why}) nor libcuda ({answer['error']}) answers; look at `nvidia-smi`")
     gpus: list[Gpu] = []
@@ -162,11 +162,11 @@ def measure(
     so those of `gpus` are asked one by one, until one does not answer.
     """
     program = [sys.executable, "-m", "oci_hook.discovery.context_memory", libcuda]
-    wide = {**_every_gpu(environment), "LD_PRELOAD": libnvml}
-    answer = _ask(program, wide, seconds)
+    wide = {**every_gpu(environment), "LD_PRELOAD": libnvml}
+    answer = ask(program, wide, seconds)
     found, sizes = dict(answer.get("context", {})), dict(answer.get("block", {}))
     for uuid in contexts.asked_alone(gpus, found) if "context" in answer else ():
-        answer = _ask(program, {**wide, "CUDA_VISIBLE_DEVICES": uuid}, seconds)
+        answer = ask(program, {**wide, "CUDA_VISIBLE_DEVICES": uuid}, seconds)
         if "context" not in answer:
             break
         found.update(answer["context"])
@@ -181,20 +181,29 @@ def with_contexts(gpus: tuple[Gpu, ...], measured: dict[str, int], estimate: int
     return tuple(gpu.replace(context_mib=figures[gpu.uuid]) for gpu in gpus)
 
 
-def _every_gpu(environment: dict[str, str]) -> dict[str, str]:
+def every_gpu(environment: dict[str, str]) -> dict[str, str]:
     """The environment in which CUDA numbers the GPUs as NVML does, by PCI bus id, and hides none of them."""
     wide = {**environment, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     wide.pop("CUDA_VISIBLE_DEVICES", None)
     return wide
 
 
-def _ask(command: list[str], environment: dict[str, str], seconds: float) -> dict[str, Any]:
+def ask(command: list[str], environment: dict[str, str], seconds: float, keep: tuple[int, ...] = ()) -> dict[str, Any]:
+    """The JSON object that a program of this package prints, or {"error": why}; it is killed after so many seconds. keep:
+    descriptors that it inherits."""
     # The program must find this package, and nothing in the caller's directory.
     package = str(Path(__file__).resolve().parents[2])
     environment = {**environment, "PYTHONPATH": package, "PYTHONSAFEPATH": "1"}
     try:
         r = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, cwd="/"
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            cwd="/",
+            pass_fds=keep,
         )
         answer = json.loads(r.stdout)
         return answer if isinstance(answer, dict) else {"error": "no answer"}

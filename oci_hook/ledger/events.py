@@ -77,6 +77,12 @@ def granted(state_dir: str, grant: "Grant", seconds: float) -> None:
     record(state_dir, "granted", id=grant.who.id[:256], name=name, key=grant.key, shares=shares, seconds=took)
 
 
+def moved(state_dir: str, event: str, grant: "Grant", **what: "Any") -> None:
+    """A container was suspended or resumed, or that failed. what: further figures."""
+    name, id = full_name(grant.who)[:256], grant.who.id[:256]
+    record(state_dir, event, id=id, name=name, key=grant.key, **what)
+
+
 def full_name(who: "Identity") -> str:
     """namespace/pod/container, without the parts that are not known."""
     return "/".join([part[:64] for part in (who.namespace, who.pod, who.container) if part])

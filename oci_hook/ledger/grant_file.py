@@ -20,6 +20,7 @@ MEMORY_MAX = 1 << 40  # MiB
 MAX = (1 << 63) - 1  # of times and other numbers
 INODE_MAX = (1 << 64) - 1
 PID_MAX = 1 << 22  # proc_sys_kernel(5)
+LATER = 3  # so many fields at the end are written for a container alone that was suspended
 
 _GRANT, _WHO, _LIFE, _SHARE, _TERMS = (attrgetter(*kind.FIELDS) for kind in (Grant, Identity, Life, Share, Terms))
 
@@ -43,6 +44,8 @@ def encode(grant: Grant) -> bytes:
     (With the fields' names in the file, every reader would take four times as long per grant.)
     """
     key, who, life, shares, terms, *rest = _GRANT(grant)
+    if not grant.off_gpu:  # nearly always; and an earlier version reads it
+        del rest[-LATER:]
     shares = [_SHARE(share) for share in shares]
     return fastjson.dumps([FORMAT, key, _WHO(who), _LIFE(life), shares, _TERMS(terms), *rest]).encode()
 
@@ -54,7 +57,7 @@ def decode(data: bytes) -> Grant:
         version, *fields = fastjson.loads(data)
         if type(version) is not int or version != FORMAT:
             raise ValueError("another version's format")
-        if len(fields) != len(Grant.FIELDS):
+        if len(fields) not in (len(Grant.FIELDS), len(Grant.FIELDS) - LATER):
             raise ValueError("not as many fields as a grant has")
         key, who, life, shares, terms, exclusive, competes, driver, *numbers = fields
         boot, creator, init, cgroup, inode, deadline, space = life

@@ -38,6 +38,10 @@ MOST_GPUS = 16
 HEAD = struct.Struct("<QI")
 GPUS_OFFSET = 1024
 GPU = struct.Struct("<QQQQ32x")
+FIXED_OFFSET = 16
+FIXED_SIZE = SLOTS // 8
+SHARED = struct.Struct(f"<{SLOTS}H")
+SHARED_OFFSET = 2048
 OWNERS = struct.Struct(f"<{SLOTS}Q")
 OWNERS_OFFSET = 4096
 ENTRIES_OFFSET = 12288
@@ -193,6 +197,26 @@ class Account:
         words = {word for _, word in slots}
         self._processes = {word: process for word, process in self._processes.items() if word in words}
         return parse(data, gpus, ready, gone, entries, slots, exited)
+
+    def immovable(self) -> "tuple[tuple[Owner, ...], tuple[Owner, ...]]":
+        """The processes with memory that the driver cannot move to the host: with managed or multicast memory, and those
+        that made memory which several share. Raises OSError, DamagedPage."""
+        try:
+            fd = self._open(os.O_RDONLY)
+        except FileNotFoundError:
+            return (), ()
+        try:
+            data = os.pread(fd, ENTRIES_OFFSET, 0)
+            slots = [(slot, owner_of(word)) for slot, word in slots_of(data) if self._locked(fd, slot)]
+        finally:
+            os.close(fd)
+        if not slots or HEAD.unpack_from(data) != (MAGIC, VERSION):
+            return (), ()
+        fixed, shared = data[FIXED_OFFSET : FIXED_OFFSET + FIXED_SIZE], SHARED.unpack_from(data, SHARED_OFFSET)
+        return (
+            tuple({owner for slot, owner in slots if fixed[slot // 8] >> slot % 8 & 1}),
+            tuple({owner for slot, owner in slots if shared[slot]}),
+        )
 
     def _locked(self, fd: int, slot: int) -> bool:
         """True if the slot is in use."""
@@ -358,3 +382,14 @@ def look(grant: Grant, by_process: bool = False) -> "Usage | str | None":
         except OSError:
             pass
     return None
+
+
+def immovable(grant: Grant) -> "tuple[tuple[Owner, ...], tuple[Owner, ...]]":
+    """Account.immovable of a container's page; nobody where it cannot be read."""
+    if grant.life.init is not None and grant.shares:
+        try:
+            with Account(*grant.life.init, grant.life.cgroup) as account:
+                return account.immovable()
+        except (DamagedPage, OSError):
+            pass
+    return (), ()

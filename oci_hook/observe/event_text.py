@@ -46,7 +46,24 @@ def changed(event: dict[str, Any]) -> str:
     return "; ".join(map(str, event["changes"])) if isinstance(event.get("changes"), list) else rest(event)
 
 
+def suspended(event: dict[str, Any]) -> str:
+    return f"its GPU memory is in the host's: {size(int(event.get('host_mib') or 0))} ({event.get('seconds')} s)"
+
+
+def resumed(event: dict[str, Any]) -> str:
+    done = "what was cut off has been undone" if event.get("cut_off") else "its GPU memory is back on its GPUs"
+    return f"{done} ({event.get('seconds')} s)"
+
+
+def not_moved(event: dict[str, Any]) -> str:
+    return str(event.get("why"))
+
+
 TEXT_OF = {
+    "suspended": suspended,
+    "resumed": resumed,
+    "not-suspended": not_moved,
+    "not-resumed": not_moved,
     "granted": granted,
     "changed": changed,
     "refused": refused,

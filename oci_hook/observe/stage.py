@@ -23,6 +23,13 @@ def stage(grant: Grant) -> tuple[str, int | None]:
     return "paused" if paused(grant) else "running", None
 
 
+def stopped(grant: Grant) -> str:
+    """By which command its work on its GPUs is stopped: "suspended", "moving" (its memory, either way) or "frozen"; else ""."""
+    if grant.off_gpu:
+        return "suspended" if grant.suspended else "moving"
+    return "frozen" if grant.frozen else ""
+
+
 def paused(grant: Grant) -> bool:
     """True if the container's cgroup is frozen, as by `docker pause`, `runc pause` or the agent's policy freeze."""
     head, v1, tail = grant.life.cgroup.partition("/devices/")

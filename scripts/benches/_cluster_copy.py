@@ -26,7 +26,7 @@ async def main():
     gc.disable()
     options = Options("127.0.0.1", 0, "gpu-hook", ("a",))
     async with Client(Credential(sys.argv[1])) as client:
-        it = controller.Controller(options, client, Rules(), lambda text: None)
+        it = controller.Controller(options, client, Rules())
         it._service.use(Own(secrets=Secrets(((1, b"\\x01" * 32),), time.time())))
         for reflector in it._reflectors:
             await reflector._list()

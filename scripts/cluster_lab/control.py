@@ -60,11 +60,19 @@ class Control:
     def scheduler_config(self) -> Path:
         return self.machine.state / "scheduler.yaml"
 
+    def network(self) -> list[str]:
+        """What goes before a program of this computer so that it runs in the control machine's network."""
+        return ["nsenter", "-t", str(self.machine.pid), "-n", "--"]
+
     def kubectl_line(self, *arguments: str) -> list[str]:
         """kubectl in the control machine's network, with this computer's files."""
-        enter = ["nsenter", "-t", str(self.machine.pid), "-n", "--"]
         own = [f"--kubeconfig={self.keys.folder}/admin.conf", f"--cache-dir={self.machine.state}/kubectl"]
-        return [*enter, programs.program("kubectl"), *own, *arguments]  # clusters of all versions have one address
+        return [
+            *self.network(),
+            programs.program("kubectl"),
+            *own,
+            *arguments,
+        ]  # clusters of all versions have one address
 
     def kubectl(self, *arguments: str, input: str | None = None, timeout: float = 60) -> str:
         """kubectl's output. Raises RuntimeError with its message when it fails."""

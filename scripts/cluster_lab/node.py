@@ -41,7 +41,7 @@ CONTAINERD_2 = """version = 3
   [plugins."io.containerd.cri.v1.runtime"]
     restrict_oom_score_adj = true
     [plugins."io.containerd.cri.v1.runtime".cni]
-      bin_dir = "{cni}"
+      bin_dirs = ["{cni}"]
       conf_dir = "/etc/cni/net.d"
     [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"

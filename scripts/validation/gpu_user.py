@@ -6,6 +6,9 @@ init                 cuInit and the primary context of device 0
 contexts MOST        make further contexts until one is refused
 fill HOW PIECE MOST  allocate pieces of PIECE MiB by HOW until one is refused or MOST MiB are held
 free                 give everything of `fill` back
+stamp                write a pattern of its own into each piece of `fill alloc`
+digest               of what is in them
+share                make an IPC handle of the first of them
 info                 cuMemGetInfo, and what NVML says inside this cgroup
 join FILE            move this process to another cgroup (the path of its cgroup.procs)
 fork                 go on in a forked child; the parent exits
@@ -14,6 +17,7 @@ HOW: alloc, managed, create, pool, graph, array
 """
 
 import ctypes
+import hashlib
 import json
 import os
 import sys
@@ -159,6 +163,26 @@ class User:
                 self.call("cuMemFree_v2", ctypes.c_ulonglong(what))
         self.held = []
         return {}
+
+    def stamp(self) -> dict[str, Any]:
+        for number, at in enumerate(self.pieces()):
+            self.call("cuMemcpyHtoD_v2", at, bytes([number & 0xFF, 7]) * (MIB // 2), ctypes.c_size_t(MIB))
+        return {}
+
+    def digest(self) -> dict[str, Any]:
+        found, data = hashlib.sha256(), ctypes.create_string_buffer(MIB)
+        for at in self.pieces():
+            self.call("cuMemcpyDtoH_v2", data, at, ctypes.c_size_t(MIB))
+            found.update(data)
+        return {"digest": found.hexdigest()}
+
+    def share(self) -> dict[str, Any]:
+        self.call("cuIpcGetMemHandle", ctypes.create_string_buffer(64), self.pieces()[0])
+        return {}
+
+    def pieces(self) -> list[ctypes.c_ulonglong]:
+        """The first MiB of each."""
+        return [ctypes.c_ulonglong(what) for how, what in self.held if how == "alloc"]
 
     def info(self) -> dict[str, Any]:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()

@@ -1,6 +1,6 @@
 /* Simulated libcuda: checkpoints of a process (CUDA 12.8). A locked process's calls wait; a checkpoint moves its memory to
  * the host, which frees it on the GPU; the restore takes it again, from CUDA 13.0 on another GPU if the caller says so.
- * Memory that was exported is not moved. */
+ * Memory that was exported is not moved, and before CUDA 13.0 the checkpoint refuses a process with managed memory. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -64,8 +64,19 @@ API CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid) {
 API CUresult cuCheckpointProcessLock(int pid, const void *args) { return (void)args, change(pid, RUNNING, LOCKED); }
 API CUresult cuCheckpointProcessUnlock(int pid, const void *args) { return (void)args, change(pid, LOCKED, RUNNING); }
 
+static bool has_managed(int pid) {
+    for (int i = 0; i < sim_gpus; i++) {
+        struct gpu_slot *s = slot_of(&sim_gpu[i], pid);
+        if (s && atomic_load(&s->managed))
+            return true;
+    }
+    return false;
+}
+
 API CUresult cuCheckpointProcessCheckpoint(int pid, const void *args) {
     (void)args;
+    if (has_managed(pid) && gpu_cuda_version(sim_gpu, sim_gpus) < 13000)
+        return CUDA_ERROR_NOT_SUPPORTED;
     CUresult r = change(pid, LOCKED, CHECKPOINTED);
     for (int i = 0; i < sim_gpus && !r; i++) {
         struct gpu_slot *s = slot_of(&sim_gpu[i], pid);

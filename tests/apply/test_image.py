@@ -116,6 +116,27 @@ def test_copies_in_the_search_path_are_found(rootfs: Path) -> None:
     assert look(str(rootfs), below, Command(env=env)).cover_cuda == ()
 
 
+NVIDIAS = {"PATH": "/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/bin"}  # of NVIDIA's images
+
+
+def test_nvidia_smi_is_also_where_nvidias_images_look_first(rootfs: Path, tmp_path: Path) -> None:
+    """And no container is refused for it."""
+
+    def smi_too(env: dict[str, str] = NVIDIAS, *more: dict[str, Any]) -> bool:
+        return look(str(rootfs), [*MOUNTS, *more], Command(env=env)).smi_too
+
+    assert smi_too()
+    assert not smi_too({}) and not smi_too({"PATH": "/usr/bin:/usr/local/nvidia/bin/x"})
+    for at in ("/usr/local/nvidia", "/usr/local/nvidia/bin", "/usr/local"):
+        assert not smi_too(NVIDIAS, bind(tmp_path, at)), at
+    assert smi_too(NVIDIAS, {"destination": "/usr/local/nvidia", "type": "tmpfs"})
+    link(rootfs, "usr/local/nvidia/bin", "bin")
+    assert not smi_too()
+    (rootfs / "usr/local/nvidia/bin").unlink()
+    (rootfs / "usr/local/nvidia/bin/nvidia-smi").mkdir(parents=True)
+    assert not smi_too()
+
+
 def test_other_libraries_of_a_compat_folder(rootfs: Path) -> None:
     compat = rootfs / "usr/local/cuda-13.0/compat"
     compat.mkdir(parents=True)

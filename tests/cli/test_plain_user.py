@@ -1,8 +1,11 @@
 """The commands as a user other than root: each says to be run as root, and none that there is nothing."""
 
 import encodings.idna  # noqa: F401  loaded by the first connection
+import http.server
+import json
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from oci_hook.cli import main
+from oci_hook.cli import live, main
 from oci_hook.core.grant import Share
 from oci_hook.ledger import events, slot_files, store
 from tests.cli.box import Install
@@ -73,6 +76,34 @@ def test_run_as_root(node: Install, command: tuple[str, ...]) -> None:
     assert result.exit_code == 1 and line.startswith("GH-30") and line.endswith("run this as root"), line
     assert "df " not in line and "no event" not in line
     assert [grant.who.id for grant in store.snapshot(str(node.state))] == ["web"]
+
+
+def test_ps_prints_what_a_running_agent_tells_everybody(node: Install) -> None:
+    """As root's table has it, but for what the ledger alone knows; an agent of another install is not believed."""
+    told = live.alone(node.settings)
+    as_root = node.text("ps").splitlines()
+
+    class Agent(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(told if self.path == "/api/node" else None).encode())
+
+        def log_message(self, *args: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Agent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        node.text("settings", "set", f"agent.address=127.0.0.1:{server.server_port}")
+        with plain_user():
+            lines = node.text("ps").splitlines()
+            (container,) = node.data("ps")["containers"]
+        told["agent"]["state_dir"] = "/elsewhere"
+        with plain_user():
+            other = node.text("ps", status=1)
+        server.shutdown()
+    assert lines == [*as_root, "(by the agent; root sees more)"] and "web" in lines[1]
+    assert container["gpus"][0]["memory_mib"] == 4096
+    assert other.startswith("GH-303")
 
 
 def test_root_sees_all_of_it(node: Install) -> None:

@@ -82,6 +82,8 @@ def test_json(install: Install) -> None:
                 "waits_seconds": None,
                 "frozen_since": None,
                 "suspended_since": None,
+                "host_mib": 0,
+                "waits_since": None,
                 "waits_for": None,
                 "preempt_tolerance_us": None,
                 "account_problem": None,

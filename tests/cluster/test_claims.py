@@ -3,7 +3,9 @@ containerd; no engine is configured."""
 
 import json
 import os
+import random
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,15 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from oci_hook.cli.main import cli
 from scripts.cluster_lab.node import SIMULATOR
 from tests.cluster import lab
 from tests.conftest import REPO
+from tests.long import long
 
 BASE = REPO / "packaging/kubernetes/dra"
 PAGE = REPO / "docs/guide/claims.md"
 CLI = ("/usr/bin/python3", "-I", "/opt/gpu-hook-cli/gpu-hook")  # that the DaemonSet brought
 MIB = 16384  # of a GPU
+SIZES = [9001, 7000, 5003, 4001, 3007, 2503, 8191, 6101, 1009, 12007, 777, 10007, 3301, 2111, 997, 16384]
 YAML = re.compile(r"^```yaml\n(apiVersion.*?)^```$", re.M | re.S)
 
 
@@ -165,9 +171,14 @@ def test_the_page(claims: Claims) -> None:
     assert env.split() == ["4096", grant["gpus"][0]["uuid"], f"default/{claim['metadata']['name']}"]
 
 
-def test_odd_sizes_fill_the_gpus_and_no_more(claims: Claims) -> None:
-    """Each pod that has a node runs with its amount; the ledgers are what the scheduler has allocated; the rest waits."""
-    sizes = [9001, 7000, 5003, 4001, 3007, 2503, 8191, 6101, 1009, 12007, 777, 10007, 3301, 2111, 997, 16384]
+def gpu_hook(*words: str) -> Result:
+    return CliRunner().invoke(cli, list(words), catch_exceptions=False)
+
+
+def test_odd_sizes_fill_the_gpus_and_no_more(claims: Claims, tmp_path: Path) -> None:
+    """Each pod that has a node runs with its amount; the ledgers are what the scheduler has allocated; the rest waits. --long: 60."""
+    chance = random.Random(31)
+    sizes = [chance.randint(300, 6000) for _ in range(60)] if long() else SIZES
     for number, size in enumerate(sizes):
         claims.apply(template(f"p{number}", f"{size}Mi"), pod(f"p{number}"))
     lab.wait(60, "each has been tried", lambda: all(p["status"].get("conditions") for p in claims.objects("pods")))
@@ -192,6 +203,21 @@ def test_odd_sizes_fill_the_gpus_and_no_more(claims: Claims) -> None:
     waiting = [size for number, size in enumerate(sizes) if f"p{number}" not in last]
     assert waiting and all(size > MIB - used for size in waiting for used in (held.get(u, 0) for u in held))
 
+    # What people are told agrees.
+    kinds = "nodes,pods,resourceclaims,resourceslices,deviceclasses"
+    dump = tmp_path / "dump.json"
+    dump.write_text(claims.kubectl("get", kinds, "-A", "-o", "json"))
+    rows = json.loads(gpu_hook("ps", "--cluster", "--json", "--dump", str(dump)).output)["pods"]
+    assert {row["pod"]: (row["memory_mib"], row["uuid"] in held) for row in rows} == {
+        name: (sizes[int(name[1:])], True) for name in last
+    }
+    name = next(f"p{number}" for number in range(len(sizes)) if f"p{number}" not in last)
+    said = gpu_hook("explain", "--pod", name, "--json", "--dump", str(dump))
+    data = json.loads(said.output)
+    assert said.exit_code == 1 and data["problem"]["code"] == "GH-607", said.output
+    free = {gpu["uuid"]: gpu["free_mib"] for node in data["nodes"] for gpu in node["gpus"]}
+    assert free == {uuid: MIB - held.get(uuid, 0) for uuid in free} and held.keys() <= free.keys()
+
 
 def test_what_is_wrong_is_an_event_with_its_code(claims: Claims) -> None:
     claims.apply(template("typo", "1Gi", words={"polcy": "fixed-share"}), pod("typo"))
@@ -215,6 +241,19 @@ def test_one_claim_for_two_pods_serves_one_at_a_time(claims: Claims) -> None:
     claims.says("second", "GH-611")
     claims.kubectl("delete", "pod", "first", "--grace-period=1")
     claims.sees("second", 2048)
+
+
+def test_of_two_containers_with_one_claim_one_starts(claims: Claims) -> None:
+    """The other one is refused until it has ended."""
+    both = pod("two", command="gpu-probe info; sleep 15")
+    main = both["spec"]["containers"][0]
+    both["spec"]["containers"].append(
+        {**main, "name": "other", "command": ["sh", "-c", "gpu-probe info; exec sleep 100000"]}
+    )
+    both["spec"]["restartPolicy"] = "OnFailure"
+    claims.apply(template("two", "2Gi"), both)
+    claims.says("two", "GH-611")
+    lab.wait(180, "both have had it", lambda: " 2048 MiB total" in claims.kubectl("logs", "two", "-c", "other"))
 
 
 def test_whole_gpus_by_the_extended_resource(claims: Claims) -> None:
@@ -243,9 +282,13 @@ def test_a_container_that_restarts_keeps_its_share(claims: Claims) -> None:
 
 
 def test_kills_in_the_middle_lose_and_leave_nothing(claims: Claims) -> None:
-    """SIGKILL of driver and kubelet while pods come, of driver and containerd while they go."""
-    import signal
+    """SIGKILL of driver and kubelet while pods come, of driver and containerd while they go. --long: over 100."""
+    for _ in range(6 if long() else 1):
+        come_and_go(claims)
+        claims.clean()
 
+
+def come_and_go(claims: Claims) -> None:
     for number in range(8):
         claims.apply(template(f"k{number}", "3Gi"), pod(f"k{number}"))
         for node in claims.nodes:

@@ -22,13 +22,18 @@ def test_installed_upgraded_and_uninstalled(bare: lab.Cluster, tmp_path: Path) -
     cluster, before = bare, names(bare)
     command = [sys.executable, "-B", REPO / "packaging/build.py", "chart", "--out", tmp_path]
     chart = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    enter = cluster.control.kubectl_line()[:-2]  # into the network of the control plane
 
     def helm(*words: str) -> str:
-        line = [*enter, str(HELM), f"--kubeconfig={cluster.control.keys.folder}/admin.conf", *words]
+        line = [*cluster.control.network(), str(HELM), f"--kubeconfig={cluster.control.keys.folder}/admin.conf", *words]
         done = subprocess.run(line, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def doctor() -> tuple[int, str]:
+        config = f"--kubeconfig={cluster.control.keys.folder}/admin.conf"
+        line = [*cluster.control.network(), str(HELM.parent / "gpu-hook"), "doctor", "--cluster", config]
+        done = subprocess.run(line, capture_output=True, text=True)
+        return done.returncode, done.stdout
 
     for node in cluster.nodes:  # in place of the driver that a real node has; an install keeps these settings
         node.machine.write("/opt/gpu-hook/etc/settings.yaml", f"driver_root: {SIMULATOR}/sim/root\n")
@@ -44,6 +49,11 @@ def test_installed_upgraded_and_uninstalled(bare: lab.Cluster, tmp_path: Path) -
         lab.wait(60, "the webhook answers", lambda: cluster.kubectl("-n", "team", "apply", "-f", "-", input=text))
         logs = ("-n", "team", "logs", "one")
         lab.wait(120, "the pod says what it sees", lambda: "4096 MiB total" in cluster.kubectl(*logs))
+        status, said = doctor()
+        assert status == 0 and said.endswith("all is well\n"), said
+        cluster.kubectl("delete", "runtimeclass", "gpu-hook")
+        status, said = doctor()
+        assert status == 2 and "RuntimeClass gpu-hook is missing" in said, said
 
         helm("upgrade", *RELEASE, chart, "--set", "cluster=required")
         lab.wait(240, "the upgrade is Ready everywhere", lambda: rolled_out(cluster))

@@ -106,6 +106,15 @@ def test_driver_files_by_capability() -> None:
     assert "/usr/bin/nvidia-smi" not in compute and "/usr/lib64/libp.so.1" in compute
 
 
+def test_nvidia_smi_in_nvidias_folder() -> None:
+    here, there = "/usr/bin/nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi"
+    image = ImageFacts("/usr/lib64", smi_too=True)
+    found = binds(plan(grant(SHARE), image=image))
+    assert found[here] == found[there] == "/drv/usr/bin/nvidia-smi"
+    assert there not in binds(plan(grant(SHARE)))
+    assert there not in binds(plan(grant(SHARE, capabilities=("compute",)), image=image))
+
+
 def test_nodes_and_rules() -> None:
     steps = plan(grant(SHARE, Share("GPU-2", 300)))
     nodes = [s for s in steps if isinstance(s, DeviceNode)]

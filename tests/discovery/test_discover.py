@@ -253,7 +253,7 @@ def test_mig_devices_are_measured_one_by_one(node: Node, monkeypatch: pytest.Mon
         asked.append(environment.get("CUDA_VISIBLE_DEVICES"))
         return {"context": {asked[-1]: 100 << 20} if asked[-1] else {}} if len(asked) < 3 else {"error": "hangs"}
 
-    monkeypatch.setattr(discover, "_ask", ask)
+    monkeypatch.setattr(discover, "ask", ask)
     parts = tuple(Gpu(f"MIG-{i}", 0, 0, 1000 * i, f"X MIG {i}", parent="GPU-x", instance=i) for i in range(1, 5))
     assert discover.measure("cuda", "ml", {}, 1.0, parts)[0] == {"MIG-1": 100}
     assert asked == [None, "MIG-1", "MIG-2"]

@@ -144,3 +144,24 @@ def test_refuses_politely_without_a_gpu(tmp_path: Path) -> None:
 def test_holds_on_a_real_gpu(native: Path, tmp_path: Path) -> None:
     r = subprocess.run([sys.executable, SCRIPT, "--out", tmp_path / "x"], capture_output=True, text=True, timeout=600)
     assert r.returncode == 0, r.stdout + r.stderr
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("driver", ["550", "570"])
+def test_suspend_runs_to_its_end(native: Path, tmp_path: Path, driver: str) -> None:
+    """What differs from the predictions is what the simulation makes easier; before 570 there is nothing to try."""
+    out = tmp_path / "result.json"
+    argv = [sys.executable, SCRIPT, "--simulated", "--short", "--run", "suspend", "--driver", driver, "--out", out]
+    r = subprocess.run(argv, capture_output=True, text=True, timeout=240, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert r.returncode == 0, r.stdout + r.stderr
+    assert [p.name for p in tmp_path.iterdir()] == [out.name]
+    verdict = json.loads(out.read_text())["phases"]["verdict"]
+    if driver == "550":
+        assert list(verdict["not_as_predicted"]) == ["driver: has_the_calls"]
+        return
+    assert verdict["not_tried"] == [] and set(verdict["not_as_predicted"]) == {
+        "moved: it_is_in_the_processs_own_memory",
+        "moved: at_least_2_gb_per_s",
+        "shared: refused_before_610",
+        "two: both_run_again",
+    }

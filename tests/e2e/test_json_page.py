@@ -18,6 +18,7 @@ COMMANDS = {
     "top": "top --once --processes",
     "set": "set web --memory 6Gi",
     "freeze": "freeze web",
+    "suspend": "suspend web",
     "why": "why web",
     "explain": "explain -a gpu-hook.io/memory=4Gi",
     "doctor": "doctor",

@@ -130,8 +130,8 @@ def test_ps_says_who_keeps_a_container_out(gpu: Any) -> None:
         until(lambda: web.launches()[0] > 100)
         until(lambda: stands_still(batch))
         said = {g["id"]: g for g in json.loads(gpu.cli("ps", "--json"))["containers"]}
-        assert said[batch.name]["state"] == "suspended" and said[batch.name]["waits_for"] == web.name, said
-        assert said[batch.name]["suspended_since"] and said[web.name]["state"] == "running"
+        assert said[batch.name]["state"] == "waits" and said[batch.name]["waits_for"] == web.name, said
+        assert said[batch.name]["waits_since"] and said[web.name]["state"] == "running"
         web.stop()
         goes_on(batch)
         states = {g["id"]: g["state"] for g in json.loads(gpu.cli("ps", "--json"))["containers"]}

@@ -258,3 +258,19 @@ def test_no_file_at_a_grants_place_keeps_nobody_waiting(tmp_path: Path, make: Ca
     if make is not Path.mkdir:  # a directory is for an administrator
         assert store.forget(state, KEY)
         assert store.snapshot(state) == ()
+
+
+def test_a_suspended_grant_has_more_fields_and_others_are_as_before() -> None:
+    plain = json.loads(grant_file.encode(FULL))
+    assert len(plain) == 1 + len(Grant.FIELDS) - grant_file.LATER
+    for more in ({"moving": 3, "host_mib": 9}, {"suspended": 4, "host_mib": 9}, {"moving": 5}):
+        one = FULL.replace(**more)
+        assert grant_file.decode(grant_file.encode(one)) == one
+    for n in range(grant_file.LATER):
+        for bad in (-1, "x", True, 1 << 63):
+            data = json.loads(grant_file.encode(FULL.replace(suspended=4, host_mib=9)))
+            data[-1 - n] = bad
+            with pytest.raises(ValueError):
+                grant_file.decode(json.dumps(data).encode())
+    with pytest.raises(ValueError):
+        grant_file.decode(json.dumps([*plain, 0]).encode())

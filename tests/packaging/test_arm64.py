@@ -1,4 +1,4 @@
-"""The image for arm64, built on another machine: what is in it is for arm64, and its busybox runs under qemu-user."""
+"""The images for arm64, built on another machine: what is in them is for arm64, and their programs run under qemu-user."""
 
 import io
 import json
@@ -15,6 +15,7 @@ import pytest
 from oci_hook.install import prefix
 from oci_hook.linux import elf
 from tests.conftest import REPO
+from tests.long import long
 
 QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64") or ""
 pytestmark = pytest.mark.slow
@@ -40,7 +41,10 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def root(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The image's files."""
-    folder = tmp_path_factory.mktemp("root")
+    return unpacked(archive, tmp_path_factory.mktemp("root"))
+
+
+def unpacked(archive: Path, folder: Path) -> Path:
     with tarfile.open(archive) as tar:
         manifest: Any = json.load(tar.extractfile("manifest.json"))  # type: ignore[arg-type]
         (layer,) = manifest[0]["Layers"]
@@ -51,16 +55,23 @@ def root(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_program_in_it_is_for_arm64(root: Path) -> None:
+def programs(root: Path) -> dict[str, int]:
+    """The machine of each ELF file of an image."""
     found = {}
     for path in root.rglob("*"):
         if path.is_file() and not path.is_symlink():
             with open(path, "rb") as f:
                 if facts := elf.read(f.fileno()):
                     found[str(path.relative_to(root))] = facts.machine
+    return found
+
+
+def test_every_program_in_it_is_for_arm64(root: Path) -> None:
     native = "gpu-hook/oci_hook/native/aarch64"
     names = (*prefix.PROGRAMS, *prefix.SHIMS)  # what an install copies
-    assert found == dict.fromkeys(("bin/busybox", *(f"{native}/{name}" for name in names)), elf.MACHINES["aarch64"])
+    assert programs(root) == dict.fromkeys(
+        ("bin/busybox", *(f"{native}/{name}" for name in names)), elf.MACHINES["aarch64"]
+    )
 
 
 def test_it_says_so(archive: Path) -> None:
@@ -86,6 +97,26 @@ def test_its_busybox_runs_and_reads_the_program(root: Path) -> None:
     assert linked and linked <= applets
     said = busybox("sh", "-c", f'HOST_ROOT=/none PREFIX=/opt . "{root}/install"')
     assert said.returncode == 1 and "PREFIX=/opt is not a path like /opt/gpu-hook" in said.stdout
+
+
+if long():  # it downloads 40 MB and takes half a minute of a processor
+
+    def test_the_controllers_image(tmp_path: Path) -> None:
+        done = build(tmp_path, "controller-image", "--arch", "arm64")
+        assert done.returncode == 0, done.stderr
+        (file,) = tmp_path.glob("gpu-hook-controller_*_arm64.tar")
+        root = unpacked(file, tmp_path / "root")
+        found = programs(root)
+        assert len(found) > 20 and set(found.values()) == {elf.MACHINES["aarch64"]}
+        if not QEMU:
+            pytest.skip("no qemu-aarch64: Debian has it in qemu-user-static")
+        start = [QEMU, "-L", str(root), str(root / "usr/bin/python3.11"), "-I"]
+        modules = "aiohttp, cryptography.x509, msgspec, yaml, click, oci_hook.kube.controller.controller"
+        program = (
+            f"import sys; sys.path.insert(0, {str(root / 'gpu-hook')!r}); import {modules}; print(sys.version_info[:2])"
+        )
+        ran = subprocess.run([*start, "-c", program], capture_output=True, text=True, timeout=300)
+        assert ran.stdout == "(3, 11)\n", ran.stderr
 
 
 def test_the_same_sources_give_the_same_bytes(archive: Path, tmp_path: Path) -> None:

@@ -141,7 +141,10 @@ def rendered(chart: Path, **values: str) -> dict[str, list[Any]]:
     flags = [
         word
         for key, value in values.items()
-        for word in ("--set-json" if value[0] in "[{" else "--set-string", f"{key}={value}")
+        for word in (
+            "--set-json" if value[0] in "[{" or value in ("true", "false") else "--set-string",
+            f"{key}={value}",
+        )
     ]
     done = subprocess.run([HELM, "template", "gpu-hook", chart, *flags], capture_output=True, text=True, check=True)
     found: dict[str, list[Any]] = {}
@@ -169,6 +172,27 @@ def test_the_chart_renders_to_the_manifests(chart: Path) -> None:
 
 
 @with_helm
+def test_the_chart_has_either_way_or_both(chart: Path) -> None:
+    """Each with its own nodes, images and settings."""
+    values = {"installImage": "r.test/i:2", "kubeconfig": "/etc/k.conf", "settings": "trust_env=true", "keep": "yes"}
+    made = rendered(chart, annotations="false", claims="true", pullSecrets='[{"name": "s"}]', **values)
+    listed = yaml.safe_load((BASE / "dra/kustomization.yaml").read_text())["resources"]
+    assert made.keys() == {f"dra/{name}" for name in listed}
+    for name in ("namespace.yaml", "classes.yaml"):
+        assert in_order(made[f"dra/{name}"]) == in_order(yaml.safe_load_all((BASE / "dra" / name).read_text()))
+    (daemonset,) = (d for d in made["dra/daemonset.yaml"] if d["kind"] == "DaemonSet")
+    pod = daemonset["spec"]["template"]["spec"]
+    assert {c["image"] for c in pod["containers"]} == {"r.test/i:2"} and pod["imagePullSecrets"] == [{"name": "s"}]
+    said = {e["name"]: e.get("value") for e in pod["containers"][0]["env"]}
+    assert said["SETTINGS"] == "trust_env=true cluster=dra agent.kubeconfig=/etc/k.conf" and said["KEEP"] == "yes"
+    both = rendered(chart, claims="true")
+    assert both.keys() == made.keys() | rendered(chart).keys()
+    assert in_order(both["dra/daemonset.yaml"]) == in_order(
+        yaml.safe_load_all((BASE / "dra/daemonset.yaml").read_text())
+    )
+
+
+@with_helm
 def test_the_charts_values_change_what_they_name(chart: Path) -> None:
     values = {"installImage": "r.test/i:2", "controllerImage": "r.test/c:2", "replicas": "3", "cluster": "required"}
     values |= {
@@ -184,7 +208,7 @@ def test_the_charts_values_change_what_they_name(chart: Path) -> None:
     }
     values |= {"tolerations": '[{"key": "gpu"}]', "nodeMemory": "1Gi", "controllerMemory": "2Gi"}
     shown = subprocess.run([HELM, "show", "values", chart], capture_output=True, text=True).stdout
-    assert values.keys() == yaml.safe_load(shown).keys()
+    assert values.keys() | {"annotations", "claims"} == yaml.safe_load(shown).keys()
     made = rendered(chart, **values)
     (daemonset,) = made["daemonset.yaml"]
     install, agent = daemonset["spec"]["template"]["spec"]["containers"]
@@ -203,3 +227,11 @@ def test_the_charts_values_change_what_they_name(chart: Path) -> None:
     assert controller["image"] == "r.test/c:2" and controller["args"] == ["--place=spread"]
     assert controller["resources"]["limits"] == {"memory": "2Gi"}
     assert deployment["template"]["spec"]["imagePullSecrets"] == pod["imagePullSecrets"] == [{"name": "s"}]
+
+
+def test_the_quota_for_gke_admits_our_workloads() -> None:
+    (quota,) = yaml.safe_load_all((BASE / "quota.yaml").read_text())
+    (expression,) = quota["spec"]["scopeSelector"]["matchExpressions"]
+    workloads = [d for d in documents() if d["kind"] in ("DaemonSet", "Deployment")]
+    assert {d["spec"]["template"]["spec"]["priorityClassName"] for d in workloads} == set(expression["values"])
+    assert {d["metadata"]["namespace"] for d in workloads} == {quota["metadata"]["namespace"]}

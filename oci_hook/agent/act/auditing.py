@@ -139,7 +139,7 @@ class Auditing:
             for share in grant.shares:
                 gate = watched.gates.get(share.uuid)
                 use = self.verdict.uses.get((key, share.uuid))
-                promise, stopped = promised(grant, share, grants), bool(grant.frozen or watched.stopped)
+                promise, stopped = promised(grant, share, grants), bool(grant.stopped or watched.stopped)
                 party = meter.Party(watched.meter(share.uuid), gate, use.busy if use else None, promise, rank, stopped)
                 parties.setdefault(share.uuid, []).append(party)
         now = time.monotonic()

@@ -113,9 +113,9 @@ class Guard:
         shown = frozenset(owner for process, _ in listed for owner in process.owners)
         return Tenant(
             key,
-            None if share.whole else share.memory_mib * MIB,
+            0 if grant.suspended else None if share.whole else share.memory_mib * MIB,
             tuple(Member(p.pid, p.start, used, bool(p.owners & usage.owners)) for p, used in listed),
-            usage.totals[i] if i < len(usage.totals) else 0,
+            usage.totals[i] if i < len(usage.totals) and not grant.off_gpu else 0,
             grant.life.init is not None and key not in stopped,
             key not in seen.unread,
             sum(part[i] for owner, part in usage.by_process.items() if owner not in shown and i < len(part)),

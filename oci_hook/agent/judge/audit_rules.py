@@ -183,9 +183,10 @@ class Auditor:
                     for p in processes
                 ]
                 continue
-            if share.whole:
+            if share.whole and not grant.suspended:
                 continue
-            allowed = (share.memory_mib + self.tolerance_mib) * MIB
+            limit = 0 if grant.suspended else share.memory_mib
+            allowed = (limit + self.tolerance_mib) * MIB
             charged = seen.charged(key, uuid)
             proved = max(use.used, charged or 0) > allowed
             used = max(use.used + (0 if proved else seen.unlisted(key, i, uuid)), charged or 0)
@@ -194,7 +195,7 @@ class Auditor:
                 what = f"{_mib(used)} MiB in use"
                 what += f" ({_mib(unlisted)} MiB by no listed process)" if unlisted else ""
                 what += "" if charged is None else f", {_mib(charged)} MiB by the driver's figure for its cgroup"
-                what += f", limit {share.memory_mib} MiB, tolerance {self.tolerance_mib} MiB"
+                what += f", limit {limit} MiB, tolerance {self.tolerance_mib} MiB"
                 found.append(Finding("over-memory", key, uuid, 0, 0, what, proved))
             if charged is not None and use.used > charged + self.tolerance_mib * MIB:
                 what = f"NVML lists {_mib(use.used)} MiB for its processes, the driver charges {_mib(charged)} MiB to its cgroup"
@@ -267,8 +268,8 @@ class Auditor:
 def _allowed(grant: Grant, share: Share, gated: bool) -> tuple[int, str]:
     """(per cent of the GPU's time that the container may have, the same in words). gated: the container comes to the
     gate, which limits it, or is alone on the GPU."""
-    if grant.frozen:
-        return 0, "though it is frozen"
+    if grant.stopped:
+        return 0, f"though it is {'suspended' if grant.off_gpu else 'frozen'}"
     if most := cap(grant, share):
         return most, f"ceiling {most} %"
     if gated:

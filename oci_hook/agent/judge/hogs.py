@@ -166,7 +166,7 @@ def parties(
                 rank,
                 gates.get(grant.key),
                 busy,
-                stopped=bool(grant.frozen),
+                stopped=grant.stopped,
                 starved=starved.get(grant.key, 0.0),
             )
         )

@@ -4,11 +4,11 @@ The standard library's servers have a thread per client and no bound. Here the n
 the size of its request are limited, whatever a client sends or does not read. One request per connection.
 """
 
-import hmac
 import selectors
 import socket
 from collections.abc import Callable
 
+from oci_hook.core.hmac_sha256 import same
 from oci_hook.core.value import Value
 from oci_hook.observe.browser import LOG_IN, SAFE, credential, names_this_machine
 
@@ -179,7 +179,7 @@ class Server:
         if request.path == HEALTH:
             return (200, plain, b"ok\n", "") if self._healthy() else (503, plain, b"degraded\n", "")
         if self._token:
-            if not hmac.compare_digest(credential(request.headers.get("authorization", "")), self._token.encode()):
+            if not same(credential(request.headers.get("authorization", "")), self._token.encode()):
                 return (
                     401,
                     plain,

@@ -46,7 +46,7 @@ SHARE = (
 WAITS = tuple(f"{bound:.7g}" for bound in WAIT_BOUNDS[::2])  # every second one: half as many series
 PROBLEMS = (
     *("settings", "disk", "ledger", "inventory", "nvml", "gpus", "devices", "accounts", "locks", "textfile"),
-    *("boundary", "cluster"),
+    *("boundary", "cluster", "suspend"),
 )
 
 
@@ -159,6 +159,10 @@ def _container(out: Exposition, c: dict[str, Any], seen: set[str]) -> None:
     out.gauge("container_grant_timestamp_seconds", "When it got its share, in seconds since 1970.", at, c["created"])
     since = c["frozen_since"]
     out.gauge("container_freeze_timestamp_seconds", "Since when it is frozen, in seconds since 1970.", at, since)
+    since = c["suspended_since"]
+    out.gauge("container_suspend_timestamp_seconds", "Since when it is suspended, in seconds since 1970.", at, since)
+    held = c["host_mib"] * MIB if c["host_mib"] else None
+    out.gauge("container_suspended_memory_bytes", "Memory of the host that it holds while it is suspended.", at, held)
     at_boundary = f"{at},{labels(('boundary',), (c['boundary'],))}"
     out.gauge("container_boundary", "1: who holds its memory limit; driver: the shim and the driver.", at_boundary, 1)
     help = "Frozen by a person or by the agent, since the agent knows it."

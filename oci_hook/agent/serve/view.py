@@ -16,7 +16,7 @@ from oci_hook.core.terms import SHIM
 from oci_hook.core.units import MIB
 from oci_hook.observe import boundary
 from oci_hook.observe.account import Usage
-from oci_hook.observe.stage import stage
+from oci_hook.observe.stage import stage, stopped
 
 Boundaries = dict[str, tuple[Boundary, Record | None]]  # by key, of observe.boundary.look
 GATE_SHOWN = tuple(name for name in Gate.FIELDS if name not in ("held_for", "uncharged"))
@@ -83,7 +83,7 @@ def gpu_view(
     unknown: tuple[int, int] | None,
     harvested: float | None,
 ) -> dict[str, Any]:
-    shares = [s for g in grants.values() for s in g.shares if s.uuid == gpu["uuid"]]
+    shares = [(g, s) for g in grants.values() for s in g.shares if s.uuid == gpu["uuid"]]
     compute, offline = booked_compute(gpu["uuid"], grants.values())
     good = sample if sample and not sample.error else None
     return {
@@ -92,7 +92,7 @@ def gpu_view(
         "name": gpu["name"],
         "simulated": gpu["simulated"],
         "memory_mib": gpu["memory_mib"],
-        "granted_mib": sum(s.memory_mib for s in shares),
+        "granted_mib": sum(s.memory_mib for g, s in shares if not g.suspended),
         "granted_compute": compute,
         "granted_offline_compute": offline,
         "containers": len(shares),
@@ -116,10 +116,8 @@ def container_view(
     held: tuple[Boundary, Record | None],
 ) -> dict[str, Any]:
     who = grant.who
-    frozen = grant.frozen
     begun, seconds = stage(grant)
     limits = boundary.limits(held)
-    state = watched.stopped or ("frozen" if frozen else begun)
     return {
         "key": grant.key,
         "id": who.id,
@@ -129,9 +127,11 @@ def container_view(
         "policy": grant.terms.policy,
         "class": grant.terms.priority_class,
         "competes": grant.competes,
-        "state": state,
+        "state": watched.stopped or stopped(grant) or begun,
         "waits_seconds": seconds,
-        "frozen_since": frozen or None,
+        "frozen_since": grant.frozen or None,
+        "suspended_since": grant.suspended or None,
+        "host_mib": grant.host_mib,
         "frozen_seconds": round(watched.frozen_seconds, 3),
         "boundary": held[0].name,
         "boundary_why": held[0].why,
@@ -154,6 +154,8 @@ def share_view(
     use, gate = watched.uses.get(share.uuid), watched.gates.get(share.uuid)
     meter = watched.meters.get(share.uuid) or Meter()
     accounted = -(-usage.totals[i] // MIB) if usage and i < len(usage.totals) else None
+    if grant.suspended:
+        accounted = 0
     seen, charged = mib_up(use.used if use else None), mib_up(watched.charged.get(share.uuid))
     return {
         "index": indices.get(share.uuid),

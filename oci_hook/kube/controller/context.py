@@ -17,4 +17,3 @@ class Context(NamedTuple):
     leads: Callable[[], bool]
     synced: Callable[[], bool]
     now: Callable[[], float]
-    log: Callable[[str], None]

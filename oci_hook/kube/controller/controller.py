@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import resource
 import secrets
@@ -10,7 +11,6 @@ import socket
 import ssl
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -49,21 +49,23 @@ from oci_hook.kube.placing.state import ClusterState
 from oci_hook.kube.pod import mutate
 from oci_hook.kube.preemption.preempt import Terms
 
+LOG = logging.getLogger(__name__)
+
 TICK = 2.0  # seconds
 GIVE_BACK = 8.0
 DRAIN = 2.0  # seconds for which a terminating pod still forwards requests, until callers have dropped its address
 
 
 class Controller:
-    def __init__(self, options: Options, client: Client, rules: Rules, log: Callable[[str], None]) -> None:
-        self._client, self._log = client, log
+    def __init__(self, options: Options, client: Client, rules: Rules) -> None:
+        self._client = client
         identity = self._identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._metrics = Metrics()
-        self.leader = Leader(client, options.namespace, identity, options.reached_at, options.pod, self._begin, log)
+        self.leader = Leader(client, options.namespace, identity, options.reached_at, options.pod, self._begin)
         leads = self.leader.leads
         self._events = Events(client, time.monotonic)
         self._state = ClusterState(**({"placement": options.place} if options.place else {}), verify=self._verify)
-        context = Context(client, self._state, set(), self._decides, self._synced, time.monotonic, log)
+        context = Context(client, self._state, set(), self._decides, self._synced, time.monotonic)
         self._evictor = Evictor(context, self._events, lambda code: self._metrics.count("evictions", code))
         self._mode_taints = ModeTaints(context)
         self._copy = Copy(
@@ -73,7 +75,7 @@ class Controller:
             self._mode_taints if options.taint else None,
             context.enabled,
         )
-        self._budgets = BudgetWatch(client, log)
+        self._budgets = BudgetWatch(client)
         self._preemptor = Preemptor(
             context,
             self._budgets.budgets,
@@ -83,9 +85,9 @@ class Controller:
             lambda outcome: self._metrics.count("preemptions", outcome),
         )
         self._reflectors = [
-            Reflector(client, NAMESPACES, self._copy.namespaces, log),
-            Reflector(client, NODES, self._copy.nodes, log),
-            Reflector(client, PODS, self._copy.pods, log, beside=self._copy.beside),
+            Reflector(client, NAMESPACES, self._copy.namespaces),
+            Reflector(client, NODES, self._copy.nodes),
+            Reflector(client, PODS, self._copy.pods, beside=self._copy.beside),
         ]
         self._service = Service(
             context,
@@ -98,9 +100,9 @@ class Controller:
         )
         self._fragment_taints = FragmentTaints(context)
         self._service.denied = self._fragment_taints.denied
-        self._authority = Authority(client, options, self._use, leads, self._newest_key, log)
-        self._takeover = Takeover(client, options, self._reflectors[-1], self._authority, log)
-        self._peer = Peer(self.leader, self._away, self._find, log)
+        self._authority = Authority(client, options, self._use, leads, self._newest_key)
+        self._takeover = Takeover(client, options, self._reflectors[-1], self._authority)
+        self._peer = Peer(self.leader, self._away, self._find)
         self._waker = Waker(context)
         self._options = options
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -154,7 +156,7 @@ class Controller:
                 await self._server.listen_page(options.page_host, options.page_port)
         except OSError as e:
             raise ClusterError(Problem("GH-608", f"cannot listen: {e}; choose another --address")) from None
-        self._log(f"listening on {options.host} port {options.port}")
+        LOG.info(f"listening on {options.host} port {options.port}")
 
     def _begin(self, term: int) -> None:
         """Called when we have taken the Lease. The takeover reads the last decisions of the leader before us."""
@@ -174,7 +176,7 @@ class Controller:
             try:
                 await asyncio.wait_for(self.leader.give_back(time.monotonic() - self._service.bound_at), GIVE_BACK)
             except asyncio.TimeoutError:
-                self._log("lease not given back: the API server does not answer")
+                LOG.warning("lease not given back: the API server does not answer")
         if self._options.pod:
             await asyncio.sleep(DRAIN)
 
@@ -195,7 +197,7 @@ class Controller:
         try:
             await self._evictor.evict(self._options.namespace, pod)
         except ApiError as e:
-            self._log(f"pod {pod} is not evicted: {e}")
+            LOG.warning(f"pod {pod} is not evicted: {e}")
 
     def _who(self) -> dict[str, Any]:
         """The leader, for the page."""
@@ -286,14 +288,14 @@ def _present(tls: ssl.SSLContext, have: certificates.Certificates) -> None:
         tls.load_cert_chain(both.name)
 
 
-async def _main(options: Options, log: Callable[[str], None]) -> None:
+async def _main(options: Options) -> None:
     rules = rules_of(options.settings)
     async with Client(kubeconfig.load([options.kubeconfig] if options.kubeconfig else [])) as client:
-        await Controller(options, client, rules, log).run()
+        await Controller(options, client, rules).run()
 
 
-def run(options: Options, log: Callable[[str], None]) -> None:
+def run(options: Options) -> None:
     """Runs until SIGTERM or SIGINT. Raises GhError."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    asyncio.run(_main(options, log))
+    asyncio.run(_main(options))

@@ -2,15 +2,13 @@
 --withdraw, for uninstalling, it removes all that it wrote."""
 
 import os
-import signal
 import sys
-import threading
 
-from oci_hook.errors import GhError, refuse
-from oci_hook.kube.reporter import credential
-from oci_hook.kube.reporter.__main__ import end_with_stdin, node_name
+from oci_hook.errors import refuse
+from oci_hook.kube.kubeconfig import Credential
+from oci_hook.kube.reporter import process
 from oci_hook.kube.reporter.api import FAILURES, ApiError
-from oci_hook.kube.reporter.options import NONE, load
+from oci_hook.kube.reporter.options import Options
 from oci_hook.kube.reporter.status import Status
 from oci_hook.kube.reporter.watcher import words
 from oci_hook.linux import namespace
@@ -33,39 +31,26 @@ def join_host() -> None:
 
 def main(arguments: list[str]) -> int:
     prefix, *rest = arguments
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the agent
-    status = Status()
-    try:
-        from oci_hook.kube.dra.driver import CDI, Driver  # h2 may be missing
 
-        join_host()
-        options = load(prefix)
-        known = credential.load("" if options.kubeconfig == NONE else options.kubeconfig)
-        folder = rest[rest.index("--cdi") + 1] if "--cdi" in rest else CDI
-        driver = Driver(prefix, node_name(options, known), options, known, status, folder)
-        if "--withdraw" in rest:
-            driver.withdraw()
-            return 0
-        threading.Thread(target=end_with_stdin, daemon=True).start()
-        driver.run()
-    except ModuleNotFoundError as e:
-        why = f"the driver of ResourceClaims needs the Python package {e.name}; pip install 'gpu-hook[dra]'"
-        status.problems["start"] = str(refuse("GH-606", why))
-        status.tell()
-        return 1
-    except (ApiError, *FAILURES) as e:
-        status.problems["start"] = str(refuse("GH-608", f"the driver of ResourceClaims ends: {words(e)}"))
-        status.tell()
-        return 1
-    except GhError as e:
-        status.problems["start"] = str(e)
-        status.tell()
-        return 1
-    except Exception as e:  # a bug of ours: the agent shows it, and restarts the driver
-        status.problems["mistake"] = f"unexpected {type(e).__name__}: {e}; please report it"
-        status.tell()
-        raise
-    return 0
+    def work(node: str, options: Options, known: Credential, status: Status) -> None:
+        try:
+            from oci_hook.kube.dra.driver import CDI, Driver  # h2 may be missing
+
+            join_host()
+            folder = rest[rest.index("--cdi") + 1] if "--cdi" in rest else CDI
+            driver = Driver(prefix, node, options, known, status, folder)
+            if "--withdraw" in rest:
+                driver.withdraw()
+                return
+            process.end_with_stdin()
+            driver.run()
+        except ModuleNotFoundError as e:
+            why = f"the driver of ResourceClaims needs the Python package {e.name}; pip install 'gpu-hook[dra]'"
+            raise refuse("GH-606", why) from None
+        except (ApiError, *FAILURES) as e:
+            raise refuse("GH-608", f"the driver of ResourceClaims ends: {words(e)}") from None
+
+    return process.run(prefix, work)
 
 
 if __name__ == "__main__":

@@ -3,22 +3,19 @@
 from typing import Any
 
 from oci_hook.core import request
-from oci_hook.core.dialects import native
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.layout import PREFIX_KEY
 from oci_hook.core.nearest import nearest
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import show
 from oci_hook.errors import GhError, refuse
-from oci_hook.kube.dra import DRIVER, slices
+from oci_hook.kube.dra import slices
 from oci_hook.kube.dra.messages import ClaimName
 from oci_hook.kube.formats import quantity
+from oci_hook.kube.formats.claim_words import API, BY_CLAIM, COMPUTE, DRIVER, KIND, MEMORY, WORDS
 from oci_hook.ledger.resource_claims import ClaimedDevice, PreparedClaim
 from oci_hook.oci.request_mounts import decode
 
-API, KIND = f"{DRIVER}/v1", "Share"
-BY_CLAIM = ("memory", "compute", "gpus", "devices", "placement", "node")  # words that the claim itself says
-WORDS = tuple(key for key in native.KEYS if key not in BY_CLAIM)
 ANEW = "delete the pod, so that its owner makes it anew"
 
 
@@ -83,8 +80,8 @@ def _amount(result: dict[str, Any], gpu: Gpu, rules: Rules, label: str) -> dict[
     """An entry of the annotation `request`. All of the memory is the whole GPU, unless a part of its compute is asked for."""
     consumed = _object(result.get("consumedCapacity"))
     try:
-        memory = slices.mib(consumed[slices.MEMORY]) if slices.MEMORY in consumed else slices.most(gpu, rules)
-        compute = quantity.whole(str(consumed.get(slices.COMPUTE, "0")))
+        memory = slices.mib(consumed[MEMORY]) if MEMORY in consumed else slices.most(gpu, rules)
+        compute = quantity.whole(str(consumed.get(COMPUTE, "0")))
     except ValueError as e:
         raise refuse("GH-101", f"ResourceClaim {label}: consumedCapacity {show(str(consumed))} {e}; {ANEW}") from None
     if memory >= slices.most(gpu, rules) and compute in (0, 100):

@@ -7,7 +7,7 @@ from oci_hook.apply.to_spec import HOOK_TIMEOUT, own_hook
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.plan import variables
-from oci_hook.kube.dra import DRIVER
+from oci_hook.kube.formats.claim_words import DRIVER
 from oci_hook.ledger.resource_claims import PreparedClaim, valid_uid
 
 CLASS = "claim"

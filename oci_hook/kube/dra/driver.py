@@ -1,23 +1,22 @@
 """The driver's one loop: serves the kubelet's calls, publishes the node's GPUs, repairs what was cut short."""
 
 import os
-import queue
 import random
-import selectors
 import stat
-import time
 from typing import Any
 
 from oci_hook.core.backoff import Backoff
 from oci_hook.core.inventory import Inventory
 from oci_hook.errors import GhError
-from oci_hook.kube.dra import DRIVER, messages, slices
+from oci_hook.kube.dra import messages, slices
 from oci_hook.kube.dra.claims import Claims
 from oci_hook.kube.dra.connections import Method, Server
 from oci_hook.kube.dra.publisher import PATH, SLICES, Publisher, pcie_roots, selector
+from oci_hook.kube.formats.claim_words import DRIVER
 from oci_hook.kube.kubeconfig import Credential
 from oci_hook.kube.reporter.api import FAILURES, ApiError
 from oci_hook.kube.reporter.ledger import Ledger
+from oci_hook.kube.reporter.loop import Loop
 from oci_hook.kube.reporter.options import Options
 from oci_hook.kube.reporter.status import Status
 from oci_hook.kube.reporter.watcher import FIRST, MOST, Change, Watcher, words
@@ -52,21 +51,17 @@ class Sockets:
             pass
 
 
-class Driver:
+class Driver(Loop):
     """kubelet: its root folder. cdi: the folder of CDI files."""
 
     def __init__(
         self, prefix: str, node: str, options: Options, known: Credential, status: Status, cdi: str = CDI
     ) -> None:
+        super().__init__(status)
         self.claims = Claims(prefix, node, known, cdi)
         self.sockets = Sockets(os.path.dirname(options.device_plugins))
         self._node, self._known = node, known
-        self._status = status
         self._publisher = Publisher(node, known)
-        self._selector = selectors.DefaultSelector()
-        self._changes: queue.SimpleQueue[Change] = queue.SimpleQueue()
-        self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector.register(self._wake[0], selectors.EVENT_READ, self._woken)
         self._ledger = Ledger(prefix, self._selector)
         self._backoff = Backoff(FIRST, MOST, random.random)
         self._next_write = self._next_forget = 0.0
@@ -74,19 +69,9 @@ class Driver:
         self._roots: tuple[Inventory | None, dict[str, str]] = (None, {})
         self._servers: dict[str, tuple[Server, int]] = {}
 
-    def run(self) -> None:
-        """Does not return. Raises OSError where the kubelet's folders cannot be written."""
-        Watcher(self._known, SLICES, PATH, selector(self._node), _sliced, self._tell).start()
-        while True:
-            wait = self.step(time.monotonic())
-            self._status.tell()
-            for key, _ in self._selector.select(wait):
-                key.data()
-
     def step(self, now: float) -> float:
-        """Does the work due now; returns the seconds until the next."""
-        while not self._changes.empty():
-            self._take(self._changes.get())
+        for change in self._told():
+            self._take(change)
         problems = {"kubelet": self._kubelet, "watch": self._watch}
         try:
             self._ledger.follow()
@@ -164,7 +149,9 @@ class Driver:
             inventory = self._ledger.inventory()
             if self._roots[0] is not inventory.inventory:
                 self._roots = inventory.inventory, pcie_roots(inventory.inventory)
-            wanted = slices.devices(inventory.inventory, inventory.rules, self._taken(), self._roots[1])
+            wanted = slices.devices(
+                inventory.inventory, inventory.rules, self._taken(inventory.inventory), self._roots[1]
+            )
             wrote = self._publisher.publish(wanted)
         except GhError as e:  # the published devices stay: the driver may be starting
             problems["inventory"] = str(e)
@@ -181,32 +168,20 @@ class Driver:
         self._next_write = now + GAP
         return GAP
 
-    def _taken(self) -> set[str]:
-        """The GPUs of which containers without a claim have a part, such as those that ran before the setting changed."""
+    def _taken(self, inventory: Inventory) -> set[str]:
+        """The GPUs of which containers without a claim have a part, such as those that ran before the setting changed, or programs
+        that are in no container."""
         claims = {resource_claims.grant_key(uid) for uid in resource_claims.uids(self._ledger.settings())}
-        return {share.uuid for grant in self._ledger.grants() if grant.key not in claims for share in grant.shares}
+        others = {share.uuid for grant in self._ledger.grants() if grant.key not in claims for share in grant.shares}
+        return others | {gpu.uuid for gpu in inventory.gpus if gpu.missing_mib}
+
+    def _watchers(self) -> list[Watcher]:
+        return [Watcher(self._known, SLICES, PATH, selector(self._node), _sliced, self._tell)]
 
     def _take(self, change: Change) -> None:
         self._watch = f"ResourceSlices cannot be watched: {change.value}" if change.how == "failure" else ""
         if change.how != "failure":
             self._publisher.take(change)
-
-    def _tell(self, change: Change) -> None:
-        """Called by the watcher's thread."""
-        self._changes.put(change)
-        self._wake_up()
-
-    def _wake_up(self) -> None:
-        try:
-            os.write(self._wake[1], b"x")
-        except BlockingIOError:
-            pass  # the loop is awake already
-
-    def _woken(self) -> None:
-        try:
-            os.read(self._wake[0], 4096)
-        except BlockingIOError:
-            pass
 
 
 def _sliced(item: Any) -> Any:

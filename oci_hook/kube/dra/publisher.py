@@ -6,7 +6,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from oci_hook.core.inventory import Inventory
-from oci_hook.kube.dra import DRIVER, slices
+from oci_hook.kube.dra import slices
+from oci_hook.kube.formats.claim_words import DRIVER
 from oci_hook.kube.kubeconfig import Credential
 from oci_hook.kube.reporter.api import FAILURES, Api, ApiError
 from oci_hook.kube.reporter.watcher import Change

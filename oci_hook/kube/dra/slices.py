@@ -7,11 +7,10 @@ from oci_hook.core.allocate import round_up
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import MIB
-from oci_hook.kube.dra import DRIVER
 from oci_hook.kube.formats import quantity
+from oci_hook.kube.formats.claim_words import COMPUTE, DRIVER, MEMORY
 
-MEMORY, COMPUTE = "memory", "compute"
-OTHERS = f"{DRIVER}/taken"  # taint: a container that has no claim holds a part of the GPU
+OTHERS = f"{DRIVER}/taken"  # taint: somebody without a claim holds a part of the GPU
 MAX_DEVICES = (
     64  # of a slice whose devices have taints (resource.k8s.io, ResourceSliceMaxDevicesWithTaintsOrConsumesCounters)
 )

@@ -11,10 +11,13 @@ from oci_hook.kube.manifests.yaml_edit import Edit, get, is_flow
 RUNTIME_CLASS = "gpu-hook"
 
 
-def take_out(edit: Edit, container: yaml.Node, keys: set[str]) -> None:
-    """Removes the resources that annotations replace, and mappings that this leaves empty."""
+def take_out(edit: Edit, container: yaml.Node, keys: set[str], claim: str = "") -> None:
+    """Removes the resources that annotations or a claim replace, and mappings that this leaves empty. claim: the pod's name of a
+    claim, which is added; "" for none."""
     found = get(container, "resources")
     if found is None:
+        if claim:
+            put_entry(edit, container, "resources", {"claims": [{"name": claim}]})
         return
     sections = [(key, value) for key, value in yaml_edit.entries(found) if key.value in ("limits", "requests")]
     emptied = []
@@ -25,6 +28,9 @@ def take_out(edit: Edit, container: yaml.Node, keys: set[str]) -> None:
             emptied.append(key.value)
         elif gone:
             edit.remove(section, gone)
+    if claim:
+        put_claim(edit, found, emptied, claim)
+        return
     if not emptied:
         return
     if len(emptied) < len(yaml_edit.entries(found)):
@@ -35,6 +41,71 @@ def take_out(edit: Edit, container: yaml.Node, keys: set[str]) -> None:
         edit.remove(container, ["resources"])
     else:
         edit.empty(entry)
+
+
+def put_claim(edit: Edit, resources: yaml.Node, emptied: list[str], claim: str) -> None:
+    """Adds a claim to a container's resources, of which the sections `emptied` go."""
+    if is_flow(resources) and len(emptied) == len(yaml_edit.entries(resources)):
+        edit.replace(resources, json.dumps({"claims": [{"name": claim}]}))
+        return
+    add_to_list(edit, resources, "claims", [{"name": claim}])
+    if emptied:
+        edit.remove(resources, emptied)
+
+
+def add_to_list(edit: Edit, mapping: yaml.Node, key: str, items: list[dict[str, str]]) -> None:
+    """Adds items to the list at a key of a mapping, which may not have it yet."""
+    found = get(mapping, key)
+    if found is None:
+        put_entry(edit, mapping, key, items)
+        return
+    if not isinstance(found, yaml.SequenceNode):
+        why = f"line {found.start_mark.line + 1}: {key} is no list; write it as a list"
+        raise RequestError(Problem("GH-107", why))
+    if is_flow(found):
+        at = edit.text.index("[", found.start_mark.index) + 1
+        text = ", ".join(map(json.dumps, items))
+        edit.change(at, at, text + (", " if found.value else ""))
+    else:
+        indent = " " * found.start_mark.column
+        edit.insert(yaml_edit.last_line(found) + 1, [f"{indent}- {json.dumps(item)}" for item in items])
+
+
+def put_entry(edit: Edit, mapping: yaml.Node, key: str, value: object) -> None:
+    """Adds an entry, in flow style, before the first of a mapping; in a list's item, after that."""
+    text = json.dumps(value)
+    null = yaml_edit.value_of(mapping, key)
+    if null is not None:
+        edit.replace(null, f" {text}" if null.start_mark.index == null.end_mark.index else text)
+    elif is_flow(mapping):
+        edit.put_flow(mapping, [f"{json.dumps(key)}: {text}"])
+    else:
+        first = yaml_edit.entries(mapping)[0]
+        line = f"{' ' * first[0].start_mark.column}{key}: {text}"
+        edit.insert(first[0].start_mark.line if edit.alone(first[0]) else yaml_edit.end_line(first) + 1, [line])
+
+
+def take_annotations(edit: Edit, template: yaml.Node, gone: list[str]) -> None:
+    """Removes annotations, and their mapping if none is left."""
+    metadata, found = get(template, "metadata"), get(template, "metadata", "annotations")
+    if not gone or metadata is None or found is None:
+        return
+    if is_flow(found) or len(gone) < len(yaml_edit.entries(found)):
+        edit.remove(found, gone)
+    elif len(yaml_edit.entries(metadata)) > 1:
+        edit.remove(metadata, ["annotations"])
+    else:
+        edit.empty(yaml_edit.entries(metadata)[0])
+
+
+def take_runtime_class(edit: Edit, template: yaml.Node) -> str:
+    """Removes the runtime class. Returns it, "" for none."""
+    spec = get(template, "spec")
+    there = get(spec, "runtimeClassName")
+    if spec is None or there is None:
+        return ""
+    edit.remove(spec, ["runtimeClassName"])
+    return str(there.value)
 
 
 def put_annotations(edit: Edit, template: yaml.Node, new: dict[str, str], gone: list[str]) -> None:

@@ -1,20 +1,24 @@
 """Rewrites manifests of other sharing systems: their resources and annotations become gpu-hook's annotations on the pod
-template, with gpu-hook's runtime class.
+template, with gpu-hook's runtime class; or ResourceClaimTemplates, as do gpu-hook's own annotations.
 
 The same dialect tables read annotations and resources, so a translated container's request stays the same. A note names each
 part without an equivalent.
 """
 
 import copy
+import json
 from collections.abc import Collection, Iterable
 from typing import Any
 
 import yaml
 
+from oci_hook.core.request import parse
 from oci_hook.core.rules import Rules
 from oci_hook.errors import GhError, Problem, RequestError
-from oci_hook.kube.manifests import template_edit, yaml_edit
+from oci_hook.kube.formats.names import PREFIX_KEY
+from oci_hook.kube.manifests import claims, template_edit, yaml_edit
 from oci_hook.kube.manifests.yaml_edit import Edit, get
+from oci_hook.kube.pod.asked import each
 from oci_hook.kube.pod.translate_pod import Container, Pod, Rows, read_pod, resources, rows_of
 
 MAX_SIZE = 4 << 20  # characters; etcd takes no object above 1.5 MiB
@@ -51,8 +55,9 @@ class Translation:
         self.pods = pods
 
 
-def translate(text: str, rules: Rules) -> Translation:
-    """Translates a manifest. rules: its dialects, and the unit of qgpu-memory.
+def translate(text: str, rules: Rules, to_claims: bool = False) -> Translation:
+    """Translates a manifest. rules: its dialects, and the unit of qgpu-memory. to_claims: to ResourceClaimTemplates, which follow
+    the text.
 
     Raises RequestError with every problem: GH-107 if the text is no manifest or cannot be edited in place, GH-101 to
     GH-106 for invalid requests in it.
@@ -64,19 +69,23 @@ def translate(text: str, rules: Rules) -> Translation:
     edit = Edit(text)
     problems: list[Problem] = []
     pods = []
+    templates = claims.Templates()
     for document in yaml_edit.documents(text):
         for node in objects(document):
             kind = yaml_edit.scalars(node).get("kind", "")
+            meta = yaml_edit.scalars(get(node, "metadata"))
             if kind not in TEMPLATES:
+                if kind == "ResourceClaimTemplate":
+                    templates.taken.add((meta.get("namespace", ""), meta.get("name", "")))
                 continue
             template = get(node, *TEMPLATES[kind])
-            pod = Pod(kind, yaml_edit.scalars(get(node, "metadata")).get("name", ""))
+            pod = Pod(kind, meta.get("name", ""), meta.get("namespace", ""))
             pods.append(pod)
             if template is None:
                 problems.append(Problem("GH-107", f"{pod}: it has no {'.'.join(TEMPLATES[kind])}"))
                 continue
             try:
-                rewrite(pod, template, edit, rules)
+                rewrite(pod, template, edit, rules, templates if to_claims else None)
             except GhError as e:
                 problems += [Problem(p.code, f"{pod}: {p.message}") for p in e.problems]
     if problems:
@@ -84,7 +93,7 @@ def translate(text: str, rules: Rules) -> Translation:
     if not pods:
         kinds = ", ".join(TEMPLATES)
         raise RequestError(Problem("GH-107", f"no object in it has a pod template; such kinds are {kinds}"))
-    new = edit.result()
+    new = edit.result() + templates.text(text)
     if not verified(text, new, pods, rules):
         why = "it uses <<, aliases, tags or a key twice and cannot be edited in place; write these parts out"
         raise RequestError(Problem("GH-107", why))
@@ -93,12 +102,13 @@ def translate(text: str, rules: Rules) -> Translation:
 
 def verified(old: str, new: str, pods: list[Pod], rules: Rules) -> bool:
     """True if the new text has the new annotations, no request in another dialect, and is otherwise the old text."""
-    if not same_elsewhere(old, new, set(rows_of(rules))):
+    added = {name for pod in pods for name in pod.claims.values()}
+    if not same_elsewhere(old, new, set(rows_of(rules)), added):
         return False
     found = [node for document in yaml_edit.documents(new) for node in objects(document)]
     found = [node for node in found if yaml_edit.scalars(node).get("kind") in TEMPLATES]
     for pod, node in zip(pods, found, strict=True):
-        if not pod.annotations:
+        if not pod.annotations and not pod.claims:
             continue
         template = get(node, *TEMPLATES[pod.kind])
         annotations = yaml_edit.scalars(get(template, "metadata", "annotations"))
@@ -106,9 +116,25 @@ def verified(old: str, new: str, pods: list[Pod], rules: Rules) -> bool:
         left = [key for container in containers(template) for key in resources(plain(container), rows, [])]
         if left or not rows.keys().isdisjoint(annotations) or not pod.annotations.items() <= annotations.items():
             return False
-        if yaml_edit.scalars(get(template, "spec")).get("runtimeClassName") != template_edit.RUNTIME_CLASS:
+        runtime_class = yaml_edit.scalars(get(template, "spec")).get("runtimeClassName", "")
+        if runtime_class != ("" if pod.claims else template_edit.RUNTIME_CLASS):
+            return False
+        if pod.claims and (claims.gone(annotations) or claims_of(template) != pod.claims):
             return False
     return True
+
+
+def claims_of(template: yaml.Node | None) -> dict[str, str]:
+    """Container -> its claim of ours, as the pod calls it, where the pod has a template for it."""
+    spec = get(template, "spec")
+    there = [yaml_edit.scalars(item) for item in getattr(get(spec, "resourceClaims"), "value", ())]
+    ours = {item.get("name") for item in there if item.get("resourceClaimTemplateName")}
+    return {
+        yaml_edit.scalars(node).get("name", ""): name
+        for node in containers(template)
+        for item in getattr(get(node, "resources", "claims"), "value", ())
+        if (name := yaml_edit.scalars(item).get("name", "")).startswith(claims.BEGIN) and name in ours
+    }
 
 
 def containers(template: yaml.Node | None) -> list[yaml.Node]:
@@ -126,8 +152,9 @@ def objects(document: yaml.Node) -> Iterable[yaml.Node]:
     return [document]
 
 
-def rewrite(pod: Pod, template: yaml.Node, edit: Edit, rules: Rules) -> None:
-    """Reads one template; if it requests a GPU in another dialect, adds its changes to `edit`."""
+def rewrite(pod: Pod, template: yaml.Node, edit: Edit, rules: Rules, templates: claims.Templates | None = None) -> None:
+    """Reads one template; if it requests a GPU in another dialect, adds its changes to `edit`. templates: of claims, which the
+    requests are to become, ours too."""
     nodes = containers(template)
     if not nodes:
         raise RequestError(Problem("GH-107", "its pods have no containers"))
@@ -136,12 +163,64 @@ def rewrite(pod: Pod, template: yaml.Node, edit: Edit, rules: Rules) -> None:
     running = getattr(get(template, "spec", "containers"), "value", [])
     read_pod(pod, [plain(node) for node in nodes], annotations, rows, rules, plain(running[0]).name if running else "")
     leftovers(pod, template, nodes, annotations, rows)
+    if templates is not None:
+        to_claims(pod, template, nodes, edit, rows, templates)
+        return
     if not pod.annotations:
         return
     for node in nodes:
         template_edit.take_out(edit, node, set(rows))
     template_edit.put_annotations(edit, template, pod.annotations, [key for key in annotations if key in rows])
     if before := template_edit.put_runtime_class(edit, template):
+        pod.notes.append(f"runtimeClassName was {before}")
+
+
+def to_claims(
+    pod: Pod, template: yaml.Node, nodes: list[yaml.Node], edit: Edit, rows: Rows, templates: claims.Templates
+) -> None:
+    """Each container that asks gets a claim of its own. An init container has that of a later container that asks for the same: it
+    has ended by then."""
+    annotations = yaml_edit.scalars(get(template, "metadata", "annotations"))
+    ours = {key: text for key, text in annotations.items() if key.startswith(PREFIX_KEY)}
+    running = getattr(get(template, "spec", "containers"), "value", [])
+    names = [yaml_edit.scalars(node).get("name", "") for node in nodes]
+    asking = each({**ours, **pod.annotations}, names)
+    pod.annotations = {}
+    spec = get(template, "spec")
+    taken = {yaml_edit.scalars(item).get("name", "") for item in getattr(get(spec, "resourceClaims"), "value", ())}
+    of_pod: list[
+        tuple[bool, dict[str, Any], str]
+    ] = []  # an init container may have it too, the claim, the pod's name of it
+    for node, (name, mine) in reversed(list(zip(nodes, asking, strict=True))):
+        request = parse(mine, {}, name, Rules(dialects=()), decode=json.loads)
+        if request is None or not request.gpus:
+            continue
+        words = claims.own_words(mine, name)
+        pod.notes += [f"container {name}: {note}" for note in claims.notes(words)]
+        wanted = claims.spec(request, words, name)
+        init = node not in running and yaml_edit.scalars(node).get("restartPolicy") != "Always"
+        shared = [found for free, claim, found in of_pod if free and claim == wanted] if init else []
+        pod.claims[name] = shared[0] if shared else claims.of_container(name, taken)
+        if not shared:
+            of_pod.append((init or node in running, wanted, pod.claims[name]))
+    if not pod.claims or spec is None:
+        return
+    if not pod.name:
+        raise RequestError(
+            Problem("GH-107", "it has no name, by which its ResourceClaimTemplate could go; give it one")
+        )
+    for node, name in zip(nodes, names, strict=True):
+        template_edit.take_out(edit, node, set(rows), pod.claims.get(name, ""))
+    listed = [
+        {"name": name, "resourceClaimTemplateName": templates.add(pod.namespace, pod.name, name, wanted)}
+        for _, wanted, name in reversed(of_pod)
+    ]
+    template_edit.add_to_list(edit, spec, "resourceClaims", listed)
+    template_edit.take_annotations(
+        edit, template, [key for key in annotations if key in rows or key in claims.gone(ours)]
+    )
+    before = template_edit.take_runtime_class(edit, template)
+    if before not in ("", template_edit.RUNTIME_CLASS):
         pod.notes.append(f"runtimeClassName was {before}")
 
 
@@ -176,30 +255,41 @@ def leftovers(pod: Pod, template: yaml.Node, nodes: list[yaml.Node], annotations
 # --- the check after the edit
 
 
-def same_elsewhere(old: str, new: str, keys: Collection[str]) -> bool:
-    """True if both are equal, as data and in order, except for annotations, runtimeClassName and the resources `keys`."""
+def same_elsewhere(old: str, new: str, keys: Collection[str], claims: Collection[str] = ()) -> bool:
+    """True if both are equal, as data and in order, except for annotations, runtimeClassName, the resources `keys`, and these
+    claims with the documents of their templates at the end."""
     try:
         before, after = (list(yaml.safe_load_all(text)) for text in (old, new))
     except (yaml.YAMLError, RecursionError):
         return False
     # deepcopy keeps aliases shared, and strip visits each object once, so nested aliases do not expand.
-    stripped = [strip(copy.deepcopy(documents), frozenset(keys), set()) for documents in (before, after)]
+    after = after[: len(before)] if claims else after
+    names = frozenset(claims)
+    stripped = [strip(copy.deepcopy(documents), frozenset(keys), names, set()) for documents in (before, after)]
     return equal(stripped[0], stripped[1], set())
 
 
-def strip(value: Any, keys: frozenset[str], seen: set[int]) -> Any:
+def strip(value: Any, keys: frozenset[str], claims: frozenset[str], seen: set[int]) -> Any:
     """Removes the edited parts from the data, in place; returns the data."""
     if id(value) in seen:
         return value
     seen.add(id(value))
     if isinstance(value, list):
         for item in value:
-            strip(item, keys, seen)
+            strip(item, keys, claims, seen)
     elif isinstance(value, dict):
         for item in value.values():
-            strip(item, keys, seen)
+            strip(item, keys, claims, seen)
         value.pop("runtimeClassName", None)
         value.pop("annotations", None)
+        for section in ("resourceClaims", "claims") if claims else ():
+            listed = value.get(section)
+            if isinstance(listed, list):
+                value[section] = [
+                    item for item in listed if not isinstance(item, dict) or item.get("name") not in claims
+                ]
+                if not value[section]:
+                    del value[section]
         for section in ("limits", "requests", "resources", "metadata"):
             part = value.get(section)
             if isinstance(part, dict):

@@ -45,11 +45,13 @@ class ManifestContainer:
 
 
 class Pod:
-    """A pod template, for the report. annotations: those that were added."""
+    """A pod template, for the report. annotations: those that were added. claims: container -> its claim, as the pod calls it."""
 
-    def __init__(self, kind: str, name: str) -> None:
+    def __init__(self, kind: str, name: str, namespace: str = "") -> None:
         self.kind = kind
         self.name = name
+        self.namespace = namespace
+        self.claims: dict[str, str] = {}
         self.containers: list[ManifestContainer] = []
         self.annotations: dict[str, str] = {}
         self.notes: list[str] = []

@@ -5,10 +5,7 @@ failure appears in the agent's status, and is retried with growing pauses.
 """
 
 import os
-import queue
 import random
-import selectors
-import time
 from typing import Any
 
 from oci_hook.core.backoff import Backoff
@@ -22,10 +19,11 @@ from oci_hook.kube.reporter.api import FAILURES, JSON_PATCH, MERGE_PATCH, Api, A
 from oci_hook.kube.reporter.digest import digest
 from oci_hook.kube.reporter.key_keeper import KeyKeeper
 from oci_hook.kube.reporter.ledger import Ledger
+from oci_hook.kube.reporter.loop import Loop
 from oci_hook.kube.reporter.options import Options
 from oci_hook.kube.reporter.seen import CA, CONFIG, NODE, PODS, Seen
 from oci_hook.kube.reporter.status import Status
-from oci_hook.kube.reporter.watcher import FIRST, MOST, Change, Watcher, words
+from oci_hook.kube.reporter.watcher import FIRST, MOST, Watcher, words
 
 GUARD = "gpu-hook.io"  # a directory in the kubelet's device-plugins folder; if that is empty, the kubelet sets all sums to 0
 LOOK = 5.0  # seconds between two steps without an event
@@ -33,40 +31,25 @@ GAP = 1.0  # seconds between two writes
 RULES_GAP = 30.0  # seconds until rules are checked again
 
 
-class Reporter:
+class Reporter(Loop):
     def __init__(self, prefix: str, node: str, options: Options, known: Credential, status: Status) -> None:
+        super().__init__(status)
         self._prefix, self._name, self._options = prefix, node, options
         self._path = f"/api/v1/nodes/{node}"
         self._pods = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{node}"
         self._credential = known
         self._api = Api(known)
-        self._selector = selectors.DefaultSelector()
-        self._changes: queue.SimpleQueue[Change] = queue.SimpleQueue()
-        self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector.register(self._wake[0], selectors.EVENT_READ, self._woken)
         self._seen = Seen()
         self._ledger = Ledger(prefix, self._selector)
         self._keys = KeyKeeper(prefix, node, options)
-        self._status = status
         self._inventory: NodeInventory | None = None
         self._next_write = 0.0
         self._backoff = Backoff(FIRST, MOST, random.random)
         self._said: tuple[Any, float] = (None, 0.0)  # the last rules, and the time of the next check
 
-    def run(self) -> None:
-        """Does not return."""
-        for watcher in self._watchers():
-            watcher.start()
-        while True:
-            wait = self.step(time.monotonic())
-            self._status.tell()
-            for key, _ in self._selector.select(wait):
-                key.data()
-
     def step(self, now: float) -> float:
-        """Does the work due now; returns the seconds until the next."""
-        while not self._changes.empty():
-            self._seen.take(self._changes.get())
+        for change in self._told():
+            self._seen.take(change)
         problems = {what: f"{what} cannot be watched: {why}" for what, why in self._seen.failures.items()}
         refused: dict[str, str] = {}
         try:
@@ -174,20 +157,6 @@ class Reporter:
             (CA, maps, f"metadata.name={node_key.CA}", objects.config),
         )
         return [Watcher(self._credential, what, path, of, read, self._tell) for what, path, of, read in wanted]
-
-    def _tell(self, change: Change) -> None:
-        """Called by the watchers' threads."""
-        self._changes.put(change)
-        try:
-            os.write(self._wake[1], b"x")
-        except BlockingIOError:
-            pass  # the loop is awake already
-
-    def _woken(self) -> None:
-        try:
-            os.read(self._wake[0], 4096)
-        except BlockingIOError:
-            pass
 
 
 def guard(folder: str) -> str:

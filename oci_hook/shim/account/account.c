@@ -77,6 +77,13 @@ bool gh_pressed(struct gh_state *st, unsigned gpu) {
     return now != atomic_exchange(&st->pressure_seen[gpu], now);
 }
 
+void gh_note_fixed(struct gh_state *st) {
+    if (gh_account_attach(st)) {
+        unsigned slot = LOAD_ACQUIRE(&st->slot);
+        atomic_fetch_or(&LOAD_ACQUIRE(&st->account)->fixed[slot / 64], 1ull << slot % 64);
+    }
+}
+
 void gh_count_contexts(struct gh_state *st, unsigned gpu, int more) {
     if (gpu < GH_ACCOUNT_GPUS && gh_account_attach(st))
         atomic_fetch_add(&LOAD_ACQUIRE(&st->account)->entry[LOAD_ACQUIRE(&st->slot)][gpu].contexts,

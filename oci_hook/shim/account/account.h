@@ -25,5 +25,7 @@ uint64_t gh_own_units(struct gh_state *st, unsigned gpu);
 void gh_press(struct gh_state *st, unsigned gpu);
 bool gh_pressed(struct gh_state *st, unsigned gpu);
 void gh_count_contexts(struct gh_state *st, unsigned gpu, int more);
+/* Notes that this process has memory that the driver cannot move to the host, until the process ends. */
+void gh_note_fixed(struct gh_state *st);
 
 #endif

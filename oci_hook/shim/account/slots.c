@@ -23,6 +23,7 @@ static void set_owner(struct gh_account_page *page, unsigned slot, uint64_t owne
 /* Sets a slot to zero. We have its lock, so only we write it. If we are killed at any step, the next process that has the
  * lock can do all of it again. */
 static void empty_slot(struct gh_account_page *page, unsigned slot) {
+    atomic_fetch_and(&page->fixed[slot / 64], ~(1ull << slot % 64));
     for (unsigned gpu = 0; gpu < GH_ACCOUNT_GPUS; gpu++) {
         struct gh_account_entry *e = &page->entry[slot][gpu];
         uint64_t a = LOAD_ACQUIRE(&e->announce), c = LOAD_ACQUIRE(&e->committed),

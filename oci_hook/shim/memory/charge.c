@@ -43,6 +43,7 @@ static CUresult charge_in_blocks(struct charge *c, struct gh_state *st, struct p
                                 "device memory is refused on it\n");
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    gh_policy_wait(st);
     if (!gh_policy_limit(st, (unsigned)at.gpu, &limit))
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (blocks)

@@ -15,8 +15,10 @@ static CUresult charge_context(struct charge *c, CUdevice device) {
     if (!st)
         return CUDA_SUCCESS;
     int gpu = gpu_of_device(st, device);
-    if (gpu >= 0)
+    if (gpu >= 0) {
+        gh_policy_wait(st);
         gh_policy_limit(st, (unsigned)gpu, &limit);
+    }
     if (gpu < 0 || !limit.context_bytes) { /* without a granted GPU, later allocations in it are refused */
         *c = (struct charge){st, {.gpu = gpu}, 0};
         return CUDA_SUCCESS;

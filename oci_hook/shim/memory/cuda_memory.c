@@ -43,6 +43,8 @@ GH_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigne
     if (r)
         return r;
     r = REAL(cuMemAllocManaged)(&made, bytes, flags);
+    if (r == CUDA_SUCCESS && c.st)
+        gh_note_fixed(c.st);
     r = finish_everywhere(&c, r, made);
     if (r == CUDA_SUCCESS)
         *pointer = made;

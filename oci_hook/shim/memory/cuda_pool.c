@@ -348,6 +348,7 @@ CUresult pool_begin(struct growth *g, struct gh_state *st, struct gh_pool *pool,
     int gpu = atomic_load(&pool->gpu);
     if (gpu < 0 || bytes > UINT64_MAX / 2)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    gh_policy_wait(st);
     if (gh_pressed(st, (unsigned)gpu))
         pools_trim(st, gpu);
     bool trimmed = false;

@@ -248,6 +248,8 @@ GH_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *g
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     atomic_store(&pool->exportable, props.handle_types != 0);
+    if (props.handle_types || props.type == CU_MEM_ALLOCATION_TYPE_MANAGED)
+        gh_note_fixed(st);
     *handle = made;
     return r;
 }
@@ -260,6 +262,8 @@ static void note_default(CUmemoryPool pool, CUmemLocation where, int type) {
     CUmemoryPool own = NULL;
     if (st && !pool_find(st, pool, POOL_ALIVE) && !REAL(cuMemGetDefaultMemPool)(&own, &where, type) && own == pool)
         pool_note(st, pool, POOL_ALIVE, props.location.id, gpu_of_pool(st, &props));
+    if (st && type == CU_MEM_ALLOCATION_TYPE_MANAGED)
+        gh_note_fixed(st);
 }
 
 static CUresult pool_of_place(CUresult (*ask)(CUmemoryPool *, CUmemLocation *, int), CUmemoryPool *pool,
@@ -335,8 +339,10 @@ GH_EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *handle, void
     struct gh_state *st = gh_here();
     CUmemoryPool made = NULL;
     CUresult r = REAL(cuMemPoolImportFromShareableHandle)(handle ? &made : NULL, os, type, flags);
-    if (r == CUDA_SUCCESS && st)
+    if (r == CUDA_SUCCESS && st) {
         pool_note(st, made, POOL_ALIVE, 0, NOT_CHARGED);
+        gh_note_fixed(st);
+    }
     if (r == CUDA_SUCCESS)
         *handle = made;
     return r;

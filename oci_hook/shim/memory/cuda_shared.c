@@ -114,33 +114,39 @@ static bool list_range(struct pieces *all, CUdeviceptr at, size_t bytes) {
     return true;
 }
 
+static CUresult bound(struct pieces *all, CUresult r) {
+    if (r == CUDA_SUCCESS && all->st)
+        gh_note_fixed(all->st);
+    return keep(all, r);
+}
+
 GH_EXPORT CUresult cuMulticastBindMem(CUmemHandle object, size_t offset, CUmemHandle memory, size_t from, size_t bytes,
                                       uint64_t flags) {
     struct pieces all;
     if (!list_handle(&all, memory))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    return keep(&all, REAL(cuMulticastBindMem)(object, offset, memory, from, bytes, flags));
+    return bound(&all, REAL(cuMulticastBindMem)(object, offset, memory, from, bytes, flags));
 }
 GH_EXPORT CUresult cuMulticastBindMem_v2(CUmemHandle object, CUdevice device, size_t offset, CUmemHandle memory,
                                          size_t from, size_t bytes, uint64_t flags) {
     struct pieces all;
     if (!list_handle(&all, memory))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    return keep(&all, REAL(cuMulticastBindMem_v2)(object, device, offset, memory, from, bytes, flags));
+    return bound(&all, REAL(cuMulticastBindMem_v2)(object, device, offset, memory, from, bytes, flags));
 }
 GH_EXPORT CUresult cuMulticastBindAddr(CUmemHandle object, size_t offset, CUdeviceptr at, size_t bytes,
                                        uint64_t flags) {
     struct pieces all;
     if (!list_range(&all, at, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    return keep(&all, REAL(cuMulticastBindAddr)(object, offset, at, bytes, flags));
+    return bound(&all, REAL(cuMulticastBindAddr)(object, offset, at, bytes, flags));
 }
 GH_EXPORT CUresult cuMulticastBindAddr_v2(CUmemHandle object, CUdevice device, size_t offset, CUdeviceptr at,
                                           size_t bytes, uint64_t flags) {
     struct pieces all;
     if (!list_range(&all, at, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    return keep(&all, REAL(cuMulticastBindAddr_v2)(object, device, offset, at, bytes, flags));
+    return bound(&all, REAL(cuMulticastBindAddr_v2)(object, device, offset, at, bytes, flags));
 }
 
 /* ---- descriptors of address ranges, which network adapters use; the driver keeps the memory for them ---- */

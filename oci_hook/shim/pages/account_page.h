@@ -10,6 +10,7 @@
  * ack              tag                           the last operation of this slot that another process saw take effect
  * free_cache       idle:24 | taken:40            of what is charged: freed but not released; what others took of that
  * surcharge[GPU]   units                         contexts, modules: what NVML sees in use beyond the total
+ * fixed            a bit for each slot: its process has memory that the driver cannot move to the host
  * owner[slot]      pid:32 | start:32   0 free; shown to people, and proof of nothing
  *
  * A slot is in use while someone holds the lock on byte SLOT of the file (an OFD lock): account/slot_lock.h. */
@@ -49,7 +50,8 @@ struct gh_account_page {
     _Atomic uint64_t magic;
     _Atomic uint32_t version;
     _Atomic uint32_t owners; /* changes after an owner word has changed */
-    uint8_t reserved[1008];
+    _Atomic uint64_t fixed[GH_ACCOUNT_SLOTS / 64];
+    uint8_t reserved[880];
     struct gh_account_gpu gpu[GH_ACCOUNT_GPUS];
     _Atomic uint16_t
         shared[GH_ACCOUNT_SLOTS]; /* not 0: the slot is of shared memory, known by entry[slot][0].contexts */

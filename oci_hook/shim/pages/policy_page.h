@@ -38,11 +38,12 @@ struct gh_policy_page {
     uint32_t version;
     uint32_t size; /* GH_POLICY_SIZE */
     uint32_t seq;
-    uint32_t ngpus;  /* 0..GH_POLICY_GPUS */
-    uint32_t policy; /* enum gh_policy */
-    uint32_t class_; /* enum gh_class */
-    char key[40];    /* the grant's key, NUL-padded */
-    uint8_t reserved[56];
+    uint32_t ngpus;     /* 0..GH_POLICY_GPUS */
+    uint32_t policy;    /* enum gh_policy */
+    uint32_t class_;    /* enum gh_class */
+    char key[40];       /* the grant's key, NUL-padded */
+    uint32_t suspended; /* not 0: its memory is in the host's, or on its way; what would take device memory waits */
+    uint8_t reserved[52];
     struct gh_gpu_policy gpu[GH_POLICY_GPUS];
 };
 

@@ -7,10 +7,12 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "pages/layout.h"
 
+#define WAIT_NS 5000000
 #define TRIES 100000 /* a writer needs a microsecond; a page whose writer was killed in the middle is refused */
 
 bool gh_policy_valid(const struct gh_policy_page *page) {
@@ -101,6 +103,12 @@ bool gh_policy_limit(struct gh_state *st, unsigned gpu, struct gh_limit *out) {
     *out =
         (struct gh_limit){record.memory_limit, record.context_bytes, record.block_bytes, record.flags & GH_GPU_WHOLE};
     return true;
+}
+
+void gh_policy_wait(struct gh_state *st) {
+    const struct gh_policy_page *page = policy(st);
+    while (page && __atomic_load_n(&page->suspended, __ATOMIC_RELAXED) && gh_policy_valid(page))
+        syscall(SYS_nanosleep, &(struct timespec){.tv_nsec = WAIT_NS}, NULL);
 }
 
 bool gh_policy_usable(struct gh_state *st) {

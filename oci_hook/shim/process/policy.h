@@ -17,6 +17,8 @@ bool gh_policy_usable(struct gh_state *st);
 int gh_policy_find(struct gh_state *st, const char *uuid);
 /* The present limit. False: no valid page; the caller refuses. */
 bool gh_policy_limit(struct gh_state *st, unsigned gpu, struct gh_limit *out);
+/* Waits while the container is suspended: then its memory is not on the GPU, which others may fill. */
+void gh_policy_wait(struct gh_state *st);
 /* The record of a GPU, the number of GPUs and the container's class. False, with no line written: no valid page. */
 bool gh_policy_gpu(struct gh_state *st, unsigned gpu, struct gh_gpu_policy *out, uint32_t *ngpus, uint32_t *class_);
 /* True if the head of a page is valid. The fuzzer calls it, too. */

@@ -18,10 +18,9 @@ def context(
     leads: Callable[[], bool] = lambda: True,
     synced: Callable[[], bool] = lambda: True,
     now: Callable[[], float] = lambda: 0.0,
-    log: Callable[[str], None] = lambda line: None,
 ) -> Context:
     names = enabled if isinstance(enabled, set) else set(enabled)
-    return Context(client, state, names, leads, synced, now, log)
+    return Context(client, state, names, leads, synced, now)
 
 
 def preemptor(within: Context) -> Preemptor:

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from oci_hook.core.layout import UNLISTED
 from tests.conftest import MEMORY_MIB, UUIDS, Bundle, Install, Runc
 from tests.engines.cri import decode
 from tests.kube.dra.node import DEVICES, NODE, SERVICE, ApiServer, DraNode, answers, asked, result, until
@@ -414,3 +415,5 @@ def test_a_gpu_that_others_use_is_tainted(node: DraNode, bundle: Bundle, runc: R
     runc("delete", "--force", runc.ids[-1])
     until("none is", lambda: taints() == [None, None])
     assert node.prepare(ONE)[1] == ""
+    (node.install.state / UNLISTED).write_text(json.dumps({UUIDS[0]: 2000}))  # as the agent writes it
+    until("the first is", lambda: taints() == [[{"key": "gpu-hook.io/taken", "effect": "NoSchedule"}], None])

@@ -112,7 +112,7 @@ def test_a_controller_does_not_take_out_of_the_secret_what_a_later_version_keeps
     kept = Kept(of(version, "secret"))
     kept.secret["data"]["added"] = "eA=="
     own = own_secret.read(kept.secret["data"])
-    authority = Authority(kept, Options(), lambda own: None, lambda: True, lambda: 0, lambda line: None)  # type: ignore[arg-type]
+    authority = Authority(kept, Options(), lambda own: None, lambda: True, lambda: 0)  # type: ignore[arg-type]
     asyncio.run(authority._write(kept.secret, own.replace(webhook_token="f" * 32)))
     assert kept.secret["data"]["added"] == "eA==" and own_secret.read(kept.secret["data"]).webhook_token == "f" * 32
     assert own_secret.read(kept.secret["data"]).secrets == own.secrets != Own().secrets

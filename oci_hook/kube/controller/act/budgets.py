@@ -1,6 +1,5 @@
 """Keeps the cluster's PodDisruptionBudgets up to date, in the API version that the server has."""
 
-from collections.abc import Callable
 from typing import Any
 
 from oci_hook.kube.controller.api.client import ApiError, Client
@@ -12,9 +11,9 @@ from oci_hook.kube.preemption import disruption
 class BudgetWatch(Reflector):
     """budgets: the copy; `budgets.known` follows `synced`."""
 
-    def __init__(self, client: Client, log: Callable[[str], None]) -> None:
+    def __init__(self, client: Client) -> None:
         self.budgets = disruption.Budgets(known=False)
-        super().__init__(client, BUDGETS, Sink(self._put, self.budgets.drop), log)
+        super().__init__(client, BUDGETS, Sink(self._put, self.budgets.drop))
 
     def _put(self, thing: dict[str, Any]) -> None:
         self.budgets.put(disruption.budget(thing, disruption.BETA if self.kind is OLD_BUDGETS else ""))

@@ -2,6 +2,7 @@
 would be lost: it stays, and an event says why it does not start."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from oci_hook.kube.controller.api.client import ApiError
 from oci_hook.kube.controller.api.events import About, Events
 from oci_hook.kube.controller.api.evictions import Evictions
 from oci_hook.kube.controller.context import Context
+
+LOG = logging.getLogger(__name__)
 
 EVERY = 1.0
 AGAIN = 20.0  # seconds until the next attempt after the API server refused an eviction, for example by a budget
@@ -21,7 +24,7 @@ class Evictor:
 
     def __init__(self, context: Context, events: Events, counted: Callable[[str], None]) -> None:
         self.refusals = Refusals()
-        self._leads, self._now, self._log = context.leads, context.now, context.log
+        self._leads, self._now = context.leads, context.now
         self._events, self._counted = events, counted
         self._evictions = Evictions(context.client)
 
@@ -55,11 +58,11 @@ class Evictor:
                 self.refusals.over(one.uid)
                 return
             self.refusals.later(one, self._now() + max(AGAIN, e.retry_after))
-            self._log(f"{one.namespace}/{one.name} is not evicted yet: {e}")
+            LOG.warning(f"{one.namespace}/{one.name} is not evicted yet: {e}")
             return
         self._events.add(about, REFUSED, f"{one.words}; evicted, so that its replacement is scheduled again")
         self._counted(one.code)
-        self._log(f"evicted {one.namespace}/{one.name}: {one.words}")
+        LOG.info(f"evicted {one.namespace}/{one.name}: {one.words}")
         self.refusals.evicted(one, self._now())
 
     async def evict(self, namespace: str, name: str, uid: str = "") -> None:

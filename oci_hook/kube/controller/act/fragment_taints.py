@@ -3,6 +3,7 @@ nodes. A new leader reads the taints of the one before from the nodes."""
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -12,6 +13,8 @@ from oci_hook.kube.controller.context import Context
 from oci_hook.kube.formats import names
 from oci_hook.kube.pod.asked import PodWords
 from oci_hook.kube.preemption.fragments import Fragments
+
+LOG = logging.getLogger(__name__)
 
 TAINT = {"key": names.FRAGMENTED, "value": "true", "effect": "PreferNoSchedule"}
 EVERY, IDLE = 0.5, 5.0  # seconds between two looks: while denied pods wait, and otherwise
@@ -91,7 +94,7 @@ class FragmentTaints:
                 await self._context.client.patch(path, change, JSON_PATCH)
         except ApiError as e:
             if e.status not in (404, 409, 422):  # otherwise the node changed meanwhile: the next look sees it
-                self._context.log(f"{name}: the taint {names.FRAGMENTED} cannot be written: {e}")
+                LOG.warning(f"{name}: the taint {names.FRAGMENTED} cannot be written: {e}")
 
 
 def is_marked(taints: tuple[tuple[str, str, str], ...]) -> bool:

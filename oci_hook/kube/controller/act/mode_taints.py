@@ -2,12 +2,15 @@
 node records it. `patch` is pure."""
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from oci_hook.kube.controller.api.client import JSON_PATCH, ApiError
 from oci_hook.kube.controller.context import Context
 from oci_hook.kube.formats import names
+
+LOG = logging.getLogger(__name__)
 
 TAINTED = names.PREFIX_KEY + "taint"  # annotation on a node: the T9k mode for which we added the taint
 WHOLE = "xgn"
@@ -39,7 +42,7 @@ def patch(node: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 class ModeTaints:
     def __init__(self, context: Context) -> None:
-        self._client, self._leads, self._log = context.client, context.leads, context.log
+        self._client, self._leads = context.client, context.leads
         self._due: dict[str, list[dict[str, Any]]] = {}
         self._wake = asyncio.Event()
 
@@ -66,10 +69,10 @@ class ModeTaints:
             for name, change in list(self._due.items()):
                 try:
                     await self._client.patch(f"/api/v1/nodes/{name}", change, JSON_PATCH)
-                    self._log(f"{name}: the taint {names.T9K_TAINT} now matches the node's mode")
+                    LOG.info(f"{name}: the taint {names.T9K_TAINT} now matches the node's mode")
                 except ApiError as e:
                     if e.status not in (404, 409, 422):  # otherwise the node changed since: its next event comes here
-                        self._log(f"{name}: the taint {names.T9K_TAINT} cannot be written: {e}")
+                        LOG.warning(f"{name}: the taint {names.T9K_TAINT} cannot be written: {e}")
                         await asyncio.sleep(5)
                         self._wake.set()
                         continue

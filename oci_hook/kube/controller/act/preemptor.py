@@ -5,6 +5,7 @@ before any eviction; reserve the room; evict. One pod at a time; a second set of
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,8 @@ from oci_hook.kube.pod import hosts
 from oci_hook.kube.pod.asked import PodWords
 from oci_hook.kube.preemption.disruption import Budgets
 from oci_hook.kube.preemption.preempt import Kept, Plan, Terms, awaited, ending, plan, yields
+
+LOG = logging.getLogger(__name__)
 
 EVERY = 1.0
 SHARE = 0.1  # of the time for planning, at most
@@ -59,7 +62,7 @@ class Preemptor:
         self.mode, self.budgets = mode, budgets
         self.terms = terms if mode == ON else terms.replace(add=False)
         self._client, self._state, self._enabled = context.client, context.state, context.enabled
-        self._leads, self._now, self._log = context.leads, context.now, context.log
+        self._leads, self._now = context.leads, context.now
         self._events, self._counted = events, counted
         self._evictions = Evictions(context.client)
         self._unasked = Unasked(context, self.wanting, terms)
@@ -87,7 +90,7 @@ class Preemptor:
             try:
                 await self._round()
             except ApiError as e:
-                self._log(f"preemption: {e}")
+                LOG.warning(f"preemption: {e}")
 
     async def _round(self) -> None:
         now = self._now()
@@ -283,11 +286,11 @@ class Preemptor:
                 want.acted = False
                 self._counted("stopped")
                 self.wanting.in_vain(want, self._now())
-                self._log(f"{count} of {len(victims)} victims were evicted for {pod.namespace}/{pod.name}")
+                LOG.info(f"{count} of {len(victims)} victims were evicted for {pod.namespace}/{pod.name}")
                 return
         self._counted("done")
         self._say(pod, PREEMPTS, f"preempts {names} on node {found.node}; their GPUs are reserved for this pod")
-        self._log(f"preempted {names} on node {found.node} for {pod.namespace}/{pod.name}")
+        LOG.info(f"preempted {names} on node {found.node} for {pod.namespace}/{pod.name}")
         await self._nominate(pod, found.node)
 
     async def _evict(self, victim: Pod, pod: PodWords, node: str) -> bool:
@@ -301,7 +304,7 @@ class Preemptor:
             except ApiError as e:
                 if e.status in (404, 409):
                     return True  # gone already
-                self._log(f"{victim.namespace}/{victim.name} is not evicted: {e}")
+                LOG.warning(f"{victim.namespace}/{victim.name} is not evicted: {e}")
                 if attempt + 1 < TRIES:
                     await asyncio.sleep(EVERY)
                 continue
@@ -375,7 +378,7 @@ class Preemptor:
             if e.status == 403:
                 self._may_nominate = False
             if e.status not in (404, 409, 422):
-                self._log(f"{pod.namespace}/{pod.name} is not nominated: {e}")
+                LOG.warning(f"{pod.namespace}/{pod.name} is not nominated: {e}")
             return
         if node is not None:
             self._nominated[pod.uid] = pod

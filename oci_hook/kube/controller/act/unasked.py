@@ -1,6 +1,7 @@
 """Finds online pods for which the scheduler never calls our extender: offline pods of the same priority take the node sums everywhere."""
 
 import asyncio
+import logging
 import time
 
 from oci_hook.kube.controller.act.turns import in_turn
@@ -11,6 +12,8 @@ from oci_hook.kube.placing.choose import Question
 from oci_hook.kube.pod.asked import PodWords
 from oci_hook.kube.preemption import in_tree
 from oci_hook.kube.preemption.preempt import Terms, online, yields
+
+LOG = logging.getLogger(__name__)
 
 PATIENCE = 3.0  # seconds that a pod waits before we read its condition from the API server
 NEW_AT_A_TIME, ASKED_AT_A_TIME = 100, 4
@@ -27,12 +30,7 @@ class _Seen:
 
 class Unasked:
     def __init__(self, context: Context, wanting: Wanting, terms: Terms) -> None:
-        self._client, self._state, self._enabled, self._log = (
-            context.client,
-            context.state,
-            context.enabled,
-            context.log,
-        )
+        self._client, self._state, self._enabled = context.client, context.state, context.enabled
         self._wanting, self._terms = wanting, terms
         self._seen: dict[str, _Seen] = {}
 
@@ -63,7 +61,7 @@ class Unasked:
         try:
             return pod.may_preempt and online(Question(pod))
         except Exception as e:  # a tenant's annotations must not end the controller
-            self._log(f"{pod.namespace}/{pod.name}: its request cannot be read: {type(e).__name__}")
+            LOG.warning(f"{pod.namespace}/{pod.name}: its request cannot be read: {type(e).__name__}")
             return False
 
     async def _ask(self, pod: PodWords, now: float) -> None:

@@ -8,6 +8,7 @@ annotations of nodes do not wake those of 1.20.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable
 from urllib.parse import quote
@@ -18,6 +19,8 @@ from oci_hook.kube.controller.context import Context
 from oci_hook.kube.formats.names import ROOM
 from oci_hook.kube.placing.choose import Chosen, Question, choose, stays
 from oci_hook.kube.pod.asked import PodWords
+
+LOG = logging.getLogger(__name__)
 
 EVERY = 2.0
 PATIENCE = 8.0  # seconds before the first check of a pod: the scheduler's own queue comes first
@@ -73,7 +76,7 @@ class Sleepers:
 class Waker:
     def __init__(self, context: Context) -> None:
         self._client, self._state, self._enabled = context.client, context.state, context.enabled
-        self._leads, self._log = context.leads, context.log
+        self._leads = context.leads
         self._sleepers = Sleepers()
         self._next = 0.0
 
@@ -132,4 +135,4 @@ class Waker:
             await self._client.patch(path, {"metadata": {"labels": {ROOM: value}}}, MERGE)
         except ApiError as e:
             if e.status != 404:
-                self._log(f"node {node}: {e}")
+                LOG.warning(f"node {node}: {e}")

@@ -1,6 +1,7 @@
 """Keeps a copy of one kind of objects up to date: lists, watches, and lists again if the watch expired."""
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,6 +13,8 @@ from oci_hook.kube.controller.api.beside import Beside
 from oci_hook.kube.controller.api.client import ApiError, Client
 from oci_hook.kube.controller.api.objects import BOOKMARKS, EVENTS, STATUSES, Kind, slim
 from oci_hook.kube.controller.api.shallow import decode
+
+LOG = logging.getLogger(__name__)
 
 WATCH_SECONDS = (240, 480)  # timeout of a watch, so that a broken one is noticed within minutes
 
@@ -35,7 +38,6 @@ class Reflector:
         client: Client,
         kind: Kind,
         sink: Sink,
-        log: Callable[[str], None],
         query: Mapping[str, str] | None = None,
         backoff: Backoff | None = None,
         beside: Beside | None = None,
@@ -44,7 +46,7 @@ class Reflector:
         self._beside = beside or Beside()
         self.synced = asyncio.Event()
         self.lists = 0
-        self._client, self._sink, self._log, self._query = client, sink, log, dict(query or {})
+        self._client, self._sink, self._query = client, sink, dict(query or {})
         self._backoff = backoff or Backoff(0.2, 15, random.random)
         self._keys: set[str] = set()
         self._version = ""
@@ -76,14 +78,14 @@ class Reflector:
                 await self._watch_or_stop()
             except Gone:
                 self._version = ""
-                self._log(f"{self.kind.name}: the API server forgot our version; listing again")
+                LOG.info(f"{self.kind.name}: the API server forgot our version; listing again")
             except ApiError as e:
                 await asyncio.sleep(max(e.retry_after, self._failed(e)))
 
     def _failed(self, error: ApiError) -> float:
         wait = self._backoff.failed()
         if self._backoff.failures in (1, 4) or self._backoff.failures % 16 == 0:
-            self._log(f"{self.kind.name}: {error}; trying again, {self._backoff.failures} failures so far")
+            LOG.warning(f"{self.kind.name}: {error}; trying again, {self._backoff.failures} failures so far")
         return wait
 
     async def _list(self) -> None:

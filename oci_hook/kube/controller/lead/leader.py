@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from typing import Any
 
 from oci_hook.kube.controller.api.client import ApiError, Client, an_object
 from oci_hook.kube.controller.lead.election import LOOK, SETTLE, WRITTEN, Election, Seen
+
+LOG = logging.getLogger(__name__)
 
 NAME = "gpu-hook-controller"
 WHERE = "gpu-hook.io/leader"  # annotation of the Lease: the holder's identity, address and pod, separated by blanks
@@ -32,9 +35,8 @@ class Leader:
         address: str,
         pod: str,
         began: Callable[[int], None],
-        log: Callable[[str], None],
     ) -> None:
-        self._client, self._began, self._log = client, began, log
+        self._client, self._began = client, began
         self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._path = f"{self._folder}/{NAME}"
         self._election = Election(identity)
@@ -70,11 +72,11 @@ class Leader:
             except ApiError as e:
                 self._election.failed(now())
                 if e.status != 409:  # another controller wrote first; the next read shows it
-                    self._log(f"lease: {e}")
+                    LOG.warning(f"lease: {e}")
                     await asyncio.sleep(max(LOOK, e.retry_after))
             if self._led and not self.leads():
                 self._led = False
-                self._log("no longer the leader")
+                LOG.warning("no longer the leader")
 
     async def _look(self) -> None:
         self._lease = await self._read()
@@ -87,7 +89,7 @@ class Leader:
         self._election.wrote(_seen(self._lease), began, now())
         if not self._led and self.leads():
             self._led = True
-            self._log(f"leader now, term {term}")
+            LOG.info(f"leader now, term {term}")
         if self._led and self._take != self._election.takes:
             self._take = self._election.takes
             self._began(term)
@@ -105,7 +107,7 @@ class Leader:
                 lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
                 await self._put(lease)
         except ApiError as e:
-            self._log(f"lease not given back: {e}")
+            LOG.warning(f"lease not given back: {e}")
 
     async def _read(self) -> dict[str, Any]:
         try:

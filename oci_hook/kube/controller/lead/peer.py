@@ -1,6 +1,7 @@
 """The connection to the leader if another controller leads: checks that it answers, and forwards requests to it."""
 
 import asyncio
+import logging
 import ssl
 import time
 from collections.abc import Awaitable, Callable
@@ -9,6 +10,8 @@ import aiohttp
 
 from oci_hook.kube.controller.api.client import ApiError, bounded
 from oci_hook.kube.controller.lead.leader import Leader
+
+LOG = logging.getLogger(__name__)
 
 EVERY = 1.0  # seconds between two health checks
 LOOK = 0.7  # seconds; timeout of a health check
@@ -33,9 +36,8 @@ class Peer:
         leader: Leader,
         away: Callable[[str], Awaitable[None]],
         find: Callable[[str], Awaitable[str]],
-        log: Callable[[str], None],
     ) -> None:
-        self._leader, self._away, self._find, self._log = leader, away, find, log
+        self._leader, self._away, self._find = leader, away, find
         self._found = "", ""  # identity, address
         self._tls: ssl.SSLContext | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -107,7 +109,7 @@ class Peer:
             refused = isinstance(e, aiohttp.ClientConnectorError) and isinstance(e.os_error, ConnectionRefusedError)
             if not refused and leads.pod and self._told != leads.holder and self._leader.silent() > SILENT:
                 self._told = leads.holder  # not after a refused connection: the kubelet restarts a process that ended
-                self._log(f"the leader {leads.pod} is silent: {type(e).__name__}")
+                LOG.warning(f"the leader {leads.pod} is silent: {type(e).__name__}")
                 await self._away(leads.pod)
             return
         self._lost = ""

@@ -6,14 +6,16 @@ pod's status (outside a cluster, or without the right), it lists all pods again.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
 from urllib.parse import quote
 
 from oci_hook.kube.controller.api.client import MERGE, STRATEGIC_MERGE, ApiError, Client
 from oci_hook.kube.controller.api.reflector import Reflector
 from oci_hook.kube.controller.options import Options
 from oci_hook.kube.controller.trust.authority import Authority
+
+LOG = logging.getLogger(__name__)
 
 CONDITION = "gpu-hook.io/took-over"
 LEADER = "gpu-hook.io/leader"  # annotation of our Service
@@ -25,11 +27,9 @@ AGAIN = 0.2
 class Takeover:
     """done: the takeover of this term is complete, so we may decide."""
 
-    def __init__(
-        self, client: Client, options: Options, pods: Reflector, authority: Authority, log: Callable[[str], None]
-    ) -> None:
+    def __init__(self, client: Client, options: Options, pods: Reflector, authority: Authority) -> None:
         self.done = False
-        self._client, self._pods, self._authority, self._log = client, pods, authority, log
+        self._client, self._pods, self._authority = client, pods, authority
         self._folder = f"/api/v1/namespaces/{options.namespace}"
         self._pod = options.pod
         self._term = -1
@@ -51,10 +51,10 @@ class Takeover:
                     await self._catch_up(term)
                     self.done = not self._go.is_set()
                 except ApiError as e:
-                    self._log(f"term {term}: {e}")
+                    LOG.warning(f"term {term}: {e}")
                     await asyncio.sleep(max(AGAIN, e.retry_after))
             if self.done:
-                self._log(f"term {term}: all earlier decisions are known after {time.monotonic() - began:.3f} s")
+                LOG.info(f"term {term}: all earlier decisions are known after {time.monotonic() - began:.3f} s")
                 self._authority.hurry()
                 await self._wake_scheduler(term)
 
@@ -75,9 +75,9 @@ class Takeover:
         except ApiError as e:
             if e.status not in (403, 404):
                 raise
-            self._log(f"pod {self._pod}: {e}; listing all pods instead")
+            LOG.warning(f"pod {self._pod}: {e}; listing all pods instead")
         except asyncio.TimeoutError:
-            self._log(f"the watch of pods is {WATCH:.0f} s behind; listing all pods instead")
+            LOG.warning(f"the watch of pods is {WATCH:.0f} s behind; listing all pods instead")
         finally:
             self._pods.note_versions(False)
         return False
@@ -103,4 +103,4 @@ class Takeover:
             await self._client.patch(f"{self._folder}/services/{SERVICE}", notes, MERGE)
         except ApiError as e:
             if e.status != 404:
-                self._log(f"service {SERVICE}: {e}")
+                LOG.warning(f"service {SERVICE}: {e}")

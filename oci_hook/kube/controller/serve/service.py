@@ -2,6 +2,7 @@
 none sees another half done."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from itertools import islice
@@ -28,6 +29,8 @@ from oci_hook.kube.formats.signing import Signer
 from oci_hook.kube.placing.choose import Question
 from oci_hook.kube.pod import mutate
 from oci_hook.kube.pod.asked import PodWords, words
+
+LOG = logging.getLogger(__name__)
 
 PREEMPTABLE = ("GH-201", "GH-204", "GH-609")  # refusals that preemption may cure
 BIND, CREATE, FILTER, PREEMPT, DRY_RUN = "bind", "create", "filter", "preempt", "dry-run"
@@ -62,9 +65,8 @@ class Service:
         self.bound_at = float("-inf")  # time of the last Binding that we allowed, by `now`
         self._own = Own()
         self._options, self._copy, self._metrics, self._mutation = options, copy, metrics, mutation
-        self._client, self._leads, self._synced, self._now, self._log = (
-            *(context.client, context.leads, context.synced, context.now, context.log),
-        )
+        self._client, self._leads = context.client, context.leads
+        self._synced, self._now = context.synced, context.now
 
     def own(self) -> Own:
         return self._own
@@ -260,7 +262,7 @@ class Service:
 
     def failed(self, why: str) -> None:
         self._metrics.count("failures")
-        self._log(f"not understood: {why}")
+        LOG.warning(f"not understood: {why}")
 
     def _answered(self, call: str, answer: dict[str, Any], began: float, leads: bool = True) -> dict[str, Any]:
         self.check(leads)

@@ -3,6 +3,7 @@ configurations and in a ConfigMap for the nodes. Only the leader writes; the oth
 
 import asyncio
 import base64
+import logging
 import os
 import random
 import time
@@ -14,6 +15,8 @@ from oci_hook.kube.controller.api.client import JSON_PATCH, ApiError, Client
 from oci_hook.kube.controller.options import Options
 from oci_hook.kube.controller.trust import own_secret
 from oci_hook.kube.controller.trust.own_secret import Own
+
+LOG = logging.getLogger(__name__)
 
 EVERY = 20.0  # seconds between two looks
 CONFIG_MAP = "gpu-hook-ca"
@@ -38,13 +41,12 @@ class Authority:
         changed: Callable[[Own], None],
         leads: Callable[[], bool],
         newest_key: Callable[[], int],
-        log: Callable[[str], None],
     ) -> None:
         self.own = Own()
         self.announced = False  # our webhook configurations have the bundle
         self._conditions = True  # False: the API server dropped them
         self._client, self._options = client, options
-        self._changed, self._leads, self._newest_key, self._log = changed, leads, newest_key, log
+        self._changed, self._leads, self._newest_key = changed, leads, newest_key
         self._folder = f"/api/v1/namespaces/{options.namespace}"
         self._soon = asyncio.Event()
         self._one = asyncio.Lock()
@@ -63,7 +65,7 @@ class Authority:
                 backoff.worked()
             except ApiError as e:
                 wait = max(e.retry_after, backoff.failed())
-                self._log(f"certificates: {e}")
+                LOG.warning(f"certificates: {e}")
             try:
                 await asyncio.wait_for(self._soon.wait(), wait)
             except asyncio.TimeoutError:
@@ -126,7 +128,7 @@ class Authority:
                 "data": own_secret.data(own),
             }
             await self._client.post(f"{self._folder}/secrets", made)
-        self._log("certificates or keys renewed")
+        LOG.info("certificates or keys renewed")
         return own
 
     async def _announce(self) -> None:
@@ -140,7 +142,7 @@ class Authority:
         ):
             found += bool(name) and await self._configuration(f"{folder}/{name}", bundle)
         if not found and self.announced:
-            self._log(f"the webhook configuration {self._options.mutating} is missing: no pod gets a decision")
+            LOG.error(f"the webhook configuration {self._options.mutating} is missing: no pod gets a decision")
         self.announced = bool(found)
 
     async def _config_map(self, told: dict[str, str]) -> None:
@@ -169,7 +171,7 @@ class Authority:
         if patch:
             made = await self._client.patch(path, patch, JSON_PATCH)
             self._conditions &= not any(_lacks_condition(hook) for hook in made.get("webhooks") or ())
-            self._log(f"{have['metadata']['name']}: bundle of certificate authorities, paths, conditions")
+            LOG.info(f"{have['metadata']['name']}: bundle of certificate authorities, paths, conditions")
         return True
 
 

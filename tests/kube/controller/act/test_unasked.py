@@ -18,7 +18,9 @@ from tests.kube.cluster_objects import cluster, node, pod
 from tests.kube.controller.parts import context
 
 
-def test_a_pod_that_cannot_be_read_does_not_end_the_look_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_that_cannot_be_read_does_not_end_the_look_at_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def read(question: Question) -> bool:
         if question.pod.name == "bad":
             raise ZeroDivisionError
@@ -28,12 +30,11 @@ def test_a_pod_that_cannot_be_read_does_not_end_the_look_at_the_others(monkeypat
     state = cluster(node("a", 100))
     for name in ("bad", "good"):
         state.apply_pod(pod(name, memory=10))
-    said: list[str] = []
-    looks = unasked.Unasked(context(None, state, log=said.append), Wanting(), preempt.Terms(equal_offline=True))
+    looks = unasked.Unasked(context(None, state), Wanting(), preempt.Terms(equal_offline=True))
     asyncio.run(looks.look(0.0))
     asyncio.run(looks.look(1.0))
     assert {uid: seen.online for uid, seen in looks._seen.items()} == {"u-bad": False, "u-good": True}
-    assert [line.split(":")[0] for line in said] == ["default/bad"]
+    assert [line.split(":")[0] for line in caplog.messages] == ["default/bad"]
 
 
 def test_a_namespace_of_many_pods_does_not_keep_others_from_being_asked_about() -> None:

@@ -26,7 +26,7 @@ class Scene:
     def __init__(self) -> None:
         self.copy = Copy(ClusterState(verify=SIGNER.holds), lambda: 0.0)
         self.copy.node(node("a", 100))
-        self.reflector = Reflector(self, PODS, self.copy.pods, lambda line: None, beside=self.copy.beside)  # type: ignore[arg-type]
+        self.reflector = Reflector(self, PODS, self.copy.pods, beside=self.copy.beside)  # type: ignore[arg-type]
         self.pod: Any = None
         self.lists: list[list[Any]] = []
         self.gets = 0

@@ -1,0 +1,161 @@
+"""Moves the GPU memory of processes to the host's memory and back, by the driver's checkpoints, and prints what came of it
+as JSON. A program of its own on the host, as a driver call may hang, and end only with its process.
+
+usage: LD_PRELOAD=LIBNVML python -m oci_hook.discovery.checkpoint LIBCUDA look|suspend|resume PID:START ...
+
+look     {"states": {PID: STATE}, "used": {PID: bytes or null}}: those that use CUDA, and those that NVML lists ("used": null
+         where it fails)
+suspend  locks all, then moves the memory of all; {"done": true}, or all run again and {"failed": PID, "why": ...}
+resume   moves all back, then lets all run; or moves back to the host what had come, and {"failed": PID, "why": ...}
+
+"half": true in a failure says that not even that succeeded. A process that ends meanwhile counts as done. START: field 22
+of /proc/PID/stat, so that a reused pid is not touched.
+
+cuCheckpointProcess... is of driver 570 (CUDA 12.8; CUDA driver API, "CUDA Checkpointing"); numbers and names are those of
+its CUprocessState. The driver moves a process's memory into that process's own host memory.
+"""
+
+import ctypes
+import json
+import sys
+import time
+from typing import Any
+
+from oci_hook.linux.proc import is_running
+
+RUNNING, LOCKED, CHECKPOINTED, FAILED, CHECKPOINTING, RESTORING = range(6)
+LOCK_MS = 10_000  # for the calls that are under way; without a bound, processes that wait for each other would hang it
+BETWEEN = 30.0  # seconds that a former caller's move may still take
+
+Process = tuple[int, int]
+
+
+class LockArgs(ctypes.Structure):
+    """CUcheckpointLockArgs."""
+
+    _fields_ = [("timeout_ms", ctypes.c_uint), ("reserved", ctypes.c_char * 60)]
+
+
+class Refused(Exception):
+    def __init__(self, process: Process, why: str) -> None:
+        super().__init__(why)
+        self.process = process
+
+
+class Driver:
+    def __init__(self, library: str) -> None:
+        self._cuda = ctypes.CDLL(library)
+        if not hasattr(self._cuda, "cuCheckpointProcessLock"):
+            raise OSError("the driver has no checkpoints of processes, which came with 570")
+        if code := self._cuda.cuInit(0):
+            raise OSError(f"cuInit: CUDA error {code}")
+
+    def state(self, process: Process) -> int | None:
+        """None: it uses no CUDA, or has ended."""
+        found, end = ctypes.c_int(), time.monotonic() + BETWEEN
+        while is_running(process) and not self._cuda.cuCheckpointProcessGetState(process[0], ctypes.byref(found)):
+            if found.value not in (CHECKPOINTING, RESTORING) or time.monotonic() > end:
+                return found.value
+            time.sleep(0.05)
+        return None
+
+    def call(self, name: str, process: Process) -> None:
+        """Raises Refused. One that has ended is left alone."""
+        if not is_running(process):
+            return
+        arguments = ctypes.byref(LockArgs(LOCK_MS)) if name == "Lock" else None
+        code = getattr(self._cuda, f"cuCheckpointProcess{name}")(process[0], arguments)
+        if code and is_running(process):
+            raise Refused(process, f"cuCheckpointProcess{name}: CUDA error {code}")
+
+
+def suspend(driver: Driver, processes: list[Process]) -> dict[str, Any]:
+    try:
+        for process in processes:
+            if driver.state(process) == RUNNING:
+                driver.call("Lock", process)
+        for process in processes:
+            if driver.state(process) == LOCKED:
+                driver.call("Checkpoint", process)
+        check(driver, processes, CHECKPOINTED)
+        return {"done": True}
+    except Refused as e:
+        return failure(e, half="failed" in resume(driver, processes))
+
+
+def resume(driver: Driver, processes: list[Process]) -> dict[str, Any]:
+    came = []
+    try:
+        for process in processes:
+            if driver.state(process) == CHECKPOINTED:
+                driver.call("Restore", process)
+                came.append(process)
+    except Refused as e:
+        return failure(e, half=not sent_back(driver, came))
+    try:
+        for process in processes:
+            if driver.state(process) == LOCKED:
+                driver.call("Unlock", process)
+        check(driver, processes, RUNNING)
+        return {"done": True}
+    except Refused as e:
+        return failure(e, half=True)
+
+
+def sent_back(driver: Driver, came: list[Process]) -> bool:
+    """Move memory that came back to the host again; the processes are still locked. Whether that succeeded."""
+    try:
+        for process in came:
+            driver.call("Checkpoint", process)
+        return True
+    except Refused:
+        return False
+
+
+def check(driver: Driver, processes: list[Process], wanted: int) -> None:
+    for process in processes:
+        state = driver.state(process)
+        if state not in (None, wanted):
+            raise Refused(process, f"the driver has it in state {state}, not {wanted}")
+
+
+def failure(e: Refused, half: bool) -> dict[str, Any]:
+    return {"failed": e.process[0], "why": str(e), "half": half}
+
+
+def look(driver: Driver, processes: list[Process]) -> dict[str, Any]:
+    states = {process[0]: state for process in processes if (state := driver.state(process)) is not None}
+    used = by_nvml()
+    mine = None if used is None else {pid: used[pid] for pid, _ in processes if pid in used}
+    return {"states": states, "used": mine}
+
+
+def by_nvml() -> dict[int, int | None] | None:
+    """Bytes that each process has on all GPUs together, by pid, None where the driver does not say; None if NVML fails."""
+    import pynvml  # type: ignore[import-untyped]
+
+    from oci_hook.discovery.nvml_memory import by_process
+
+    found: dict[int, int | None] = {}
+    try:
+        pynvml.nvmlInit()
+        for i in range(pynvml.nvmlDeviceGetCount()):
+            for pid, size in by_process(pynvml.nvmlDeviceGetHandleByIndex(i)).items():
+                before = found.get(pid, 0)
+                found[pid] = None if size is None or before is None else before + size
+    except pynvml.NVMLError:
+        return None
+    return found
+
+
+def main(library: str, what: str, words: list[str]) -> dict[str, Any]:
+    processes = [(int(pid), int(start)) for pid, _, start in (word.partition(":") for word in words)]
+    try:
+        driver = Driver(library)
+        return {"look": look, "suspend": suspend, "resume": resume}[what](driver, processes)
+    except (OSError, AttributeError) as e:
+        return {"error": str(e)}
+
+
+if __name__ == "__main__":
+    json.dump(main(sys.argv[1], sys.argv[2], sys.argv[3:]), sys.stdout)

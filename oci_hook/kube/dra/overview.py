@@ -1,0 +1,241 @@
+"""The cluster's ResourceClaims for people: who holds what, and where a waiting pod's claims have room. Pure.
+
+The figures are those by which Kubernetes' scheduler places claims: a device's capacity less what allocated claims consume of it.
+"""
+
+from typing import Any
+
+from oci_hook.core.terms import CLASSES
+from oci_hook.core.value import Value
+from oci_hook.errors import Problem
+from oci_hook.kube.answers.explain import Explanation, GpuView, Held, NodeView
+from oci_hook.kube.dra import slices
+from oci_hook.kube.formats import quantity
+from oci_hook.kube.formats.claim_words import COMPUTE, DRIVER, GPU_CLASS, MEMORY, SHARE_CLASS
+from oci_hook.kube.pod.asked import PodWords
+
+NOT_JUDGED = "selectors and constraints of claims are not judged here"
+
+
+class ClaimObjects(Value):
+    """The API server's ResourceClaims, ResourceSlices and DeviceClasses."""
+
+    claims: tuple[Any, ...] = ()
+    slices: tuple[Any, ...] = ()
+    classes: tuple[Any, ...] = ()
+
+
+class Device(Value):
+    """A GPU or MIG device of ours. mib, compute: its capacity. tainted: no claim is placed on it."""
+
+    node: str
+    name: str
+    uuid: str
+    index: int
+    model: str
+    mib: int
+    compute: int
+    tainted: bool
+
+
+class Taken(Value):
+    """What claims have of a device."""
+
+    mib: int = 0
+    compute: int = 0
+    claims: int = 0
+
+
+class Wanted(Value):
+    """One request of a claim. mib, compute: of each device; mib None: all of its memory."""
+
+    claim: str
+    request: str
+    mib: int | None
+    compute: int
+    count: int
+
+    def __str__(self) -> str:
+        size = "all memory" if self.mib is None else f"{self.mib} MiB"
+        compute = f", {self.compute} %" if self.compute else ""
+        return f"{self.claim}: {size}{compute}"
+
+
+def holders(objects: ClaimObjects) -> tuple[Held, ...]:
+    """A row for each device of each allocated claim, node by node. Raises LookupError, TypeError, ValueError, AttributeError for
+    objects of an unexpected form."""
+    known = devices(objects)
+    found = []
+    for claim in objects.claims:
+        meta = claim["metadata"]
+        for result in _results(claim):
+            device = known.get((result["pool"], result["device"]))
+            mib, compute = _consumed(result, device)
+            found.append(
+                Held(
+                    *(meta.get("namespace") or "", ", ".join(_pods(claim)), result["pool"]),
+                    *(str(device.index) if device else "", device.uuid if device else result["device"], mib),
+                    *(device is not None and mib == device.mib and compute in (0, 100), compute % 100),
+                    *(_class(claim), f"claim {meta['name']}"),
+                )
+            )
+    return tuple(sorted(found, key=lambda one: (one.node, one.namespace, one.pod, one.ledger)))
+
+
+def explain(pod: PodWords, obj: Any, objects: ClaimObjects) -> Explanation | None:
+    """obj: the pod's API object. None where it has no claim of ours. Raises as `holders`."""
+    wanted = wants(obj, objects)
+    if not wanted:
+        return None
+    node = (obj.get("spec") or {}).get("nodeName") or ""
+    if node:
+        return Explanation(pod, True, node, True, (), ())
+    taken = _taken(objects)
+    by_node: dict[str, list[Device]] = {}
+    for device in devices(objects).values():
+        by_node.setdefault(device.node, []).append(device)
+    views = tuple(_node_view(name, by_node[name], taken, wanted) for name in sorted(by_node))
+    fits = sum(view.fits for view in views)
+    said = f"{fits} of {len(views)} nodes have room for its claims"
+    why = f"{said}; Kubernetes' scheduler chooses ({NOT_JUDGED})" if fits else said
+    changes = () if fits else _suggestions(views, wanted)
+    return Explanation(pod, True, "", False, views, changes, Problem("GH-607", why))
+
+
+def wants(obj: Any, objects: ClaimObjects) -> list[Wanted]:
+    """The requests of a pod's claims of ours, in their order. Raises as `holders`."""
+    ours = {
+        SHARE_CLASS,
+        GPU_CLASS,
+        *(one["metadata"]["name"] for one in objects.classes if DRIVER in str(one.get("spec"))),
+    }
+    namespace = obj["metadata"].get("namespace")
+    by_name = {
+        claim["metadata"]["name"]: claim for claim in objects.claims if claim["metadata"].get("namespace") == namespace
+    }
+    found = []
+    for name in claim_names(obj):
+        for request in (by_name.get(name) or {"spec": {}})["spec"].get("devices", {}).get("requests") or ():
+            exactly = request.get("exactly") or (request.get("firstAvailable") or [{}])[0]
+            if exactly.get("deviceClassName") not in ours:
+                continue
+            amounts = (exactly.get("capacity") or {}).get("requests") or {}
+            mib = slices.mib(amounts[MEMORY]) if MEMORY in amounts else None
+            compute = quantity.whole(str(amounts.get(COMPUTE, "0")))
+            found.append(Wanted(name, request["name"], mib, compute, int(exactly.get("count") or 1)))
+    return found
+
+
+def claim_names(obj: Any) -> list[str]:
+    """The names of a pod's claims; one that is made from a template has its name in the pod's status."""
+    spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    made = {one["name"]: one.get("resourceClaimName") for one in status.get("resourceClaimStatuses") or ()}
+    names = [one.get("resourceClaimName") or made.get(one["name"]) for one in spec.get("resourceClaims") or ()]
+    names.append((status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName"))
+    return [name for name in names if name]
+
+
+def devices(objects: ClaimObjects) -> dict[tuple[str, str], Device]:
+    """By node and name, of each pool's newest generation. Raises as `holders`."""
+    ours = [one["spec"] for one in objects.slices if one["spec"].get("driver") == DRIVER]
+    newest: dict[str, int] = {}
+    for spec in ours:
+        newest[spec["pool"]["name"]] = max(newest.get(spec["pool"]["name"], 0), spec["pool"]["generation"])
+    found = {}
+    for spec in ours:
+        pool = spec["pool"]["name"]
+        for one in spec.get("devices") or () if spec["pool"]["generation"] == newest[pool] else ():
+            said, capacity = one.get("attributes") or {}, one["capacity"]
+            found[pool, one["name"]] = Device(
+                *(pool, one["name"], _attribute(said, "uuid", one["name"]), _attribute(said, "index", 0)),
+                *(_attribute(said, "productName", ""), slices.mib(capacity[MEMORY]["value"])),
+                *(quantity.whole(capacity[COMPUTE]["value"]), bool(one.get("taints"))),
+            )
+    return found
+
+
+def _node_view(name: str, there: list[Device], taken: dict[tuple[str, str], Taken], wanted: list[Wanted]) -> NodeView:
+    """The requests one after another, each on the first devices that have room, as the scheduler does it."""
+    used = {device.name: taken.get((name, device.name), Taken()) for device in there}
+    given: dict[str, tuple[str, ...]] = {}
+    why = None
+    for one in wanted:
+        fitting = [device for device in there if _fits(one, device, used[device.name])][: one.count]
+        if len(fitting) < one.count:
+            why = Problem("GH-201", f"{len(fitting)} of its GPUs have room for {one}, and {one.count} asked for")
+            break
+        for device in fitting:
+            before = used[device.name]
+            mib = device.mib if one.mib is None else one.mib
+            used[device.name] = Taken(before.mib + mib, before.compute + one.compute, before.claims + 1)
+            given[device.name] = (*given.get(device.name, ()), str(one))
+    return NodeView(
+        name, why is None, why, tuple(_gpu_view(device, taken, given if why is None else {}) for device in there)
+    )
+
+
+def _gpu_view(device: Device, taken: dict[tuple[str, str], Taken], given: dict[str, tuple[str, ...]]) -> GpuView:
+    has = taken.get((device.node, device.name), Taken())
+    free, compute = device.mib - has.mib, device.compute - has.compute
+    note = "a container without a claim has a part of it" if device.tainted else ""
+    head = (device.index, str(device.index), device.uuid, device.model, device.mib)
+    return GpuView(*head, free, compute, compute, has.claims, note, given.get(device.name, ()))
+
+
+def _fits(one: Wanted, device: Device, has: Taken) -> bool:
+    mib = device.mib if one.mib is None else one.mib
+    return not device.tainted and has.mib + mib <= device.mib and has.compute + one.compute <= device.compute
+
+
+def _suggestions(views: tuple[NodeView, ...], wanted: list[Wanted]) -> tuple[str, ...]:
+    """For a pod with one request of one GPU alone: the most memory that is free."""
+    if len(wanted) != 1 or wanted[0].count != 1:
+        return ()
+    most = max(((gpu.free_mib, view.name) for view in views for gpu in view.gpus if not gpu.note), default=(0, ""))
+    less = wanted[0].mib is None or most[0] < wanted[0].mib
+    return (f"ask for at most {most[0]} MiB of memory (node {most[1]})",) if most[0] and less else ()
+
+
+def _taken(objects: ClaimObjects) -> dict[tuple[str, str], Taken]:
+    known = devices(objects)
+    found: dict[tuple[str, str], Taken] = {}
+    for claim in objects.claims:
+        for result in _results(claim):
+            at = (result["pool"], result["device"])
+            mib, compute = _consumed(result, known.get(at))
+            before = found.get(at, Taken())
+            found[at] = Taken(before.mib + mib, before.compute + compute, before.claims + 1)
+    return found
+
+
+def _results(claim: Any) -> list[Any]:
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    results = (allocation.get("devices") or {}).get("results") or ()
+    return [result for result in results if result.get("driver") == DRIVER]
+
+
+def _consumed(result: Any, device: Device | None) -> tuple[int, int]:
+    """(MiB, per cent). Without an amount: the whole device."""
+    amounts = result.get("consumedCapacity") or {}
+    mib = slices.mib(amounts[MEMORY]) if MEMORY in amounts else device.mib if device else 0
+    return mib, quantity.whole(str(amounts.get(COMPUTE, "0")))
+
+
+def _pods(claim: Any) -> list[str]:
+    users = (claim.get("status") or {}).get("reservedFor") or ()
+    return [user["name"] for user in users if user.get("resource") == "pods"]
+
+
+def _class(claim: Any) -> str:
+    """Of the last configuration that says one: the claim's replaces its DeviceClass's."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    said = "default"
+    for entry in (allocation.get("devices") or {}).get("config") or ():
+        opaque = entry.get("opaque") or {}
+        if opaque.get("driver") == DRIVER:
+            said = (opaque.get("parameters") or {}).get("class", said)
+    return said if said in CLASSES else "default"
+
+
+def _attribute(attributes: Any, name: str, default: Any) -> Any:
+    return next(iter((attributes.get(name) or {}).values()), default)

@@ -1,0 +1,11 @@
+"""Names of our part of resource.k8s.io/v1: the driver, its DeviceClasses and capacities, the words of a claim's configuration."""
+
+from oci_hook.core.dialects import native
+
+DRIVER = "gpu-hook.io"
+GROUP = "resource.k8s.io/v1"
+SHARE_CLASS, GPU_CLASS = f"gpu-share.{DRIVER}", f"gpu.{DRIVER}"  # packaging/kubernetes/dra/classes.yaml
+MEMORY, COMPUTE = "memory", "compute"  # capacities of a device: bytes, per cent
+API, KIND = f"{DRIVER}/v1", "Share"  # of the opaque configuration
+BY_CLAIM = ("memory", "compute", "gpus", "devices", "placement", "node")  # words that the claim itself says
+WORDS = tuple(key for key in native.KEYS if key not in BY_CLAIM)

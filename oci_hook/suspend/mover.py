@@ -1,0 +1,210 @@
+"""Suspends a container that runs, resumes it, and ends what a crash has cut off.
+
+The ledger has each step before the driver is asked for it (core/suspend.py). A lock beside the grant's page, which the
+helper that asks the driver holds as well, says that somebody is at it: a grant that is moving and whose lock is free was
+left so by a crash. Whoever finds that brings its memory back to its GPUs, which is the end of a resume and undoes a suspend.
+"""
+
+import fcntl
+import os
+import time
+
+from oci_hook.core import suspend as rules
+from oci_hook.core.grant import Grant
+from oci_hook.core.layout import PAGES_DIR
+from oci_hook.core.units import MIB
+from oci_hook.core.value import Value
+from oci_hook.discovery.checkpoint import CHECKPOINTED
+from oci_hook.errors import GhError, refuse
+from oci_hook.ledger import admit, events, store
+from oci_hook.ledger import inventory as node_inventory
+from oci_hook.linux import memory_room
+from oci_hook.linux.lock import lock_file
+from oci_hook.suspend import processes
+from oci_hook.suspend.processes import Found
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from oci_hook.config.settings import Settings
+    from oci_hook.core.inventory import Inventory
+
+LOCK = "moving"
+ROUNDS = 10  # of looks for processes that were started meanwhile
+
+
+class Moved(Value):
+    """grant: as it is now. changed: it was not so before. delivered: its pages say so to the container. seconds: from the
+    first step to the last."""
+
+    grant: Grant
+    changed: bool
+    delivered: bool = True
+    seconds: float = 0.0
+
+
+class Hold:
+    """`with Hold(settings, key) as hold:` holds the lock of a container's moves; hold.fd is its descriptor, and hold.grant the
+    grant as it is then. Raises ApplyError GH-410, GH-411."""
+
+    def __init__(self, settings: "Settings", key: str) -> None:
+        self._settings, self._key = settings, key
+        self.fd = -1
+
+    def __enter__(self) -> "Hold":
+        path = f"{self._settings.state_dir}/{PAGES_DIR}/{self._key}/{LOCK}"
+        try:
+            self.fd = lock_file(path, fcntl.LOCK_EX, wait=False)
+        except FileNotFoundError:
+            raise refuse("GH-410", f"the container of grant {self._key} has ended") from None
+        except BlockingIOError:
+            why = "is being suspended or resumed by another command"
+            raise refuse("GH-411", f"the container of grant {self._key} {why}; wait for it") from None
+        try:
+            self.grant = admit.find(store.snapshot(self._settings.state_dir), self._key)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+        self.fd = -1
+
+
+def cut_off(state_dir: str, grant: Grant) -> bool:
+    """True if a crash has left this grant between its GPUs and the host's memory."""
+    if not grant.moving:
+        return False
+    try:
+        os.close(lock_file(f"{state_dir}/{PAGES_DIR}/{grant.key}/{LOCK}", fcntl.LOCK_EX, wait=False))
+        return True
+    except OSError:
+        return False
+
+
+def suspend(settings: "Settings", key: str) -> Moved:
+    """Move all of a container's GPU memory to the host's, or raise; then it runs on as before.
+
+    Raises ApplyError GH-410, GH-411 (nothing to suspend, or under way), GH-415 (the driver cannot), GH-416 (too little host
+    memory), NodeError GH-30x.
+    """
+    inventory, began = node_inventory.load(settings), time.monotonic()
+    with Hold(settings, key) as hold:
+        grant = hold.grant
+        if grant.suspended:
+            return Moved(grant, False)
+        rules.check_suspendable(grant)
+        found = processes.find(grant, inventory, hold.fd)
+        processes.check_movable(grant, inventory, found)
+        _check_cgroup(grant, found.used_mib)
+
+        def begun(grant: Grant, others: tuple[Grant, ...]) -> Grant:
+            free, total = (size // MIB for size in memory_room.of_node())
+            return rules.begun(grant, others, found.used_mib, free, total, int(time.time()))
+
+        _, grant, delivered = admit.alter(settings, key, begun)
+        try:
+            if not delivered:
+                raise _refusal(grant, "suspended", "it blocks its policy page by a file lease")
+            _send(grant, inventory, found, hold.fd)
+            _, grant, delivered = admit.alter(settings, key, lambda g, _: rules.arrived(g, int(time.time())))
+        except BaseException as e:
+            _bring_back(settings, grant, inventory, hold.fd)
+            events.moved(settings.state_dir, "not-suspended", grant, why=str(e)[:300])
+            raise
+    seconds = round(time.monotonic() - began, 3)
+    events.moved(settings.state_dir, "suspended", grant, host_mib=grant.host_mib, seconds=seconds)
+    return Moved(grant, True, delivered, seconds)
+
+
+def resume(settings: "Settings", key: str) -> Moved:
+    """Move a container's memory back to its GPUs, or raise; then it stays suspended. Ends also what a crash has cut off.
+
+    Raises NoRoomError GH-201 (its GPUs were granted to others meanwhile), GH-202, ApplyError GH-410, GH-411 (under way),
+    GH-415 (the driver cannot), NodeError GH-30x.
+    """
+    inventory, began = node_inventory.load(settings), time.monotonic()
+    with Hold(settings, key) as hold:
+        before = grant = hold.grant
+        if not grant.off_gpu:
+            return Moved(grant, False)
+        if grant.suspended:
+
+            def returning(grant: Grant, others: tuple[Grant, ...]) -> Grant:
+                return rules.returning(grant, others, inventory, settings.rules, int(time.time()))
+
+            _, grant, _ = admit.alter(settings, key, returning)
+        said = _come_back(grant, inventory, hold.fd)
+        if said.get("done") is not True:
+            why = _why(said)
+            if before.suspended and said.get("half") is False:
+                admit.alter(settings, key, lambda g, _: rules.arrived(g, before.suspended))
+                why += "; it stays suspended"
+            else:
+                why += "; it is half moved: run this again, or leave it to the agent"
+            events.moved(settings.state_dir, "not-resumed", grant, why=why)
+            raise _refusal(grant, "resumed", why)
+        _, grant, delivered = admit.alter(settings, key, lambda g, _: rules.returned(g))
+    seconds = round(time.monotonic() - began, 3)
+    more = {} if before.suspended else {"cut_off": True}
+    events.moved(settings.state_dir, "resumed", grant, seconds=seconds, **more)
+    return Moved(grant, True, delivered, seconds)
+
+
+def _check_cgroup(grant: Grant, need_mib: int) -> None:
+    """Raises ApplyError GH-416: the driver moves the memory into the container's own processes."""
+    assert grant.life.init is not None
+    try:
+        room = memory_room.of_cgroup(grant.life.init[0])
+    except (OSError, ValueError):
+        raise _refusal(grant, "suspended", "its cgroup's memory limit cannot be read") from None
+    if room is not None and need_mib > room // MIB:
+        raise refuse(
+            "GH-416",
+            f"container {grant.who.id[:64]} is not suspended: it has {need_mib} MiB on its GPUs, and may take"
+            f" {room // MIB} MiB of host memory until its cgroup's limit; give it a larger limit",
+        )
+
+
+def _send(grant: Grant, inventory: "Inventory", found: Found, lock: int) -> None:
+    """Move the memory of all processes, and of those that they start meanwhile. Raises ApplyError GH-415."""
+    for _ in range(ROUNDS):
+        seconds = processes.seconds_for(found.used_mib)
+        said = processes.call(inventory, "suspend", found.processes, seconds, lock)
+        if said.get("done") is not True:
+            raise _refusal(grant, "suspended", _why(said))
+        found = processes.find(grant, inventory, lock)
+        if found.gone:
+            return
+    why = "it starts new processes on its GPUs all the time"
+    if all(state == CHECKPOINTED for state in found.states.values()):
+        why = f"the driver still sees {found.left_mib} MiB of it on its GPUs"
+    raise _refusal(grant, "suspended", why)
+
+
+def _come_back(grant: Grant, inventory: "Inventory", lock: int) -> "dict[str, object]":
+    """The helper's answer."""
+    try:
+        there = processes.listed(grant)
+    except GhError as e:
+        return {"error": str(e)}
+    return processes.call(inventory, "resume", there, processes.seconds_for(grant.host_mib), lock)
+
+
+def _bring_back(settings: "Settings", grant: Grant, inventory: "Inventory", lock: int) -> None:
+    """After a suspend that failed: what cannot be undone now stays noted as moving, and a later look tries again."""
+    try:
+        if _come_back(grant, inventory, lock).get("done") is True:
+            admit.alter(settings, grant.key, lambda g, _: rules.returned(g))
+    except (GhError, OSError):
+        pass  # the first failure is the one to report
+
+
+def _why(said: "dict[str, object]") -> str:
+    if "failed" in said:
+        return f"process {said['failed']}: {said.get('why')}"
+    return str(said.get("error") or "the driver gave no answer")
+
+
+def _refusal(grant: Grant, what: str, why: str) -> GhError:
+    return refuse("GH-415", f"container {grant.who.id[:64]} is not {what}: {why[:200]}")

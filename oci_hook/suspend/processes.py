@@ -1,0 +1,149 @@
+"""The processes of a container whose memory on GPUs is moved: which there are, what they have, and which the driver cannot
+move. Asked of the driver on the host, by discovery/checkpoint.py, and of the container's account page."""
+
+import sys
+
+from oci_hook.core.grant import Grant
+from oci_hook.core.inventory import Inventory
+from oci_hook.core.units import MIB
+from oci_hook.core.value import Value
+from oci_hook.discovery.checkpoint import CHECKPOINTED, FAILED
+from oci_hook.discovery.discover import ask, environment, every_gpu
+from oci_hook.errors import refuse
+from oci_hook.linux import proc
+from oci_hook.observe import account, inside
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from oci_hook.discovery.checkpoint import Process
+
+LOOK_SECONDS = 30.0  # NVML's start takes about a second, and the driver may be busy
+MOVE_SECONDS = 60.0  # for the driver's calls, and
+SECONDS_PER_GIB = 2.0  # more for what they move: a bus of the slowest kind that such GPUs have
+IPC_SINCE = 610  # the driver that moves memory which processes share (NVIDIA/cuda-checkpoint, README)
+SHOWN = 3  # processes in a message
+
+
+class Found(Value):
+    """processes: those that use CUDA, the oldest first. used_mib: on all GPUs together, by the driver or the container's own
+    page, whichever is more. states: of the driver, by pid. kept_mib: of processes that have exited. left_mib: what NVML sees
+    on the GPUs."""
+
+    processes: "tuple[Process, ...]"
+    used_mib: int
+    states: "dict[int, int]"
+    kept_mib: int = 0
+    left_mib: int = 0
+
+    @property
+    def gone(self) -> bool:
+        """Nothing of them is on a GPU."""
+        return not self.left_mib and all(state == CHECKPOINTED for state in self.states.values())
+
+
+def call(
+    inventory: Inventory, what: str, processes: "tuple[Process, ...]", seconds: float, lock: int
+) -> "dict[str, Any]":
+    """What discovery/checkpoint.py answers; {"error": why} where it does not. lock: a descriptor that it keeps open, so that
+    whoever waits for that lock waits for its end, too."""
+    env = {**every_gpu(environment(inventory.driver_root)[0]), "LD_PRELOAD": inventory.libnvml}
+    words = [f"{pid}:{start}" for pid, start in processes]
+    program = [sys.executable, "-m", "oci_hook.discovery.checkpoint", inventory.libcuda, what, *words]
+    return ask(program, env, seconds, (lock,))
+
+
+def seconds_for(mib: int) -> float:
+    return MOVE_SECONDS + SECONDS_PER_GIB * mib / 1024
+
+
+def listed(grant: Grant) -> "tuple[Process, ...]":
+    """All processes of the container, the oldest first. Raises ApplyError GH-415 where they are not known."""
+    pids = inside.pids(grant.life.init[0], grant.life.cgroup) if grant.life.init else None
+    if not pids:
+        why = "its processes are not known: its cgroup cannot be read, has too many, or is not its own"
+        raise refuse("GH-415", f"container {grant.who.id[:64]}: {why}")
+    found = []
+    for pid in pids:
+        try:
+            found.append(proc.process_life(pid))
+        except OSError:
+            pass  # it has just ended
+    return tuple(sorted(found, key=lambda process: (process[1], process[0])))
+
+
+def find(grant: Grant, inventory: Inventory, lock: int) -> Found:
+    """Raises ApplyError GH-415 where the driver cannot be asked."""
+    there = listed(grant)
+    said = call(inventory, "look", there, LOOK_SECONDS, lock)
+    if "states" not in said:
+        raise refuse("GH-415", f"container {grant.who.id[:64]}: {str(said.get('error'))[:180]}; nothing is changed")
+    states = {int(pid): int(state) for pid, state in said["states"].items()}
+    usage = account.look(grant)
+    accounted, kept = (usage.totals, usage.kept) if isinstance(usage, account.Usage) else ((), ())
+    seen = {int(pid): size for pid, size in (said["used"] or {}).items()}
+    if strange := [pid for pid, size in seen.items() if size and pid not in states]:
+        raise refuse(
+            "GH-415", f"container {grant.who.id[:64]}: {_names(strange)} is on a GPU, and the driver has no state of it"
+        )
+    if sum(accounted) > sum(kept) and not states:
+        why = "its account page has memory in use, and the driver knows none of its processes"
+        raise refuse("GH-415", f"container {grant.who.id[:64]}: {why}")
+    left = sum(size or 0 for size in seen.values())
+    used = max(sum(accounted), left)
+    if states and (said["used"] is None or None in seen.values()):  # the driver does not say: at most its limits
+        used = max(used, sum(share.memory_mib for share in grant.shares) * MIB)
+    mine = tuple(process for process in there if process[0] in states)
+    return Found(mine, -(-used // MIB), states, -(-sum(kept) // MIB), -(-left // MIB))
+
+
+def check_movable(grant: Grant, inventory: Inventory, found: Found) -> None:
+    """Raises ApplyError GH-415 with the processes whose memory the driver cannot move. It says so itself only when it has
+    begun, and may then leave a process unusable."""
+    id = grant.who.id[:64]
+    failed = [pid for pid, state in found.states.items() if state == FAILED]
+    if failed:
+        why = f"{_names(failed)}: the driver lost its state in an earlier move; start the container anew"
+        raise refuse("GH-415", f"container {id} cannot be suspended: {why}")
+    fixed, shared = account.immovable(grant)
+    if shared and _major(inventory.driver_version) >= IPC_SINCE:
+        shared = ()
+    reasons = (
+        ("has managed or multicast memory, or of a shared pool", fixed),
+        ("shares memory with other processes", shared),
+    )
+    if found.kept_mib:
+        why = f"{found.kept_mib} MiB are of a process that has exited, and kept by one that it forked"
+        raise refuse("GH-415", f"container {id} cannot be suspended: {why}; nothing is changed")
+    words = [f"{_names(pids)} {what}" for what, owners in reasons if (pids := _pids(grant, owners))]
+    if words:
+        why = "; ".join(words)
+        raise refuse(
+            "GH-415", f"container {id} cannot be suspended: {why}, which the driver cannot move; nothing is changed"
+        )
+
+
+def _pids(grant: Grant, owners: "tuple[inside.Owner, ...]") -> list[int]:
+    """Host pids; that in the container where it is not found."""
+    if not owners or grant.life.init is None:
+        return []
+    table = inside.Table(inside.pids(grant.life.init[0], grant.life.cgroup), 1.0)
+    return sorted({(table.find(owner) or owner)[0] for owner in owners})
+
+
+def _names(pids: list[int]) -> str:
+    more = f" and {len(pids) - SHOWN} more" if len(pids) > SHOWN else ""
+    return "process " + ", ".join(f"{pid} ({_name(pid)})" for pid in pids[:SHOWN]) + more
+
+
+def _name(pid: int) -> str:
+    try:
+        return proc.read_file(f"/proc/{pid}/comm", 64).decode("utf-8", "replace").strip()
+    except OSError:
+        return "ended"
+
+
+def _major(version: str) -> int:
+    first = version.partition(".")[0]
+    return int(first) if first.isdigit() else 0

@@ -1,0 +1,111 @@
+"""discovery/checkpoint.py: all processes or none, whichever call of the driver fails."""
+
+import itertools
+import os
+
+import pytest
+
+from oci_hook.discovery import checkpoint
+from oci_hook.discovery.checkpoint import CHECKPOINTED, FAILED, LOCKED, RUNNING, Process, Refused
+from oci_hook.linux.proc import process_life
+
+THREE: list[Process] = [(11, 1), (12, 1), (13, 1)]
+MOVES = {
+    "Lock": (RUNNING, LOCKED),
+    "Checkpoint": (LOCKED, CHECKPOINTED),
+    "Restore": (CHECKPOINTED, LOCKED),
+    "Unlock": (LOCKED, RUNNING),
+}
+
+
+class Fake(checkpoint.Driver):
+    """States by process. fails: the numbers of the calls that fail, from 0."""
+
+    def __init__(self, states: list[int], fails: tuple[int, ...] = ()) -> None:
+        self.states = dict(zip(THREE, states, strict=True))
+        self.fails = fails
+        self.calls: list[str] = []
+
+    def state(self, process: Process) -> int | None:
+        return self.states.get(process)
+
+    def call(self, name: str, process: Process) -> None:
+        self.calls.append(name)
+        before, after = MOVES[name]
+        if len(self.calls) - 1 in self.fails or self.states[process] != before:
+            raise Refused(process, name)
+        self.states[process] = after
+
+    def all(self, state: int) -> bool:
+        return set(self.states.values()) == {state}
+
+
+def test_all_are_locked_before_any_is_moved() -> None:
+    fake = Fake([RUNNING] * 3)
+    assert checkpoint.suspend(fake, THREE) == {"done": True} and fake.all(CHECKPOINTED)
+    assert fake.calls == ["Lock"] * 3 + ["Checkpoint"] * 3
+    fake.calls.clear()
+    assert checkpoint.resume(fake, THREE) == {"done": True} and fake.all(RUNNING)
+    assert fake.calls == ["Restore"] * 3 + ["Unlock"] * 3
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_a_suspend_that_fails_has_all_run_again(at: int) -> None:
+    fake = Fake([RUNNING] * 3, (at,))
+    said = checkpoint.suspend(fake, THREE)
+    assert said == {"failed": THREE[at % 3][0], "why": fake.calls[at], "half": False} and fake.all(RUNNING)
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_a_resume_that_fails_sends_all_back_while_none_runs(at: int) -> None:
+    fake = Fake([CHECKPOINTED] * 3, (at,))
+    said = checkpoint.resume(fake, THREE)
+    assert said["failed"] == THREE[at % 3][0] and said["half"] is (at >= 3)
+    assert fake.all(CHECKPOINTED) if at < 3 else RUNNING in fake.states.values() or fake.all(LOCKED)
+    fake.fails = ()
+    assert checkpoint.resume(fake, THREE) == {"done": True} and fake.all(RUNNING)
+
+
+@pytest.mark.parametrize("states", [*itertools.product((RUNNING, LOCKED, CHECKPOINTED), repeat=3)])
+def test_whatever_a_crash_has_left_comes_back_or_is_moved(states: tuple[int, ...]) -> None:
+    fake = Fake([*states])
+    assert checkpoint.resume(fake, THREE) == {"done": True} and fake.all(RUNNING)
+    fake = Fake([*states])
+    assert checkpoint.suspend(fake, THREE) == {"done": True} and fake.all(CHECKPOINTED)
+
+
+def test_a_failure_in_the_undoing_is_told() -> None:
+    fake = Fake([RUNNING] * 3, (4, 5))
+    assert checkpoint.suspend(fake, THREE)["half"] is True
+    fake.fails = ()
+    assert checkpoint.resume(fake, THREE) == {"done": True} and fake.all(RUNNING)
+
+
+def test_a_process_that_the_driver_has_lost_is_told() -> None:
+    said = checkpoint.suspend(Fake([RUNNING, FAILED, RUNNING]), THREE)
+    assert said["failed"] == 12 and "state 3" in said["why"]
+
+
+def test_a_pid_that_is_another_process_by_now_is_not_touched() -> None:
+    called = []
+
+    class Real(checkpoint.Driver):
+        def __init__(self) -> None:
+            class Library:
+                def __getattr__(self, name: str) -> object:
+                    return lambda *_: called.append(name) or 0
+
+            self._cuda = Library()  # type: ignore[assignment]
+
+    pid, start = process_life(os.getpid())
+    driver = Real()
+    for name in MOVES:
+        driver.call(name, (pid, start + 1))
+    assert driver.state((pid, start + 1)) is None and called == []
+    driver.call("Lock", (pid, start))
+    assert called == ["cuCheckpointProcessLock"]
+
+
+def test_a_driver_without_checkpoints_is_named() -> None:
+    said = checkpoint.main("libc.so.6", "look", [])
+    assert said == {"error": "the driver has no checkpoints of processes, which came with 570"}

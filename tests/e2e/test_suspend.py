@@ -1,0 +1,412 @@
+"""`gpu-hook suspend` and `resume` of real containers on simulated GPUs: their memory, their GPUs, what cannot be suspended, and
+what a crash leaves."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_hook.core.grant import Grant
+from oci_hook.ledger import store
+from oci_hook.linux import proc
+from oci_hook.suspend import mover
+from tests.conftest import REPO
+from tests.e2e.stage import CLIENTS, Stage, python_image
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+ENV = {"PYTHONDONTWRITEBYTECODE": "1", "LD_LIBRARY_PATH": ""}
+FIVE = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "5Gi"}
+PATIENCE = 60  # seconds until a program that does not answer has failed
+
+
+class Tenant:
+    """A container whose program does what it is told."""
+
+    def __init__(self, node: "Node", annotations: dict[str, str], edit: Callable[[dict[str, Any]], object]) -> None:
+        self.node = node
+        self.name = f"t{len(node.tenants)}"
+        node.tenants.append(self)
+
+        def edits(spec: dict[str, Any]) -> None:
+            spec["mounts"].extend(node.mounts)
+            edit(spec)
+
+        self.id = node.stage.start(
+            node.root, sys.executable, "/clients/tenant.py", self.name, annotations=annotations, env=ENV, edit=edits
+        )
+        self.program = Program(node, self.name)
+
+    @property
+    def grant(self) -> Grant:
+        (found,) = (g for g in store.snapshot(str(self.node.stage.state)) if g.who.id == self.id)
+        return found
+
+    def pid(self) -> int:
+        return self.node.stage.runc.pid(self.id)
+
+
+class Program:
+    def __init__(self, node: "Node", name: str) -> None:
+        self.ask = node.root / f"tmp/{name}.ask"
+        self.said = node.root / f"tmp/{name}.said"
+        self.heard = 0
+        until(self.said.exists, f"{name} starts")
+
+    def tell(self, line: str) -> None:
+        """Give it a command whose answer may come later."""
+        with open(self.ask, "w") as file:
+            file.write(line + "\n")
+
+    def answers(self) -> list[str]:
+        return self.said.read_text().splitlines()[self.heard :]
+
+    def hear(self) -> str:
+        until(lambda: bool(self.answers()), f"{self.said} has an answer")
+        (answer,) = self.answers()
+        self.heard += 1
+        return answer
+
+    def __call__(self, line: str) -> str:
+        self.tell(line)
+        return self.hear()
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+class Node:
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.root = stage.folder / "python"
+        self.mounts = python_image(self.root)
+        shutil.copytree(CLIENTS, self.root / "clients")
+        self.tenants: list[Tenant] = []
+
+    def tenant(
+        self, annotations: dict[str, str] = FIVE, edit: Callable[[dict[str, Any]], object] = lambda spec: None
+    ) -> Tenant:
+        return Tenant(self, annotations, edit)
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "oci_hook", *words, "--prefix", str(self.stage.prefix)]
+
+    def say(self, *words: str, status: int = 0) -> str:
+        """gpu-hook's answer: standard output and error."""
+        done = subprocess.run(self.command(*words), capture_output=True, text=True, cwd=REPO)
+        assert done.returncode == status, (words, done)
+        return done.stdout + done.stderr
+
+    def data(self, *words: str) -> Any:
+        return json.loads(self.say(*words, "--json"))
+
+    def settings(self) -> Any:
+        from oci_hook.config import settings
+
+        return settings.load(str(self.stage.prefix))
+
+    def clean(self) -> None:
+        for tenant in self.tenants:
+            self.stage.runc("delete", "--force", tenant.id, program=self.stage.program)
+        self.tenants.clear()
+        for file in (self.root / "tmp").iterdir():
+            file.unlink()
+
+
+@pytest.fixture(scope="module")
+def module_node(stage: Stage) -> Node:
+    return Node(stage)
+
+
+@pytest.fixture
+def node(module_node: Node) -> Iterator[Node]:
+    yield module_node
+    module_node.clean()
+
+
+def test_its_gpu_is_free_for_others_and_its_memory_comes_back_as_it_was(node: Node) -> None:
+    first = node.tenant()
+    assert [first.program("begin"), first.program("alloc 300 mine"), first.program("alloc 40 more")] == ["0", "0", "0"]
+    before, used = first.program("digest"), node.stage.used_mib()
+    node.stage.refused(node.root, "GH-201", annotations=FIVE)
+
+    said = node.data("suspend", first.id)
+    assert said["changed"] and said["in_effect"] and said["suspended_since"] and said["host_mib"] >= 340
+    assert node.stage.used_mib() == 0 and used >= 340
+    second = node.tenant()  # has the same GPU
+    assert [second.program("begin"), second.program("alloc 4600 other")] == ["0", "0"]
+    (shown,) = (c for c in node.data("ps")["containers"] if c["id"] == first.id)
+    assert (shown["state"], shown["host_mib"]) == ("suspended", said["host_mib"]) and shown["suspended_since"]
+    assert "suspended since" in node.say("ps") and "is suspended since" in node.say("why", first.id)
+
+    refused = node.say("resume", first.id, status=1)
+    assert "GH-201" in refused and "of 8192 MiB are free, 5120 needed" in refused
+    assert first.grant.suspended == said["suspended_since"] and not first.grant.moving
+    node.stage.runc("delete", "--force", second.id, program=node.stage.program)
+    assert node.data("resume", first.id)["changed"]
+    assert first.program("digest") == before and not first.grant.off_gpu and not first.grant.host_mib
+    assert first.program("alloc 4900") == "2" and first.program("alloc 4000") == "0"  # the limit of 5 GiB holds
+    log = [json.loads(line)["event"] for line in (node.stage.state / "events").read_text().splitlines()]
+    assert [e for e in log if e in ("suspended", "resumed", "not-resumed")][-2:] == ["suspended", "resumed"]
+
+
+def test_what_it_asks_of_its_gpu_meanwhile_waits(node: Node) -> None:
+    """Also in processes that start then: the room is somebody else's."""
+    tenant = node.tenant()
+    assert [tenant.program("begin"), tenant.program("alloc 100"), tenant.program("child late")] == ["0", "0", "0"]
+    late = Program(node, "late")
+    assert node.data("suspend", tenant.id)["changed"]
+    tenant.program.tell("alloc 200 two")
+    late.tell("begin")
+    time.sleep(0.5)
+    assert not tenant.program.answers() and not late.answers() and node.stage.used_mib() == 0
+    assert node.data("resume", tenant.id)["changed"]
+    assert tenant.program.hear() == late.hear() == "0"
+
+
+def test_all_of_its_processes_or_none(node: Node) -> None:
+    tenant = node.tenant()
+    assert [tenant.program("begin"), tenant.program("alloc 100"), tenant.program("child two")] == ["0", "0", "0"]
+    two = Program(node, "two")
+    assert [two("begin"), two("alloc 50 two"), two("managed 10")] == ["0", "0", "0"]
+    said = node.say("suspend", tenant.id, status=1)
+    assert (
+        "GH-415" in said
+        and "(python" in said
+        and "managed or multicast memory" in said
+        and "nothing is changed" in said
+    )
+    assert not tenant.grant.off_gpu and tenant.program("alloc 10") == two("alloc 10") == "0"
+
+
+def test_memory_that_processes_share_is_not_moved(node: Node) -> None:
+    tenant = node.tenant()
+    assert [tenant.program(line) for line in ("begin", "alloc 100", "share")] == ["0", "0", "0"]
+    said = node.say("suspend", tenant.id, status=1)
+    assert "GH-415" in said and "shares memory with other processes" in said
+    assert not tenant.grant.off_gpu and tenant.program("alloc 10") == "0"
+
+
+def test_its_cgroup_must_have_room(node: Node) -> None:
+    def small(spec: dict[str, Any]) -> None:
+        spec["linux"]["resources"]["memory"] = {"limit": 600 << 20}
+
+    tenant = node.tenant(edit=small)
+    assert [tenant.program("begin"), tenant.program("alloc 100"), tenant.program("digest")][:2] == ["0", "0"]
+    assert node.data("suspend", tenant.id)["changed"] and node.data("resume", tenant.id)["changed"]
+    at = tenant.program  # it holds more than its cgroup has left, without touching it
+    assert at("hold 700") == "0"
+    said = node.say("suspend", tenant.id, status=1)
+    assert "GH-416" in said and "until its cgroup's limit" in said and not tenant.grant.off_gpu
+    assert at("alloc 10") == "0"
+
+
+def test_a_freeze_is_one_thing_and_a_suspend_another(node: Node) -> None:
+    tenant = node.tenant()
+    assert tenant.program("begin") == "0"
+    assert "was suspended already" not in node.say("suspend", tenant.id)
+    assert "was suspended already" in node.say("suspend", tenant.id)
+    assert "GH-411" in node.say("set", tenant.id, "--memory", "2Gi", status=1)
+    assert "GH-411" in node.say("release", tenant.id, "--force", status=1)
+    node.say("freeze", tenant.id)
+    node.say("resume", tenant.id)
+    assert not tenant.grant.stopped
+    assert "was resumed already" in node.say("resume", tenant.id)
+
+
+POINTS = (
+    ("begun", "suspend"),  # the ledger says that it moves, nobody has been asked
+    ("sent", "suspend"),  # all is in the host's memory, the ledger does not say so
+    ("returning", "resume"),
+    ("back", "resume"),
+)
+CRASH = """
+import os, sys
+from oci_hook.config import settings
+from oci_hook.suspend import mover, processes
+prefix, key, point, what = sys.argv[1:]
+alter, call = mover.admit.alter, processes.call
+def die(*_): os.kill(os.getpid(), 9)
+def altered(*a):
+    done = alter(*a)
+    if point in ("begun", "returning"): die()
+    return done
+def called(inventory, what, *a):
+    said = call(inventory, what, *a)
+    if what != "look" and point in ("sent", "back"): die()
+    return said
+mover.admit.alter, processes.call = altered, called
+getattr(mover, what)(settings.load(prefix), key)
+"""
+
+
+@pytest.mark.parametrize(("point", "what"), POINTS)
+def test_a_crash_leaves_what_the_next_look_makes_whole(node: Node, point: str, what: str) -> None:
+    tenant = node.tenant()
+    assert [tenant.program("begin"), tenant.program("alloc 200 mine")] == ["0", "0"]
+    before, key = tenant.program("digest"), tenant.grant.key
+    if what == "resume":
+        node.say("suspend", tenant.id)
+    command = [sys.executable, "-c", CRASH, str(node.stage.prefix), key, point, what]
+    assert subprocess.run(command, cwd=REPO).returncode == -signal.SIGKILL
+    assert tenant.grant.moving and mover.cut_off(str(node.stage.state), tenant.grant)
+    node.stage.refused(node.root, "GH-201", annotations=FIVE)  # its GPU is still booked, so it can come back
+    (shown,) = (c for c in node.data("ps")["containers"] if c["id"] == tenant.id)
+    assert shown["state"] == "moving"
+    assert "GH-411" in node.say("suspend", tenant.id, status=1)
+    assert node.data("resume", tenant.id)["changed"]
+    assert not tenant.grant.off_gpu and tenant.program("digest") == before and tenant.program("alloc 10") == "0"
+
+
+def test_a_process_that_is_killed_while_suspended(node: Node) -> None:
+    tenant = node.tenant()
+    assert [tenant.program("begin"), tenant.program("alloc 100"), tenant.program("child two")] == ["0", "0", "0"]
+    two = Program(node, "two")
+    assert [two("begin"), two("alloc 50 two")] == ["0", "0"]
+    before = tenant.program("digest")
+    node.say("suspend", tenant.id)
+    (child,) = (pid for pid in proc.pids() if b"two" in proc.read_file(f"/proc/{pid}/cmdline").split(b"\0")[-2:-1])
+    os.kill(child, signal.SIGKILL)
+    until(lambda: not proc.start_time(child), "it has ended")
+    assert node.data("resume", tenant.id)["changed"] and tenant.program("digest") == before
+
+
+def test_a_container_that_is_deleted_while_suspended(node: Node) -> None:
+    tenant = node.tenant()
+    assert [tenant.program("begin"), tenant.program("alloc 100")] == ["0", "0"]
+    node.say("suspend", tenant.id)
+    node.stage.runc("delete", "--force", tenant.id, program=node.stage.program)
+    assert "GH-410" in node.say("resume", tenant.id, status=1)
+    with store.open_ledger(str(node.stage.state)) as ledger:
+        assert ledger.grants == ()
+    assert not list(Path(node.stage.state, "pages").iterdir())
+
+
+def test_a_whole_gpu(node: Node) -> None:
+    tenant = node.tenant({"gpu-hook.io/devices": "0", "gpu-hook.io/exclusive": "true"})
+    assert [tenant.program("begin"), tenant.program("alloc 100 mine")] == ["0", "0"]
+    before = tenant.program("digest")
+    node.stage.refused(node.root, "GH-201", annotations=FIVE)
+    node.say("suspend", tenant.id)
+    tenant.program.tell("alloc 10")
+    second = node.tenant()
+    assert second.program("begin") == "0" and not tenant.program.answers()
+    assert "1 container has it, and only one may" in node.say("resume", tenant.id, status=1)
+    node.say("suspend", second.id)
+    node.say("resume", tenant.id)
+    assert tenant.program.hear() == "0" and tenant.program("digest") != before
+    assert "GH-201" in node.say("resume", second.id, status=1)
+
+
+def test_memory_of_a_process_that_has_exited_is_not_moved(node: Node) -> None:
+    tenant = node.tenant()
+    assert tenant.program("child two") == "0"
+    two = Program(node, "two")
+    assert [two("begin"), two("alloc 50 two"), two("fork"), tenant.program("begin")] == ["0", "0", "0", "0"]
+    two.tell("leave")
+    until(lambda: "kept" in node.say("ps"), "its child keeps its memory")
+    said = node.say("suspend", tenant.id, status=1)
+    assert "GH-415" in said and "of a process that has exited" in said and not tenant.grant.off_gpu
+
+
+def setuid(spec: dict[str, Any]) -> None:
+    for kind in ("bounding", "effective", "permitted"):
+        spec["process"]["capabilities"][kind] += ["CAP_SETUID", "CAP_LEASE"]
+
+
+def test_a_lease_on_its_page(node: Node) -> None:
+    tenant = node.tenant(edit=setuid)
+    assert [tenant.program("begin"), tenant.program("alloc 50"), tenant.program("lease")] == ["0", "0", "0"]
+    said = node.say("suspend", tenant.id, status=1)
+    assert "GH-415" in said and "file lease" in said and not tenant.grant.off_gpu
+    assert tenant.program("alloc 10") == "0"
+
+
+def test_a_tenant_that_starts_processes_past_the_shim(node: Node) -> None:
+    """Each time that all have been moved there is another one: in the end all run again."""
+    tenant = node.tenant()
+    assert [tenant.program("begin"), tenant.program("alloc 50")] == ["0", "0"]
+    before = tenant.program("digest")
+    done = subprocess.run(
+        [sys.executable, "-c", NEWCOMERS, str(node.stage.prefix), tenant.grant.key],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+    )
+    assert "GH-415" in done.stdout and "starts new processes" in done.stdout, done
+    assert not tenant.grant.off_gpu and tenant.program("digest") == before
+
+
+NEWCOMERS = """
+import sys
+from oci_hook.config import settings
+from oci_hook.suspend import mover, processes
+call = processes.call
+def called(inventory, what, there, *a):
+    said = call(inventory, what, there, *a)
+    if what == "look":
+        said["states"][str(there[0][0])] = 0
+    return said
+processes.call = called
+try:
+    mover.suspend(settings.load(sys.argv[1]), sys.argv[2])
+except Exception as e:
+    print(e)
+"""
+
+
+def test_the_agent_ends_what_a_crash_has_cut_off(node: Node) -> None:
+    tenant = node.tenant()
+    assert [tenant.program("begin"), tenant.program("alloc 200 mine")] == ["0", "0"]
+    before, key = tenant.program("digest"), tenant.grant.key
+    command = [sys.executable, "-c", CRASH, str(node.stage.prefix), key, "sent", "suspend"]
+    assert subprocess.run(command, cwd=REPO).returncode == -signal.SIGKILL
+    with subprocess.Popen(
+        node.command("agent", "--address", "none", "--interval", "1"), cwd=REPO, stderr=subprocess.DEVNULL
+    ) as agent:
+        try:
+            until(lambda: not tenant.grant.off_gpu, "the agent has it run again")
+        finally:
+            agent.terminate()
+    assert tenant.program("digest") == before
+
+
+def test_a_helper_that_is_killed(node: Node) -> None:
+    """The command has the driver asked once more, and all run again."""
+    tenant = node.tenant()
+    assert [tenant.program("begin"), tenant.program("alloc 50")] == ["0", "0"]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(node.stage.prefix), tenant.grant.key],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+    )
+    assert "GH-415" in done.stdout and "no answer" in done.stdout, done
+    assert not tenant.grant.off_gpu and tenant.program("alloc 10") == "0"
+
+
+KILLED = """
+import sys
+from oci_hook.config import settings
+from oci_hook.suspend import mover, processes
+call = processes.call
+def called(inventory, what, *a):
+    said = call(inventory, what, *a)
+    return {"error": "no answer within 1 s"} if what == "suspend" else said
+processes.call = called
+try:
+    mover.suspend(settings.load(sys.argv[1]), sys.argv[2])
+except Exception as e:
+    print(e)
+"""
