@@ -94,7 +94,7 @@ class Machine:
     def pid(self) -> int:
         """QEMU's process, or rather that of its `timeout`, which is known by its command; 0 for none."""
         if self._process:
-            self._process.poll()
+            return 0 if self._process.poll() is not None else self._process.pid
         try:
             pid = int((self.folder / "pid").read_text())
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -167,8 +167,6 @@ class Machine:
         end = time.monotonic() + seconds
         while self.pid() and time.monotonic() < end:
             time.sleep(0.1)
-        if self._process and not self.pid():
-            self._process.wait()
 
     def console(self) -> str:
         return self._read("console")

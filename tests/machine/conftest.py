@@ -49,9 +49,8 @@ class Inside:
 
     def until(self, script: str, seconds: int = 120) -> str:
         """What the commands print when they succeed at last."""
-        done = self.run(
-            f'for i in $(seq {seconds}); do said=$({script}) && echo "$said" && exit; sleep 1; done; exit 1'
-        )
+        tries = f'while [ $SECONDS -lt {seconds} ]; do said=$({script}) && echo "$said" && exit; sleep 1; done; exit 1'
+        done = self.run(tries, seconds + 60)
         assert done.returncode == 0, f"{script}: {self.run(script).stdout}"
         return done.stdout
 

@@ -43,7 +43,9 @@ def test_an_upgrade_below_a_container(installed: Inside) -> None:
 def test_removal_waits_for_containers_and_leaves_nothing(installed: Inside) -> None:
     said = installed.fails("apt-get remove -y -q gpu-hook")
     assert "GH-306: 1 container(s) use the simulated GPUs" in said or "GH-504: 1 container(s) hold shares" in said, said
-    installed("docker rm -f stays; dpkg --configure -a; systemctl disable -q --now gpu-hook-agent; systemctl stop gpus")
+    installed("docker rm -f stays; dpkg --configure -a; systemctl disable -q --now gpu-hook-agent")
+    installed("systemctl disable -q --now gpus; rm -r /etc/systemd/system/gpus.service; systemctl daemon-reload")
+    installed("rmdir /etc/systemd/system/gpu-hook-inventory.service.wants 2>/dev/null || true")
     installed("apt-get purge -y -q gpu-hook gpu-hook-simulator", 900)
     places = ("/proc", "/share", "/root", "/home", "/var/log", *(f"/var/lib/{name}" for name in KEPT))
     pruned = " -o ".join(f"-path {place}" for place in places)
