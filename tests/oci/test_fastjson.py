@@ -48,3 +48,8 @@ def test_nan_is_not_written() -> None:
         fastjson.dumps([float("nan")])
     with pytest.raises(TypeError):
         fastjson.dumps({"a": object()})
+
+
+def test_a_number_of_thousands_of_digits_is_refused_in_plain_words() -> None:
+    with pytest.raises(ValueError, match="^a number has thousands of digits$"):
+        fastjson.loads_unique(b'[{"device": ' + b"9" * 5000 + b"}]")
