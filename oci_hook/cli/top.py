@@ -182,7 +182,7 @@ class Screen:
 
     def shares(self, gpu: dict[str, Any]) -> tuple[list[Part], list[Part]]:
         """(the parts of its memory bar, those of its compute bar, which is not class offline's)"""
-        there = [c for c in self.node["containers"] if not c["suspended_since"]]
+        there = [c for c in self.node["containers"] if not c.get("suspended_since")]
         on = [(c, s) for c in there for s in c["gpus"] if s["uuid"] == gpu["uuid"]]
         total = max(1, gpu["memory_mib"])
         memory = [(s["memory_mib"] / total, self.colour(c["key"]), label(c)) for c, s in on]

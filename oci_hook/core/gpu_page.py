@@ -51,11 +51,12 @@ def cap(grant: Grant, share: Share) -> int:
 
 
 def weights(uuid: str, grants: tuple[Grant, ...]) -> dict[int, int]:
-    """The weight of each container on the GPU that is not suspended, by Share.slot."""
-    there = [pair for pair in on_gpu(uuid, grants) if not pair[0].suspended]
+    """The weight of each container on the GPU, by Share.slot. A suspended one leaves its own to the others."""
+    all_of_it = on_gpu(uuid, grants)
+    there = [pair for pair in all_of_it if not pair[0].suspended]
     booked = {share.slot: guaranteed(grant, share) for grant, share in there}
     offline = {share.slot for grant, share in there if grant.terms.priority_class == OFFLINE}
-    found = {}
+    found = {share.slot: 1 for grant, share in all_of_it if grant.suspended}
     for some in (offline, booked.keys() - offline):
         equal = _part(100 - sum(booked[slot] for slot in some), sum(not booked[slot] for slot in some))
         found.update({slot: booked[slot] * ONE_PERCENT or equal for slot in some})
@@ -96,7 +97,7 @@ def gpu_page(
             _HEAD.size + slot * _SLOT.size,
             CLASS_NUMBERS[grant.terms.priority_class],
             1 if grant.stopped else 0,
-            weight.get(share.slot, 1),
+            weight[share.slot],
             cap(grant, share) * PPM,
             grant.linger,
             0,

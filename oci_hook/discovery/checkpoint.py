@@ -1,10 +1,11 @@
 """Moves the GPU memory of processes to the host's memory and back, by the driver's checkpoints, and prints what came of it
 as JSON. A program of its own on the host, as a driver call may hang, and end only with its process.
 
-usage: LD_PRELOAD=LIBNVML python -m oci_hook.discovery.checkpoint LIBCUDA look|suspend|resume PID:START ...
+usage: LD_PRELOAD=LIBNVML python -m oci_hook.discovery.checkpoint LIBCUDA look|lock|suspend|resume PID:START ...
 
 look     {"states": {PID: STATE}, "used": {PID: bytes or null}}: those that use CUDA, and those that NVML lists ("used": null
          where it fails)
+lock     locks all; {"done": true}, or as suspend
 suspend  locks all, then moves the memory of all; {"done": true}, or all run again and {"failed": PID, "why": ...}
 resume   moves all back, then lets all run; or moves back to the host what had come, and {"failed": PID, "why": ...}
 
@@ -69,11 +70,20 @@ class Driver:
             raise Refused(process, f"cuCheckpointProcess{name}: CUDA error {code}")
 
 
-def suspend(driver: Driver, processes: list[Process]) -> dict[str, Any]:
+def lock(driver: Driver, processes: list[Process]) -> dict[str, Any]:
     try:
         for process in processes:
             if driver.state(process) == RUNNING:
                 driver.call("Lock", process)
+        return {"done": True}
+    except Refused as e:
+        return failure(e, half="failed" in resume(driver, processes))
+
+
+def suspend(driver: Driver, processes: list[Process]) -> dict[str, Any]:
+    if "done" not in (said := lock(driver, processes)):
+        return said
+    try:
         for process in processes:
             if driver.state(process) == LOCKED:
                 driver.call("Checkpoint", process)
@@ -152,7 +162,7 @@ def main(library: str, what: str, words: list[str]) -> dict[str, Any]:
     processes = [(int(pid), int(start)) for pid, _, start in (word.partition(":") for word in words)]
     try:
         driver = Driver(library)
-        return {"look": look, "suspend": suspend, "resume": resume}[what](driver, processes)
+        return {"look": look, "lock": lock, "suspend": suspend, "resume": resume}[what](driver, processes)
     except (OSError, AttributeError) as e:
         return {"error": str(e)}
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 TMPFS_SIZE = 8 << 20  # far more than the slot files: a tenant needs milliseconds to fill it, enough to add a slot file
 TMPFS_GROWTH = 1 << 20  # added if a tenant does not release what it has filled
 TMPFS_MAX = 64 << 20
-TMPFS_INODES = 256
 TRIES = 20
 
 
@@ -88,7 +87,9 @@ def ready(state_dir: str, uuid: str) -> None:
 
         # Since Linux 6.19 a directory's owner can take a lease on it as well (F_SETDELEG).
         owner = f"uid={PAGE_UID},gid={PAGE_UID}"
-        mount.mount_tmpfs(path, f"size={TMPFS_SIZE},nr_inodes={TMPFS_INODES},mode=0755,{owner}")
+        # Only root makes files here. A limit would be room that tenants can use up by attributes of their files (user.*, since
+        # Linux 6.6); without one these take memory of the tenant's own cgroup.
+        mount.mount_tmpfs(path, f"size={TMPFS_SIZE},nr_inodes=0,mode=0755,{owner}")
     slots = f"{path}/{SLOT_DIR}"
     if not os.path.exists(slots):
         os.mkdir(slots)

@@ -4,7 +4,7 @@ STATE/ledger/lock        flock: one transaction (read, sweep, decide, write) at 
 STATE/ledger/KEY.json    a grant; created by rename, so a reader sees all of it or none
 STATE/pages/KEY/policy   the pages that its container sees, made before the grant and removed after it
 STATE/pages/KEY/copy     a copy of its policy page that only root sees
-STATE/pages/KEY/moving   flock: whoever suspends or resumes the container (suspend/mover.py)
+STATE/pages/KEY/moving   flock: whoever suspends or resumes the container (suspend/hold.py)
 STATE/pages/KEY/state.json, status   a copy of the runtime's state file (launcher/keep_state.c)
 STATE/messages           messages for containers about changes (ledger/messages.py)
 

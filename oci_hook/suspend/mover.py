@@ -5,22 +5,19 @@ helper that asks the driver holds as well, says that somebody is at it: a grant 
 left so by a crash. Whoever finds that brings its memory back to its GPUs, which is the end of a resume and undoes a suspend.
 """
 
-import fcntl
-import os
 import time
 
 from oci_hook.core import suspend as rules
 from oci_hook.core.grant import Grant
-from oci_hook.core.layout import PAGES_DIR
 from oci_hook.core.units import MIB
 from oci_hook.core.value import Value
 from oci_hook.discovery.checkpoint import CHECKPOINTED
 from oci_hook.errors import GhError, refuse
-from oci_hook.ledger import admit, events, store
+from oci_hook.ledger import admit, events
 from oci_hook.ledger import inventory as node_inventory
 from oci_hook.linux import memory_room
-from oci_hook.linux.lock import lock_file
 from oci_hook.suspend import processes
+from oci_hook.suspend.hold import Hold
 from oci_hook.suspend.processes import Found
 
 TYPE_CHECKING = False
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
     from oci_hook.config.settings import Settings
     from oci_hook.core.inventory import Inventory
 
-LOCK = "moving"
 ROUNDS = 10  # of looks for processes that were started meanwhile
 
 
@@ -40,46 +36,6 @@ class Moved(Value):
     changed: bool
     delivered: bool = True
     seconds: float = 0.0
-
-
-class Hold:
-    """`with Hold(settings, key) as hold:` holds the lock of a container's moves; hold.fd is its descriptor, and hold.grant the
-    grant as it is then. Raises ApplyError GH-410, GH-411."""
-
-    def __init__(self, settings: "Settings", key: str) -> None:
-        self._settings, self._key = settings, key
-        self.fd = -1
-
-    def __enter__(self) -> "Hold":
-        path = f"{self._settings.state_dir}/{PAGES_DIR}/{self._key}/{LOCK}"
-        try:
-            self.fd = lock_file(path, fcntl.LOCK_EX, wait=False)
-        except FileNotFoundError:
-            raise refuse("GH-410", f"the container of grant {self._key} has ended") from None
-        except BlockingIOError:
-            why = "is being suspended or resumed by another command"
-            raise refuse("GH-411", f"the container of grant {self._key} {why}; wait for it") from None
-        try:
-            self.grant = admit.find(store.snapshot(self._settings.state_dir), self._key)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.fd)
-        self.fd = -1
-
-
-def cut_off(state_dir: str, grant: Grant) -> bool:
-    """True if a crash has left this grant between its GPUs and the host's memory."""
-    if not grant.moving:
-        return False
-    try:
-        os.close(lock_file(f"{state_dir}/{PAGES_DIR}/{grant.key}/{LOCK}", fcntl.LOCK_EX, wait=False))
-        return True
-    except OSError:
-        return False
 
 
 def suspend(settings: "Settings", key: str) -> Moved:
@@ -169,10 +125,11 @@ def _check_cgroup(grant: Grant, need_mib: int) -> None:
 def _send(grant: Grant, inventory: "Inventory", found: Found, lock: int) -> None:
     """Move the memory of all processes, and of those that they start meanwhile. Raises ApplyError GH-415."""
     for _ in range(ROUNDS):
-        seconds = processes.seconds_for(found.used_mib)
-        said = processes.call(inventory, "suspend", found.processes, seconds, lock)
-        if said.get("done") is not True:
-            raise _refusal(grant, "suspended", _why(said))
+        for what in ("lock", "suspend"):
+            said = processes.call(inventory, what, found.processes, processes.seconds_for(found.used_mib), lock)
+            if said.get("done") is not True:
+                raise _refusal(grant, "suspended", _why(said))
+            processes.check_movable(grant, inventory, found)  # once more: no call is under way in those that are locked
         found = processes.find(grant, inventory, lock)
         if found.gone:
             return

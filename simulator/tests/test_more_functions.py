@@ -276,3 +276,20 @@ cuda.cuGraphClone(byref(copy), g); cuda.cuGraphDestroy(g); cuda.cuGraphDestroy(c
 """,
     )
     assert out == ["[]", "[5]"]
+
+
+def test_a_checkpoint_moves_memory_and_refuses_managed_one(sim: Sim) -> None:
+    """Before CUDA 13.0. The process stays locked then, and goes on once it is unlocked."""
+    out = run(
+        sim,
+        """
+def checkpoint(name): return code("cuCheckpointProcess" + name, os.getpid(), None)
+def state(): s = c_int(-1); cuda.cuCheckpointProcessGetState(os.getpid(), byref(s)); return s.value
+context(); alloc(5000); print(checkpoint("Checkpoint"), checkpoint("Lock"), state(), checkpoint("Checkpoint"), state())
+print(checkpoint("Unlock"), checkpoint("Restore"), checkpoint("Unlock"), state())
+m = c_uint64(); cuda.cuMemAllocManaged(byref(m), c_size_t(4096), 1)
+print(checkpoint("Lock"), checkpoint("Checkpoint"), state(), checkpoint("Unlock"), state())
+cuda.cuMemFree_v2(m); print(checkpoint("Lock"), checkpoint("Checkpoint"), checkpoint("Restore"), checkpoint("Unlock"))
+""",
+    )
+    assert out == ["401 0 1 0 2", "401 0 0 0", "0 801 1 0 0", "0 0 0 0"]

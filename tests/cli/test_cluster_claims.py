@@ -87,6 +87,15 @@ def dump(tmp_path: Path) -> str:
     return str(path)
 
 
+def test_ps_has_all_of_the_compute_beside_a_part_of_the_memory(dump: str) -> None:
+    data = json.loads(Path(dump).read_text())
+    claim = next(item for item in data["items"] if item["metadata"]["name"] == "c-runs")
+    claim["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"]["compute"] = "100"
+    Path(dump).write_text(json.dumps(data))
+    (row,) = json.loads(run("ps", "--cluster", "--dump", dump, "--json").output)["pods"]
+    assert (row["compute"], row["whole"]) == (100, False)
+
+
 def test_ps_has_the_shares_of_claims(dump: str) -> None:
     (row,) = json.loads(run("ps", "--cluster", "--dump", dump, "--json").output)["pods"]
     assert row == {

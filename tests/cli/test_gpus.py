@@ -8,6 +8,7 @@ import pytest
 from oci_hook.cli import gpus
 from oci_hook.core.grant import Share
 from oci_hook.core.inventory import Gpu
+from oci_hook.ledger import store
 from tests.cli.box import Install
 
 
@@ -41,6 +42,11 @@ def test_table_and_json(install: Install) -> None:
     assert (gpu["index"], gpu["uuid"], gpu["memory_mib"], gpu["tier"]) == (0, "GPU-0", 24576, None)
     assert (gpu["granted_mib"], gpu["granted_compute"], gpu["containers"]) == (5120, 30, 2)
     assert [(g["granted_compute"], g["granted_offline_compute"]) for g in data["gpus"]] == [(30, 0), (0, 60)]
+    with store.open_ledger(str(install.state)) as ledger:
+        (one,) = (g for g in ledger.grants if g.who.id == "one")
+        ledger.change(one.replace(suspended=5, host_mib=9))
+    gpu = install.data("gpus")["gpus"][0]
+    assert (gpu["granted_mib"], gpu["granted_compute"], gpu["containers"]) == (1024, 0, 2)
 
 
 def test_who_holds_memory_limits(install: Install) -> None:

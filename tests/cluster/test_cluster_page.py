@@ -167,7 +167,7 @@ def test_every_panel_shows_what_happens_and_the_alerts_fire(
         assert shown(titled["GPUs, by who is on them"])["whole"][-1] == 1
         assert set(shown(titled["Pods that wait, by reason"])) == {"GH-201"}
         assert sorted(values[-1] for values in shown(titled["Who leads"]).values()) == [0, 1]
-        assert all(dashboard.choices(name, prometheus) for name in ("instance", "node"))
+        assert all(dashboard.choices(name, prometheus) for name in ("instance", "Hostname"))
 
         def firing() -> set[str]:
             return {

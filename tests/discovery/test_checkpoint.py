@@ -49,6 +49,13 @@ def test_all_are_locked_before_any_is_moved() -> None:
     assert fake.calls == ["Restore"] * 3 + ["Unlock"] * 3
 
 
+def test_a_lock_that_fails_has_all_run_again() -> None:
+    fake = Fake([RUNNING] * 3)
+    assert checkpoint.lock(fake, THREE) == {"done": True} and fake.all(LOCKED)
+    fake = Fake([RUNNING] * 3, (2,))
+    assert checkpoint.lock(fake, THREE) == {"failed": 13, "why": "Lock", "half": False} and fake.all(RUNNING)
+
+
 @pytest.mark.parametrize("at", range(6))
 def test_a_suspend_that_fails_has_all_run_again(at: int) -> None:
     fake = Fake([RUNNING] * 3, (at,))

@@ -17,7 +17,7 @@ import pytest
 from oci_hook.core.grant import Grant
 from oci_hook.ledger import store
 from oci_hook.linux import proc
-from oci_hook.suspend import mover
+from oci_hook.suspend.hold import cut_off
 from tests.conftest import REPO
 from tests.e2e.stage import CLIENTS, Stage, python_image
 
@@ -190,6 +190,40 @@ def test_all_of_its_processes_or_none(node: Node) -> None:
     assert not tenant.grant.off_gpu and tenant.program("alloc 10") == two("alloc 10") == "0"
 
 
+def test_what_cannot_be_moved_may_come_late(node: Node) -> None:
+    """After the first look at what it has: it is seen before anything is moved."""
+    tenant = node.tenant()
+    assert [tenant.program("begin"), tenant.program("alloc 100")] == ["0", "0"]
+    code = LATE.format(ask=str(tenant.program.ask))
+    command = [sys.executable, "-c", code, str(node.stage.prefix), tenant.grant.key]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+    assert "managed or multicast memory" in done.stdout and "['look', 'lock', 'resume']" in done.stdout, done
+    assert tenant.program.hear() == "0" and not tenant.grant.off_gpu and tenant.program("alloc 10") == "0"
+
+
+LATE = """
+import sys, time
+from oci_hook.config import settings
+from oci_hook.suspend import mover, processes
+call, alter, calls = processes.call, mover.admit.alter, []
+def altered(*a):
+    if not calls[1:]:
+        with open({ask!r}, "w") as file:
+            file.write("managed 10\\n")
+        time.sleep(0.5)
+    return alter(*a)
+def called(inventory, what, *a):
+    calls.append(what)
+    return call(inventory, what, *a)
+processes.call, mover.admit.alter = called, altered
+try:
+    mover.suspend(settings.load(sys.argv[1]), sys.argv[2])
+except Exception as e:
+    print(e)
+print(calls)
+"""
+
+
 def test_memory_that_processes_share_is_not_moved(node: Node) -> None:
     tenant = node.tenant()
     assert [tenant.program(line) for line in ("begin", "alloc 100", "share")] == ["0", "0", "0"]
@@ -227,6 +261,7 @@ def test_a_freeze_is_one_thing_and_a_suspend_another(node: Node) -> None:
 
 POINTS = (
     ("begun", "suspend"),  # the ledger says that it moves, nobody has been asked
+    ("locked", "suspend"),
     ("sent", "suspend"),  # all is in the host's memory, the ledger does not say so
     ("returning", "resume"),
     ("back", "resume"),
@@ -244,7 +279,7 @@ def altered(*a):
     return done
 def called(inventory, what, *a):
     said = call(inventory, what, *a)
-    if what != "look" and point in ("sent", "back"): die()
+    if (what, point) in (("lock", "locked"), ("suspend", "sent"), ("resume", "back")): die()
     return said
 mover.admit.alter, processes.call = altered, called
 getattr(mover, what)(settings.load(prefix), key)
@@ -260,7 +295,7 @@ def test_a_crash_leaves_what_the_next_look_makes_whole(node: Node, point: str, w
         node.say("suspend", tenant.id)
     command = [sys.executable, "-c", CRASH, str(node.stage.prefix), key, point, what]
     assert subprocess.run(command, cwd=REPO).returncode == -signal.SIGKILL
-    assert tenant.grant.moving and mover.cut_off(str(node.stage.state), tenant.grant)
+    assert tenant.grant.moving and cut_off(str(node.stage.state), tenant.grant)
     node.stage.refused(node.root, "GH-201", annotations=FIVE)  # its GPU is still booked, so it can come back
     (shown,) = (c for c in node.data("ps")["containers"] if c["id"] == tenant.id)
     assert shown["state"] == "moving"
@@ -364,22 +399,6 @@ try:
 except Exception as e:
     print(e)
 """
-
-
-def test_the_agent_ends_what_a_crash_has_cut_off(node: Node) -> None:
-    tenant = node.tenant()
-    assert [tenant.program("begin"), tenant.program("alloc 200 mine")] == ["0", "0"]
-    before, key = tenant.program("digest"), tenant.grant.key
-    command = [sys.executable, "-c", CRASH, str(node.stage.prefix), key, "sent", "suspend"]
-    assert subprocess.run(command, cwd=REPO).returncode == -signal.SIGKILL
-    with subprocess.Popen(
-        node.command("agent", "--address", "none", "--interval", "1"), cwd=REPO, stderr=subprocess.DEVNULL
-    ) as agent:
-        try:
-            until(lambda: not tenant.grant.off_gpu, "the agent has it run again")
-        finally:
-            agent.terminate()
-    assert tenant.program("digest") == before
 
 
 def test_a_helper_that_is_killed(node: Node) -> None:

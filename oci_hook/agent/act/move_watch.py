@@ -2,7 +2,7 @@
 
 from oci_hook.agent.node import Node
 from oci_hook.agent.watch.child import Child
-from oci_hook.suspend import mover
+from oci_hook.suspend.hold import cut_off
 
 RETRY_SECONDS, RETRY_MAX = 10.0, 300.0
 
@@ -21,7 +21,7 @@ class MoveWatch:
         elif status == 0:
             self._child.worked()
             self._child.stop()
-        cut = [grant for grant in self._node.grants.values() if mover.cut_off(self._node.state_dir, grant)]
+        cut = [grant for grant in self._node.grants.values() if cut_off(self._node.state_dir, grant)]
         names = ", ".join(grant.who.id[:64] for grant in cut)
         self._node.problem("suspend", f"half moved between GPU and host memory: {names}" if cut else "")
         if cut and self._child.due(now):

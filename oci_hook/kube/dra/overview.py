@@ -75,7 +75,7 @@ def holders(objects: ClaimObjects) -> tuple[Held, ...]:
                 Held(
                     *(meta.get("namespace") or "", ", ".join(_pods(claim)), result["pool"]),
                     *(str(device.index) if device else "", device.uuid if device else result["device"], mib),
-                    *(device is not None and mib == device.mib and compute in (0, 100), compute % 100),
+                    *(device is not None and mib == device.mib and compute in (0, 100), compute),
                     *(_class(claim), f"claim {meta['name']}"),
                 )
             )

@@ -65,6 +65,26 @@ def test_the_watch_finds_it_between_two_looks(stage: Stage, root: Path) -> None:
     (stage.state / "events").unlink()
 
 
+def test_a_suspended_container_may_have_nothing(stage: Stage, root: Path) -> None:
+    """What it had was granted to another one; less than its own limit is too much by then."""
+    cheat = stage.start(root, "/bin/bypass", str(LIMIT_MIB - 200), "wait")
+    found = grant(stage, cheat)
+    assert found and found.life.init
+    with running(stage) as agent:
+        looked(agent)
+        done = CliRunner().invoke(cli, ["suspend", cheat, "--prefix", str(stage.prefix)], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        all_of_it = {**SHARE, "gpu-hook.io/memory": f"{GPU_MIB - 200}Mi"}
+        honest = stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=all_of_it)
+        agent.looks(2)
+        os.kill(found.life.init[0], 10)
+        wait_for(lambda: killed(stage, cheat))
+        (told, *_) = [e for e in findings(stage, cheat) if e["action"] == "killed"]
+        assert told["kind"] == "over-memory" and "limit 0 MiB" in told["evidence"], told
+        assert not findings(stage, honest)
+    (stage.state / "events").unlink()
+
+
 def test_an_excess_that_harms_nobody_is_reported_only(stage: Stage, root: Path) -> None:
     """There is enough for the neighbour beside it."""
     stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=SHARE)

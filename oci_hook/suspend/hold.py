@@ -1,0 +1,56 @@
+"""Who is at it: the lock of a container's moves, beside its grant's page. The agent loads this much alone."""
+
+import fcntl
+import os
+
+from oci_hook.core.grant import Grant
+from oci_hook.core.layout import PAGES_DIR
+from oci_hook.errors import refuse
+from oci_hook.ledger import admit, store
+from oci_hook.linux.lock import lock_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from oci_hook.config.settings import Settings
+
+LOCK = "moving"
+
+
+class Hold:
+    """`with Hold(settings, key) as hold:` holds the lock of a container's moves; hold.fd is its descriptor, and hold.grant the
+    grant as it is then. Raises ApplyError GH-410, GH-411."""
+
+    def __init__(self, settings: "Settings", key: str) -> None:
+        self._settings, self._key = settings, key
+        self.fd = -1
+
+    def __enter__(self) -> "Hold":
+        path = f"{self._settings.state_dir}/{PAGES_DIR}/{self._key}/{LOCK}"
+        try:
+            self.fd = lock_file(path, fcntl.LOCK_EX, wait=False)
+        except FileNotFoundError:
+            raise refuse("GH-410", f"the container of grant {self._key} has ended") from None
+        except BlockingIOError:
+            why = "is being suspended or resumed by another command"
+            raise refuse("GH-411", f"the container of grant {self._key} {why}; wait for it") from None
+        try:
+            self.grant = admit.find(store.snapshot(self._settings.state_dir), self._key)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+        self.fd = -1
+
+
+def cut_off(state_dir: str, grant: Grant) -> bool:
+    """True if a crash has left this grant between its GPUs and the host's memory."""
+    if not grant.moving:
+        return False
+    try:
+        os.close(lock_file(f"{state_dir}/{PAGES_DIR}/{grant.key}/{LOCK}", fcntl.LOCK_EX, wait=False))
+        return True
+    except OSError:
+        return False
