@@ -288,13 +288,9 @@ def _held(given: "State", settings: "Settings") -> "Grant | None":
     and trusted only if its page and the shims are found in the container.
     """
     from oci_hook.ledger.store import snapshot
-    from oci_hook.linux.proc import is_running, process_life
 
     for grant in snapshot(settings.state_dir):
-        if grant.who.id != given.id or os.path.realpath(grant.who.bundle) != os.path.realpath(given.bundle):
-            continue
-        # runc 1.3 has told of this container already, which makes an ended one of its id look alive.
-        if grant.life.init == process_life(given.pid) or is_running(grant.life.creator):
+        if grant.who.id == given.id and os.path.realpath(grant.who.bundle) == os.path.realpath(given.bundle):
             return grant
     return None
 

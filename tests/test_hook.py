@@ -15,10 +15,7 @@ import pytest
 from oci_hook import hook
 from oci_hook.apply import to_spec
 from oci_hook.core.policy_page import policy_page
-from oci_hook.ledger import store
 from oci_hook.linux import lock as lock_file
-from oci_hook.linux.proc import process_life
-from oci_hook.oci.state import State
 from scripts import tiny_image
 from tests.apply.box import Box
 from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc
@@ -910,19 +907,3 @@ def test_a_runtime_that_names_its_bundle_nowhere(install, bundle, runc, tmp_path
     done = runc("run", runc.new_id(), cwd=str(folder))
     assert done.returncode == 1 and "GH-406: " in done.stderr and "--bundle" in done.stderr, done
     nothing_is_booked(install)
-
-
-def test_a_container_that_ended_is_not_the_one_of_its_id(install, bundle, runc, monkeypatch):
-    """runc 1.3 writes its state before it calls hooks: an ended container's grant looks alive then."""
-    folder = bundle(ASK)
-    done = runc.create(folder, install)
-    assert done.returncode == 0, done.stderr
-    (grant,) = install.grants()
-    id, pid = runc.ids[-1], runc.pid(runc.ids[-1])
-    monkeypatch.setattr(store, "snapshot", lambda state_dir: (grant,))
-    given = State(id, pid, str(folder), "created", {})
-    assert grant.life.init == process_life(pid) and hook._held(given, install.settings) == grant
-    assert hook._held(given.replace(pid=os.getpid()), install.settings) is None
-    making = grant.replace(life=grant.life.replace(init=None, creator=process_life(os.getpid())))
-    monkeypatch.setattr(store, "snapshot", lambda state_dir: (making,))
-    assert hook._held(given.replace(pid=os.getpid()), install.settings) == making

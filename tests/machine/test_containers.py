@@ -91,14 +91,15 @@ def test_podman_without_precreate(installed: Inside, runtime: str, mapped: bool)
 def test_runtimes_by_systemd(installed: Inside, runtime: str, way: str, mapped: bool) -> None:
     """What is in config.json is also systemd's, which keeps it. What a hook gives is lost where systemd (262, not 257) applies
     its rules anew."""
-    bundle(installed, way, mapped)
+    id = f"{runtime}-{way}-{mapped}"
+    bundle(installed, id, way, mapped)
     program = runtime
     if way == "runtime":
         installed(f"gpu-hook settings set runtime=$(command -v {runtime})")
         program = "/opt/gpu-hook/bin/gpu-hook-runtime"
-    look = f"{runtime} exec one sh -c '{LOOK}'"
+    look = f"{runtime} exec {id} sh -c '{LOOK}'"
     try:
-        start = f"{program} --root /run/{runtime} --systemd-cgroup run --detach --bundle /root/bundle one"
+        start = f"{program} --root /run/{runtime} --systemd-cgroup run --detach --bundle /root/{id} {id}"
         installed(f"{start} </dev/null >/root/said 2>&1 || {{ cat /root/said; exit 1; }}")
         said = installed(look)
         assert HAS_SHARE in said and "nvidia0: No such device or address" in said, said
@@ -106,12 +107,12 @@ def test_runtimes_by_systemd(installed: Inside, runtime: str, way: str, mapped: 
         keeps = way == "runtime" or SUITE == "trixie"
         assert ("nvidia0: No such device or address" in installed(look)) == keeps
     finally:
-        installed.run(f"{runtime} delete --force one; gpu-hook settings set runtime=$(command -v runc)")
+        installed.run(f"{runtime} delete --force {id}; gpu-hook settings set runtime=$(command -v runc)")
     assert json.loads(installed("gpu-hook ps --json"))["containers"] == []
 
 
-def bundle(inside: Inside, way: str, mapped: bool) -> None:
-    """A bundle of the image in /root/bundle."""
+def bundle(inside: Inside, id: str, way: str, mapped: bool) -> None:
+    """A bundle of the image in /root/ID."""
     entry = {"path": "/opt/gpu-hook/bin/oci-gpu-hook", "args": ["oci-gpu-hook", way]}
     changes = {
         "annotations": {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "1Gi"},
@@ -125,7 +126,7 @@ spec.update({changes!r})
 spec["process"].update(terminal=False, args=["sleep", "1000"])
 del spec["process"]["rlimits"]
 spec["process"]["capabilities"] = {{kind: ["CAP_MKNOD"] for kind in ("bounding", "effective", "permitted")}}
-spec["linux"]["cgroupsPath"] = "system.slice:gh:one"
+spec["linux"]["cgroupsPath"] = "system.slice:gh:{id}"
 if {mapped}:
     maps = [{{"containerID": 0, "hostID": 100000, "size": 65536}}]
     spec["linux"].update(uidMappings=maps, gidMappings=maps)
@@ -134,7 +135,7 @@ json.dump(spec, open("config.json", "w"))
 """
     owner = 100000 if mapped else 0
     inside(
-        f"chmod 711 /root; rm -rf /root/bundle; mkdir -p /root/bundle/rootfs; cd /root/bundle\n"
+        f"chmod 711 /root; mkdir -p /root/{id}/rootfs; cd /root/{id}\n"
         f"tar -xf /share/with/rootfs.tar -C rootfs; chown -Rh {owner}:{owner} rootfs; runc spec\n"
         f"python3 - <<'EDIT'\n{edit}EDIT"
     )
