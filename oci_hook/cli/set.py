@@ -12,8 +12,8 @@ from oci_hook.core import units, value_parsers
 from oci_hook.core.change import GrantChange, changed
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.units import show
-from oci_hook.errors import Problem, RequestError
-from oci_hook.ledger import events
+from oci_hook.errors import GhError, Problem, RequestError
+from oci_hook.ledger import events, store
 from oci_hook.ledger import inventory as node_inventory
 
 T = TypeVar("T")
@@ -74,13 +74,22 @@ def set_(
     def change(grant: Grant, others: tuple[Grant, ...]) -> Grant:
         return changed(grant, wish, inventory, others, settings.rules)
 
+    told: list[tuple[Grant, Grant]] = []
+
     def commit(grant: Grant, others: tuple[Grant, ...]) -> Grant:
         new = change(grant, others)
         if new != grant:  # recorded first: the agent must know which limit applied until now
             events.changed(settings.state_dir, grant, new)
+            told.append((grant, new))
         return new
 
-    return report(live.alter(settings, named.key(settings, container), change, commit))
+    try:
+        return report(live.alter(settings, named.key(settings, container), change, commit))
+    except GhError:
+        for grant, new in told:
+            if grant in store.snapshot(settings.state_dir):  # as on a full disk: the event must not stay the last word
+                events.changed(settings.state_dir, new, grant)
+        raise
 
 
 PENDING_STATUS = 3

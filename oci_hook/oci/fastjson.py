@@ -62,6 +62,10 @@ try:
             raise ValueError("not JSON") from None
         except RecursionError:
             raise ValueError("JSON is nested too deep") from None
+        except ValueError as e:
+            if "int_max_str_digits" in str(e):  # CPython 3.11: its words are for programmers
+                raise ValueError("a number has thousands of digits") from None
+            raise
         if text[end:].strip(" \t\r\n"):
             raise ValueError(f"text after the JSON value at character {end}")
         return value

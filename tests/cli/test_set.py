@@ -1,6 +1,9 @@
 """`gpu-hook set`, `freeze` and `resume`: a change that fits is in all pages at once, another changes nothing."""
 
+import json
 import mmap
+import os
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
@@ -138,6 +141,21 @@ def test_the_event_says_what_was_changed(install: Install, two: tuple[Grant, Gra
     assert f"GPU-0: memory {old.memory_mib} MiB -> 5120 MiB; GPU-0: compute {old.compute} % -> 40 %" in lines[0]
     assert lines[0].endswith(f"class {two[0].terms.priority_class} -> offline")
     assert "compute" not in lines[1] and lines[1].endswith("policy burst-share -> best-effort")
+
+
+def test_a_change_that_the_ledger_could_not_keep_is_not_the_last_event(
+    install: Install, two: tuple[Grant, Grant], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk, where the small event still fits."""
+
+    def full(self: object, key: str, data: bytes) -> None:
+        raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+    monkeypatch.setattr(store.Ledger, "_save", full)
+    assert "GH-303" in install.text("set", two[0].who.id, "--memory", "5Gi", status=1)
+    told = map(json.loads, install.text("events", "--json").splitlines())
+    there, back = (event for event in told if event["event"] == "changed")
+    assert (back["before"], back["after"]) == (there["after"], there["before"])
 
 
 def test_containers_that_cannot_be_changed(install: Install, two: tuple[Grant, Grant]) -> None:

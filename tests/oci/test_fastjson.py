@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 from hypothesis import given
@@ -48,3 +49,9 @@ def test_nan_is_not_written() -> None:
         fastjson.dumps([float("nan")])
     with pytest.raises(TypeError):
         fastjson.dumps({"a": object()})
+
+
+@pytest.mark.skipif(not hasattr(sys, "get_int_max_str_digits"), reason="before CPython 3.10.7 there is no limit")
+def test_a_number_of_thousands_of_digits_is_refused_in_plain_words() -> None:
+    with pytest.raises(ValueError, match="^a number has thousands of digits$"):
+        fastjson.loads_unique(b'[{"device": ' + b"9" * 5000 + b"}]")

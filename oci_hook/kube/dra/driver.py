@@ -141,7 +141,7 @@ class Driver(Loop):
                     server.close()
                 self._servers[path] = (Server(path, self.methods()), _inode(path))
         except OSError as e:
-            return f"{e.filename or sockets.folder}: {e.strerror}: the kubelet does not see the driver; set agent.device_plugins"
+            return f"{e.filename or sockets.folder}: {e.strerror or e}: the kubelet does not see the driver; set agent.device_plugins"
         return ""
 
     def _publish(self, problems: dict[str, str], now: float) -> float:

@@ -168,5 +168,5 @@ def guard(folder: str) -> str:
         if not os.path.isdir(f"{folder}/{GUARD}"):
             return f"{folder}/{GUARD} is no directory: no sums are published; remove it"
     except OSError as e:
-        return f"{folder}: {e.strerror}: no sums are published; set agent.device_plugins to the kubelet's folder"
+        return f"{folder}: {e.strerror or e}: no sums are published; set agent.device_plugins to the kubelet's folder"
     return ""

@@ -2,8 +2,9 @@
 
 import os
 import selectors
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,14 @@ from tests.conftest import Install
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 
 
-def test_it_runs_tells_and_comes_back(prefix: Install, tmp_path: Path) -> None:
+@pytest.fixture
+def kubelet() -> Iterator[Path]:
+    """A folder with a path so short that a socket below it has one of 107 bytes at most (unix(7))."""
+    with tempfile.TemporaryDirectory(prefix="gh-kubelet-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_it_runs_tells_and_comes_back(prefix: Install, tmp_path: Path, kubelet: Path) -> None:
     """Without an API server in reach the reporter stays, with a problem; with settings that cannot do it ends, with its reason."""
     with selectors.DefaultSelector() as selector:
         node = Node(str(prefix.prefix), Options())
@@ -49,9 +57,8 @@ def test_it_runs_tells_and_comes_back(prefix: Install, tmp_path: Path) -> None:
         assert first and view is not None and view["up"] and view["writes"] == 0
         os.kill(first, 9)
         until(lambda: reporter.starts > starts and reporter.pid not in (0, first))
-        kubelet = tmp_path / "kubelet"
         prefix.set(
-            cluster="dra", **{"agent.device_plugins": str(kubelet / "device-plugins")}
+            cluster="dra", **{"agent.device_plugins": f"{kubelet}/device-plugins"}
         )  # another process in its place
         until(lambda: (kubelet / "plugins/gpu-hook.io/dra.sock").exists())
         until(lambda: "ResourceSlices cannot be watched" in node.problems.get("cluster", ""))
