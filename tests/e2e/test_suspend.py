@@ -120,8 +120,9 @@ class Node:
         for tenant in self.tenants:
             self.stage.runc("delete", "--force", tenant.id, program=self.stage.program)
         self.tenants.clear()
-        for file in (self.root / "tmp").iterdir():
-            file.unlink()
+        for path in (self.root / "tmp").iterdir():
+            if not path.is_dir():  # a folder is a mount point, of a checkout below /tmp
+                path.unlink()
 
 
 @pytest.fixture(scope="module")

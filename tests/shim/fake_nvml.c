@@ -43,13 +43,15 @@ int nvmlDeviceGetTemperature(void *d, unsigned sensor, unsigned *celsius) {
     (void)d;
     return sensor ? 2 : (*celsius = 41, 0);
 }
+/* Beyond PID_MAX_LIMIT (2^22): no process of this machine has them by chance. */
+enum { OTHER = 5004242, ANOTHER = 5004343 };
 int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *n, process *list) {
     (void)d;
     if (*n < 2)
         return *n = 2, 7;
     *n = 2;
-    list[0] = (process){getenv("FAKE_LISTED_PID") ? (unsigned)getpid() : 4242, 1ull << 30, ~0u, ~0u};
-    list[1] = (process){4343, 2ull << 30, ~0u, ~0u};
+    list[0] = (process){getenv("FAKE_LISTED_PID") ? (unsigned)getpid() : OTHER, 1ull << 30, ~0u, ~0u};
+    list[1] = (process){ANOTHER, 2ull << 30, ~0u, ~0u};
     return 0;
 }
 int nvmlDeviceGetComputeRunningProcesses_v2(void *d, unsigned *n, process *list) {
@@ -76,8 +78,8 @@ int nvmlDeviceGetProcessUtilization(void *d, sample *s, unsigned *n, unsigned lo
     if (!s || *n < 2)
         return *n = 2, 7;
     *n = 2;
-    s[0] = (sample){getenv("FAKE_OWN_PID") ? (unsigned)getpid() : 4242, 1, 40, 10, 0, 0};
-    s[1] = (sample){4343, 1, 37, 10, 0, 0};
+    s[0] = (sample){getenv("FAKE_OWN_PID") ? (unsigned)getpid() : OTHER, 1, 40, 10, 0, 0};
+    s[1] = (sample){ANOTHER, 1, 37, 10, 0, 0};
     return 0;
 }
 int nvmlDeviceSetPersistenceMode(void *d, int mode) { return (void)d, (void)mode, 0; }
@@ -92,5 +94,5 @@ int nvmlDeviceGetAccountingPids(void *d, unsigned *n, unsigned *pids) {
     (void)d;
     if (*n < 1)
         return *n = 1, 7;
-    return *n = 1, pids[0] = 4242, 0;
+    return *n = 1, pids[0] = OTHER, 0;
 }
