@@ -7,7 +7,7 @@ import click
 from oci_hook.cli import named, output
 from oci_hook.config.settings import load as load_settings
 from oci_hook.core import tiers
-from oci_hook.core.grant import Grant, booked_compute
+from oci_hook.core.grant import Grant, booked_compute, booked_memory
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.terms import AUTO, DRIVER, SHIM
 from oci_hook.discovery import tiers as probed
@@ -76,8 +76,7 @@ def report(
     gpus, rows = [], []
     for gpu in inventory.gpus:
         shares = [share for grant in grants for share in grant.shares if share.uuid == gpu.uuid]
-        booked = [s for grant in grants if not grant.suspended for s in grant.shares if s.uuid == gpu.uuid]
-        memory, (compute, offline) = sum(s.memory_mib for s in booked), booked_compute(gpu.uuid, grants)
+        memory, (compute, offline) = booked_memory(gpu.uuid, grants), booked_compute(gpu.uuid, grants)
         tier = tier_of((seen or {}).get(gpu.uuid))
         fields = gpu.fields()
         why = fields.pop("no_limits")

@@ -65,9 +65,9 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
         {**as_data(grant, indices, found), **boundary_data(settings, grant, inventory)}
         for grant, found in zip(grants, waits, strict=True)
     ]
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for grant, entry, found in zip(grants, data, waits, strict=True):
-        rows += as_rows(grant, entry, found)
+        rows += as_rows(entry, state_words(grant, found))
     lines = output.table(HEADER, rows, SPARE) if rows else ["no container holds a share"]
     for entry in data:
         if entry["account_problem"]:
@@ -88,23 +88,7 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
 
 def as_the_agent_says(node: dict[str, Any]) -> output.Report:
     """The same table for users who may not read the ledger. node: of the agent's /api/node."""
-    rows: list[tuple[object, ...]] = []
-    for c in node["containers"]:
-        name = "/".join(filter(None, (c["namespace"], c["pod"], c["name"])))
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(c["created"]))
-        first, last = (output.short(c["id"]), name), (c["policy"], c["class"], c["state"], since)
-        rows += [
-            (
-                *first,
-                *("" if s["index"] is None else s["index"], s["uuid"]),
-                "whole" if s["whole"] else output.size(s["memory_mib"]),
-                "" if s["used_mib"] is None else output.size(s["used_mib"]),
-                "" if s["whole"] else c["boundary"],
-                compute(s["compute"], s["compute_limit"]),
-                *last,
-            )
-            for s in c["gpus"]
-        ] or [(*first, *[""] * 6, *last)]
+    rows = [row for c in node["containers"] for row in as_rows(c, c["state"])]
     lines = output.table(HEADER, rows, SPARE) if rows else ["no container holds a share"]
     return output.Report({"containers": node["containers"]}, [*lines, "(by the agent; root sees more)"])
 
@@ -181,31 +165,26 @@ def as_data(grant: Grant, indices: dict[str, int | str], wait: Wait | None = Non
     }
 
 
-def as_rows(grant: Grant, entry: dict[str, Any], wait: Wait | None) -> list[tuple[object, ...]]:
-    """A row per GPU; one row without a GPU for a grant of driver files alone."""
-    who = grant.who
-    name = "/".join(filter(None, (who.namespace, who.pod, who.container)))
-    first = (output.short(who.id), name)
-    last = (
-        grant.terms.policy,
-        grant.terms.priority_class,
-        state_words(grant, wait),
-        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(grant.created)),
-    )
-    if not grant.shares:
+def as_rows(entry: dict[str, Any], words: str) -> list[tuple[object, ...]]:
+    """A row per GPU; one row without a GPU for a grant of driver files alone. entry: as_data's, with the boundary, or one of the
+    agent's. words: the state."""
+    first = (output.short(entry["id"]), "/".join(filter(None, (entry["namespace"], entry["pod"], entry["name"]))))
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["created"]))
+    last = (entry["policy"], entry["class"], words, since)
+    if not entry["gpus"]:
         return [(*first, "", "", "", "", "", "", *last)]
     rows: list[tuple[object, ...]] = []
-    for share, gpu in zip(grant.shares, entry["gpus"], strict=True):
+    for gpu in entry["gpus"]:
         index, used = gpu["index"], gpu["used_mib"]
         rows.append(
             (
                 *first,
                 "" if index is None else index,
-                share.uuid,
-                "whole" if share.whole else output.size(share.memory_mib),
+                gpu["uuid"],
+                "whole" if gpu["whole"] else output.size(gpu["memory_mib"]),
                 ("?" if entry["account_problem"] else "") if used is None else output.size(used),
-                "" if share.whole else entry["boundary"],
-                compute(share.compute, share.compute_limit),
+                "" if gpu["whole"] else entry["boundary"],
+                compute(gpu["compute"], gpu["compute_limit"]),
                 *last,
             )
         )

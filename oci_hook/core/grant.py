@@ -5,7 +5,7 @@ from oci_hook.core.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 
 class Share(Value):
@@ -108,11 +108,19 @@ class Grant(Value):
 
 
 def booked_compute(uuid: str, grants: "Iterable[Grant]") -> tuple[int, int]:
-    """The booked compute of a GPU, in per cent, but of suspended containers: by those of the classes online and default, and those of class
-    offline, of 100 each (core/allocate.py)."""
+    """The booked compute of a GPU, in per cent: by those of the classes online and default, and those of class offline, of 100
+    each (core/allocate.py)."""
     found = [0, 0]
-    for grant in grants:
-        if grant.suspended:
-            continue
-        found[grant.terms.priority_class == OFFLINE] += sum(s.compute for s in grant.shares if s.uuid == uuid)
+    for grant, share in _booked(uuid, grants):
+        found[grant.terms.priority_class == OFFLINE] += share.compute
     return found[0], found[1]
+
+
+def booked_memory(uuid: str, grants: "Iterable[Grant]") -> int:
+    """The booked memory of a GPU, in MiB."""
+    return sum(share.memory_mib for _, share in _booked(uuid, grants))
+
+
+def _booked(uuid: str, grants: "Iterable[Grant]") -> "Iterator[tuple[Grant, Share]]":
+    """The shares of a GPU but those of suspended containers, whose memory is in the host's."""
+    return ((grant, share) for grant in grants if not grant.suspended for share in grant.shares if share.uuid == uuid)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,16 +87,21 @@ def test_boundary_says_what_an_old_driver_lacks(native: Path, tmp_path: Path) ->
     assert "alloc: stopped" in phases["verdict"]["not_tried"]
 
 
+def simulated(tmp_path: Path, *flags: str) -> Any:
+    """The phases of a short run on simulated GPUs, which leaves nothing but its result."""
+    out = tmp_path / "result.json"
+    argv = [sys.executable, SCRIPT, "--simulated", "--short", *flags, "--out", out]
+    r = subprocess.run(argv, capture_output=True, text=True, timeout=240, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert r.returncode == 0, r.stdout + r.stderr
+    assert [p.name for p in tmp_path.iterdir()] == [out.name]
+    return json.loads(out.read_text())["phases"]
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("limits", ["dmem", "misc"])
 def test_boundary_tries_everything_on_the_simulated_driver_615(native: Path, tmp_path: Path, limits: str) -> None:
     """The two simulated back-ends differ in what the documents leave open."""
-    out = tmp_path / "result.json"
-    argv = [sys.executable, SCRIPT, "--simulated", "--short", "--run", "boundary", "--limits", limits, "--out", out]
-    r = subprocess.run(argv, capture_output=True, text=True, timeout=240, env={**os.environ, "TMPDIR": str(tmp_path)})
-    assert r.returncode == 0, r.stdout + r.stderr
-    assert [p.name for p in tmp_path.iterdir()] == [out.name]
-    phases = json.loads(out.read_text())["phases"]
+    phases = simulated(tmp_path, "--run", "boundary", "--limits", limits)
     for way in ("alloc", "own library", "create", "pool", "graph", "array"):
         assert phases[way]["answers"] == {"stopped": True} and phases[way]["filled"]["mib"] == 2048 - 64
     missed = {"made elsewhere: limit_of_the_parent_holds", "path again: a_new_cgroup_inherits_the_limit"}
@@ -150,12 +156,7 @@ def test_holds_on_a_real_gpu(native: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("driver", ["550", "570"])
 def test_suspend_runs_to_its_end(native: Path, tmp_path: Path, driver: str) -> None:
     """What differs from the predictions is what the simulation makes easier; before 570 there is nothing to try."""
-    out = tmp_path / "result.json"
-    argv = [sys.executable, SCRIPT, "--simulated", "--short", "--run", "suspend", "--driver", driver, "--out", out]
-    r = subprocess.run(argv, capture_output=True, text=True, timeout=240, env={**os.environ, "TMPDIR": str(tmp_path)})
-    assert r.returncode == 0, r.stdout + r.stderr
-    assert [p.name for p in tmp_path.iterdir()] == [out.name]
-    verdict = json.loads(out.read_text())["phases"]["verdict"]
+    verdict = simulated(tmp_path, "--run", "suspend", "--driver", driver)["verdict"]
     if driver == "550":
         assert list(verdict["not_as_predicted"]) == ["driver: has_the_calls"]
         return

@@ -369,17 +369,18 @@ def test_a_lease_on_its_page(node: Node) -> None:
     assert tenant.program("alloc 10") == "0"
 
 
+def suspended_by(program: str, node: Node, tenant: Tenant) -> "subprocess.CompletedProcess[str]":
+    """`program` suspends the tenant in a Python of its own, where it replaces a part of ours."""
+    command = [sys.executable, "-c", program, str(node.stage.prefix), tenant.grant.key]
+    return subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+
+
 def test_a_tenant_that_starts_processes_past_the_shim(node: Node) -> None:
     """Each time that all have been moved there is another one: in the end all run again."""
     tenant = node.tenant()
     assert [tenant.program("begin"), tenant.program("alloc 50")] == ["0", "0"]
     before = tenant.program("digest")
-    done = subprocess.run(
-        [sys.executable, "-c", NEWCOMERS, str(node.stage.prefix), tenant.grant.key],
-        cwd=REPO,
-        capture_output=True,
-        text=True,
-    )
+    done = suspended_by(NEWCOMERS, node, tenant)
     assert "GH-415" in done.stdout and "starts new processes" in done.stdout, done
     assert not tenant.grant.off_gpu and tenant.program("digest") == before
 
@@ -406,12 +407,7 @@ def test_a_helper_that_is_killed(node: Node) -> None:
     """The command has the driver asked once more, and all run again."""
     tenant = node.tenant()
     assert [tenant.program("begin"), tenant.program("alloc 50")] == ["0", "0"]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(node.stage.prefix), tenant.grant.key],
-        cwd=REPO,
-        capture_output=True,
-        text=True,
-    )
+    done = suspended_by(KILLED, node, tenant)
     assert "GH-415" in done.stdout and "no answer" in done.stdout, done
     assert not tenant.grant.off_gpu and tenant.program("alloc 10") == "0"
 

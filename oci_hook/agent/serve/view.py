@@ -9,7 +9,7 @@ from oci_hook.agent.judge.meter import Meter
 from oci_hook.agent.watched import Watched
 from oci_hook.boundary.records import Record
 from oci_hook.core.boundary import Boundary
-from oci_hook.core.grant import Grant, booked_compute
+from oci_hook.core.grant import Grant, booked_compute, booked_memory
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.slot_page import Gate
 from oci_hook.core.terms import SHIM
@@ -83,7 +83,7 @@ def gpu_view(
     unknown: tuple[int, int] | None,
     harvested: float | None,
 ) -> dict[str, Any]:
-    shares = [(g, s) for g in grants.values() for s in g.shares if s.uuid == gpu["uuid"]]
+    shares = [s for g in grants.values() for s in g.shares if s.uuid == gpu["uuid"]]
     compute, offline = booked_compute(gpu["uuid"], grants.values())
     good = sample if sample and not sample.error else None
     return {
@@ -92,7 +92,7 @@ def gpu_view(
         "name": gpu["name"],
         "simulated": gpu["simulated"],
         "memory_mib": gpu["memory_mib"],
-        "granted_mib": sum(s.memory_mib for g, s in shares if not g.suspended),
+        "granted_mib": booked_memory(gpu["uuid"], grants.values()),
         "granted_compute": compute,
         "granted_offline_compute": offline,
         "containers": len(shares),

@@ -90,9 +90,10 @@ def explain(pod: PodWords, obj: Any, objects: ClaimObjects) -> Explanation | Non
     node = (obj.get("spec") or {}).get("nodeName") or ""
     if node:
         return Explanation(pod, True, node, True, (), ())
-    taken = _taken(objects)
+    known = devices(objects)
+    taken = _taken(objects, known)
     by_node: dict[str, list[Device]] = {}
-    for device in devices(objects).values():
+    for device in known.values():
         by_node.setdefault(device.node, []).append(device)
     views = tuple(_node_view(name, by_node[name], taken, wanted) for name in sorted(by_node))
     fits = sum(view.fits for view in views)
@@ -196,8 +197,7 @@ def _suggestions(views: tuple[NodeView, ...], wanted: list[Wanted]) -> tuple[str
     return (f"ask for at most {most[0]} MiB of memory (node {most[1]})",) if most[0] and less else ()
 
 
-def _taken(objects: ClaimObjects) -> dict[tuple[str, str], Taken]:
-    known = devices(objects)
+def _taken(objects: ClaimObjects, known: dict[tuple[str, str], Device]) -> dict[tuple[str, str], Taken]:
     found: dict[tuple[str, str], Taken] = {}
     for claim in objects.claims:
         for result in _results(claim):
