@@ -53,6 +53,7 @@ CODES = {
     "GH-414": "the driver's memory limit could not be set",
     "GH-415": "the container's memory cannot be moved off its GPUs, or back",
     "GH-416": "there is too little host memory to suspend the container",
+    "GH-417": "the driver cannot be asked to move the container's memory",
     "GH-501": "settings are missing or not valid",
     "GH-503": "the real runtime is missing or is gpu-hook itself",
     "GH-504": "the install prefix or its state directory is not usable",

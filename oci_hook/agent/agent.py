@@ -62,7 +62,7 @@ class Agent:
         self._gpus = GpuWatch(node, self._sampler, self._driver, self._auditing, self._protection)
         self._boundary_server = BoundaryServer(self._selector)
         self._boundary = BoundaryWatch(node, self._boundary_server)
-        self._moves = MoveWatch(node)
+        self._moves = MoveWatch(node, self._accounts, self._auditing, self._response)
         self._reporter = Reporter(node, self._selector)
         self._publisher = Publisher(
             node,
@@ -101,7 +101,8 @@ class Agent:
                 self._protection.look_when_due(now)
                 self._sampler.check(now)
                 self._boundary_server.check(now)
-                self._wait(min(next_tick, self._notifier.alive(now)))
+                self._moves.look_when_due(now)
+                self._wait(min(next_tick, self._moves.due, self._notifier.alive(now)))
             journal.write("stopped; containers run on")
             return 0
         finally:

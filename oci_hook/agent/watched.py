@@ -22,6 +22,7 @@ class Watched:
         self.gates: dict[str, Gate] = {}  # what its slot files publish, by UUID
         self.meters: dict[str, Meter] = {}
         self.frozen_seconds = 0.0  # since the agent first saw it
+        self.suspended_seconds = 0.0  # likewise
         self.stopped = ""  # by the agent: "frozen" or "killed"
 
     def set_gate(self, uuid: str, gate: Gate | None) -> None:

@@ -136,7 +136,13 @@ def as_data(grant: Grant, indices: dict[str, int | str], wait: Wait | None = Non
         used = [0] * len(grant.shares)  # the account page has what it gets back
     kept = [-(-n // MIB) for n in usage.kept] if isinstance(usage, Usage) else [None] * len(grant.shares)
     gpus = [
-        {"index": indices.get(share.uuid), **share.fields(), "used_mib": n, "kept_mib": m}
+        {
+            "index": indices.get(share.uuid),
+            **share.fields(),
+            "booked_mib": share.booked_mib,
+            "used_mib": n,
+            "kept_mib": m,
+        }
         for share, n, m in zip(grant.shares, used, kept, strict=True)
     ]
     who = grant.who.fields()
@@ -153,6 +159,7 @@ def as_data(grant: Grant, indices: dict[str, int | str], wait: Wait | None = Non
         "waits_seconds": stage(grant)[1],
         "frozen_since": grant.frozen or None,
         "suspended_since": grant.suspended or None,
+        "lent_to": grant.lent_to or None,
         "host_mib": grant.host_mib,
         "waits_since": int(wait[1]) if wait else None,
         "waits_for": wait[0] if wait else None,
@@ -199,7 +206,8 @@ def state_words(grant: Grant, wait: Wait | None) -> str:
     """The state for people, with who stopped the container and since when."""
     for word, since in (("suspended", grant.suspended), ("moving", grant.moving)):
         if since:
-            return time.strftime(f"{word} since %H:%M:%S by `suspend`", time.localtime(since))
+            by = f"for {output.short(grant.lent_to)}" if grant.lent_to else "by `suspend`"
+            return time.strftime(f"{word} since %H:%M:%S {by}", time.localtime(since))
     if grant.frozen:
         return time.strftime("frozen since %H:%M:%S by `freeze`", time.localtime(grant.frozen))
     if wait:

@@ -208,6 +208,11 @@ def by_state(c: dict[str, Any], agent: str) -> Reasons:
         return [f"it is frozen since {since}; `gpu-hook resume` continues it"]
     if c["state"] == "suspended":
         since, held = time.strftime("%H:%M:%S", time.localtime(c["suspended_since"])), output.size(c["host_mib"])
+        if c.get("lent_to"):
+            return [
+                f"it had more GPU memory than it requests, and container {output.short(c['lent_to'])} needed it: since {since}, {held} are"
+                " in the host's memory; it comes back by itself once there is room, or at its turn"
+            ]
         return [f"it is suspended since {since}, with {held} in the host's memory; `gpu-hook resume` continues it"]
     if c["state"] == "moving":
         return [

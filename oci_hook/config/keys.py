@@ -59,6 +59,15 @@ def memory_or_percent(value: "Value") -> "int | tuple[str, int]":
     return memory(0)(value)  # type: ignore[no-any-return]
 
 
+def times(value: "Value") -> int:
+    """A number from 1.0 to 10.0 with at most two decimals, in per cent."""
+    whole_part, _, part = str(value).partition(".")
+    digits = whole_part + (part + "00")[:2]
+    if not (units.DIGITS.issuperset(digits) and whole_part and len(part) <= 2 and 100 <= int(digits[:8]) <= 1000):
+        raise ValueError("is not from 1.0 to 10.0; write 1.5, or 1.0 to lend no memory")
+    return int(digits)
+
+
 def default_policy(value: "Value") -> str | None:
     """A policy, by its name or its two letters; None: the profile's."""
     if value == "auto":
@@ -140,6 +149,9 @@ RULES: "dict[str, Reader]" = {
     "near_misses": one_of("auto", "refuse", "warn"),
     "boundary": one_of("auto", "driver", "shim"),
     "driver_limit_extra": memory(0),
+    "oversubscribe": times,
+    "memory_wait": whole(0, 86400),
+    "memory_turn": whole(1, 86400),
 }
 
 # The settings that a cluster may make for a node (config/cluster.py): how its GPUs are shared, not whom it trusts.

@@ -3,8 +3,9 @@
 The grants on a GPU put it in one of four states: free; shared, by containers with limits; whole, by containers without
 limits (possible with `whole_gpus: shared`); or exclusive to one container. Four things never happen: the limits exceed
 the GPU's memory less `memory_reserve`; the guarantees of class offline, or those of the other classes, exceed 100 %; a second
-container gets an exclusive GPU; containers with and without limits get the same GPU. Class offline is booked apart since it
-has only what the other classes leave idle: a guarantee of it is a share among the offline containers.
+container gets an exclusive GPU; containers with and without limits get the same GPU. With the setting `oversubscribe` the
+first is true of what the containers request, and their limits may be so many times the memory. Class offline is booked apart since
+it has only what the other classes leave idle: a guarantee of it is a share among the offline containers.
 
 Among the GPUs that have room, the placement policy decides which comes first (core/rules.py). A container that states
 the longest preemption delay it tolerates gets no GPU where a container of a lower class is known to take longer.
@@ -56,9 +57,10 @@ class Refusal(Value):
 
 
 class Usage(Value):
-    """The part of one GPU that the grants leave. free_mib: can still be granted. free_compute, free_offline: guarantees of
-    the classes online and default, and of class offline, can still have. containers: how many grants are on it. alone: one
-    container has it exclusively. whole: its containers have no limits."""
+    """The part of one GPU that the grants leave. free_mib: can still be granted to a container that requests all of its limit.
+    free_compute, free_offline: guarantees of the classes online and default, and of class offline, can still have. containers:
+    how many grants are on it. alone: one container has it exclusively. whole: its containers have no limits. unbooked_mib,
+    lendable_mib: where memory is lent, what requests and limits can still have."""
 
     gpu: Gpu
     free_mib: int
@@ -67,16 +69,18 @@ class Usage(Value):
     containers: int
     alone: bool
     whole: bool
+    unbooked_mib: int = 0
+    lendable_mib: int = 0
 
     def compute_for(self, priority_class: str) -> int:
         return self.free_offline if priority_class == OFFLINE else self.free_compute
 
 
 def usage(inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tuple[Usage, ...]:
-    """The part of each GPU that these grants leave, in inventory order. A suspended container leaves all of it."""
+    """The part of each GPU that these grants leave, in inventory order. A container that a person suspended leaves all of it."""
     taken: dict[str, list[tuple[Share, Grant]]] = {}
     for grant in grants:
-        for share in () if grant.suspended else grant.shares:
+        for share in grant.shares if grant.booked else ():
             taken.setdefault(share.uuid, []).append((share, grant))
     return tuple(_usage(gpu, taken.get(gpu.uuid, []), rules) for gpu in inventory.gpus)
 
@@ -106,6 +110,8 @@ def allocate(
     if request.terms.imex_channels and inventory.imex_major < 0:
         why = "this node's driver had none when its GPUs were listed (`gpu-hook gpus --refresh`); drop imex-channels"
         return Refusal((Problem("GH-202", f"IMEX channels are asked for, and {why}"),))
+    if rules.lends and not inventory.moves_memory:  # what is lent could not be had back
+        rules = rules.replace(oversubscribe=100)
     uses = usage(inventory, grants, rules)
     wishes, allowed, problems = wishes_of(request, inventory)
     if problems:
@@ -181,7 +187,7 @@ def _barred(use: Usage, request: Request, barred: frozenset[str]) -> str:
 
 def _usage(gpu: Gpu, taken: list[tuple[Share, Grant]], rules: Rules) -> Usage:
     """taken: the shares of this GPU with their grants."""
-    memory = compute = offline = containers = 0
+    memory = limits = compute = offline = containers = 0
     alone = whole = False
     for share, grant in taken:
         # Compute alone belongs to another container, which runs at another time than one of its pod's of another class.
@@ -191,15 +197,18 @@ def _usage(gpu: Gpu, taken: list[tuple[Share, Grant]], rules: Rules) -> Usage:
         elif share.whole:
             whole = True
         else:
-            memory += share.memory_mib
+            memory += share.booked_mib
+            limits += share.memory_mib
             if grant.terms.priority_class == OFFLINE:
                 offline += share.compute
             else:
                 compute += share.compute
     if alone or whole:
         return Usage(gpu, 0, 0, 0, containers, alone, whole)
-    free = max(0, gpu.memory_mib - rules.reserve(gpu.memory_mib) - gpu.missing_mib - memory)
-    return Usage(gpu, free, max(0, 100 - compute), max(0, 100 - offline), containers, alone, whole)
+    most = gpu.memory_mib - rules.reserve(gpu.memory_mib) - gpu.missing_mib
+    unbooked, lendable = max(0, most - memory), max(0, most * rules.oversubscribe // 100 - limits)
+    free = min(unbooked, lendable)
+    return Usage(gpu, free, max(0, 100 - compute), max(0, 100 - offline), containers, alone, whole, unbooked, lendable)
 
 
 def wishes_of(
@@ -275,7 +284,15 @@ def share_of(gpu: Gpu, wish: GpuRequest, request: Request, rules: Rules) -> Shar
     limit = 100 if request.compute_limit is None else max(compute, request.compute_limit)
     if request.terms.policy == "fixed-share" and compute and not rules.competes(request.terms.priority_class):
         limit = compute
-    return Share(gpu.uuid, memory, compute, limit)
+    return Share(gpu.uuid, memory, compute, limit, request_mib=_request_mib(gpu, memory, wish, rules))
+
+
+def _request_mib(gpu: Gpu, memory_mib: int, wish: GpuRequest, rules: Rules) -> int:
+    """Share.request_mib. A program's context is always a part of it, since no program runs without."""
+    if not rules.lends or wish.memory_request is None:
+        return 0
+    request = max(memory_of(gpu, wish.memory_request, rules), gpu.context_mib)
+    return request if request < memory_mib else 0
 
 
 def _late(use: Usage, request: Request, grants: tuple[Grant, ...], bounds: "Bounds") -> tuple[str, str]:
@@ -377,8 +394,13 @@ def _obstacle(use: Usage, wish: GpuRequest, request: Request, rules: Rules) -> s
         return f"{name} takes {use.gpu.context_mib} MiB {TOO_SMALL}, {need.memory_mib} MiB asked{unit}"
     if use.whole:
         return f"{name} has {containers} without limits"
-    if need.memory_mib > use.free_mib:
-        most = max(0, use.gpu.memory_mib - rules.reserve(use.gpu.memory_mib))
+    most = max(0, use.gpu.memory_mib - rules.reserve(use.gpu.memory_mib))
+    if need.request_mib:
+        if need.memory_mib > most or need.memory_mib > use.lendable_mib or need.request_mib > use.unbooked_mib:
+            lent = f"limits of {use.lendable_mib} MiB more (oversubscribe) and requests of {use.unbooked_mib}"
+            what = f"{need.memory_mib} MiB with a request of {need.request_mib} asked"
+            return f"{name} has {most} MiB to grant; it has room for {lent}, {what}"
+    elif need.memory_mib > use.free_mib:
         never = f"; it has {most} MiB to grant" if need.memory_mib > most else ""
         lost = f" ({use.gpu.missing_mib} MiB are in use by nobody who can be told)" if use.gpu.missing_mib else ""
         like = wish.compute and wish.memory == ("percent", wish.compute)

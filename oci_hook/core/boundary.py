@@ -42,14 +42,13 @@ def weaker(asked: str, setting: str) -> bool:
 
 
 def limit_of(share: "Share", extra_mib: int) -> Limit:
-    """The driver's limit for this share. A whole GPU has none.
+    """The driver's limit for this share; what it requests is the soft one. A whole GPU has none.
 
     extra_mib: the setting driver_limit_extra. The driver counts all device memory, contexts too, as the grant does.
     """
     if share.whole:
         return Limit(share.uuid, 0, NO_LIMIT)
-    size = (share.memory_mib + extra_mib) * MIB
-    return Limit(share.uuid, size, size)
+    return Limit(share.uuid, (share.booked_mib + extra_mib) * MIB, (share.memory_mib + extra_mib) * MIB)
 
 
 def limits_of(grant: "Grant", inventory: "Inventory", extra_mib: int) -> tuple[Limit, ...]:

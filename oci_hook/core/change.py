@@ -41,15 +41,17 @@ def changed(grant: Grant, wish: GrantChange, inventory: Inventory, others: tuple
             raise NoRoomError(Problem("GH-202", f"GPU {share.uuid} is no longer there (`gpu-hook gpus`)"))
         gpu, use = gpus[share.uuid], there[share.uuid]
         new = share.replace(memory_mib=memory_of(gpu, wish.memory, rules) if wish.memory else share.memory_mib)
+        new = new.replace(request_mib=share.request_mib if share.request_mib < new.memory_mib else 0)
+        room = min(use.lendable_mib, gpu.memory_mib) if new.request_mib else use.free_mib
         new = _compute(new, share, grant, after, wish, rules)
         shares.append(new)
         name = f"GPU {gpu.index} {gpu.uuid}"
         if wish.memory and new.memory_mib < gpu.context_mib:
             why = f"too little memory: {name} takes {gpu.context_mib} MiB {TOO_SMALL}, {new.memory_mib} asked"
             problems.append(Problem("GH-201", f"{why}; ask for more"))
-        if new.memory_mib > max(use.free_mib, share.memory_mib):
-            why = f"no room: {name} has {use.free_mib} of {gpu.memory_mib} MiB for it beside the others"
-            problems.append(Problem("GH-201", f"{why}, {new.memory_mib} asked; ask for at most {use.free_mib}"))
+        if new.memory_mib > max(room, share.memory_mib):
+            why = f"no room: {name} has {room} of {gpu.memory_mib} MiB for it beside the others"
+            problems.append(Problem("GH-201", f"{why}, {new.memory_mib} asked; ask for at most {room}"))
         problems += _short(grant, after, share, new, use)
     if problems:
         raise NoRoomError(*problems)

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 class Share(Value):
     """A grant's part of one GPU.
 
-    memory_mib: the limit in MiB. compute: booked per cent (0: none), which the policy guarantees, unless it is best-effort.
-    compute_limit: the ceiling in per cent.
+    memory_mib: the limit in MiB. request_mib: how much of that is booked, and always there for it; 0: all of it. compute: booked
+    per cent (0: none), which the policy guarantees, unless it is best-effort. compute_limit: the ceiling in per cent.
     whole: no limits are enforced on this GPU. slot: 1 + the number of the container's slot on the GPU page; 0 where the
     container has the GPU for itself, so that it is not time-shared.
     """
@@ -23,6 +23,11 @@ class Share(Value):
     compute_limit: int = 100
     whole: bool = False
     slot: int = 0
+    request_mib: int = 0
+
+    @property
+    def booked_mib(self) -> int:
+        return self.request_mib or self.memory_mib
 
 
 class Identity(Value):
@@ -72,7 +77,9 @@ class Grant(Value):
     online_competes: whether containers of class online compete freely, as the setting online_compute said at its start.
     suspended: since when its memory is in the host's and its GPUs are free of it, in seconds since 1970; 0: it is not.
     moving: since when its memory is on the way from or to its GPUs, in seconds since 1970; 0: it is not. Then both are
-    booked, so that each end of the way has room. host_mib: MiB of the host's memory that it holds for either.
+    booked, so that each end of the way has room. host_mib: MiB of the host's memory that it holds for either. memory_wait:
+    seconds that its allocations wait for room on a GPU whose memory is lent; 0: they fail at once. lent_to: the id of the
+    container for which the agent suspended it; "": nobody, or a person did.
     """
 
     key: str
@@ -90,11 +97,18 @@ class Grant(Value):
     suspended: int = 0
     moving: int = 0
     host_mib: int = 0
+    memory_wait: int = 0
+    lent_to: str = ""
 
     @property
     def off_gpu(self) -> bool:
         """Its memory is not all on its GPUs, so its processes may take none there."""
         return bool(self.suspended or self.moving)
+
+    @property
+    def booked(self) -> bool:
+        """Its shares are booked. A person who suspends it gives them up; the agent makes room for a while only."""
+        return not self.suspended or bool(self.lent_to)
 
     @property
     def stopped(self) -> bool:
@@ -118,9 +132,8 @@ def booked_compute(uuid: str, grants: "Iterable[Grant]") -> tuple[int, int]:
 
 def booked_memory(uuid: str, grants: "Iterable[Grant]") -> int:
     """The booked memory of a GPU, in MiB."""
-    return sum(share.memory_mib for _, share in _booked(uuid, grants))
+    return sum(share.booked_mib for _, share in _booked(uuid, grants))
 
 
 def _booked(uuid: str, grants: "Iterable[Grant]") -> "Iterator[tuple[Grant, Share]]":
-    """The shares of a GPU but those of suspended containers, whose memory is in the host's."""
-    return ((grant, share) for grant in grants if not grant.suspended for share in grant.shares if share.uuid == uuid)
+    return ((grant, share) for grant in grants if grant.booked for share in grant.shares if share.uuid == uuid)

@@ -92,6 +92,9 @@ class GpuNode(Value):
     minor: int
 
 
+MOVES_SINCE = 570
+
+
 class Inventory(Value):
     """The node's GPUs and driver.
 
@@ -117,6 +120,12 @@ class Inventory(Value):
     imex_major: int = -1
     cuda_version: str = ""
     environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def moves_memory(self) -> bool:
+        """True if the driver moves a process's memory to the host's and back (570; CUDA driver API, "CUDA Checkpointing")."""
+        major = self.driver_version.partition(".")[0]
+        return major.isdigit() and int(major) >= MOVES_SINCE
 
     def gpu(self, uuid: str) -> Gpu:
         """The GPU with this UUID; KeyError when the node has none."""

@@ -15,11 +15,12 @@ MAX_GPUS = 16
 SEQ_OFFSET = 16
 
 _HEAD = Struct("<QIIII8x40s56x")
-_GPU = Struct("<48sQQIIIIQII32x")
+_GPU = Struct("<48sQQIIIIQIIQ24x")
 _TERMS, _TERMS_OFFSET = Struct("<II"), 24
-_SUSPENDED, _SUSPENDED_OFFSET = Struct("<I"), 72
+_SUSPENDED, _SUSPENDED_OFFSET = Struct("<II"), 72  # and the seconds of memory_wait
 _MEMORY, _MEMORY_OFFSET = Struct("<Q"), 48
 _COMPUTE, _COMPUTE_OFFSET = Struct("<II"), 64
+_REQUEST, _REQUEST_OFFSET = Struct("<Q"), 96
 WHOLE = 1
 
 
@@ -27,11 +28,12 @@ def amended(page: bytes, grant: Grant) -> bytes:
     """The page after the grant's limits, policy or class changed, or it was suspended; the GPU's figures and seq stay."""
     new = bytearray(page)
     _put_terms(new, grant.terms)
-    _SUSPENDED.pack_into(new, _SUSPENDED_OFFSET, grant.off_gpu)
+    _SUSPENDED.pack_into(new, _SUSPENDED_OFFSET, grant.off_gpu, grant.memory_wait)
     for i, share in enumerate(grant.shares):
         at = _HEAD.size + i * _GPU.size
         _MEMORY.pack_into(new, at + _MEMORY_OFFSET, share.memory_mib * MIB)
         _COMPUTE.pack_into(new, at + _COMPUTE_OFFSET, _compute(grant, share), share.compute_limit)
+        _REQUEST.pack_into(new, at + _REQUEST_OFFSET, share.request_mib * MIB)
     return bytes(new)
 
 
@@ -51,6 +53,7 @@ def policy_page(grant: Grant, inventory: Inventory, seq: int = 0) -> bytes:
         grant.key.encode(),
     )
     _put_terms(page, grant.terms)
+    _SUSPENDED.pack_into(page, _SUSPENDED_OFFSET, grant.off_gpu, grant.memory_wait)
     for i, share in enumerate(grant.shares):
         gpu = inventory.gpu(share.uuid)
         _GPU.pack_into(
@@ -68,6 +71,7 @@ def policy_page(grant: Grant, inventory: Inventory, seq: int = 0) -> bytes:
             gpu.context_mib * MIB,
             share.slot,
             gpu.block_bytes,
+            share.request_mib * MIB,
         )
     return bytes(page)
 

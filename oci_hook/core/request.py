@@ -99,7 +99,8 @@ def build(given: validate.Given, narrow_to: tuple[str, ...] | None, rules: "Rule
     validate.check_count(given)
     validate.memory_request(given)
     count, devices = given.value("gpus"), given.value("devices")
-    gpu = GpuRequest(None, given.value("memory"), given.value("compute"))
+    memory, request = given.value("memory"), given.value("memory-request")
+    gpu = GpuRequest(None, memory, given.value("compute"), request if request != memory else None)
     if given.value("per_gpu") is not None:
         key = f"{collect.show_key(given.wishes['per_gpu'].key)}: device "
         gpus = tuple(c if c.device is None else c.replace(device=Named(c.device, key)) for c in given.value("per_gpu"))

@@ -22,7 +22,10 @@ class Rules(Value):
     nanoseconds; 0: the gate adapts it to the container. online_compute: "booking" or "share", what the compute of a
     container of class online is: booked in the ledger only, or its share as in other classes. near_misses: "auto",
     "refuse" or "warn", what happens to a container that asks in words which are not understood. boundary: who holds
-    memory limits (core/boundary.py). driver_limit_extra: MiB that the driver's limit is above the grant.
+    memory limits (core/boundary.py). driver_limit_extra: MiB that the driver's limit is above the grant. oversubscribe: how
+    many per cent of a GPU's memory the limits of its containers may be together; what each requests is never booked twice.
+    memory_wait: seconds that an allocation waits for room where more is granted than there is; 0: it fails at once.
+    memory_turn: seconds that containers of one class, which have no room together, keep a GPU in turn.
     """
 
     default_policy: str = "burst-share"
@@ -43,11 +46,19 @@ class Rules(Value):
     profile: str = "none"
     boundary: str = AUTO
     driver_limit_extra: int = 0
+    oversubscribe: int = 100
+    memory_wait: int = 600
+    memory_turn: int = 30
 
     def reserve(self, memory_mib: int) -> int:
         """The MiB that are never granted of a GPU with so much memory, whoever asks."""
         said = self.memory_reserve
         return min(memory_mib, said if isinstance(said, int) else -(-memory_mib * said[1] // 100))
+
+    @property
+    def lends(self) -> bool:
+        """True if containers may have memory beyond their requests that others are granted as well."""
+        return self.oversubscribe > 100
 
     @property
     def online_competes(self) -> bool:

@@ -8,8 +8,8 @@ While it moves, GPU and host memory are both booked, so whoever finds it so afte
 whichever way it was going. A suspended grant has only host memory booked.
 """
 
-from oci_hook.core.allocate import places, usage
-from oci_hook.core.grant import Grant
+from oci_hook.core.allocate import Usage, places, usage
+from oci_hook.core.grant import Grant, Share
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.rules import Rules
 from oci_hook.core.terms import compute_of
@@ -18,9 +18,17 @@ from oci_hook.errors import NoRoomError, Problem, refuse
 PERCENT_KEPT = 5  # of the node's memory, which suspended containers leave to its other programs
 
 
-def begun(grant: Grant, others: tuple[Grant, ...], need_mib: int, free_mib: int, total_mib: int, now: int) -> Grant:
+def begun(
+    grant: Grant,
+    others: tuple[Grant, ...],
+    need_mib: int,
+    free_mib: int,
+    total_mib: int,
+    now: int,
+    lent_to: str = "",
+) -> Grant:
     """The grant with its memory on the way to the host's. need_mib: what it takes there; free_mib: what the node has
-    available now; total_mib: all of its memory; now: seconds since 1970.
+    available now; total_mib: all of its memory; now: seconds since 1970; lent_to: as in Grant.
 
     Raises ApplyError GH-411 (nothing to suspend), GH-416 (the node has too little memory).
     """
@@ -33,7 +41,7 @@ def begun(grant: Grant, others: tuple[Grant, ...], need_mib: int, free_mib: int,
             f"container {grant.who.id[:64]} is not suspended: it has {need_mib} MiB on its GPUs, and the node can take"
             f" {max(0, left)} of its own {total_mib} MiB for them; suspend a smaller one",
         )
-    return grant.replace(moving=now, host_mib=max(1, need_mib))
+    return grant.replace(moving=now, host_mib=max(1, need_mib), lent_to=lent_to)
 
 
 def check_suspendable(grant: Grant) -> None:
@@ -54,14 +62,17 @@ def arrived(grant: Grant, now: int) -> Grant:
 
 def returned(grant: Grant) -> Grant:
     """Its memory is on its GPUs."""
-    return grant.replace(suspended=0, moving=0, host_mib=0)
+    return grant.replace(suspended=0, moving=0, host_mib=0, lent_to="")
 
 
 def returning(grant: Grant, others: tuple[Grant, ...], inventory: Inventory, rules: Rules, now: int) -> Grant:
-    """The suspended grant with its GPUs' memory and compute booked again beside the others.
+    """The suspended grant with its GPUs' memory and compute booked again beside the others. What is booked still needs no
+    room in the ledger: the driver says whether there is room on the GPUs.
 
     Raises NoRoomError GH-201 (with every GPU that has no room), GH-202 (a GPU that is no longer there).
     """
+    if grant.booked:
+        return grant.replace(suspended=0, moving=now)
     there = {use.gpu.uuid: use for use in usage(inventory, others, rules)}
     problems = []
     for share in grant.shares:
@@ -78,8 +89,8 @@ def returning(grant: Grant, others: tuple[Grant, ...], inventory: Inventory, rul
             why = f"it has {use.containers} {'limited ones' if share.whole else 'without limits'} by now"
         elif use.containers >= places(use.gpu, rules):
             why = f"it has {use.containers} containers, and no more may share it"
-        elif not share.whole and share.memory_mib > use.free_mib:
-            why = f"{use.free_mib} of {use.gpu.memory_mib} MiB are free, {share.memory_mib} needed"
+        elif not share.whole and (short := _short(share, use)):
+            why = short
         elif share.compute > free:
             why = f"{free} of 100 % {kind} are free, {share.compute} % needed"
         if why:
@@ -88,3 +99,12 @@ def returning(grant: Grant, others: tuple[Grant, ...], inventory: Inventory, rul
     if problems:
         raise NoRoomError(*problems)
     return grant.replace(suspended=0, moving=now)
+
+
+def _short(share: Share, use: Usage) -> str:
+    """The memory that the GPU lacks for this share; "" where it has room."""
+    if share.request_mib and share.request_mib <= use.unbooked_mib and share.memory_mib <= use.lendable_mib:
+        return ""
+    if share.request_mib or share.memory_mib > use.free_mib:
+        return f"{use.free_mib} of {use.gpu.memory_mib} MiB are free, {share.booked_mib} needed"
+    return ""

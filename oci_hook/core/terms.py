@@ -27,12 +27,14 @@ class GpuRequest(Value):
     device: None (any GPU), an index ("0") or a UUID ("GPU-...") of exactly this GPU.
     memory: ("mib", n), or ("percent", n) of the GPU that is chosen, 1..100; None: not asked for.
     compute: guaranteed per cent 1..100, or None (no guarantee).
+    memory_request: how much of the memory is always there for it, as memory has it; None: all. The node may lend the rest.
     Neither memory nor compute: the whole GPU.
     """
 
     device: str | None = None
     memory: tuple[str, int] | None = None
     compute: int | None = None
+    memory_request: tuple[str, int] | None = None
 
     @property
     def whole(self) -> bool:

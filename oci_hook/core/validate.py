@@ -246,14 +246,15 @@ def imex_channels(given: Given, rules: "Rules") -> tuple[int, ...]:
 
 
 def memory_request(given: Given) -> None:
-    """NVIDIA's toolkit has a request beside the limit, and wants both."""
+    """A request stands beside its limit, and is at most the limit. NVIDIA's toolkit wants both."""
     asked, limit = given.wishes.get("memory-request"), given.wishes.get("memory")
     if asked is None:
         if limit is not None and limit.key.endswith("NVIDIA_GPU_MEMORY_LIMIT"):
             given.complain("GH-103", f"{limit} stands alone; NVIDIA_GPU_MEMORY_REQUEST belongs beside it")
         return
     if limit is None:
-        given.complain("GH-103", f"{asked} stands alone; NVIDIA_GPU_MEMORY_LIMIT belongs beside it")
+        beside = "NVIDIA_GPU_MEMORY_LIMIT" if asked.dialect == "nvidia" else "gpu-hook.io/memory, its limit,"
+        given.complain("GH-103", f"{asked} stands alone; {beside} belongs beside it")
         return
     one, two = asked.value, limit.value
     if isinstance(one, tuple) and isinstance(two, tuple) and one[0] == two[0] and one[1] > two[1]:

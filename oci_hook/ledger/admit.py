@@ -109,6 +109,7 @@ def admit_on(
                 born=time.monotonic_ns(),
                 linger=settings.rules.linger,
                 online_competes=settings.rules.online_competes,
+                memory_wait=settings.rules.memory_wait if settings.rules.lends and inventory.moves_memory else 0,
             )
             real = tuple(s.uuid for s in grant.shares if not inventory.gpu(s.uuid).simulated)
             with Claims(real, settings.state_dir):

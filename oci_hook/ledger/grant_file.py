@@ -20,7 +20,10 @@ MEMORY_MAX = 1 << 40  # MiB
 MAX = (1 << 63) - 1  # of times and other numbers
 INODE_MAX = (1 << 64) - 1
 PID_MAX = 1 << 22  # proc_sys_kernel(5)
-LATER = 3  # so many fields at the end are written for a container alone that was suspended
+LATER = (
+    5  # so many fields at the end are written where one of them says something; 0.1.0 of November had the first three
+)
+COUNTS = len(Grant.FIELDS), len(Grant.FIELDS) - 2, len(Grant.FIELDS) - LATER
 
 _GRANT, _WHO, _LIFE, _SHARE, _TERMS = (attrgetter(*kind.FIELDS) for kind in (Grant, Identity, Life, Share, Terms))
 
@@ -44,9 +47,9 @@ def encode(grant: Grant) -> bytes:
     (With the fields' names in the file, every reader would take four times as long per grant.)
     """
     key, who, life, shares, terms, *rest = _GRANT(grant)
-    if not grant.off_gpu:  # nearly always; and an earlier version reads it
+    if not any(rest[-LATER:]):  # nearly always; and an earlier version reads it
         del rest[-LATER:]
-    shares = [_SHARE(share) for share in shares]
+    shares = [_SHARE(share) if share.request_mib else _SHARE(share)[:-1] for share in shares]
     return fastjson.dumps([FORMAT, key, _WHO(who), _LIFE(life), shares, _TERMS(terms), *rest]).encode()
 
 
@@ -57,19 +60,20 @@ def decode(data: bytes) -> Grant:
         version, *fields = fastjson.loads(data)
         if type(version) is not int or version != FORMAT:
             raise ValueError("another version's format")
-        if len(fields) not in (len(Grant.FIELDS), len(Grant.FIELDS) - LATER):
+        if len(fields) not in COUNTS:
             raise ValueError("not as many fields as a grant has")
+        lent_to = fields.pop() if len(fields) == len(Grant.FIELDS) else ""
         key, who, life, shares, terms, exclusive, competes, driver, *numbers = fields
         boot, creator, init, cgroup, inode, deadline, space = life
-        "".join((key, boot, cgroup, driver, *who))  # TypeError unless all are text
+        "".join((key, boot, cgroup, driver, lent_to, *who))  # TypeError unless all are text
         if not type(who) is type(terms) is type(shares) is list or not type(exclusive) is type(competes) is bool:
             raise ValueError("a part is of another kind")
-        for uuid, memory, compute, limit, whole, slot in shares:
+        for uuid, memory, compute, limit, whole, slot, *request in shares:
             if type(uuid) is not str or not uuid or type(whole) is not bool:
                 raise ValueError("a share is not valid")
-            _check((memory, MEMORY_MAX), (compute, 100), (limit, 100), (slot, SLOTS))
+            _check((memory, MEMORY_MAX), (compute, 100), (limit, 100), (slot, SLOTS), *[(n, memory) for n in request])
         _check((inode, INODE_MAX), (space, INODE_MAX), (deadline, MAX), *[(number, MAX) for number in numbers])
-        return Grant(
+        made = Grant(
             key,
             Identity(*who),
             Life(boot, _process(creator), _process(init), cgroup, inode, deadline, space),
@@ -80,6 +84,7 @@ def decode(data: bytes) -> Grant:
             driver,
             *numbers,
         )
+        return made.replace(lent_to=lent_to) if lent_to else made
     except TypeError as e:
         raise ValueError(f"not a grant ({e})") from None
 

@@ -37,7 +37,7 @@ SLOTS = 1024
 MOST_GPUS = 16
 HEAD = struct.Struct("<QI")
 GPUS_OFFSET = 1024
-GPU = struct.Struct("<QQQQ32x")
+GPU = struct.Struct("<QQQQQQ16x")
 FIXED_OFFSET = 16
 FIXED_SIZE = SLOTS // 8
 SHARED = struct.Struct(f"<{SLOTS}H")
@@ -252,6 +252,20 @@ class Account:
         elif self._table.whole:
             self._processes[owner] = None
         return found is not None or not self._table.whole
+
+    def waiting(self, gpus: int) -> "tuple[tuple[int, int], ...]":
+        """Of each of the first `gpus` GPUs: bytes that an allocation waits for, and a number that changes with each of its
+        tries. () where the container has no page. Raises OSError, DamagedPage."""
+        try:
+            fd = self._open(os.O_RDONLY)
+        except FileNotFoundError:
+            return ()
+        try:
+            data = os.pread(fd, GPU.size * gpus, GPUS_OFFSET)
+        finally:
+            os.close(fd)
+        words = [GPU.unpack_from(data, GPU.size * i) for i in range(len(data) // GPU.size)]
+        return tuple((min(w[4], VALUE_MAX) * UNIT, w[5]) for w in words)
 
     def surcharge(self, gpu: int, amount: int) -> None:
         """Write into the page how many bytes count beyond a GPU's total. gpu: index of the grant's share.

@@ -47,7 +47,8 @@ def changed(event: dict[str, Any]) -> str:
 
 
 def suspended(event: dict[str, Any]) -> str:
-    return f"its GPU memory is in the host's: {size(int(event.get('host_mib') or 0))} ({event.get('seconds')} s)"
+    whom = f", for {event['lent_to']}" if event.get("lent_to") else ""
+    return f"its GPU memory is in the host's{whom}: {size(int(event.get('host_mib') or 0))} ({event.get('seconds')} s)"
 
 
 def resumed(event: dict[str, Any]) -> str:

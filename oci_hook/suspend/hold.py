@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from oci_hook.config.settings import Settings
 
 LOCK = "moving"
+CANNOT = 3  # exit status of the agent's moves (suspend/__main__.py)
 
 
 class Hold:

@@ -38,11 +38,11 @@ class Moved(Value):
     seconds: float = 0.0
 
 
-def suspend(settings: "Settings", key: str) -> Moved:
-    """Move all of a container's GPU memory to the host's, or raise; then it runs on as before.
+def suspend(settings: "Settings", key: str, lent_to: str = "") -> Moved:
+    """Move all of a container's GPU memory to the host's, or raise; then it runs on as before. lent_to: as in Grant.
 
-    Raises ApplyError GH-410, GH-411 (nothing to suspend, or under way), GH-415 (the driver cannot), GH-416 (too little host
-    memory), NodeError GH-30x.
+    Raises ApplyError GH-410, GH-411 (nothing to suspend, or under way), GH-415 (it cannot be moved), GH-416 (the node has too
+    little memory), GH-417 (the driver cannot), NodeError GH-30x.
     """
     inventory, began = node_inventory.load(settings), time.monotonic()
     with Hold(settings, key) as hold:
@@ -56,7 +56,7 @@ def suspend(settings: "Settings", key: str) -> Moved:
 
         def begun(grant: Grant, others: tuple[Grant, ...]) -> Grant:
             free, total = (size // MIB for size in memory_room.of_node())
-            return rules.begun(grant, others, found.used_mib, free, total, int(time.time()))
+            return rules.begun(grant, others, found.used_mib, free, total, int(time.time()), lent_to)
 
         _, grant, delivered = admit.alter(settings, key, begun)
         try:
@@ -66,10 +66,10 @@ def suspend(settings: "Settings", key: str) -> Moved:
             _, grant, delivered = admit.alter(settings, key, lambda g, _: rules.arrived(g, int(time.time())))
         except BaseException as e:
             _bring_back(settings, grant, inventory, hold.fd)
-            events.moved(settings.state_dir, "not-suspended", grant, why=str(e)[:300])
+            events.moved(settings.state_dir, "not-suspended", grant, why=str(e)[:300], **_for(lent_to))
             raise
     seconds = round(time.monotonic() - began, 3)
-    events.moved(settings.state_dir, "suspended", grant, host_mib=grant.host_mib, seconds=seconds)
+    events.moved(settings.state_dir, "suspended", grant, host_mib=grant.host_mib, seconds=seconds, **_for(lent_to))
     return Moved(grant, True, delivered, seconds)
 
 
@@ -77,7 +77,7 @@ def resume(settings: "Settings", key: str) -> Moved:
     """Move a container's memory back to its GPUs, or raise; then it stays suspended. Ends also what a crash has cut off.
 
     Raises NoRoomError GH-201 (its GPUs were granted to others meanwhile), GH-202, ApplyError GH-410, GH-411 (under way),
-    GH-415 (the driver cannot), NodeError GH-30x.
+    GH-415 (its memory does not come back), GH-417 (the driver cannot), NodeError GH-30x.
     """
     inventory, began = node_inventory.load(settings), time.monotonic()
     with Hold(settings, key) as hold:
@@ -93,13 +93,15 @@ def resume(settings: "Settings", key: str) -> Moved:
         said = _come_back(grant, inventory, hold.fd)
         if said.get("done") is not True:
             why = _why(said)
-            if before.suspended and said.get("half") is False:
-                admit.alter(settings, key, lambda g, _: rules.arrived(g, before.suspended))
+            # What was cut off on its way to the host may have no room any more on a GPU whose memory is lent.
+            if (before.suspended or before.lent_to) and said.get("half") is False:
+                since = before.suspended or int(time.time())
+                admit.alter(settings, key, lambda g, _: rules.arrived(g, since))
                 why += "; it stays suspended"
             else:
                 why += "; it is half moved: run this again, or leave it to the agent"
             events.moved(settings.state_dir, "not-resumed", grant, why=why)
-            raise _refusal(grant, "resumed", why)
+            raise _refusal(grant, "resumed", why, "GH-415" if "failed" in said else "GH-417")
         _, grant, delivered = admit.alter(settings, key, lambda g, _: rules.returned(g))
     seconds = round(time.monotonic() - began, 3)
     more = {} if before.suspended else {"cut_off": True}
@@ -108,7 +110,7 @@ def resume(settings: "Settings", key: str) -> Moved:
 
 
 def _check_cgroup(grant: Grant, need_mib: int) -> None:
-    """Raises ApplyError GH-416: the driver moves the memory into the container's own processes."""
+    """Raises ApplyError GH-415: the driver moves the memory into the container's own processes."""
     assert grant.life.init is not None
     try:
         room = memory_room.of_cgroup(grant.life.init[0])
@@ -116,19 +118,19 @@ def _check_cgroup(grant: Grant, need_mib: int) -> None:
         raise _refusal(grant, "suspended", "its cgroup's memory limit cannot be read") from None
     if room is not None and need_mib > room // MIB:
         raise refuse(
-            "GH-416",
+            "GH-415",
             f"container {grant.who.id[:64]} is not suspended: it has {need_mib} MiB on its GPUs, and may take"
             f" {room // MIB} MiB of host memory until its cgroup's limit; give it a larger limit",
         )
 
 
 def _send(grant: Grant, inventory: "Inventory", found: Found, lock: int) -> None:
-    """Move the memory of all processes, and of those that they start meanwhile. Raises ApplyError GH-415."""
+    """Move the memory of all processes, and of those that they start meanwhile. Raises ApplyError GH-415, GH-417."""
     for _ in range(ROUNDS):
         for what in ("lock", "suspend"):
             said = processes.call(inventory, what, found.processes, processes.seconds_for(found.used_mib), lock)
             if said.get("done") is not True:
-                raise _refusal(grant, "suspended", _why(said))
+                raise _refusal(grant, "suspended", _why(said), "GH-415" if "failed" in said else "GH-417")
             processes.check_movable(grant, inventory, found)  # once more: no call is under way in those that are locked
         found = processes.find(grant, inventory, lock)
         if found.gone:
@@ -163,5 +165,9 @@ def _why(said: "dict[str, object]") -> str:
     return str(said.get("error") or "the driver gave no answer")
 
 
-def _refusal(grant: Grant, what: str, why: str) -> GhError:
-    return refuse("GH-415", f"container {grant.who.id[:64]} is not {what}: {why[:200]}")
+def _for(lent_to: str) -> "dict[str, str]":
+    return {"lent_to": lent_to} if lent_to else {}
+
+
+def _refusal(grant: Grant, what: str, why: str, code: str = "GH-415") -> GhError:
+    return refuse(code, f"container {grant.who.id[:64]} is not {what}: {why[:200]}")

@@ -74,11 +74,11 @@ def listed(grant: Grant) -> "tuple[Process, ...]":
 
 
 def find(grant: Grant, inventory: Inventory, lock: int) -> Found:
-    """Raises ApplyError GH-415 where the driver cannot be asked."""
+    """Raises ApplyError GH-417 where the driver cannot be asked, GH-415 where what it says contradicts itself."""
     there = listed(grant)
     said = call(inventory, "look", there, LOOK_SECONDS, lock)
     if "states" not in said:
-        raise refuse("GH-415", f"container {grant.who.id[:64]}: {str(said.get('error'))[:180]}; nothing is changed")
+        raise refuse("GH-417", f"container {grant.who.id[:64]}: {str(said.get('error'))[:180]}; nothing is changed")
     states = {int(pid): int(state) for pid, state in said["states"].items()}
     usage = account.look(grant)
     accounted, kept = (usage.totals, usage.kept) if isinstance(usage, account.Usage) else ((), ())

@@ -21,6 +21,7 @@ SIMULATED = {
     "hostile",
     "boundary",
     "chaos",
+    "turns",
 }  # figures from the simulated driver, or a model; the others time host work only
 
 

@@ -253,22 +253,26 @@ def test_qgpu(annotations: dict[str, str], request_: Request | None) -> None:
 NV = "nvidia.com/container.trainer.gpu-memory."
 
 
+def requesting(request: Request, memory: tuple[str, int]) -> Request:
+    return request.replace(gpus=tuple(gpu.replace(memory_request=memory) for gpu in request.gpus))
+
+
 @pytest.mark.parametrize(
     ("annotations", "request_"),
     [
         ({"gpu-fraction": "0.25"}, shared(percent=25)),
-        ({"gpu-fraction": ".5", "gpu-fraction.limit": "0.80"}, shared(percent=80)),
+        ({"gpu-fraction": ".5", "gpu-fraction.limit": "0.80"}, requesting(shared(percent=80), ("percent", 50))),
         ({"runai/gpu-fraction": "1.0"}, shared(percent=100)),
         ({"gpu-memory": "2000"}, shared(2000)),
-        ({"gpu-memory": "2000", "gpu-memory.limit": "4000"}, shared(4000)),
+        ({"gpu-memory": "2000", "gpu-memory.limit": "4000"}, requesting(shared(4000), ("mib", 2000))),
         (
             {"gpu-memory": "2000", "gpu-fraction-num-devices": "2"},
             made(Request, (GpuRequest(None, ("mib", 2000)),) * 2, policy="best-effort"),
         ),
-        ({NV + "request": "8Gi", NV + "limit": "16Gi"}, shared(16384)),
+        ({NV + "request": "8Gi", NV + "limit": "16Gi"}, requesting(shared(16384), ("mib", 8192))),
         ({NV + "request": "1000M"}, shared(954)),  # 953.67 MiB
         ({NV + "limit": "1.5Gi", "nvidia.com/container.trainer.gpu-compute.mode": "time-slicing"}, shared(1536)),
-        ({NV + "limit": "8Gi", "gpu-memory": "100"}, shared(8192)),  # the container's own key wins over the pod's
+        ({NV + "limit": "8Gi", "gpu-memory": "100"}, requesting(shared(8192), ("mib", 100))),  # the container's own key wins over the pod's
         ({"nvidia.com/container.other.gpu-memory.limit": "8Gi"}, None),
         ({"gpu-memory": "2000", "gpu-fraction-container-name": "other"}, None),
         ({"gpu-memory": "2000", "gpu-fraction-container-name": "trainer"}, shared(2000)),

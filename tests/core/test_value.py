@@ -67,7 +67,7 @@ def test_replace_changes_a_copy() -> None:
 def test_repr_names_the_fields() -> None:
     assert (
         repr(Share("GPU-a", 1))
-        == "Share(uuid='GPU-a', memory_mib=1, compute=0, compute_limit=100, whole=False, slot=0)"
+        == "Share(uuid='GPU-a', memory_mib=1, compute=0, compute_limit=100, whole=False, slot=0, request_mib=0)"
     )
 
 

@@ -260,17 +260,32 @@ def test_no_file_at_a_grants_place_keeps_nobody_waiting(tmp_path: Path, make: Ca
         assert store.snapshot(state) == ()
 
 
-def test_a_suspended_grant_has_more_fields_and_others_are_as_before() -> None:
+def test_a_suspended_or_lent_grant_has_more_fields_and_others_are_as_before() -> None:
     plain = json.loads(grant_file.encode(FULL))
     assert len(plain) == 1 + len(Grant.FIELDS) - grant_file.LATER
-    for more in ({"moving": 3, "host_mib": 9}, {"suspended": 4, "host_mib": 9}, {"moving": 5}):
+    late: dict[str, object] = {"suspended": 4, "lent_to": "a" * 64, "memory_wait": 600}
+    for more in ({"moving": 3, "host_mib": 9}, {"suspended": 4, "host_mib": 9}, {"moving": 5}, {"memory_wait": 1}, late):
         one = FULL.replace(**more)
         assert grant_file.decode(grant_file.encode(one)) == one
     for n in range(grant_file.LATER):
-        for bad in (-1, "x", True, 1 << 63):
+        for bad in (-1, "x", True, 1 << 63) if n else (-1, True, None, []):
             data = json.loads(grant_file.encode(FULL.replace(suspended=4, host_mib=9)))
             data[-1 - n] = bad
             with pytest.raises(ValueError):
                 grant_file.decode(json.dumps(data).encode())
     with pytest.raises(ValueError):
         grant_file.decode(json.dumps([*plain, 0]).encode())
+    before = [*plain, 4, 0, 9]  # of the version that could suspend and not lend
+    assert grant_file.decode(json.dumps(before).encode()) == FULL.replace(suspended=4, host_mib=9)
+
+
+def test_a_share_with_a_request_has_one_field_more() -> None:
+    share = FULL.shares[0].replace(memory_mib=4096, request_mib=1024)
+    one = FULL.replace(shares=(share, *FULL.shares[1:]))
+    assert grant_file.decode(grant_file.encode(one)) == one
+    assert [len(s) for s in json.loads(grant_file.encode(one))[4]] == [7] + [6] * (len(FULL.shares) - 1)
+    for bad in (-1, 4097, "x", True, None):
+        data = json.loads(grant_file.encode(one))
+        data[4][0][-1] = bad
+        with pytest.raises(ValueError):
+            grant_file.decode(json.dumps(data).encode())

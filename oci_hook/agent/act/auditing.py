@@ -147,5 +147,7 @@ class Auditing:
         for key, watched in node.watched.items():
             if node.grants[key].frozen or watched.stopped == "frozen":
                 watched.frozen_seconds += took
+            if node.grants[key].off_gpu:
+                watched.suspended_seconds += took
         for gpu in parties.values():
             meter.look(now, gpu)

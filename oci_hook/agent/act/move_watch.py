@@ -1,18 +1,45 @@
-"""Has what a crash has cut off of a suspend or resume ended, one container at a time, by the command that a person would use."""
+"""Moves containers between GPUs and the host's memory: what a crash has cut off of a move is ended, and on a GPU whose memory is
+lent, room is made for those who wait (agent/judge/turns.py). Each move is a process of its own (suspend/__main__.py)."""
 
+import math
+
+from oci_hook.agent.act.auditing import Auditing
+from oci_hook.agent.act.response import Response
+from oci_hook.agent.judge import turns
+from oci_hook.agent.judge.audit_rules import Finding
+from oci_hook.agent.judge.turns import Move, Tenant
 from oci_hook.agent.node import Node
+from oci_hook.agent.watch.accounts import Accounts
 from oci_hook.agent.watch.child import Child
-from oci_hook.suspend.hold import cut_off
+from oci_hook.core.grant import Grant
+from oci_hook.core.terms import CLASS_NUMBERS
+from oci_hook.core.units import MIB
+from oci_hook.observe.account import Usage
+from oci_hook.suspend.hold import CANNOT, cut_off
 
+PROGRAM = "oci_hook.suspend"
 RETRY_SECONDS, RETRY_MAX = 10.0, 300.0
+IDLE_SECONDS, BUSY_SECONDS = 0.5, 0.2  # between two looks at a lent GPU, without and with somebody who waits
+TRIES_SECONDS = (
+    1.0  # an allocation that waits tries again at least this often (LONGEST_WAIT_MS of shim/memory/charge.c)
+)
+NOT_NOW = 3.0  # after a move that failed
+REFUSALS = 3  # of the driver to move a container, until that is killed for who is within its request
+MORE = 64 * MIB  # that a container needs more than its page says, for each time that it did not come back
+USUAL_RATE = 1 / (10 << 30)  # seconds for a byte, until a move was measured
 
 
 class MoveWatch:
-    """tick: at each of the agent's ticks."""
+    """tick: at each of the agent's ticks. look_when_due: soon after `due`."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, accounts: Accounts, auditing: Auditing, response: Response) -> None:
+        self.due = math.inf
         self._node = node
-        self._child = Child("oci_hook", RETRY_SECONDS, RETRY_MAX)
+        self._auditing = auditing
+        self._accounts = accounts
+        self._response = response
+        self._child = Child(PROGRAM, RETRY_SECONDS, RETRY_MAX)
+        self._lent: dict[str, _Lent] = {}
 
     def tick(self, now: float) -> None:
         status = self._child.status()
@@ -25,8 +52,197 @@ class MoveWatch:
         names = ", ".join(grant.who.id[:64] for grant in cut)
         self._node.problem("suspend", f"half moved between GPU and host memory: {names}" if cut else "")
         if cut and self._child.due(now):
-            self._child.start(now, "resume", cut[0].key, "--prefix", self._node.prefix)
+            self._child.start(now, "resume", self._node.prefix, cut[0].key)
+        for uuid in self._node.granted_gpus() | set(self._lent):
+            if is_lent(self._node, uuid):
+                self._lent.setdefault(uuid, _Lent(uuid, self._node, self._accounts, self._auditing, self._response))
+            elif uuid in self._lent and not self._lent[uuid].moving:
+                del self._lent[uuid]
+        for gpu in self._lent.values():
+            gpu.measure()
+        self.due = min(self.due, now) if self._lent else math.inf
+
+    def look_when_due(self, now: float) -> None:
+        if now >= self.due:
+            busy = [gpu.look(now) for gpu in self._lent.values()]
+            self.due = now + (BUSY_SECONDS if any(busy) else IDLE_SECONDS) if busy else math.inf
 
     def stop(self) -> None:
         """What it has begun ends by itself: the next agent finds it."""
         self._child.stop()
+        for gpu in self._lent.values():
+            gpu.stop()
+
+
+def is_lent(node: Node, uuid: str) -> bool:
+    """True if the containers on this GPU may together have more memory than it has, or one of them is away for another."""
+    gpu, limits = node.gpu(uuid), 0
+    if gpu is None:
+        return False
+    for grant in node.sharing(uuid).values():
+        limits += sum(share.memory_mib for share in grant.shares if share.uuid == uuid and not share.whole)
+        if grant.lent_to:
+            return True
+    return limits > gpu.memory_mib - node.settings.rules.reserve(gpu.memory_mib)
+
+
+class _Waiting:
+    """What a container's page says of an allocation that waits. tried: when its number of tries was seen to change last."""
+
+    def __init__(self, size: int, number: int, now: float) -> None:
+        self.size, self.number, self.tried, self.since = size, number, -math.inf, now
+
+
+class _Lent:
+    """One GPU whose memory is lent."""
+
+    def __init__(self, uuid: str, node: Node, accounts: Accounts, auditing: Auditing, response: Response) -> None:
+        self.uuid = uuid
+        self.moving: Move | None = None
+        self._node, self._accounts, self._auditing, self._response = node, accounts, auditing, response
+        self._child = Child(PROGRAM, NOT_NOW, NOT_NOW)
+        self._began = self._moved = self._sampled = 0.0
+        self._waiting: dict[str, _Waiting] = {}
+        self._here: dict[str, tuple[bool, float]] = {}  # away or not, and since when
+        self._away: dict[str, int] = {}  # bytes that a container waited for when it was moved
+        self._size: dict[str, int] = {}  # bytes that it had then
+        self._not_before: dict[str, float] = {}
+        self._refused: dict[str, int] = {}
+        self._rate = USUAL_RATE
+        self._others = 0  # bytes in use that no container's page has
+
+    def stop(self) -> None:
+        self._child.stop()
+
+    def measure(self) -> None:
+        """Take what NVML sees in use beyond the pages: the driver's own, and programs outside of containers."""
+        sample = self._node.gpus.get(self.uuid)
+        if sample is None or sample.error or self.moving or sample.at <= max(self._sampled, self._moved):
+            return
+        self._sampled = sample.at
+        sharing = self._node.sharing(self.uuid)
+        pages = {key: self._node.watched[key].account for key in sharing}
+        self._others = max(0, sample.used - sum(self._used(sharing[k], p) for k, p in pages.items()))
+
+    def look(self, now: float) -> bool:
+        """Make the next move that is due. True: somebody waits, or is away."""
+        sharing = self._node.sharing(self.uuid)
+        self._follow(sharing, now)
+        if self.moving is not None and not self._ended(sharing, now):
+            return True
+        claims = any(now - w.tried < TRIES_SECONDS for w in self._waiting.values())
+        if not claims and not any(grant.lent_to for grant in sharing.values()):
+            return False
+        gpu, tenants = self._node.gpu(self.uuid), self._tenants(sharing, now)
+        if gpu is None:
+            return False
+        free = gpu.memory_mib * MIB - self._others - sum(tenant.used for tenant in tenants if not tenant.away)
+        turn = float(self._node.settings.rules.memory_turn)
+        move = turns.decide(tenants, free, now, self._moved, turn, self._rate)
+        if move is not None and self._child.due(now):
+            self.moving, self._began = move, now
+            words = ["resume", self._node.prefix, move.key]
+            if move.lent_to:
+                words = ["suspend", *words[1:], sharing[move.lent_to].who.id[:64]]
+            if self._child.start(now, *words):
+                self.moving = None
+            elif move.lent_to:
+                mover = next(tenant for tenant in tenants if tenant.key == move.key)
+                self._away[move.key], self._size[move.key] = mover.waits, mover.used
+        elif move is None:
+            self._answer_stuck(tenants, free)
+        return True
+
+    def _follow(self, sharing: dict[str, Grant], now: float) -> None:
+        """See which containers are here, and which of them wait."""
+        for known in (self._waiting, self._here, self._away, self._size, self._not_before, self._refused):
+            for key in set(known) - set(sharing):
+                del known[key]
+        for key, (size, number) in self._accounts.waiting(sharing, self.uuid).items():
+            known_one = self._waiting.get(key)
+            if known_one is None:
+                self._waiting[key] = _Waiting(size, number, now)
+            elif number != known_one.number:
+                if not self._waits(key, now):
+                    known_one.since = now
+                known_one.size, known_one.number, known_one.tried = size, number, now
+        for key, grant in sharing.items():
+            if key not in self._here or self._here[key][0] != grant.off_gpu:
+                self._here[key] = grant.off_gpu, now
+
+    def _waits(self, key: str, now: float) -> bool:
+        return key in self._waiting and now - self._waiting[key].tried < TRIES_SECONDS
+
+    def _tenants(self, sharing: dict[str, Grant], now: float) -> tuple[Tenant, ...]:
+        pages, unread = self._accounts.read(sharing)
+        found = []
+        for key, grant in sharing.items():
+            share = next(share for share in grant.shares if share.uuid == self.uuid)
+            if share.whole or grant.life.init is None:
+                continue
+            waits = self._waiting[key].size if self._waits(key, now) else 0
+            by_hand = grant.off_gpu and not grant.lent_to
+            if by_hand:
+                continue  # a person takes it away and brings it back
+            found.append(
+                Tenant(
+                    key,
+                    CLASS_NUMBERS[grant.terms.priority_class],
+                    self._used(grant, pages.get(key)),
+                    share.booked_mib * MIB,
+                    self._away.get(key, 0) if grant.off_gpu else waits,
+                    self._waiting[key].since if key in self._waiting else now,
+                    self._here[key][1],
+                    grant.off_gpu,
+                    now < self._not_before.get(key, 0.0) or key in unread,
+                )
+            )
+        return tuple(found)
+
+    def _used(self, grant: Grant, page: "Usage | str | None") -> int:
+        """Bytes on this GPU, or that it comes back with: by the container's page, and what NVML saw beyond that, whatever the
+        container has written over it."""
+        i = next(i for i, share in enumerate(grant.shares) if share.uuid == self.uuid)
+        if not isinstance(page, Usage) or i >= len(page.totals):
+            return self._auditing.verdict.surcharges.get((grant.key, i), 0)
+        more = max(page.surcharges[i], self._auditing.verdict.surcharges.get((grant.key, i), 0))
+        return max(page.totals[i] + more, self._size.get(grant.key, 0) if grant.off_gpu else 0)
+
+    def _ended(self, sharing: dict[str, Grant], now: float) -> bool:
+        """True once the move has ended and the ledger that is known here says so."""
+        status, move = self._child.status(), self.moving
+        if status is None or move is None:
+            return False
+        grant = sharing.get(move.key)
+        if status == 0 and grant is not None and bool(grant.suspended) != bool(move.lent_to) and now - self._began < 60:
+            return False
+        self._child.stop()
+        self.moving, self._moved = None, now
+        if status == 0 and grant is not None:
+            if move.lent_to and grant.host_mib > 256:
+                self._rate = (now - self._began) / (grant.host_mib * MIB)
+            self._refused.pop(move.key, None)
+            if not move.lent_to:
+                self._away.pop(move.key, None)
+        elif grant is not None:
+            self._not_before[move.key] = now + NOT_NOW
+            if not move.lent_to:
+                self._away[move.key] = self._away.get(move.key, 0) + MORE
+            elif status == CANNOT:
+                self._refused[move.key] = self._refused.get(move.key, 0) + 1
+        return True
+
+    def _answer_stuck(self, tenants: tuple[Tenant, ...], free: int) -> None:
+        """What the container itself keeps from being moved is memory that was only lent to it: it ends for who is within its
+        request. A node without host memory is no such reason."""
+        found = turns.stuck(tenants, free)
+        if found is None or self._refused.get(found[1], 0) < REFUSALS:
+            return
+        claim, over = (next(t for t in tenants if t.key == key) for key in found)
+        self._refused[over.key] = -(1 << 30)  # once
+        name = self._node.grants[claim.key].who.id[:64]
+        what = (
+            f"{over.used // MIB} MiB in use, request {over.request // MIB} MiB; {name} waits for {claim.need // MIB} MiB within its"
+            f" request, and this container's memory cannot be moved (`gpu-hook events` says why)"
+        )
+        self._response.answer(Finding("keeps-lent-memory", over.key, self.uuid, 0, 0, what), harm=True)

@@ -16,6 +16,8 @@ bad-account-page  something else is in the place of the account page, so nothing
 charged-elsewhere NVML lists more memory for the container's processes than the driver charges to its cgroup: a program
                   has its memory from a client that was made in another cgroup, so the driver's limit does not hold it.
                   (Managed memory is charged to no cgroup, and looks the same)
+keeps-lent-memory the container has more memory than it requests, cannot be moved off the GPU, and keeps one that is within its
+                  request waiting (agent/judge/turns.py)
 hogs-gate         others are held at the gate for the container, which does not use the GPU meanwhile (agent/judge/hogs.py)
 holds-lease       a process of the container holds a lease on a file that gpu-hook or the driver needs (agent/watch/leases.py)
 
@@ -39,6 +41,7 @@ KINDS = (
     "no-shim",
     "bad-account-page",
     "charged-elsewhere",
+    "keeps-lent-memory",
     "hogs-gate",
     "holds-lease",
 )

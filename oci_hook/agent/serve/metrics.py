@@ -167,6 +167,8 @@ def _container(out: Exposition, c: dict[str, Any], seen: set[str]) -> None:
     out.gauge("container_boundary", "1: who holds its memory limit; driver: the shim and the driver.", at_boundary, 1)
     help = "Frozen by a person or by the agent, since the agent knows it."
     out.counter("container_frozen_seconds", help, at, c["frozen_seconds"])
+    help = "Off its GPUs, or on its way, since the agent knows it."
+    out.counter("container_suspended_seconds", help, at, c["suspended_seconds"])
     for kind, n in Counter(finding["kind"] for finding in c["findings"]).items():
         out.gauge("container_findings", "Findings that are not over.", f"{at},{labels(('kind',), (kind,))}", n)
     for s in c["gpus"]:

@@ -33,23 +33,42 @@ class Accounts:
 
     def _read(self, grant: Grant, by_process: bool) -> Kept:
         """Raises OSError where we cannot look."""
-        if grant.life.init is None or not grant.shares:
-            return None
         try:
-            known = self._open.get(grant.key)
-            if known is None or known[0] != grant.life.init:
-                if known:
-                    known[1].close()
-                    del self._open[grant.key]
-                known = (grant.life.init, Account(*grant.life.init, grant.life.cgroup))
-                self._open[grant.key] = known
-            return known[1].read(len(grant.shares), by_process)
+            page = self._page(grant)
+            return None if page is None else page.read(len(grant.shares), by_process)
         except DamagedPage as e:
             return str(e)
         except OSError as e:
             if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESRCH):
                 return None  # the container is ending, or has no such directory (a whole GPU alone)
             raise
+
+    def waiting(self, grants: dict[str, Grant], uuid: str) -> dict[str, tuple[int, int]]:
+        """Account.waiting of this GPU, by key, of those of these grants whose page can be read."""
+        found = {}
+        for key, grant in grants.items():
+            i = next(i for i, share in enumerate(grant.shares) if share.uuid == uuid)
+            try:
+                page = self._page(grant)
+                words = page.waiting(len(grant.shares)) if page is not None else ()
+            except (OSError, DamagedPage):
+                continue
+            if i < len(words):
+                found[key] = words[i]
+        return found
+
+    def _page(self, grant: Grant) -> Account | None:
+        """Raises OSError, DamagedPage."""
+        if grant.life.init is None or not grant.shares:
+            return None
+        known = self._open.get(grant.key)
+        if known is None or known[0] != grant.life.init:
+            if known:
+                known[1].close()
+                del self._open[grant.key]
+            known = (grant.life.init, Account(*grant.life.init, grant.life.cgroup))
+            self._open[grant.key] = known
+        return known[1]
 
     def write_surcharge(self, key: str, gpu: int, amount: int) -> None:
         """Write a surcharge into the container's account page. gpu: index of the grant's share. amount: bytes."""

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 KEYS: "dict[str, Row]" = {
     "memory": ("memory", units.memory, {}),
+    "memory-request": ("memory-request", units.memory, {}),
     "compute": ("compute", units.percent, {}),
     "gpus": ("gpus", value_parsers.gpus, {}),
     "devices": ("devices", value_parsers.devices, {}),

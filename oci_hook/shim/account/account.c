@@ -77,6 +77,29 @@ bool gh_pressed(struct gh_state *st, unsigned gpu) {
     return now != atomic_exchange(&st->pressure_seen[gpu], now);
 }
 
+void gh_note_waiting(struct gh_state *st, unsigned gpu, uint64_t units) {
+    struct gh_account_page *page = gh_account_page(st);
+    if (page && gpu < GH_ACCOUNT_GPUS) {
+        STORE_RELEASE(&page->gpu[gpu].waiting, units);
+        atomic_fetch_add(&page->gpu[gpu].waits, 1);
+    }
+}
+
+static bool any_fixed(struct gh_state *st) {
+    struct gh_account_page *page = gh_account_page(st);
+    uint64_t any = page ? 0 : 1;
+    for (unsigned i = 0; page && i < GH_ACCOUNT_SLOTS / 64; i++)
+        any |= LOAD_ACQUIRE(&page->fixed[i]);
+    return any;
+}
+
+uint64_t gh_most_units(struct gh_state *st, const struct gh_limit *limit, bool fixed) {
+    if (limit->whole)
+        return GH_UNLIMITED;
+    bool lent = limit->request_bytes && limit->request_bytes < limit->bytes;
+    return (lent && (fixed || any_fixed(st)) ? limit->request_bytes : limit->bytes) >> GH_UNIT_SHIFT;
+}
+
 void gh_note_fixed(struct gh_state *st) {
     if (gh_account_attach(st)) {
         unsigned slot = LOAD_ACQUIRE(&st->slot);

@@ -5,6 +5,7 @@
 #include "account/account_file.h"
 #include "account/operation.h"
 #include "account/slots.h"
+#include "process/policy.h"
 #include "process/state.h"
 
 static inline uint64_t gh_units(uint64_t bytes) {
@@ -25,6 +26,11 @@ uint64_t gh_own_units(struct gh_state *st, unsigned gpu);
 void gh_press(struct gh_state *st, unsigned gpu);
 bool gh_pressed(struct gh_state *st, unsigned gpu);
 void gh_count_contexts(struct gh_state *st, unsigned gpu, int more);
+/* Tells the host that an allocation of so many units waits for room on the GPU. Called again while it waits. */
+void gh_note_waiting(struct gh_state *st, unsigned gpu, uint64_t units);
+/* Units that the container may have now under this limit. Beyond its request it has memory that must go to the host when others
+ * need it: so memory that the driver cannot move there has to be within the request. fixed: it is for such memory. */
+uint64_t gh_most_units(struct gh_state *st, const struct gh_limit *limit, bool fixed);
 /* Notes that this process has memory that the driver cannot move to the host, until the process ends. */
 void gh_note_fixed(struct gh_state *st);
 

@@ -1,11 +1,43 @@
+#define _GNU_SOURCE
 #include "memory/charge.h"
+
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "memory/cuda_pool.h"
 #include "memory/piece.h"
 
+#define FIRST_WAIT_MS 5
+#define LONGEST_WAIT_MS 100
+
+bool wait_for_room(struct gh_state *st, int gpu, uint64_t units, unsigned *waited) {
+    uint64_t most = 1000ull * gh_policy_memory_wait(st);
+    if (*waited >= most)
+        return false;
+    if (!*waited) { /* what our own pools keep for later may be enough */
+        bool closed = pieces_reclaim(st);
+        *waited = 1;
+        if (pools_trim(st, gpu) || closed)
+            return true;
+    }
+    unsigned ms = *waited < FIRST_WAIT_MS ? FIRST_WAIT_MS : *waited > LONGEST_WAIT_MS ? LONGEST_WAIT_MS : *waited;
+    gh_note_waiting(st, (unsigned)gpu, units);
+    syscall(SYS_nanosleep, &(struct timespec){.tv_nsec = ms * 1000000l}, NULL);
+    *waited += ms;
+    return true;
+}
+
+bool charge_again(struct charge *c, CUresult r, unsigned *waited) {
+    uint64_t units = c->units;
+    if (r != CUDA_ERROR_OUT_OF_MEMORY || !units || c->at.gpu < 0)
+        return false;
+    uncharge(c);
+    return wait_for_room(c->st, c->at.gpu, units, waited);
+}
+
 /* Refuses only after a sweep, and after our own pools have released what they keep for later, and exports were looked at. */
-static CUresult reserve(struct gh_state *st, int gpu, uint64_t units, const struct gh_limit *limit) {
-    uint64_t most = limit->whole ? GH_UNLIMITED : limit->bytes >> GH_UNIT_SHIFT;
+static CUresult reserve(struct gh_state *st, int gpu, uint64_t units, uint64_t most) {
     enum gh_reservation done = gh_reserve(st, (unsigned)gpu, units, most);
     if (done == GH_NO_ROOM && units <= most) {
         bool closed = pieces_reclaim(st);
@@ -28,13 +60,13 @@ static uint64_t units_in_blocks(uint64_t bytes, uint32_t block_bytes) {
     return units > GH_VALUE_MAX ? units : (units + block - 1) / block * block;
 }
 
-static CUresult charge_in_blocks(struct charge *c, struct gh_state *st, struct place at, uint64_t bytes, bool blocks) {
+enum wish { PLAIN, IN_BLOCKS, FIXED };
+
+static CUresult charge_as(struct charge *c, struct gh_state *st, struct place at, uint64_t bytes, enum wish wish) {
     struct gh_limit limit;
-    *c = (struct charge){st, at, gh_units(bytes)};
-    if (at.gpu == NO_CONTEXT) {
-        c->units = 0;
+    *c = (struct charge){st, at, 0};
+    if (at.gpu == NO_CONTEXT)
         return CUDA_SUCCESS;
-    }
     if (at.gpu == NO_ANSWER)
         return at.error;
     if (at.gpu == NO_GPU) {
@@ -46,24 +78,24 @@ static CUresult charge_in_blocks(struct charge *c, struct gh_state *st, struct p
     gh_policy_wait(st);
     if (!gh_policy_limit(st, (unsigned)at.gpu, &limit))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (blocks)
-        c->units = units_in_blocks(bytes, limit.block_bytes);
-    return reserve(st, at.gpu, c->units, &limit);
+    uint64_t units = wish == IN_BLOCKS ? units_in_blocks(bytes, limit.block_bytes) : gh_units(bytes);
+    CUresult r = reserve(st, at.gpu, units, gh_most_units(st, &limit, wish == FIXED));
+    c->units = r ? 0 : units;
+    return r;
 }
 
 CUresult charge_at(struct charge *c, struct gh_state *st, struct place at, uint64_t bytes) {
-    return charge_in_blocks(c, st, at, bytes, false);
+    return charge_as(c, st, at, bytes, PLAIN);
 }
 
-CUresult charge(struct charge *c, uint64_t bytes) {
+static CUresult charge_here(struct charge *c, uint64_t bytes, enum wish wish) {
     struct gh_state *st = gh_here();
-    return st ? charge_at(c, st, current_place(st), bytes) : CUDA_ERROR_OUT_OF_MEMORY;
+    *c = (struct charge){0};
+    return st ? charge_as(c, st, current_place(st), bytes, wish) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult charge_linear(struct charge *c, uint64_t bytes) {
-    struct gh_state *st = gh_here();
-    return st ? charge_in_blocks(c, st, current_place(st), bytes, true) : CUDA_ERROR_OUT_OF_MEMORY;
-}
+CUresult charge(struct charge *c, uint64_t bytes) { return charge_here(c, bytes, PLAIN); }
+CUresult charge_linear(struct charge *c, uint64_t bytes) { return charge_here(c, bytes, IN_BLOCKS); }
 
 CUresult recharge_linear(struct charge *c, uint64_t bytes) {
     struct gh_limit limit;
@@ -74,7 +106,7 @@ CUresult recharge_linear(struct charge *c, uint64_t bytes) {
     uint64_t units = units_in_blocks(bytes, limit.block_bytes);
     if (units < c->units)
         gh_release(c->st, (unsigned)c->at.gpu, c->units - units);
-    else if (units > c->units && reserve(c->st, c->at.gpu, units - c->units, &limit))
+    else if (units > c->units && reserve(c->st, c->at.gpu, units - c->units, gh_most_units(c->st, &limit, false)))
         return CUDA_ERROR_OUT_OF_MEMORY;
     c->units = units;
     return CUDA_SUCCESS;
@@ -135,13 +167,14 @@ static void release_others(const struct charge *c, unsigned end) {
 }
 
 CUresult charge_everywhere(struct charge *c, uint64_t bytes) {
-    CUresult r = charge(c, bytes);
+    CUresult r = charge_here(c, bytes, FIXED);
     unsigned count = r == CUDA_SUCCESS && c->units ? gpus_of(c->st) : 0;
     for (unsigned gpu = 0; gpu < count; gpu++) {
         struct gh_limit limit;
         if ((int)gpu == c->at.gpu)
             continue;
-        if (!gh_policy_limit(c->st, gpu, &limit) || reserve(c->st, (int)gpu, c->units, &limit)) {
+        if (!gh_policy_limit(c->st, gpu, &limit) ||
+            reserve(c->st, (int)gpu, c->units, gh_most_units(c->st, &limit, true))) {
             release_others(c, gpu);
             uncharge(c);
             return CUDA_ERROR_OUT_OF_MEMORY;

@@ -13,7 +13,18 @@ struct charge {
     uint64_t units;
 };
 
-/* Charges bytes on the current context's GPU. CUDA_SUCCESS or CUDA_ERROR_OUT_OF_MEMORY. */
+/* The driver had no room for memory that is within the limit. True: there may be some now, try again; else it takes too long,
+ * or nobody makes room. It waits a moment and tells the host, which moves containers that have more than their request.
+ * *waited: milliseconds, 0 at first. */
+bool wait_for_room(struct gh_state *st, int gpu, uint64_t units, unsigned *waited);
+/* The same with a charge, which it undoes, and the driver's answer. */
+bool charge_again(struct charge *c, CUresult r, unsigned *waited);
+/* Charges, asks the driver, and does both again as long as room is made: the answer is in r, and the charge is made if that is
+ * CUDA_SUCCESS. */
+#define CHARGE_AND_ASK(r, c, charging, asking) \
+    for (unsigned waited_ms = 0; !((r) = (charging)) && charge_again((c), (r) = (asking), &waited_ms);) {}
+
+/* Charges bytes on the current context's GPU. CUDA_SUCCESS or CUDA_ERROR_OUT_OF_MEMORY; then nothing is charged. */
 CUresult charge(struct charge *c, uint64_t bytes);
 /* The same for linear memory, which a driver takes in whole blocks. */
 CUresult charge_linear(struct charge *c, uint64_t bytes);

@@ -107,10 +107,10 @@ GH_EXPORT CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 
     if (!given || !array)
         return REAL(cuArrayCreate)(array, given);
     copy_once(&d, given, sizeof d);
-    CUresult r = charge(&c, array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){d.width, d.height, 0, d.format, d.channels, 0}));
-    if (r)
-        return r;
-    return finish_array(&c, REAL(cuArrayCreate)(&made, &d), &made, array);
+    CUDA_ARRAY3D_DESCRIPTOR same = {d.width, d.height, 0, d.format, d.channels, 0};
+    CUresult r;
+    CHARGE_AND_ASK(r, &c, charge(&c, array_bytes(&same)), REAL(cuArrayCreate)(&made, &d));
+    return finish_array(&c, r, &made, array);
 }
 
 GH_EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *given) {
@@ -120,10 +120,10 @@ GH_EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR 
     if (!given || !array)
         return REAL(cuArrayCreate_v2)(array, given);
     copy_once(&d, given, sizeof d);
-    CUresult r = charge(&c, array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){d.width, d.height, 0, d.format, d.channels, 0}));
-    if (r)
-        return r;
-    return finish_array(&c, REAL(cuArrayCreate_v2)(&made, &d), &made, array);
+    CUDA_ARRAY3D_DESCRIPTOR same = {d.width, d.height, 0, d.format, d.channels, 0};
+    CUresult r;
+    CHARGE_AND_ASK(r, &c, charge(&c, array_bytes(&same)), REAL(cuArrayCreate_v2)(&made, &d));
+    return finish_array(&c, r, &made, array);
 }
 
 GH_EXPORT CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *given) {
@@ -133,11 +133,10 @@ GH_EXPORT CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR
     if (!given || !array)
         return REAL(cuArray3DCreate)(array, given);
     copy_once(&d, given, sizeof d);
-    CUresult r =
-        charge(&c, array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){d.width, d.height, d.depth, d.format, d.channels, d.flags}));
-    if (r)
-        return r;
-    return finish_array(&c, REAL(cuArray3DCreate)(&made, &d), &made, array);
+    CUDA_ARRAY3D_DESCRIPTOR same = {d.width, d.height, d.depth, d.format, d.channels, d.flags};
+    CUresult r;
+    CHARGE_AND_ASK(r, &c, charge(&c, array_bytes(&same)), REAL(cuArray3DCreate)(&made, &d));
+    return finish_array(&c, r, &made, array);
 }
 
 GH_EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *given) {
@@ -147,10 +146,9 @@ GH_EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIP
     if (!given || !array)
         return REAL(cuArray3DCreate_v2)(array, given);
     copy_once(&d, given, sizeof d);
-    CUresult r = charge(&c, array_bytes(&d));
-    if (r)
-        return r;
-    return finish_array(&c, REAL(cuArray3DCreate_v2)(&made, &d), &made, array);
+    CUresult r;
+    CHARGE_AND_ASK(r, &c, charge(&c, array_bytes(&d)), REAL(cuArray3DCreate_v2)(&made, &d));
+    return finish_array(&c, r, &made, array);
 }
 
 GH_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *given,
@@ -161,10 +159,8 @@ GH_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_AR
     if (!given || !array)
         return REAL(cuMipmappedArrayCreate)(array, given, levels);
     copy_once(&d, given, sizeof d);
-    CUresult r = charge(&c, mipmap_bytes(&d, levels));
-    if (r)
-        return r;
-    r = REAL(cuMipmappedArrayCreate)(&made, &d, levels);
+    CUresult r;
+    CHARGE_AND_ASK(r, &c, charge(&c, mipmap_bytes(&d, levels)), REAL(cuMipmappedArrayCreate)(&made, &d, levels));
     r = finish_alloc(&c, r, ARRAY, (uintptr_t)made);
     if (r == CUDA_SUCCESS)
         *array = made;

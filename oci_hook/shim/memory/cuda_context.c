@@ -50,31 +50,31 @@ static CUresult created(struct charge *c, CUresult r, const CUcontext *made, CUc
 GH_EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device) {
     struct charge c;
     CUcontext made = NULL;
-    CUresult r = charge_context(&c, device);
-    return r ? r : created(&c, REAL(cuCtxCreate)(context ? &made : NULL, flags, device), &made, context);
+    CUresult r;
+    CHARGE_AND_ASK(r, &c, charge_context(&c, device), REAL(cuCtxCreate)(context ? &made : NULL, flags, device));
+    return created(&c, r, &made, context);
 }
 GH_EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
     struct charge c;
     CUcontext made = NULL;
-    CUresult r = charge_context(&c, device);
-    return r ? r : created(&c, REAL(cuCtxCreate_v2)(context ? &made : NULL, flags, device), &made, context);
+    CUresult r;
+    CHARGE_AND_ASK(r, &c, charge_context(&c, device), REAL(cuCtxCreate_v2)(context ? &made : NULL, flags, device));
+    return created(&c, r, &made, context);
 }
 GH_EXPORT CUresult cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned flags, CUdevice device) {
     struct charge c;
     CUcontext made = NULL;
-    CUresult r = charge_context(&c, device);
-    if (r)
-        return r;
-    r = REAL(cuCtxCreate_v3)(context ? &made : NULL, affinity, count, flags, device);
+    CUresult r;
+    CHARGE_AND_ASK(r, &c, charge_context(&c, device),
+                   REAL(cuCtxCreate_v3)(context ? &made : NULL, affinity, count, flags, device));
     return created(&c, r, &made, context);
 }
 GH_EXPORT CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CUdevice device) {
     struct charge c;
     CUcontext made = NULL;
-    CUresult r = charge_context(&c, device);
-    if (r)
-        return r;
-    r = REAL(cuCtxCreate_v4)(context ? &made : NULL, parameters, flags, device);
+    CUresult r;
+    CHARGE_AND_ASK(r, &c, charge_context(&c, device),
+                   REAL(cuCtxCreate_v4)(context ? &made : NULL, parameters, flags, device));
     return created(&c, r, &made, context);
 }
 
@@ -183,10 +183,9 @@ GH_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     struct gh_state *st = gh_here();
     struct charge c = {st, {.gpu = NO_CONTEXT}, 0};
     CUcontext made = NULL;
-    CUresult r = is_active(device, false) || take_over(&c, device) ? CUDA_SUCCESS : charge_context(&c, device);
-    if (r)
-        return r;
-    r = REAL(cuDevicePrimaryCtxRetain)(context ? &made : NULL, device);
+    CUresult r;
+    CHARGE_AND_ASK(r, &c, is_active(device, false) || take_over(&c, device) ? CUDA_SUCCESS : charge_context(&c, device),
+                   REAL(cuDevicePrimaryCtxRetain)(context ? &made : NULL, device));
     if (r) {
         uncharge(&c);
         return r;

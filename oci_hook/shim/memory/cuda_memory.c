@@ -9,10 +9,8 @@
 GH_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
     struct charge c;
     CUdeviceptr made = 0;
-    CUresult r = charge_linear(&c, bytes);
-    if (r)
-        return r;
-    r = REAL(cuMemAlloc_v2)(pointer ? &made : NULL, bytes);
+    CUresult r;
+    CHARGE_AND_ASK(r, &c, charge_linear(&c, bytes), REAL(cuMemAlloc_v2)(pointer ? &made : NULL, bytes));
     r = finish_alloc(&c, r, LINEAR, made);
     if (r == CUDA_SUCCESS)
         *pointer = made;
@@ -22,10 +20,8 @@ GH_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
 GH_EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes) {
     struct charge c;
     unsigned made = 0;
-    CUresult r = charge_linear(&c, bytes);
-    if (r)
-        return r;
-    r = REAL(cuMemAlloc)(pointer ? &made : NULL, bytes);
+    CUresult r;
+    CHARGE_AND_ASK(r, &c, charge_linear(&c, bytes), REAL(cuMemAlloc)(pointer ? &made : NULL, bytes));
     r = finish_alloc(&c, r, LINEAR, made);
     if (r == CUDA_SUCCESS)
         *pointer = made;
@@ -56,6 +52,7 @@ GH_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigne
 /* Charges rows of so many bytes. A product beyond 64 bits is refused. */
 static CUresult charge_rows(struct charge *c, uint64_t width, uint64_t height) {
     uint64_t bytes;
+    *c = (struct charge){0};
     if (__builtin_mul_overflow((width + PITCH - 1) & ~(PITCH - 1), height, &bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     return charge_linear(c, bytes);
@@ -66,10 +63,9 @@ GH_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_
     struct charge c;
     CUdeviceptr made = 0;
     size_t wide = 0;
-    CUresult r = charge_rows(&c, width, height);
-    if (r)
-        return r;
-    r = REAL(cuMemAllocPitch_v2)(pointer ? &made : NULL, pitch ? &wide : NULL, width, height, element);
+    CUresult r;
+    CHARGE_AND_ASK(r, &c, charge_rows(&c, width, height),
+                   REAL(cuMemAllocPitch_v2)(pointer ? &made : NULL, pitch ? &wide : NULL, width, height, element));
     if (r == CUDA_SUCCESS && recharge_linear(&c, (uint64_t)wide * height)) {
         REAL(cuMemFree_v2)(made);
         r = CUDA_ERROR_OUT_OF_MEMORY;
@@ -86,10 +82,9 @@ GH_EXPORT CUresult cuMemAllocPitch(unsigned *pointer, unsigned *pitch, unsigned 
                                    unsigned element) {
     struct charge c;
     unsigned made = 0, wide = 0;
-    CUresult r = charge_rows(&c, width, height);
-    if (r)
-        return r;
-    r = REAL(cuMemAllocPitch)(pointer ? &made : NULL, pitch ? &wide : NULL, width, height, element);
+    CUresult r;
+    CHARGE_AND_ASK(r, &c, charge_rows(&c, width, height),
+                   REAL(cuMemAllocPitch)(pointer ? &made : NULL, pitch ? &wide : NULL, width, height, element));
     if (r == CUDA_SUCCESS && recharge_linear(&c, (uint64_t)wide * height)) {
         REAL(cuMemFree)(made);
         r = CUDA_ERROR_OUT_OF_MEMORY;

@@ -268,7 +268,7 @@ static uint64_t limit_of(struct gh_state *st, unsigned gpu) {
     struct gh_limit limit;
     if (!gh_policy_limit(st, gpu, &limit))
         return 0;
-    return limit.whole ? GH_UNLIMITED : limit.bytes >> GH_UNIT_SHIFT;
+    return gh_most_units(st, &limit, false);
 }
 
 /* Other operations have charged their own growth in advance, whether the driver's figure contains it yet or not. So we

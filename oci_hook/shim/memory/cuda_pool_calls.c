@@ -115,13 +115,18 @@ static bool alloc_captured(struct gh_state *st, const struct variant *v, const s
 static CUresult alloc_charged(struct gh_state *st, const struct variant *v, const struct request *q,
                               struct gh_pool *pool, CUdeviceptr *made) {
     struct growth g;
-    CUresult r = pool_begin(&g, st, pool, q->pool, q->bytes, 0);
-    if (r)
-        return r;
-    r = ask_driver(v, q, made);
-    if (r == CUDA_SUCCESS && g.pool) /* before pool_end: an operation that is alone next must know of it */
-        pool_put(st, pool, *made, q->bytes);
-    if (pool_end(&g) && r == CUDA_SUCCESS) {
+    CUresult r, ended;
+    unsigned waited = 0;
+    do {
+        if ((r = pool_begin(&g, st, pool, q->pool, q->bytes, 0)))
+            return r;
+        r = ask_driver(v, q, made);
+        if (r == CUDA_SUCCESS && g.pool) /* before pool_end: an operation that is alone next must know of it */
+            pool_put(st, pool, *made, q->bytes);
+        ended = pool_end(&g);
+    } while (r == CUDA_ERROR_OUT_OF_MEMORY && g.pool &&
+             wait_for_room(st, atomic_load(&pool->gpu), gh_units(q->bytes), &waited));
+    if (ended && r == CUDA_SUCCESS) {
         struct owed o = begin_free(LINEAR, *made);
         end_free(&o, v->free(*made, q->stream));
         pools_trim(st, atomic_load(&pool->gpu));

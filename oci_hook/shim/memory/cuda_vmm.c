@@ -22,10 +22,9 @@ GH_EXPORT CUresult cuMemCreate(CUmemHandle *handle, size_t bytes, const CUmemAll
     if (!v)
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t began = vmm_clock(v);
-    CUresult r = charged ? charge_at(&c, st, (struct place){.gpu = gpu_of_device(st, prop.location.id)}, bytes) : 0;
-    if (r)
-        return r;
-    r = REAL(cuMemCreate)(&made, bytes, &prop, flags);
+    struct place at = {.gpu = charged ? gpu_of_device(st, prop.location.id) : NO_CONTEXT};
+    CUresult r;
+    CHARGE_AND_ASK(r, &c, charge_at(&c, st, at, bytes), REAL(cuMemCreate)(&made, bytes, &prop, flags));
     if (r) {
         uncharge(&c);
         return r;

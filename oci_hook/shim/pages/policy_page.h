@@ -20,17 +20,18 @@ enum gh_gpu_flags { GH_GPU_WHOLE = 1u << 0 /* no limit is enforced on this GPU *
 #pragma GCC diagnostic error "-Wpadded" /* other programs read the file, so every byte has a name */
 
 struct gh_gpu_policy {
-    char uuid[48];          /* "GPU-xxxxxxxx-...", NUL-padded */
-    uint64_t memory_limit;  /* bytes */
-    uint64_t memory_total;  /* bytes of the physical GPU; only shown */
-    uint32_t compute;       /* guaranteed per cent of the GPU's time; 0 none */
-    uint32_t compute_limit; /* most per cent of the GPU's time */
-    uint32_t flags;         /* enum gh_gpu_flags */
-    uint32_t minor;         /* /dev/nvidiaN */
-    uint64_t context_bytes; /* memory that a CUDA context takes on this GPU; 0 not known */
-    uint32_t slot;          /* 1 + the container's slot on the GPU page; 0: the GPU's time is not shared */
-    uint32_t block_bytes;   /* in which the driver takes linear memory from this GPU; 0: 512 */
-    uint8_t reserved[32];
+    char uuid[48];           /* "GPU-xxxxxxxx-...", NUL-padded */
+    uint64_t memory_limit;   /* bytes */
+    uint64_t memory_total;   /* bytes of the physical GPU; only shown */
+    uint32_t compute;        /* guaranteed per cent of the GPU's time; 0 none */
+    uint32_t compute_limit;  /* most per cent of the GPU's time */
+    uint32_t flags;          /* enum gh_gpu_flags */
+    uint32_t minor;          /* /dev/nvidiaN */
+    uint64_t context_bytes;  /* memory that a CUDA context takes on this GPU; 0 not known */
+    uint32_t slot;           /* 1 + the container's slot on the GPU page; 0: the GPU's time is not shared */
+    uint32_t block_bytes;    /* in which the driver takes linear memory from this GPU; 0: 512 */
+    uint64_t memory_request; /* bytes of the limit that are always there; what is above may be lent. 0: all are */
+    uint8_t reserved[24];
 };
 
 struct gh_policy_page {
@@ -38,12 +39,13 @@ struct gh_policy_page {
     uint32_t version;
     uint32_t size; /* GH_POLICY_SIZE */
     uint32_t seq;
-    uint32_t ngpus;     /* 0..GH_POLICY_GPUS */
-    uint32_t policy;    /* enum gh_policy */
-    uint32_t class_;    /* enum gh_class */
-    char key[40];       /* the grant's key, NUL-padded */
-    uint32_t suspended; /* not 0: its memory is in the host's, or on its way; what would take device memory waits */
-    uint8_t reserved[52];
+    uint32_t ngpus;       /* 0..GH_POLICY_GPUS */
+    uint32_t policy;      /* enum gh_policy */
+    uint32_t class_;      /* enum gh_class */
+    char key[40];         /* the grant's key, NUL-padded */
+    uint32_t suspended;   /* not 0: its memory is in the host's, or on its way; what would take device memory waits */
+    uint32_t memory_wait; /* seconds that an allocation within its limit waits for room; 0: it fails at once */
+    uint8_t reserved[48];
     struct gh_gpu_policy gpu[GH_POLICY_GPUS];
 };
 

@@ -89,6 +89,7 @@ bool gh_policy_limit(struct gh_state *st, unsigned gpu, struct gh_limit *out) {
         if (!(seq & 1) && gh_policy_valid(page) && gpu < page->ngpus) {
             out->bytes = __atomic_load_n(&page->gpu[gpu].memory_limit, __ATOMIC_RELAXED);
             out->context_bytes = __atomic_load_n(&page->gpu[gpu].context_bytes, __ATOMIC_RELAXED);
+            out->request_bytes = __atomic_load_n(&page->gpu[gpu].memory_request, __ATOMIC_RELAXED);
             out->block_bytes = __atomic_load_n(&page->gpu[gpu].block_bytes, __ATOMIC_RELAXED);
             out->whole = __atomic_load_n(&page->gpu[gpu].flags, __ATOMIC_RELAXED) & GH_GPU_WHOLE;
             __atomic_thread_fence(__ATOMIC_ACQUIRE);
@@ -100,8 +101,8 @@ bool gh_policy_limit(struct gh_state *st, unsigned gpu, struct gh_limit *out) {
     uint32_t ngpus;
     if (gpu >= GH_POLICY_GPUS || !snapshot(st, gpu, &record, &ngpus) || gpu >= ngpus)
         return false;
-    *out =
-        (struct gh_limit){record.memory_limit, record.context_bytes, record.block_bytes, record.flags & GH_GPU_WHOLE};
+    *out = (struct gh_limit){record.memory_limit, record.context_bytes, record.memory_request, record.block_bytes,
+                             record.flags & GH_GPU_WHOLE};
     return true;
 }
 
@@ -109,6 +110,11 @@ void gh_policy_wait(struct gh_state *st) {
     const struct gh_policy_page *page = policy(st);
     while (page && __atomic_load_n(&page->suspended, __ATOMIC_RELAXED) && gh_policy_valid(page))
         syscall(SYS_nanosleep, &(struct timespec){.tv_nsec = WAIT_NS}, NULL);
+}
+
+uint32_t gh_policy_memory_wait(struct gh_state *st) {
+    const struct gh_policy_page *page = policy(st);
+    return page && gh_policy_valid(page) ? __atomic_load_n(&page->memory_wait, __ATOMIC_RELAXED) : 0;
 }
 
 bool gh_policy_usable(struct gh_state *st) {

@@ -1,0 +1,133 @@
+"""Decides which container leaves a GPU for a while whose memory is lent, and which one comes back. Pure.
+
+Containers may have more memory than they request. While there is room, nobody is moved. An allocation for which there is no
+room waits, in its process (shim/memory/charge.c). That claim, and each container that was moved to the host's memory, is
+served in this order: first who is within its request, then the higher class, then who waits longest. Room is made by moving
+containers that have more than their requests, as wholes, those of the lowest class first:
+
+  for a claim within the request          any of its own class or a lower one, at once
+  for another claim                       any of a lower class, at once; of its own class who has been on the GPU for a turn,
+                                          or waits itself, which is how two that wait for each other come apart
+
+A turn is as long as the setting memory_turn, and ten times as long as moving the two takes, so that moving costs less than a
+tenth. Nobody is moved where that would not make room enough. A container that was moved stays away for at least as long as ten moves
+take, so that one which allocates and frees all the time costs others no more than what they have beyond their requests.
+"""
+
+from oci_hook.core.value import Value
+
+MOVES = 10  # a turn is at least so many times as long as the moves that it costs
+GRACE = 5.0  # seconds for which room that is there for a claim is kept for it
+
+
+class Tenant(Value):
+    """A container on a lent GPU. level: of its class, the lowest is 0. used: bytes on the GPU; of a suspended one, what it
+    comes back with. request: bytes that are always there for it. waits: bytes that it waits for; 0: nothing. since: since
+    when it waits. here: since when it is on the GPU, or away from it, in the same seconds. away: it is suspended. fixed: it
+    is not moved now."""
+
+    key: str
+    level: int
+    used: int
+    request: int
+    waits: int = 0
+    since: float = 0.0
+    here: float = 0.0
+    away: bool = False
+    fixed: bool = False
+
+    @property
+    def need(self) -> int:
+        """Bytes that are to be free for it."""
+        return self.used + self.waits if self.away else self.waits
+
+    @property
+    def entitled(self) -> bool:
+        return self.used + self.waits <= self.request
+
+    @property
+    def claims_since(self) -> float:
+        return self.here if self.away else self.since
+
+
+class Move(Value):
+    """key: who moves. lent_to: for whom it leaves the GPU; "": it comes back. forced: it has to leave, since the other one is
+    within its request."""
+
+    key: str
+    lent_to: str = ""
+    forced: bool = False
+
+
+def decide(
+    tenants: tuple[Tenant, ...], free: int, now: float, moved: float, turn: float, seconds_per_byte: float
+) -> Move | None:
+    """The next move; None: nobody moves. free: bytes of the GPU that nobody uses. moved: when somebody was moved last.
+    turn: seconds. seconds_per_byte: of one move, as measured."""
+    claims = [tenant for tenant in tenants if tenant.waits or tenant.away]
+    claims.sort(key=lambda t: (not t.entitled, -t.level, t.claims_since, t.key))
+    served = set()
+    for claim in claims:
+        if claim.need <= free:
+            if not claim.away:
+                if now - max(moved, claim.since) < GRACE:
+                    free -= claim.need  # it takes it at its next try
+                    served.add(claim.key)
+            elif not claim.fixed and now - claim.here >= MOVES * 2 * claim.used * seconds_per_byte:
+                return Move(claim.key)
+            continue
+        idle = {tenant.key for tenant in tenants if tenant.waits} - served
+        chosen = _victims(claim, tenants, claim.need - free, now, turn, seconds_per_byte, idle)
+        if chosen:
+            return Move(chosen[0].key, claim.key, claim.entitled)
+    return None
+
+
+def stuck(tenants: tuple[Tenant, ...], free: int) -> tuple[str, str] | None:
+    """(who waits within its request, who has more than its own and is not moved), where nothing but that one could make room."""
+    for claim in tenants:
+        if (claim.waits or claim.away) and claim.entitled and claim.need > free:
+            over = [t for t in tenants if _over(t) and t.key != claim.key and t.level <= claim.level]
+            if any(t.fixed for t in over) and sum(t.used for t in over if not t.fixed) < claim.need - free:
+                worst = min((t for t in over if t.fixed), key=lambda t: (t.level, t.request - t.used))
+                return claim.key, worst.key
+    return None
+
+
+def _over(tenant: Tenant) -> bool:
+    return not tenant.away and tenant.used > tenant.request
+
+
+def _victims(
+    claim: Tenant,
+    tenants: tuple[Tenant, ...],
+    need: int,
+    now: float,
+    turn: float,
+    seconds_per_byte: float,
+    idle: set[str],
+) -> list[Tenant]:
+    """Who makes room for this claim, in the order in which they leave; [] where there is not enough. idle: who cannot work, as
+    it waits for room itself."""
+
+    def may(t: Tenant) -> bool:
+        if t.key == claim.key or t.fixed or not _over(t) or t.level > claim.level:
+            return False
+        if claim.entitled or t.level < claim.level:
+            return True
+        least = MOVES * 2 * (t.used + claim.used) * seconds_per_byte
+        return t.key in idle or now - t.here >= max(turn, least)
+
+    # Of one class, first who cannot work anyhow, then who has been there longest.
+    found, size = [], 0
+    for tenant in sorted(filter(may, tenants), key=lambda t: (t.level, t.key not in idle, t.here, t.key)):
+        if size < need:
+            found.append(tenant)
+            size += tenant.used
+    if size < need:
+        return []
+    for tenant in list(found):  # one that came late may have made an earlier one unnecessary
+        if size - tenant.used >= need:
+            found.remove(tenant)
+            size -= tenant.used
+    return found

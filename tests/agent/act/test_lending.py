@@ -1,0 +1,171 @@
+"""A GPU of 8 GiB whose containers may have more than that together: the agent makes room for who waits."""
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.agent.box import Agent, events, running, wait_for
+from tests.e2e.stage import CONTEXT_MIB, GPU_MIB, Stage
+from tests.e2e.test_suspend import Node, Tenant
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+KEY = "gpu-hook.io/"
+TRAINER = {KEY + "devices": "0", KEY + "memory": "6Gi", KEY + "memory-request": "1Gi", KEY + "class": "offline"}
+SERVER = {KEY + "devices": "0", KEY + "memory": "5Gi", KEY + "class": "online"}
+
+
+@pytest.fixture(scope="module")
+def module_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    stage = Stage(tmp_path_factory.mktemp("lending"), "--driver", "580")
+    yield Node(stage)
+    stage.close()
+
+
+@pytest.fixture
+def node(module_node: Node) -> Iterator[Node]:
+    module_node.say("settings", "set", "oversubscribe=3.0", "memory_turn=1", "memory_wait=120")
+    yield module_node
+    module_node.clean()
+
+
+@pytest.fixture
+def agent(node: Node) -> Iterator[Agent]:
+    with running(node.stage) as agent:
+        yield agent
+
+
+def trainer(node: Node, mib: int, **more: str) -> Tenant:
+    """It has so much, of which 20 MiB are known by their pattern."""
+    tenant = node.tenant({**TRAINER, **{KEY + k.replace("_", "-"): v for k, v in more.items()}})
+    assert [tenant.program("begin"), tenant.program(f"alloc 20 {tenant.name}")] == ["0", "0"]
+    tenant.program.tell(f"hold {mib - 20}")
+    return tenant
+
+
+def moved(node: Node, what: str) -> "list[str]":
+    return [e["id"] for e in events(node.stage) if e["event"] == what]
+
+
+def test_what_is_booked(node: Node) -> None:
+    """Requests are never booked twice, limits three times at most, and none is above the GPU."""
+    first = [node.tenant(TRAINER) for _ in range(3)]
+    (gpu,) = (g for g in node.data("gpus")["gpus"] if str(g["index"]) == "0")
+    assert gpu["granted_mib"] == 3 * 1024
+    said = node.stage.refused(node.root, "GH-201", annotations={**TRAINER, KEY + "memory-request": "5121Mi"})
+    assert "requests of 5120" in said
+    said = node.stage.refused(node.root, "GH-201", annotations={**TRAINER, KEY + "memory": "8193Mi"})
+    assert "8192 MiB to grant" in said
+    node.tenant({**TRAINER, KEY + "memory-request": "5Gi"})
+    node.stage.refused(node.root, "GH-201", annotations={**TRAINER, KEY + "memory": "2Gi"})
+    assert first[0].grant.shares[0].booked_mib == 1024 and first[0].grant.memory_wait == 120
+    node.say("set", first[0].id, "--memory", "2Gi")
+    assert (first[0].grant.shares[0].memory_mib, first[0].grant.shares[0].booked_mib) == (2048, 1024)
+    node.say("set", first[0].id, "--memory", "512Mi")
+    assert first[0].grant.shares[0].booked_mib == 512
+
+
+def test_without_the_setting_all_is_booked(node: Node) -> None:
+    node.say("settings", "set", "oversubscribe=1.0")
+    tenant = node.tenant(TRAINER)
+    assert tenant.grant.shares[0].booked_mib == 6 * 1024 and not tenant.grant.memory_wait
+    node.stage.refused(node.root, "GH-201", annotations=TRAINER)
+    assert "belongs beside it" in node.stage.refused(node.root, "GH-103", annotations={KEY + "memory-request": "1Gi"})
+
+
+def test_a_request_has_room_made_at_once(node: Node, agent: Agent) -> None:
+    one, two = trainer(node, 3500), trainer(node, 3500)
+    assert one.program.hear() == two.program.hear() == "0"
+    server = node.tenant(SERVER)
+    assert [server.program("begin"), server.program("alloc 4500 server")] == ["0", "0"]
+    away = [t for t in (one, two) if t.grant.lent_to]
+    assert len(away) == 1 and away[0].grant.lent_to == server.id and away[0].grant.suspended
+    assert f"for {server.id[:12]}" in node.say("ps") and "comes back by itself" in node.say("why", away[0].id)
+    assert node.data("gpus")["gpus"][0]["granted_mib"] == 2 * 1024 + 5 * 1024  # it keeps its booking
+    node.stage.refused(node.root, "GH-201", annotations={**TRAINER, KEY + "memory-request": "2Gi"})
+    node.stage.runc("delete", "--force", server.id, program=node.stage.program)
+    wait_for(lambda: not away[0].grant.off_gpu)
+    assert len(one.program("digest")) == len(two.program("digest")) == 64
+
+
+def test_all_get_their_turns(node: Node, agent: Agent) -> None:
+    """Each of three has half of what the GPU has; nobody is told that there is no memory."""
+    tenants = [trainer(node, 3800) for _ in range(3)]
+    before = len(moved(node, "suspended"))
+    assert [tenant.program.hear() for tenant in tenants] == ["0", "0", "0"]
+    wait_for(lambda: len({*moved(node, "suspended")[before:]}) >= 2 and len(moved(node, "resumed")) >= 2)
+    digests = [tenant.program("digest") for tenant in tenants]  # each once it is there
+    assert len(set(digests)) == 3 and all(len(d) == 64 for d in digests)
+    assert node.stage.used_mib() <= GPU_MIB and not moved(node, "not-resumed")
+
+
+def test_two_that_wait_for_each_other(node: Node, agent: Agent) -> None:
+    one, two = trainer(node, 3500), trainer(node, 3500)
+    assert one.program.hear() == two.program.hear() == "0"
+    one.program.tell("hold 1500")
+    two.program.tell("hold 1500")
+    assert one.program.hear() == two.program.hear() == "0"
+
+
+def test_what_cannot_be_moved_stays_within_the_request(node: Node) -> None:
+    tenant = trainer(node, 1500)
+    assert tenant.program.hear() == "0"
+    assert tenant.program("managed 10") == "2"  # beyond the request already
+    other = trainer(node, 200)
+    assert other.program.hear() == "0"
+    assert other.program("managed 100") == "0" and other.program("hold 800") == "2" and other.program("hold 300") == "0"
+    full = node.tenant({**TRAINER, KEY + "memory-request": "2Gi"})
+    assert [full.program("begin"), full.program("managed 100"), full.program("hold 1600")] == ["0", "0", "0"]
+
+
+def test_who_keeps_lent_memory_ends_for_who_requests_it(node: Node, agent: Agent) -> None:
+    """Memory that processes share is not moved by this driver: it was only lent."""
+    keeper = trainer(node, 5000)
+    assert [keeper.program.hear(), keeper.program("share")] == ["0", "0"]
+    server = node.tenant(SERVER)
+    assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
+    found = [e for e in events(node.stage) if e["event"] == "finding" and e["kind"] == "keeps-lent-memory"]
+    assert [e["action"] for e in found] == ["killed"] and found[0]["id"] == keeper.id
+
+
+def test_nobody_within_its_request_is_moved(node: Node, agent: Agent) -> None:
+    server = node.tenant(SERVER)
+    assert [server.program("begin"), server.program("hold 4900")] == ["0", "0"]
+    node.say("settings", "set", "memory_wait=1")
+    late = trainer(node, 4000)
+    assert late.program.hear() == "2" and not server.grant.off_gpu  # after its second of waiting
+    assert server.id not in moved(node, "suspended")
+
+
+def test_without_waiting_it_fails_at_once(node: Node) -> None:
+    node.say("settings", "set", "memory_wait=0")
+    one, two = trainer(node, 5000), trainer(node, 5000)
+    assert sorted([one.program.hear(), two.program.hear()]) == ["0", "2"]
+
+
+def test_an_agent_that_is_killed_while_somebody_is_away(node: Node) -> None:
+    with running(node.stage) as agent:
+        one, two = trainer(node, 3500), trainer(node, 3500)
+        assert one.program.hear() == two.program.hear() == "0"
+        server = node.tenant(SERVER)
+        assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
+        agent.kill()
+    (away,) = (t for t in (one, two) if t.grant.off_gpu)
+    node.stage.runc("delete", "--force", server.id, program=node.stage.program)
+    time.sleep(0.5)
+    assert away.grant.off_gpu
+    with running(node.stage):
+        wait_for(lambda: not away.grant.off_gpu)
+        assert node.stage.used_mib() == 2 * (3500 + CONTEXT_MIB)
+
+
+def test_a_person_brings_it_back(node: Node, agent: Agent) -> None:
+    """Where there is no room it stays away, whoever asks."""
+    one, two = trainer(node, 3500), trainer(node, 3500)
+    assert one.program.hear() == two.program.hear() == "0"
+    server = node.tenant(SERVER)
+    assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
+    (away,) = (t for t in (one, two) if t.grant.off_gpu)
+    said = node.say("resume", away.id, status=1)
+    assert "GH-415" in said and "it stays suspended" in said and away.grant.lent_to

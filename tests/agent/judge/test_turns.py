@@ -1,0 +1,137 @@
+"""Whose memory leaves a lent GPU, and who comes back."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oci_hook.agent.judge.turns import GRACE, MOVES, Move, Tenant, decide, stuck
+
+GIB = 1 << 30
+RATE = 1 / (10 * GIB)  # seconds for a byte
+TURN = 30.0
+NOW = 1000.0
+
+
+def at(name: str, used: float, request: float, waits: float = 0, level: int = 1, **more: object) -> Tenant:
+    size, asks = int(used * GIB), int(waits * GIB)
+    return Tenant(name, level, size, int(request * GIB), asks, **{"since": NOW - 1, "here": 0.0, **more})  # type: ignore[arg-type]
+
+
+def move(*tenants: Tenant, free: float = 0, now: float = NOW, moved: float = 0) -> Move | None:
+    return decide(tenants, int(free * GIB), now, moved, TURN, RATE)
+
+
+def test_while_there_is_room_nobody_is_moved() -> None:
+    assert move(at("a", 10, 2), at("b", 10, 2), free=4) is None
+    assert move(at("a", 10, 2), at("b", 10, 2, waits=4, since=NOW), free=4) is None
+
+
+def test_who_is_within_its_request_has_room_made_at_once() -> None:
+    new = {"here": NOW}
+    assert move(at("a", 10, 2, **new), at("b", 2, 8, waits=4), free=2) == Move("a", "b", True)
+    assert move(at("a", 10, 10), at("b", 2, 8, waits=4), free=2) is None  # it has no more than its own
+    assert move(at("a", 10, 2, level=2), at("b", 2, 8, waits=4), free=2) is None  # a higher class
+    lower = at("c", 10, 2, level=0, **new)
+    assert move(at("a", 10, 2, **new), lower, at("b", 2, 8, waits=4), free=2) == Move("c", "b", True)
+
+
+def test_as_few_are_moved_as_make_room() -> None:
+    tenants = at("a", 3, 2, level=0), at("c", 9, 2, level=0), at("b", 2, 20, waits=8)
+    assert move(*tenants) == Move("c", "b", True)
+    assert move(at("a", 3, 2), at("b", 2, 20, waits=8)) is None  # not where it would not be enough
+    both = at("a", 5, 2, level=0), at("c", 5, 2, level=0, here=1.0), at("b", 2, 20, waits=8)
+    assert move(*both) == Move("a", "b", True)
+    assert move(both[0].replace(away=True), *both[1:], free=5) == Move("c", "b", True)  # the other half
+
+
+def test_of_one_class_they_take_turns() -> None:
+    a, b = at("a", 10, 2, here=NOW - 29), at("b", 4, 2, waits=8)
+    assert move(a, b) is None
+    assert move(a, b, now=NOW + 1) == Move("a", "b")
+    big = at("a", 80, 2, here=NOW - 100), at("b", 80, 2, away=True, here=NOW - 100)
+    assert move(*big) is None  # moving 160 GiB takes 16 s, one way
+    assert move(*big, now=NOW + 220) == Move("a", "b")
+    assert move(at("a", 10, 2, level=0, here=NOW), b) == Move("a", "b")  # a lower class goes at once
+
+
+def test_two_that_wait_for_each_other_come_apart() -> None:
+    a, b = at("a", 10, 2, waits=4, since=NOW - 3, here=NOW - 5), at("b", 10, 2, waits=4, since=NOW - 2, here=NOW - 5)
+    assert move(a, b, free=2) == Move("b", "a")
+    away = b.replace(away=True, here=NOW)
+    assert move(a, away, free=12) is None  # the room is kept for a
+    assert move(a.replace(used=14 * GIB, waits=0), away, free=8, now=NOW + 20) is None
+    assert move(a.replace(used=14 * GIB, waits=0), away, free=14, now=NOW + 20) == Move("b")  # with what it waited for
+
+
+def test_it_comes_back_once_there_is_room_and_not_too_soon() -> None:
+    away = at("a", 10, 2, away=True, here=NOW)
+    stay = MOVES * 2 * 10 * GIB * RATE
+    assert move(away, free=12, now=NOW + stay - 1) is None
+    assert move(away, free=12, now=NOW + stay) == Move("a")
+    assert move(away, free=9, now=NOW + 1e6) is None
+    assert move(away.replace(fixed=True), free=12, now=NOW + stay) is None
+
+
+def test_a_claim_that_does_not_take_its_room_counts_for_nothing_after_a_while() -> None:
+    away, liar = at("a", 10, 2, away=True), at("b", 0, 8, waits=8, since=NOW - 1)
+    assert move(away, liar, free=12) is None
+    assert move(away, liar, free=12, now=NOW + GRACE) == Move("a")
+
+
+def test_who_cannot_be_moved_and_keeps_anothers_own() -> None:
+    fixed, claim = at("a", 10, 2, fixed=True), at("b", 0, 8, waits=8)
+    assert move(fixed, claim) is None
+    assert stuck((fixed, claim), 0) == ("b", "a")
+    assert stuck((fixed, claim.replace(request=4 * GIB)), 0) is None  # not within its request
+    assert stuck((fixed, claim, at("c", 9, 2)), 0) is None  # another one makes room
+    assert stuck((fixed.replace(request=10 * GIB), claim), 0) is None
+    assert stuck((fixed.replace(level=2), claim), 0) is None
+    assert stuck((fixed, claim), 8 * GIB) is None
+
+
+SIZES = st.integers(0, 24).map(lambda n: n * GIB)
+TENANTS = st.lists(
+    st.builds(
+        Tenant,
+        key=st.uuids().map(str),
+        level=st.integers(0, 2),
+        used=SIZES,
+        request=SIZES,
+        waits=st.sampled_from([0, 0, GIB, 4 * GIB, 30 * GIB]),
+        since=st.floats(0, NOW),
+        here=st.floats(0, NOW),
+        away=st.booleans(),
+        fixed=st.booleans(),
+    ),
+    max_size=8,
+    unique_by=lambda t: t.key,
+).map(tuple)
+
+
+@given(TENANTS, SIZES)
+def test_whatever_they_write(tenants: tuple[Tenant, ...], free: int) -> None:
+    found = decide(tenants, free, NOW, 0, TURN, RATE)
+    by_key = {t.key: t for t in tenants}
+    if found is None:
+        for claim in tenants:  # nobody within its request waits while others could make room
+            over = [t for t in tenants if not t.away and not t.fixed and t.used > t.request and t.level <= claim.level]
+            if claim.waits and not claim.away and claim.entitled and claim.need > free:
+                assert sum(t.used for t in over if t is not claim) < claim.need - 0 or _served_first(
+                    tenants, claim, free
+                )
+        return
+    who = by_key[found.key]
+    assert not who.fixed
+    if not found.lent_to:
+        assert who.away and who.need <= free
+        return
+    claim = by_key[found.lent_to]
+    assert not who.away and who.used > who.request and who is not claim and who.level <= claim.level
+    assert claim.need > 0
+    assert found.forced == claim.entitled
+    if who.level == claim.level and not claim.entitled and not who.waits:
+        assert NOW - who.here >= TURN
+
+
+def _served_first(tenants: tuple[Tenant, ...], claim: Tenant, free: int) -> bool:
+    """Somebody else's claim is served before."""
+    return any(t is not claim and (t.waits or t.away) and t.need <= free for t in tenants)
