@@ -51,7 +51,11 @@ def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[CheckR
         message = "does not run: nothing detects containers that bypass their limits; containers do not need it"
         if _has_records(settings.state_dir):
             message += ", but no driver's limit that is lost, or could not be set, is set again without it"
-        yield CheckResult("agent", NOTE, message, "", start)
+        level = NOTE
+        if settings.rules.lends:
+            level = WARN
+            message = "does not run, and memory is lent (oversubscribe): only the agent makes room for allocations that find none"
+        yield CheckResult("agent", level, message, "", start)
         return
     restart = f"systemctl restart {UNIT}" if managed else f"kill {pid}; gpu-hook agent{option}"
     of = f" (process {pid})" if pid else ""  # only root can see who holds the lock

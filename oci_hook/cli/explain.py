@@ -373,7 +373,12 @@ def boundary_words(held: Boundary) -> str:
 def memory_words(gpu: GpuRequest) -> str:
     if gpu.memory is None:
         return "all of it"
-    kind, amount = gpu.memory
+    request = f", of which {amount_words(gpu.memory_request)} are requested" if gpu.memory_request else ""
+    return amount_words(gpu.memory) + request
+
+
+def amount_words(memory: tuple[str, int]) -> str:
+    kind, amount = memory
     return output.size(amount) if kind == "mib" else f"{amount}% of the GPU"
 
 

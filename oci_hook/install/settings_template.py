@@ -60,6 +60,9 @@ online_compute: booking
 # auto: the driver where it can. driver: a share that cannot have the driver's limit is refused. shim: the shim alone.
 boundary: auto
 driver_limit_extra: 0     # of memory, by which the driver's limit is above the share
+oversubscribe: 1.0        # to 10.0: how many times a GPU's memory the limits may be where containers request less; the agent makes room
+memory_wait: 600          # seconds that an allocation waits for room there; 0: it fails at once
+memory_turn: 30           # seconds that containers of one class keep such a GPU in turn
 
 # true: NVIDIA_VISIBLE_DEVICES, T9K_GPU_* and GPU_HOOK_* in a container's environment ask for GPUs as annotations do.
 # Any image can set them, so this is for engines without annotations (docker before 24) and images you trust.

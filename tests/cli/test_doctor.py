@@ -690,3 +690,15 @@ def test_each_problem_of_the_agent_has_a_next_step() -> None:
 )
 def test_the_fix_names_the_file_and_nothing_more(message: str, fix: str) -> None:
     assert registered.edit(message) == fix
+
+
+def test_what_lending_needs(well: Node) -> None:
+    """A driver that moves memory (570), and the agent."""
+    well.run("settings", "set", "oversubscribe=1.0")
+    assert not well.wrong()
+    well.run("settings", "set", "oversubscribe=2.0")
+    found = {f["check"]: f for f in well.wrong()}
+    assert set(found) == {"lending", "agent"} and "cannot move it" in found["lending"]["message"]
+    assert "only the agent makes room" in found["agent"]["message"]
+    well.run("sim", "up", "--driver", "570")
+    assert {f["check"] for f in well.wrong()} == {"agent"}

@@ -272,7 +272,10 @@ def requesting(request: Request, memory: tuple[str, int]) -> Request:
         ({NV + "request": "8Gi", NV + "limit": "16Gi"}, requesting(shared(16384), ("mib", 8192))),
         ({NV + "request": "1000M"}, shared(954)),  # 953.67 MiB
         ({NV + "limit": "1.5Gi", "nvidia.com/container.trainer.gpu-compute.mode": "time-slicing"}, shared(1536)),
-        ({NV + "limit": "8Gi", "gpu-memory": "100"}, requesting(shared(8192), ("mib", 100))),  # the container's own key wins over the pod's
+        (
+            {NV + "limit": "8Gi", "gpu-memory": "100"},
+            requesting(shared(8192), ("mib", 100)),
+        ),  # the container's own key wins over the pod's
         ({"nvidia.com/container.other.gpu-memory.limit": "8Gi"}, None),
         ({"gpu-memory": "2000", "gpu-fraction-container-name": "other"}, None),
         ({"gpu-memory": "2000", "gpu-fraction-container-name": "trainer"}, shared(2000)),

@@ -264,7 +264,13 @@ def test_a_suspended_or_lent_grant_has_more_fields_and_others_are_as_before() ->
     plain = json.loads(grant_file.encode(FULL))
     assert len(plain) == 1 + len(Grant.FIELDS) - grant_file.LATER
     late: dict[str, object] = {"suspended": 4, "lent_to": "a" * 64, "memory_wait": 600}
-    for more in ({"moving": 3, "host_mib": 9}, {"suspended": 4, "host_mib": 9}, {"moving": 5}, {"memory_wait": 1}, late):
+    for more in (
+        {"moving": 3, "host_mib": 9},
+        {"suspended": 4, "host_mib": 9},
+        {"moving": 5},
+        {"memory_wait": 1},
+        late,
+    ):
         one = FULL.replace(**more)
         assert grant_file.decode(grant_file.encode(one)) == one
     for n in range(grant_file.LATER):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oci_hook.config.settings import Settings
 from oci_hook.core.boundary import expected
-from oci_hook.core.inventory import Inventory
+from oci_hook.core.inventory import MOVES_SINCE, Inventory
 from oci_hook.core.layout import LEDGER_DIR
 from oci_hook.core.terms import DRIVER, SHIM
 from oci_hook.core.units import MIB
@@ -55,6 +55,9 @@ def check_inventory(settings: Settings, option: str) -> Iterator[CheckResult]:
     simulated = ", simulated" if gpus.simulated else ""
     yield CheckResult("inventory", OK, f"{plural(len(gpus.gpus), 'GPU')}{simulated}, driver {gpus.driver_version}")
     yield from check_boundary(gpus, settings)
+    if settings.rules.lends and not gpus.moves_memory:
+        message = f"no memory is lent (oversubscribe): driver {gpus.driver_version} cannot move it, {MOVES_SINCE} and newer can"
+        yield CheckResult("lending", WARN, message, "", "gpu-hook settings set oversubscribe=1.0" + option)
     yield from check_machine_memory(gpus, settings, option)
     if not gpus.simulated:
         yield from check_devices(gpus, option)

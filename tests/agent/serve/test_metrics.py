@@ -40,7 +40,7 @@ def node() -> dict[str, Any]:
     watched.account = Usage((100 * MIB,), (7 * MIB,), frozenset(), {}, (30 * MIB,))
     watched.uses["GPU-0"] = Use(120 * MIB, 41, (1,))
     watched.peaks["GPU-0"] = 500
-    watched.frozen_seconds = 12.5
+    watched.frozen_seconds, watched.suspended_seconds = 12.5, 3.5
     waits = tuple(range(1, WAITS + 1))
     watched.set_gate("GPU-0", Gate(21.5, 31.25, 1234, 5, waits, 2.75, "rotate", 0.0, 0, 0.0035))
     meter = watched.meter("GPU-0")
@@ -92,6 +92,7 @@ def expected() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     is_("container_grant_timestamp_seconds", 1001, HELD)
     is_("container_freeze_timestamp_seconds", 1002, HELD)
     is_("container_frozen_seconds_total", 12.5, HELD)
+    is_("container_suspended_seconds_total", 3.5, HELD)
     is_("container_findings", 2, HELD, kind="over-memory")
     is_("container_memory_limit_bytes", 2048 * MIB, ON)
     is_("container_memory_used_bytes", 120 * MIB, ON)  # the driver's figure is above the account page's
