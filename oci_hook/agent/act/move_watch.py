@@ -200,12 +200,16 @@ class _Lent:
         return tuple(found)
 
     def _used(self, grant: Grant, page: "Usage | str | None") -> int:
-        """Bytes on this GPU, or that it comes back with: by the container's page, and what NVML saw beyond that, whatever the
-        container has written over it."""
+        """Bytes on this GPU, or that it comes back with: by the container's page, and what the last look of NVML saw beyond that,
+        whatever the container writes; without a page, what NVML saw."""
         i = next(i for i, share in enumerate(grant.shares) if share.uuid == self.uuid)
+        watched = self._node.watched[grant.key]
+        seen = watched.uses[self.uuid].used if self.uuid in watched.uses and not grant.off_gpu else 0
         if not isinstance(page, Usage) or i >= len(page.totals):
-            return self._auditing.verdict.surcharges.get((grant.key, i), 0)
-        more = max(page.surcharges[i], self._auditing.verdict.surcharges.get((grant.key, i), 0))
+            return seen
+        then = watched.account
+        excess = seen - then.totals[i] if isinstance(then, Usage) and i < len(then.totals) else 0
+        more = max(page.surcharges[i], self._auditing.verdict.surcharges.get((grant.key, i), 0), excess)
         return max(page.totals[i] + more, self._size.get(grant.key, 0) if grant.off_gpu else 0)
 
     def _ended(self, sharing: dict[str, Grant], now: float) -> bool:

@@ -129,6 +129,15 @@ def test_who_keeps_lent_memory_ends_for_who_requests_it(node: Node, agent: Agent
     assert [e["action"] for e in found] == ["killed"] and found[0]["id"] == keeper.id
 
 
+def test_who_says_that_it_has_less_is_moved_all_the_same(node: Node, agent: Agent) -> None:
+    liar = trainer(node, 5000)
+    assert [liar.program.hear(), liar.program("lie")] == ["0", "0"]
+    agent.looks(2)
+    server = node.tenant(SERVER)
+    assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
+    assert liar.grant.lent_to == server.id
+
+
 def test_nobody_within_its_request_is_moved(node: Node, agent: Agent) -> None:
     server = node.tenant(SERVER)
     assert [server.program("begin"), server.program("hold 4900")] == ["0", "0"]

@@ -91,7 +91,17 @@ def lease() -> int:
     return 0
 
 
-COMMANDS = {f.__name__: f for f in (begin, alloc, hold, digest, managed, share, child, fork, lease, leave)}
+def lie() -> int:
+    """Its account page says all the time that it has nothing."""
+    if not os.fork():
+        fd = os.open("/run/gpu-hook/account/page", os.O_WRONLY)
+        while True:
+            os.pwrite(fd, bytes(16), 1024)  # total and surcharge of the first GPU
+            time.sleep(0.01)
+    return 0
+
+
+COMMANDS = {f.__name__: f for f in (begin, alloc, hold, digest, managed, share, child, fork, lease, leave, lie)}
 ask = f"/tmp/{name}.ask"
 os.mkfifo(ask)
 lines = os.fdopen(os.open(ask, os.O_RDWR))  # for writing as well: no writer's end is an end of file
