@@ -571,3 +571,36 @@ def test_offline_work_is_booked_apart_from_the_other_classes():
     whole = grant(9, [Share(UUID.format(0), 100, whole=True)], exclusive=True)
     (use,) = usage(there, (whole,), Rules())
     assert (use.free_compute, use.free_offline) == (0, 0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 12000), st.integers(1, 12000)), max_size=30),
+    st.integers(100, 1000),
+    st.integers(0, 2000),
+    st.sampled_from(["569.99.1", "570.0.0", "615"]),
+)
+def test_lending_books_each_request_once(wishes, over, reserve, version):
+    inventory = node(8192).replace(driver_version=version)
+    most, grants = 8192 - reserve, []
+    for n, (limit, request) in enumerate(wishes):
+        wish = ask(memory_mib=limit, memory_request=("mib", min(limit, request)))
+        found = place(wish, inventory, grants, oversubscribe=over, memory_reserve=reserve)
+        if isinstance(found, Allocation):
+            grants.append(grant(n, found.shares))
+        else:
+            assert found.problems[0].code == "GH-201" and len(str(found.problems[0])) <= 300
+    shares = [share for g in grants for share in g.shares]
+    booked, limits = sum(s.booked_mib for s in shares), sum(s.memory_mib for s in shares)
+    assert booked <= most and limits <= most * over // 100 and all(s.memory_mib <= most for s in shares)
+    if version.startswith("569"):
+        assert limits <= most and not any(s.request_mib for s in shares)
+    (left,) = usage(inventory, tuple(grants), Rules(oversubscribe=over, memory_reserve=reserve))
+    assert left.free_mib == min(left.unbooked_mib, left.lendable_mib) and left.unbooked_mib == most - booked
+
+
+def test_a_context_is_always_part_of_a_request():
+    inventory = node(8192).replace(driver_version="570")
+    inventory = inventory.replace(gpus=tuple(gpu.replace(context_mib=300) for gpu in inventory.gpus))
+    for limit, request, booked in ((4096, 1, 300), (4096, 301, 301), (300, 1, 300), (4096, 4095, 4095)):
+        found = place(ask(memory_mib=limit, memory_request=("mib", request)), inventory, oversubscribe=200)
+        assert isinstance(found, Allocation) and found.shares[0].booked_mib == booked

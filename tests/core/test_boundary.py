@@ -58,6 +58,8 @@ def test_the_limit_is_the_share(mib: int, extra: int) -> None:
     size = (mib + extra) * MIB
     assert boundary.limit_of(Share("GPU-0", mib), extra) == Limit("GPU-0", size, size)
     assert boundary.limit_of(Share("GPU-0", mib, whole=True), extra) == Limit("GPU-0", 0, NO_LIMIT)
+    lent = Share("GPU-0", mib + 100, request_mib=mib)
+    assert boundary.limit_of(lent, extra) == Limit("GPU-0", size, size + 100 * MIB)
 
 
 def test_each_gpu_that_can_is_limited() -> None:
