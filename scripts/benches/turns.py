@@ -37,7 +37,7 @@ class Gpu:
 
     def __init__(self, sizes, request, gpu_gib, server=0):
         self.free = int(gpu_gib * GIB)
-        self.now = self.moved = 0.0
+        self.now = 0.0
         self.rate = 1 / BUS
         self.tenants = {}
         self.work = dict.fromkeys([f"t{i}" for i in range(len(sizes))], 0.0)
@@ -60,7 +60,7 @@ class Gpu:
             if self.now >= self.arrives:
                 self.end()
             return
-        self.move = decide(tuple(self.tenants.values()), self.free, self.now, self.moved, TURN, self.rate)
+        self.move = decide(tuple(self.tenants.values()), self.free, self.now, TURN, self.rate)
         if self.move is not None:
             t = self.tenants[self.move.key]
             self.arrives = self.now + START + t.used / BUS
@@ -83,7 +83,7 @@ class Gpu:
         if self.move.lent_to:
             self.free += t.used
         self.tenants[t.key] = t.replace(away=bool(self.move.lent_to), here=self.now)
-        self.move, self.moved = None, self.now
+        self.move = None
 
     def claim(self, gib):
         self.tenants["server"] = self.tenants["server"].replace(waits=int(gib * GIB), since=self.now)

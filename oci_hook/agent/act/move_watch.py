@@ -109,6 +109,7 @@ class _Lent:
         self._not_before: dict[str, float] = {}
         self._refused: dict[str, int] = {}
         self._rate = USUAL_RATE
+        self._doubt = turns.Doubt()
         self._others = 0  # bytes in use that no container's page has
 
     def stop(self) -> None:
@@ -138,7 +139,8 @@ class _Lent:
             return False
         free = gpu.memory_mib * MIB - self._others - sum(tenant.used for tenant in tenants if not tenant.away)
         turn = float(self._node.settings.rules.memory_turn)
-        move = turns.decide(tenants, free, now, self._moved, turn, self._rate)
+        tenants = self._doubt.believed(tenants, free, now, turn)
+        move = turns.decide(tenants, free, now, turn, self._rate)
         if move is not None and self._child.due(now):
             self.moving, self._began = move, now
             words = ["resume", self._node.prefix, move.key]

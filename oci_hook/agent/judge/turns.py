@@ -17,7 +17,7 @@ take, so that one which allocates and frees all the time costs others no more th
 from oci_hook.core.value import Value
 
 MOVES = 10  # a turn is at least so many times as long as the moves that it costs
-GRACE = 5.0  # seconds for which room that is there for a claim is kept for it
+GRACE = 5.0  # seconds for which room that is there for a claim is kept for it; an allocation tries ten times a second
 
 
 class Tenant(Value):
@@ -59,20 +59,34 @@ class Move(Value):
     forced: bool = False
 
 
-def decide(
-    tenants: tuple[Tenant, ...], free: int, now: float, moved: float, turn: float, seconds_per_byte: float
-) -> Move | None:
-    """The next move; None: nobody moves. free: bytes of the GPU that nobody uses. moved: when somebody was moved last.
-    turn: seconds. seconds_per_byte: of one move, as measured."""
+class Doubt:
+    """Remembers claims that did not take the room that was there: for a turn they count for nothing."""
+
+    def __init__(self) -> None:
+        self._room: dict[str, float] = {}  # since when there is room for a claim
+        self._until: dict[str, float] = {}
+
+    def believed(self, tenants: tuple[Tenant, ...], free: int, now: float, turn: float) -> tuple[Tenant, ...]:
+        """The tenants without the claims that are not believed. free: bytes of the GPU that nobody uses. turn: seconds."""
+        known = {t.key for t in tenants if t.waits and not t.away and t.need <= free}
+        self._room = {key: self._room.get(key, now) for key in known}
+        for key in [key for key, since in self._room.items() if now - since >= GRACE]:
+            self._until[key] = now + turn
+        self._until = {key: until for key, until in self._until.items() if now < until}
+        return tuple(t.replace(waits=0) if t.key in self._until and not t.away else t for t in tenants)
+
+
+def decide(tenants: tuple[Tenant, ...], free: int, now: float, turn: float, seconds_per_byte: float) -> Move | None:
+    """The next move; None: nobody moves. free: bytes of the GPU that nobody uses. turn: seconds. seconds_per_byte: of one move,
+    as measured."""
     claims = [tenant for tenant in tenants if tenant.waits or tenant.away]
     claims.sort(key=lambda t: (not t.entitled, -t.level, t.claims_since, t.key))
     served = set()
     for claim in claims:
         if claim.need <= free:
             if not claim.away:
-                if now - max(moved, claim.since) < GRACE:
-                    free -= claim.need  # it takes it at its next try
-                    served.add(claim.key)
+                free -= claim.need  # it takes it at its next try
+                served.add(claim.key)
             elif not claim.fixed and now - claim.here >= MOVES * 2 * claim.used * seconds_per_byte:
                 return Move(claim.key)
             continue

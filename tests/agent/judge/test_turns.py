@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oci_hook.agent.judge.turns import GRACE, MOVES, Move, Tenant, decide, stuck
+from oci_hook.agent.judge.turns import GRACE, MOVES, Doubt, Move, Tenant, decide, stuck
 
 GIB = 1 << 30
 RATE = 1 / (10 * GIB)  # seconds for a byte
@@ -16,8 +16,8 @@ def at(name: str, used: float, request: float, waits: float = 0, level: int = 1,
     return Tenant(name, level, size, int(request * GIB), asks, **{"since": NOW - 1, "here": 0.0, **more})  # type: ignore[arg-type]
 
 
-def move(*tenants: Tenant, free: float = 0, now: float = NOW, moved: float = 0) -> Move | None:
-    return decide(tenants, int(free * GIB), now, moved, TURN, RATE)
+def move(*tenants: Tenant, free: float = 0, now: float = NOW) -> Move | None:
+    return decide(tenants, int(free * GIB), now, TURN, RATE)
 
 
 def test_while_there_is_room_nobody_is_moved() -> None:
@@ -71,10 +71,21 @@ def test_it_comes_back_once_there_is_room_and_not_too_soon() -> None:
     assert move(away.replace(fixed=True), free=12, now=NOW + stay) is None
 
 
-def test_a_claim_that_does_not_take_its_room_counts_for_nothing_after_a_while() -> None:
-    away, liar = at("a", 10, 2, away=True), at("b", 0, 8, waits=8, since=NOW - 1)
-    assert move(away, liar, free=12) is None
-    assert move(away, liar, free=12, now=NOW + GRACE) == Move("a")
+def test_a_claim_that_does_not_take_its_room_counts_for_nothing_for_a_turn() -> None:
+    away, liar, doubt = at("a", 10, 2, away=True), at("b", 0, 8, waits=8), Doubt()
+
+    def then(seconds: float, free: float) -> Move | None:
+        now, size = NOW + seconds, int(free * GIB)
+        return decide(doubt.believed((away, liar), size, now, TURN), size, now, TURN, RATE)
+
+    assert then(0, 7) is None and then(9, 12) is None and then(9 + GRACE - 0.1, 12) is None
+    assert then(9 + GRACE, 12) == Move("a")
+    back = away.replace(away=False)
+    for seconds in (9 + GRACE, 9 + GRACE + TURN - 0.1):  # it has nobody moved meanwhile
+        now = NOW + seconds
+        assert decide(doubt.believed((back, liar), 2 * GIB, now, TURN), 2 * GIB, now, TURN, RATE) is None
+    now = NOW + 9 + GRACE + TURN
+    assert decide(doubt.believed((back, liar), 2 * GIB, now, TURN), 2 * GIB, now, TURN, RATE) == Move("a", "b", True)
 
 
 def test_who_cannot_be_moved_and_keeps_anothers_own() -> None:
@@ -109,7 +120,7 @@ TENANTS = st.lists(
 
 @given(TENANTS, SIZES)
 def test_whatever_they_write(tenants: tuple[Tenant, ...], free: int) -> None:
-    found = decide(tenants, free, NOW, 0, TURN, RATE)
+    found = decide(tenants, free, NOW, TURN, RATE)
     by_key = {t.key: t for t in tenants}
     if found is None:
         for claim in tenants:  # nobody within its request waits while others could make room
