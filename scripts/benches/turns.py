@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from load.report import figure
 
-from oci_hook.agent.act.move_watch import BUSY_SECONDS, IDLE_SECONDS
+from oci_hook.agent.act.move_watch import BUSY_SECONDS, IDLE_SECONDS, USUAL_RATE
 from oci_hook.agent.judge.turns import Tenant, decide
 
 GIB = 1 << 30
@@ -38,7 +38,7 @@ class Gpu:
     def __init__(self, sizes, request, gpu_gib, server=0):
         self.free = int(gpu_gib * GIB)
         self.now = 0.0
-        self.rate = 1 / BUS
+        self.rate = USUAL_RATE
         self.tenants = {}
         self.work = dict.fromkeys([f"t{i}" for i in range(len(sizes))], 0.0)
         self.moves = 0
@@ -64,6 +64,7 @@ class Gpu:
         if self.move is not None:
             t = self.tenants[self.move.key]
             self.arrives = self.now + START + t.used / BUS
+            self.rate = (START + t.used / BUS) / t.used  # as the agent measures it
             if not self.move.lent_to:
                 self.free -= t.used
             self.moves += 1

@@ -24,7 +24,7 @@ from tests.e2e.stage import CLIENTS, Stage, python_image
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 ENV = {"PYTHONDONTWRITEBYTECODE": "1", "LD_LIBRARY_PATH": ""}
 FIVE = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "5Gi"}
-PATIENCE = 60  # seconds until a program that does not answer has failed
+PATIENCE = 240  # seconds until a program that does not answer has failed
 
 
 class Tenant:

@@ -10,8 +10,8 @@ containers that have more than their requests, as wholes, those of the lowest cl
                                           or waits itself, which is how two that wait for each other come apart
 
 A turn is as long as the setting memory_turn, and ten times as long as moving the two takes, so that moving costs less than a
-tenth. Nobody is moved where that would not make room enough. A container that was moved stays away for at least as long as ten moves
-take, so that one which allocates and frees all the time costs others no more than what they have beyond their requests.
+tenth. Nobody is moved where that would not make room enough. A container that was moved stays away for ten times as long as its leaving
+and coming back take, so that one which allocates and frees all the time costs others no more than what they have beyond their requests.
 """
 
 from oci_hook.core.value import Value
@@ -83,11 +83,13 @@ def decide(tenants: tuple[Tenant, ...], free: int, now: float, turn: float, seco
     claims.sort(key=lambda t: (not t.entitled, -t.level, t.claims_since, t.key))
     served = set()
     for claim in claims:
+        if claim.away and now - claim.here < MOVES * 2 * claim.used * seconds_per_byte:
+            continue
         if claim.need <= free:
             if not claim.away:
                 free -= claim.need  # it takes it at its next try
                 served.add(claim.key)
-            elif not claim.fixed and now - claim.here >= MOVES * 2 * claim.used * seconds_per_byte:
+            elif not claim.fixed:
                 return Move(claim.key)
             continue
         idle = {tenant.key for tenant in tenants if tenant.waits} - served
@@ -129,7 +131,7 @@ def _victims(
             return False
         if claim.entitled or t.level < claim.level:
             return True
-        least = MOVES * 2 * (t.used + claim.used) * seconds_per_byte
+        least = MOVES * (t.used + claim.used) * seconds_per_byte
         return t.key in idle or now - t.here >= max(turn, least)
 
     # Of one class, first who cannot work anyhow, then who has been there longest.
