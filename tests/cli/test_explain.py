@@ -205,6 +205,7 @@ def test_json(install: Install) -> None:
     plan = answer.pop("plan")
     assert plan[0] == "bind PREFIX/lib/private/container -> /run/gpu-hook (ro,nosuid,nodev,noexec)"
     share = {"uuid": "GPU-0", "memory_mib": 2048, "compute": 0, "compute_limit": 100, "whole": False, "slot": 1}
+    share["request_mib"] = 0
     gpu = {"name": "Simulated GPU", "memory_mib": 24576, "simulated": True}
     assert answer == {
         "name": "",
@@ -213,7 +214,7 @@ def test_json(install: Install) -> None:
         "boundary_why": NOT_ASKED,
         "chosen_by": "",
         "request": {
-            "gpus": [{"device": None, "memory": ["mib", 2048], "compute": None}],
+            "gpus": [{"device": None, "memory": ["mib", 2048], "compute": None, "memory_request": None}],
             "every_gpu": False,
             "policy": "best-effort",
             "compute_limit": None,

@@ -72,6 +72,8 @@ def test_json(install: Install) -> None:
                         "compute_limit": 100,
                         "whole": False,
                         "slot": 0,
+                        "request_mib": 0,
+                        "booked_mib": 4096,
                         "used_mib": None,
                         "kept_mib": None,
                     }
@@ -82,6 +84,7 @@ def test_json(install: Install) -> None:
                 "waits_seconds": None,
                 "frozen_since": None,
                 "suspended_since": None,
+                "lent_to": None,
                 "host_mib": 0,
                 "waits_since": None,
                 "waits_for": None,
@@ -202,7 +205,7 @@ def page(*totals_mib: float, idle_mib: int = 0) -> bytes:
     for i, mib in enumerate(totals_mib):
         value = int(mib * MIB) // used.UNIT
         words = value << used.VALUE_SHIFT | 5 << 20 | 7, 0, 0, int(idle_mib > 0)
-        used.GPU.pack_into(data, used.GPUS_OFFSET + used.GPU.size * i, *words)
+        used.GPU.pack_into(data, used.GPUS_OFFSET + used.GPU.size * i, *words, 0, 0)
         spare = (idle_mib * MIB // used.UNIT) << used.FREE_SHIFT | 11
         struct.pack_into("<Q", data, used.FREE_CACHES_OFFSET + 8 * (used.MOST_GPUS * 3 + i), spare)
     return bytes(data)

@@ -7,5 +7,13 @@ GROUP = "resource.k8s.io/v1"
 SHARE_CLASS, GPU_CLASS = f"gpu-share.{DRIVER}", f"gpu.{DRIVER}"  # packaging/kubernetes/dra/classes.yaml
 MEMORY, COMPUTE = "memory", "compute"  # capacities of a device: bytes, per cent
 API, KIND = f"{DRIVER}/v1", "Share"  # of the opaque configuration
-BY_CLAIM = ("memory", "compute", "gpus", "devices", "placement", "node")  # words that the claim itself says
+BY_CLAIM = (
+    "memory",
+    "memory-request",
+    "compute",
+    "gpus",
+    "devices",
+    "placement",
+    "node",
+)  # words that the claim itself says
 WORDS = tuple(key for key in native.KEYS if key not in BY_CLAIM)

@@ -152,9 +152,9 @@ def words(given: validate.Given) -> dict[str, str]:
         value = given.value(key)
         if isinstance(value, Bounded) and given.partial:
             value = tuple(name for name in value if name in WITH_A_SHARE)
-        if value is None or value is False:
+        if value is None or value is False or (key == "memory-request" and value == given.value("memory")):
             continue
-        if key == "memory":
+        if key in ("memory", "memory-request"):
             kind, amount = value
             mib = f"{amount // 1024}Gi" if amount % 1024 == 0 else f"{amount}Mi"
             found[key] = f"{amount}%" if kind == "percent" else mib
