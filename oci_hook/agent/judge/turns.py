@@ -68,13 +68,15 @@ def decide(
     claims.sort(key=lambda t: (not t.entitled, -t.level, t.claims_since, t.key))
     served = set()
     for claim in claims:
+        stays = not claim.entitled and now - claim.here < MOVES * 2 * claim.used * seconds_per_byte
+        if claim.away and (claim.fixed or stays):
+            continue  # nobody leaves before it can come back
         if claim.need <= free:
-            if not claim.away:
-                if now - max(moved, claim.since) < GRACE:
-                    free -= claim.need  # it takes it at its next try
-                    served.add(claim.key)
-            elif not claim.fixed and now - claim.here >= MOVES * 2 * claim.used * seconds_per_byte:
+            if claim.away:
                 return Move(claim.key)
+            if now - max(moved, claim.since) < GRACE:
+                free -= claim.need  # it takes it at its next try
+                served.add(claim.key)
             continue
         idle = {tenant.key for tenant in tenants if tenant.waits} - served
         chosen = _victims(claim, tenants, claim.need - free, now, turn, seconds_per_byte, idle)

@@ -71,6 +71,16 @@ def test_it_comes_back_once_there_is_room_and_not_too_soon() -> None:
     assert move(away.replace(fixed=True), free=12, now=NOW + stay) is None
 
 
+def test_nobody_leaves_for_one_that_does_not_come_back_yet() -> None:
+    """Else the GPU lies idle until it may."""
+    away, there = at("a", 10, 2, away=True, here=NOW), at("b", 10, 2)
+    stay = MOVES * 2 * 10 * GIB * RATE
+    assert move(away, there, free=2, now=NOW + stay - 1) is None
+    assert move(away, there, free=2, now=NOW + stay) == Move("b", "a")
+    assert move(away.replace(fixed=True), there, free=2, now=NOW + stay) is None
+    assert move(away.replace(request=10 * GIB), there, free=2, now=NOW + 1) == Move("b", "a", True)  # it is its own by now
+
+
 def test_a_claim_that_does_not_take_its_room_counts_for_nothing_after_a_while() -> None:
     away, liar = at("a", 10, 2, away=True), at("b", 0, 8, waits=8, since=NOW - 1)
     assert move(away, liar, free=12) is None
