@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oci_hook.agent.judge.turns import GRACE, MOVES, Move, Tenant, decide, stuck
+from oci_hook.agent.judge.turns import GRACE, MOVES, Move, Pace, Tenant, decide, stuck
 
 GIB = 1 << 30
 RATE = 1 / (10 * GIB)  # seconds for a byte
@@ -17,7 +17,7 @@ def at(name: str, used: float, request: float, waits: float = 0, level: int = 1,
 
 
 def move(*tenants: Tenant, free: float = 0, now: float = NOW, moved: float = 0) -> Move | None:
-    return decide(tenants, int(free * GIB), now, moved, TURN, RATE)
+    return decide(tenants, int(free * GIB), now, moved, TURN, Pace(0.0, RATE))
 
 
 def test_while_there_is_room_nobody_is_moved() -> None:
@@ -78,7 +78,9 @@ def test_nobody_leaves_for_one_that_does_not_come_back_yet() -> None:
     assert move(away, there, free=2, now=NOW + stay - 1) is None
     assert move(away, there, free=2, now=NOW + stay) == Move("b", "a")
     assert move(away.replace(fixed=True), there, free=2, now=NOW + stay) is None
-    assert move(away.replace(request=10 * GIB), there, free=2, now=NOW + 1) == Move("b", "a", True)  # it is its own by now
+    assert move(away.replace(request=10 * GIB), there, free=2, now=NOW + 1) == Move(
+        "b", "a", True
+    )  # it is its own by now
 
 
 def test_a_claim_that_does_not_take_its_room_counts_for_nothing_after_a_while() -> None:
@@ -96,6 +98,20 @@ def test_who_cannot_be_moved_and_keeps_anothers_own() -> None:
     assert stuck((fixed.replace(request=10 * GIB), claim), 0) is None
     assert stuck((fixed.replace(level=2), claim), 0) is None
     assert stuck((fixed, claim), 8 * GIB) is None
+
+
+def test_a_small_move_does_not_make_large_ones_look_slow() -> None:
+    """A process of its own takes as long for each."""
+    pace = Pace()
+    pace.measured(GIB // 4, 1.0)
+    assert pace.seconds(8 * GIB) < 2
+    pace.measured(8 * GIB, 1.8)
+    assert abs(pace.seconds(8 * GIB) - 1.8) < 1e-6 and abs(pace.seconds(GIB // 4) - 1.0) < 1e-6
+    pace.measured(6 * GIB, 3.0)
+    assert abs(pace.seconds(6 * GIB) - 3.0) < 1e-6
+    one = Pace()
+    one.measured(8 * GIB, 2.0)
+    assert abs(one.seconds(8 * GIB) - 2.0) < 1e-6
 
 
 SIZES = st.integers(0, 24).map(lambda n: n * GIB)
@@ -119,7 +135,7 @@ TENANTS = st.lists(
 
 @given(TENANTS, SIZES)
 def test_whatever_they_write(tenants: tuple[Tenant, ...], free: int) -> None:
-    found = decide(tenants, free, NOW, 0, TURN, RATE)
+    found = decide(tenants, free, NOW, 0, TURN, Pace(0.0, RATE))
     by_key = {t.key: t for t in tenants}
     if found is None:
         for claim in tenants:  # nobody within its request waits while others could make room
