@@ -39,7 +39,8 @@ class Moved(Value):
 
 
 def suspend(settings: "Settings", key: str, lent_to: str = "") -> Moved:
-    """Move all of a container's GPU memory to the host's, or raise; then it runs on as before. lent_to: as in Grant.
+    """Move all of a container's GPU memory to the host's, or raise; then it runs on as before. lent_to: as in Grant; without it,
+    one that is away for another stays away, too, until somebody resumes it.
 
     Raises ApplyError GH-410, GH-411 (nothing to suspend, or under way), GH-415 (it cannot be moved), GH-416 (the node has too
     little memory), GH-417 (the driver cannot), NodeError GH-30x.
@@ -47,6 +48,10 @@ def suspend(settings: "Settings", key: str, lent_to: str = "") -> Moved:
     inventory, began = node_inventory.load(settings), time.monotonic()
     with Hold(settings, key) as hold:
         grant = hold.grant
+        if grant.suspended and grant.lent_to and not lent_to:  # it is a person's from now on
+            _, grant, delivered = admit.alter(settings, key, lambda g, _: g.replace(lent_to=""))
+            events.moved(settings.state_dir, "suspended", grant, host_mib=grant.host_mib, seconds=0.0)
+            return Moved(grant, True, delivered)
         if grant.suspended:
             return Moved(grant, False)
         rules.check_suspendable(grant)
@@ -97,7 +102,9 @@ def resume(settings: "Settings", key: str) -> Moved:
             if (before.suspended or before.lent_to) and said.get("half") is False:
                 since = before.suspended or int(time.time())
                 admit.alter(settings, key, lambda g, _: rules.arrived(g, since))
-                why += "; it stays suspended"
+                why += "; it stays suspended" + (
+                    ", and comes back by itself once there is room" if before.lent_to else ""
+                )
             else:
                 why += "; it is half moved: run this again, or leave it to the agent"
             events.moved(settings.state_dir, "not-resumed", grant, why=why)

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from load.report import figure
 
-from oci_hook.agent.act.move_watch import BUSY_SECONDS, IDLE_SECONDS, USUAL_RATE
-from oci_hook.agent.judge.turns import Tenant, decide
+from oci_hook.agent.act.move_watch import BUSY_SECONDS, IDLE_SECONDS
+from oci_hook.agent.judge.turns import Pace, Tenant, decide
 
 GIB = 1 << 30
 BUS = 25 * GIB  # bytes a second, one way
@@ -38,7 +38,7 @@ class Gpu:
     def __init__(self, sizes, request, gpu_gib, server=0):
         self.free = int(gpu_gib * GIB)
         self.now = 0.0
-        self.rate = USUAL_RATE
+        self.pace = Pace(START, 1 / BUS)
         self.tenants = {}
         self.work = dict.fromkeys([f"t{i}" for i in range(len(sizes))], 0.0)
         self.moves = 0
@@ -60,11 +60,10 @@ class Gpu:
             if self.now >= self.arrives:
                 self.end()
             return
-        self.move = decide(tuple(self.tenants.values()), self.free, self.now, TURN, self.rate)
+        self.move = decide(tuple(self.tenants.values()), self.free, self.now, TURN, self.pace)
         if self.move is not None:
             t = self.tenants[self.move.key]
             self.arrives = self.now + START + t.used / BUS
-            self.rate = (START + t.used / BUS) / t.used  # as the agent measures it
             if not self.move.lent_to:
                 self.free -= t.used
             self.moves += 1

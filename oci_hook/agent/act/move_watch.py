@@ -26,7 +26,6 @@ TRIES_SECONDS = (
 NOT_NOW = 3.0  # after a move that failed
 REFUSALS = 3  # of the driver to move a container, until that is killed for who is within its request
 MORE = 64 * MIB  # that a container needs more than its page says, for each time that it did not come back
-USUAL_RATE = 1 / (10 << 30)  # seconds for a byte, until a move was measured
 
 
 class MoveWatch:
@@ -108,7 +107,7 @@ class _Lent:
         self._size: dict[str, int] = {}  # bytes that it had then
         self._not_before: dict[str, float] = {}
         self._refused: dict[str, int] = {}
-        self._rate = USUAL_RATE
+        self._pace = turns.Pace()
         self._doubt = turns.Doubt()
         self._others = 0  # bytes in use that no container's page has
 
@@ -140,7 +139,7 @@ class _Lent:
         free = gpu.memory_mib * MIB - self._others - sum(tenant.used for tenant in tenants if not tenant.away)
         turn = float(self._node.settings.rules.memory_turn)
         tenants = self._doubt.believed(tenants, free, now, turn)
-        move = turns.decide(tenants, free, now, turn, self._rate)
+        move = turns.decide(tenants, free, now, turn, self._pace)
         if move is not None and self._child.due(now):
             self.moving, self._began = move, now
             words = ["resume", self._node.prefix, move.key]
@@ -225,8 +224,8 @@ class _Lent:
         self._child.stop()
         self.moving, self._moved = None, now
         if status == 0 and grant is not None:
-            if move.lent_to and grant.host_mib > 256:
-                self._rate = (now - self._began) / (grant.host_mib * MIB)
+            if move.lent_to and grant.host_mib:
+                self._pace.measured(grant.host_mib * MIB, now - self._began)
             self._refused.pop(move.key, None)
             if not move.lent_to:
                 self._away.pop(move.key, None)

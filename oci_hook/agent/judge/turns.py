@@ -18,6 +18,30 @@ from oci_hook.core.value import Value
 
 MOVES = 10  # a turn is at least so many times as long as the moves that it costs
 GRACE = 5.0  # seconds for which room that is there for a claim is kept for it; an allocation tries ten times a second
+USUAL_RATE = 1 / (10 << 30)  # seconds for a byte, until moves of two sizes were measured
+
+
+class Pace:
+    """How long a move takes: a part that is the same for each (a process, the driver's lock), and one for each byte, so that
+    a small move does not make large ones look slow."""
+
+    def __init__(self, start: float = 0.0, per_byte: float = USUAL_RATE) -> None:
+        self._start, self._per_byte = start, per_byte
+        self._measured: list[tuple[int, float]] = []  # two at most: bytes, seconds
+
+    def seconds(self, size: int) -> float:
+        """Of one move of so many bytes."""
+        return self._start + size * self._per_byte
+
+    def measured(self, size: int, seconds: float) -> None:
+        """It takes the place of the one that is nearest to it in size."""
+        known = sorted(self._measured, key=lambda m: abs(m[0] - size), reverse=True)
+        self._measured = sorted([*known[:1], (size, seconds)])
+        (small, short), (large, long) = self._measured[0], self._measured[-1]
+        self._per_byte = USUAL_RATE
+        if large >= 2 * small:
+            self._per_byte = max(0.0, long - short) / (large - small)
+        self._start = max(0.0, seconds - size * self._per_byte)
 
 
 class Tenant(Value):
@@ -76,24 +100,23 @@ class Doubt:
         return tuple(t.replace(waits=0) if t.key in self._until and not t.away else t for t in tenants)
 
 
-def decide(tenants: tuple[Tenant, ...], free: int, now: float, turn: float, seconds_per_byte: float) -> Move | None:
-    """The next move; None: nobody moves. free: bytes of the GPU that nobody uses. turn: seconds. seconds_per_byte: of one move,
-    as measured."""
+def decide(tenants: tuple[Tenant, ...], free: int, now: float, turn: float, pace: Pace) -> Move | None:
+    """The next move; None: nobody moves. free: bytes of the GPU that nobody uses. turn: seconds."""
     claims = [tenant for tenant in tenants if tenant.waits or tenant.away]
     claims.sort(key=lambda t: (not t.entitled, -t.level, t.claims_since, t.key))
     served = set()
     for claim in claims:
-        if claim.away and now - claim.here < MOVES * 2 * claim.used * seconds_per_byte:
-            continue
+        stays = not claim.entitled and now - claim.here < MOVES * 2 * pace.seconds(claim.used)
+        if claim.away and (claim.fixed or stays):
+            continue  # nobody leaves before it can come back
         if claim.need <= free:
-            if not claim.away:
-                free -= claim.need  # it takes it at its next try
-                served.add(claim.key)
-            elif not claim.fixed:
+            if claim.away:
                 return Move(claim.key)
+            free -= claim.need  # it takes it at its next try
+            served.add(claim.key)
             continue
         idle = {tenant.key for tenant in tenants if tenant.waits} - served
-        chosen = _victims(claim, tenants, claim.need - free, now, turn, seconds_per_byte, idle)
+        chosen = _victims(claim, tenants, claim.need - free, now, turn, pace, idle)
         if chosen:
             return Move(chosen[0].key, claim.key, claim.entitled)
     return None
@@ -120,7 +143,7 @@ def _victims(
     need: int,
     now: float,
     turn: float,
-    seconds_per_byte: float,
+    pace: Pace,
     idle: set[str],
 ) -> list[Tenant]:
     """Who makes room for this claim, in the order in which they leave; [] where there is not enough. idle: who cannot work, as
@@ -131,7 +154,7 @@ def _victims(
             return False
         if claim.entitled or t.level < claim.level:
             return True
-        least = MOVES * (t.used + claim.used) * seconds_per_byte
+        least = MOVES * (pace.seconds(t.used) + pace.seconds(claim.used))
         return t.key in idle or now - t.here >= max(turn, least)
 
     # Of one class, first who cannot work anyhow, then who has been there longest.

@@ -177,4 +177,22 @@ def test_a_person_brings_it_back(node: Node, agent: Agent) -> None:
     assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
     (away,) = (t for t in (one, two) if t.grant.off_gpu)
     said = node.say("resume", away.id, status=1)
-    assert "GH-415" in said and "it stays suspended" in said and away.grant.lent_to
+    assert "GH-415" in said and "it stays suspended, and comes back by itself once there is room" in said
+    assert away.grant.lent_to
+
+
+def test_a_person_keeps_it_away(node: Node, agent: Agent) -> None:
+    """Who suspends what is away for another has it stay so, its booking free."""
+    one, two = trainer(node, 3500), trainer(node, 3500)
+    assert one.program.hear() == two.program.hear() == "0"
+    server = node.tenant(SERVER)
+    assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
+    (away,) = (t for t in (one, two) if t.grant.off_gpu)
+    wait_for(lambda: not away.grant.moving)
+    since = away.grant.suspended
+    assert node.data("suspend", away.id)["changed"] and not away.grant.booked and away.grant.suspended == since
+    assert not node.data("suspend", away.id)["changed"]
+    assert node.data("gpus")["gpus"][0]["granted_mib"] == 1024 + 5 * 1024
+    node.stage.runc("delete", "--force", server.id, program=node.stage.program)
+    agent.looks(2)
+    assert away.grant.suspended and node.data("resume", away.id)["changed"] and not away.grant.off_gpu

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oci_hook.agent.judge.turns import GRACE, MOVES, Doubt, Move, Tenant, decide, stuck
+from oci_hook.agent.judge.turns import GRACE, MOVES, Doubt, Move, Pace, Tenant, decide, stuck
 
 GIB = 1 << 30
 RATE = 1 / (10 * GIB)  # seconds for a byte
@@ -17,7 +17,7 @@ def at(name: str, used: float, request: float, waits: float = 0, level: int = 1,
 
 
 def move(*tenants: Tenant, free: float = 0, now: float = NOW) -> Move | None:
-    return decide(tenants, int(free * GIB), now, TURN, RATE)
+    return decide(tenants, int(free * GIB), now, TURN, Pace(0.0, RATE))
 
 
 def test_while_there_is_room_nobody_is_moved() -> None:
@@ -76,16 +76,30 @@ def test_a_claim_that_does_not_take_its_room_counts_for_nothing_for_a_turn() -> 
 
     def then(seconds: float, free: float) -> Move | None:
         now, size = NOW + seconds, int(free * GIB)
-        return decide(doubt.believed((away, liar), size, now, TURN), size, now, TURN, RATE)
+        return decide(doubt.believed((away, liar), size, now, TURN), size, now, TURN, Pace(0.0, RATE))
 
     assert then(0, 7) is None and then(9, 12) is None and then(9 + GRACE - 0.1, 12) is None
     assert then(9 + GRACE, 12) == Move("a")
     back = away.replace(away=False)
     for seconds in (9 + GRACE, 9 + GRACE + TURN - 0.1):  # it has nobody moved meanwhile
         now = NOW + seconds
-        assert decide(doubt.believed((back, liar), 2 * GIB, now, TURN), 2 * GIB, now, TURN, RATE) is None
+        assert decide(doubt.believed((back, liar), 2 * GIB, now, TURN), 2 * GIB, now, TURN, Pace(0.0, RATE)) is None
     now = NOW + 9 + GRACE + TURN
-    assert decide(doubt.believed((back, liar), 2 * GIB, now, TURN), 2 * GIB, now, TURN, RATE) == Move("a", "b", True)
+    assert decide(doubt.believed((back, liar), 2 * GIB, now, TURN), 2 * GIB, now, TURN, Pace(0.0, RATE)) == Move(
+        "a", "b", True
+    )
+
+
+def test_nobody_leaves_for_one_that_does_not_come_back_yet() -> None:
+    """Else the GPU lies idle until it may."""
+    away, there = at("a", 10, 2, away=True, here=NOW), at("b", 10, 2)
+    stay = MOVES * 2 * 10 * GIB * RATE
+    assert move(away, there, free=2, now=NOW + stay - 1) is None
+    assert move(away, there, free=2, now=NOW + stay) == Move("b", "a")
+    assert move(away.replace(fixed=True), there, free=2, now=NOW + stay) is None
+    assert move(away.replace(request=10 * GIB), there, free=2, now=NOW + 1) == Move(
+        "b", "a", True
+    )  # it is its own by now
 
 
 def test_who_cannot_be_moved_and_keeps_anothers_own() -> None:
@@ -97,6 +111,20 @@ def test_who_cannot_be_moved_and_keeps_anothers_own() -> None:
     assert stuck((fixed.replace(request=10 * GIB), claim), 0) is None
     assert stuck((fixed.replace(level=2), claim), 0) is None
     assert stuck((fixed, claim), 8 * GIB) is None
+
+
+def test_a_small_move_does_not_make_large_ones_look_slow() -> None:
+    """A process of its own takes as long for each."""
+    pace = Pace()
+    pace.measured(GIB // 4, 1.0)
+    assert pace.seconds(8 * GIB) < 2
+    pace.measured(8 * GIB, 1.8)
+    assert abs(pace.seconds(8 * GIB) - 1.8) < 1e-6 and abs(pace.seconds(GIB // 4) - 1.0) < 1e-6
+    pace.measured(6 * GIB, 3.0)
+    assert abs(pace.seconds(6 * GIB) - 3.0) < 1e-6
+    one = Pace()
+    one.measured(8 * GIB, 2.0)
+    assert abs(one.seconds(8 * GIB) - 2.0) < 1e-6
 
 
 SIZES = st.integers(0, 24).map(lambda n: n * GIB)
@@ -120,7 +148,7 @@ TENANTS = st.lists(
 
 @given(TENANTS, SIZES)
 def test_whatever_they_write(tenants: tuple[Tenant, ...], free: int) -> None:
-    found = decide(tenants, free, NOW, TURN, RATE)
+    found = decide(tenants, free, NOW, TURN, Pace(0.0, RATE))
     by_key = {t.key: t for t in tenants}
     if found is None:
         for claim in tenants:  # nobody within its request waits while others could make room
