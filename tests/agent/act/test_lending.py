@@ -44,6 +44,17 @@ def trainer(node: Node, mib: int, **more: str) -> Tenant:
     return tenant
 
 
+def crowded(node: Node) -> tuple[Tenant, Tenant]:
+    """A server, and the one of two trainers that was moved for it."""
+    both = trainer(node, 3500), trainer(node, 3500)
+    assert [tenant.program.hear() for tenant in both] == ["0", "0"]
+    server = node.tenant(SERVER)
+    assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
+    (away,) = (tenant for tenant in both if tenant.grant.off_gpu)
+    wait_for(lambda: away.grant.suspended)
+    return server, away
+
+
 def moved(node: Node, what: str) -> "list[str]":
     return [e["id"] for e in events(node.stage) if e["event"] == what]
 
@@ -80,7 +91,8 @@ def test_a_request_has_room_made_at_once(node: Node, agent: Agent) -> None:
     server = node.tenant(SERVER)
     assert [server.program("begin"), server.program("alloc 4500 server")] == ["0", "0"]
     away = [t for t in (one, two) if t.grant.lent_to]
-    assert len(away) == 1 and away[0].grant.lent_to == server.id and away[0].grant.suspended
+    assert len(away) == 1 and away[0].grant.lent_to == server.id
+    wait_for(lambda: away[0].grant.suspended)
     assert f"for {server.id[:12]}" in node.say("ps") and "comes back by itself" in node.say("why", away[0].id)
     assert node.data("gpus")["gpus"][0]["granted_mib"] == 2 * 1024 + 5 * 1024  # it keeps its booking
     node.stage.refused(node.root, "GH-201", annotations={**TRAINER, KEY + "memory-request": "2Gi"})
@@ -91,10 +103,10 @@ def test_a_request_has_room_made_at_once(node: Node, agent: Agent) -> None:
 
 def test_all_get_their_turns(node: Node, agent: Agent) -> None:
     """Each of three has half of what the GPU has; nobody is told that there is no memory."""
-    tenants = [trainer(node, 3800) for _ in range(3)]
     before = len(moved(node, "suspended"))
+    tenants = [trainer(node, 3800) for _ in range(3)]
     assert [tenant.program.hear() for tenant in tenants] == ["0", "0", "0"]
-    assert moved(node, "suspended")[before:]
+    wait_for(lambda: moved(node, "suspended")[before:])
     digests = [tenant.program("digest") for tenant in tenants]  # each once it is there
     assert len(set(digests)) == 3 and all(len(d) == 64 for d in digests)
     assert node.stage.used_mib() <= GPU_MIB and not moved(node, "not-resumed")
@@ -155,12 +167,8 @@ def test_without_waiting_it_fails_at_once(node: Node) -> None:
 
 def test_an_agent_that_is_killed_while_somebody_is_away(node: Node) -> None:
     with running(node.stage) as agent:
-        one, two = trainer(node, 3500), trainer(node, 3500)
-        assert one.program.hear() == two.program.hear() == "0"
-        server = node.tenant(SERVER)
-        assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
+        server, away = crowded(node)
         agent.kill()
-    (away,) = (t for t in (one, two) if t.grant.off_gpu)
     node.stage.runc("delete", "--force", server.id, program=node.stage.program)
     time.sleep(0.5)
     assert away.grant.off_gpu
@@ -171,11 +179,7 @@ def test_an_agent_that_is_killed_while_somebody_is_away(node: Node) -> None:
 
 def test_a_person_brings_it_back(node: Node, agent: Agent) -> None:
     """Where there is no room it stays away, whoever asks."""
-    one, two = trainer(node, 3500), trainer(node, 3500)
-    assert one.program.hear() == two.program.hear() == "0"
-    server = node.tenant(SERVER)
-    assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
-    (away,) = (t for t in (one, two) if t.grant.off_gpu)
+    _, away = crowded(node)
     said = node.say("resume", away.id, status=1)
     assert "GH-415" in said and "it stays suspended, and comes back by itself once there is room" in said
     assert away.grant.lent_to
@@ -183,12 +187,7 @@ def test_a_person_brings_it_back(node: Node, agent: Agent) -> None:
 
 def test_a_person_keeps_it_away(node: Node, agent: Agent) -> None:
     """Who suspends what is away for another has it stay so, its booking free."""
-    one, two = trainer(node, 3500), trainer(node, 3500)
-    assert one.program.hear() == two.program.hear() == "0"
-    server = node.tenant(SERVER)
-    assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
-    (away,) = (t for t in (one, two) if t.grant.off_gpu)
-    wait_for(lambda: not away.grant.moving)
+    server, away = crowded(node)
     since = away.grant.suspended
     assert node.data("suspend", away.id)["changed"] and not away.grant.booked and away.grant.suspended == since
     assert not node.data("suspend", away.id)["changed"]

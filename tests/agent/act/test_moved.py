@@ -1,5 +1,6 @@
 """A container that moves within its cgroups, as its root can in namespaces of its own, is still one container."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -55,7 +56,8 @@ class Moved:
             (folder / "freezer.state").write_text("THAWED")
         for pid, start in (self.init, self.cheat):
             if start_time(pid) == start:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # a signal that it got while it was frozen ends it now
+                    os.kill(pid, signal.SIGKILL)
         for process in self.processes:
             process.wait(60)
         for folder in self.folders:
