@@ -22,6 +22,7 @@ SIMULATED = {
     "boundary",
     "chaos",
     "turns",
+    "lending",
 }  # figures from the simulated driver, or a model; the others time host work only
 
 

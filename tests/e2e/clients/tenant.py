@@ -17,6 +17,7 @@ MIB = 1 << 20
 cuda = ctypes.CDLL("libcuda.so.1")
 name = sys.argv[1]
 held: list[tuple[int, int]] = []  # address, MiB
+untouched: list[int] = []
 
 
 def begin() -> int:
@@ -39,7 +40,15 @@ def alloc(mib: str, seed: str = "1") -> int:
 
 def hold(mib: str) -> int:
     """Without touching it."""
-    return int(cuda.cuMemAlloc_v2(byref(c_uint64()), c_size_t(int(mib) * MIB)))
+    at = c_uint64()
+    code = int(cuda.cuMemAlloc_v2(byref(at), c_size_t(int(mib) * MIB)))
+    untouched.append(at.value)
+    return code
+
+
+def free() -> int:
+    """What it held last without touching it."""
+    return int(cuda.cuMemFree_v2(c_uint64(untouched.pop())))
 
 
 def digest() -> str:
@@ -101,7 +110,7 @@ def lie() -> int:
     return 0
 
 
-COMMANDS = {f.__name__: f for f in (begin, alloc, hold, digest, managed, share, child, fork, lease, leave, lie)}
+COMMANDS = {f.__name__: f for f in (begin, alloc, hold, free, digest, managed, share, child, fork, lease, leave, lie)}
 ask = f"/tmp/{name}.ask"
 os.mkfifo(ask)
 lines = os.fdopen(os.open(ask, os.O_RDWR))  # for writing as well: no writer's end is an end of file
