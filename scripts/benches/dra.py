@@ -149,7 +149,7 @@ class Nodes:
         ticks = os.sysconf("SC_CLK_TCK")
 
         def cpu() -> int:
-            fields = self.node.machine.run("cat", f"/proc/{pid}/stat").stdout.rpartition(")")[2].split()
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             return int(fields[11]) + int(fields[12])
 
         def writes() -> list[str]:
@@ -157,7 +157,7 @@ class Nodes:
 
         used, version = cpu(), writes()
         time.sleep(seconds)
-        status = self.node.machine.run("cat", f"/proc/{pid}/status").stdout
+        status = Path(f"/proc/{pid}/status").read_text()
         memory = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
         return {
             "idle_rss": figure(memory / 1024, "MiB", 40),

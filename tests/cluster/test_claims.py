@@ -1,6 +1,7 @@
 """GPU shares by ResourceClaims, on Kubernetes 1.36 or newer: docs/guide/claims.md as a user has it, real scheduler, kubelets and
 containerd; no engine is configured."""
 
+import collections
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from tests.long import long
 BASE = REPO / "packaging/kubernetes/dra"
 PAGE = REPO / "docs/guide/claims.md"
 CLI = ("/usr/bin/python3", "-I", "/opt/gpu-hook-cli/gpu-hook")  # that the DaemonSet brought
+DRIVER = "oci_hook.kube.dra"
+PROGRAMS = (DRIVER, "kubelet", "containerd")
 MIB = 16384  # of a GPU
 SIZES = [9001, 7000, 5003, 4001, 3007, 2503, 8191, 6101, 1009, 12007, 777, 10007, 3301, 2111, 997, 16384]
 YAML = re.compile(r"^```yaml\n(apiVersion.*?)^```$", re.M | re.S)
@@ -91,9 +95,20 @@ class Claims:
             ).stdout
             assert [line for line in left.split() if not line.endswith(":")] == []
 
-    def driver(self, node: lab.Node) -> list[str]:
-        found = "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline 2>/dev/null | grep -q '[m] oci_hook.kube.dra' && echo ${p#/proc/}; done"
-        return node.machine.run("sh", "-c", found, check=False).stdout.split()
+    def pids(self, node: lab.Node, program: str) -> list[int]:
+        """Of a node's program, or Python module, as this computer numbers them."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                line = (folder / "cmdline").read_bytes().split(b"\0")[:3]
+                if program.encode() in line and node.machine.cgroup in (folder / "cgroup").read_text():
+                    found.append(int(folder.name))
+            except OSError:
+                pass  # it has ended
+        return found
+
+    def driver(self, node: lab.Node) -> list[int]:
+        return self.pids(node, DRIVER)
 
 
 def template(name: str, memory: str = "", compute: str = "", words: Any = None, **exactly: Any) -> Any:
@@ -282,34 +297,56 @@ def test_a_container_that_restarts_keeps_its_share(claims: Claims) -> None:
 
 
 def test_kills_in_the_middle_lose_and_leave_nothing(claims: Claims) -> None:
-    """SIGKILL of driver and kubelet while pods come, of driver and containerd while they go. --long: over 100."""
-    for _ in range(6 if long() else 1):
-        come_and_go(claims)
+    """SIGKILL of driver, kubelet and containerd on both nodes, while 8 pods that fill all GPUs come and while they go. --long: 100."""
+    chance, kills = random.Random(31), collections.Counter[str]()
+    began = time.monotonic()
+    while kills.total() < (100 if long() else 8):
+        come_and_go(claims, chance, kills)
         claims.clean()
+        print(f"{time.monotonic() - began:5.0f} s  {kills.total()} kills: {dict(kills)}")
 
 
-def come_and_go(claims: Claims) -> None:
-    for number in range(8):
-        claims.apply(template(f"k{number}", "3Gi"), pod(f"k{number}"))
-        for node in claims.nodes:
-            for pid in claims.driver(node):
-                node.machine.run("kill", "-9", pid, check=False)
-        if number == 3:
-            for node in claims.nodes:
-                node.stop("kubelet", signal.SIGKILL)
-                node.start("kubelet")
-    for number in range(8):
-        claims.sees(f"k{number}", 3072)
-    held = sorted(grant["pod"] for node in claims.nodes for grant in claims.grants(node))
-    assert held == [f"k{number}" for number in range(8)]
+def come_and_go(claims: Claims, chance: random.Random, kills: collections.Counter[str]) -> None:
+    names = [f"k{number}" for number in range(8)]
+    claims.apply(*(made for name in names for made in (template(name, "7000Mi"), pod(name))))
+    strike(claims, chance, kills)
+    for name in names:
+        claims.sees(name, 7000)
+    grants = [grant for node in claims.nodes for grant in claims.grants(node)]
+    assert sorted(grant["pod"] for grant in grants) == names
+    allocated = {
+        claim["metadata"]["ownerReferences"][0]["name"]: result["device"]
+        for claim in claims.objects("resourceclaims")
+        for result in claim["status"]["allocation"]["devices"]["results"]
+    }
+    assert {grant["pod"]: grant["gpus"][0]["uuid"].lower() for grant in grants} == allocated
+    assert set(collections.Counter(allocated.values()).values()) == {2}
     claims.kubectl("delete", "pods", "--all", "--wait=false", "--grace-period=1")
-    for node in claims.nodes:
-        for pid in claims.driver(node):
-            node.machine.run("kill", "-9", pid, check=False)
-    node = claims.nodes[0]
-    node.stop("containerd", signal.SIGKILL)
-    node.start("containerd")
-    lab.wait(60, "each node has its slice", lambda: len(claims.objects("resourceslices")) == len(claims.nodes))
+    strike(claims, chance, kills)
+
+
+def strike(claims: Claims, chance: random.Random, kills: collections.Counter[str]) -> None:
+    """Two programs of each node, each as soon as the driver has begun something, or after a while of nothing."""
+
+    def one(node: lab.Node, program: str, patience: float) -> None:
+        folder = Path(f"/proc/{node.machine.pid}/root/run/gpu-hook/claims")
+        pids, before, end = claims.pids(node, program), set(folder.glob("*")), time.monotonic() + patience
+        while set(folder.glob("*")) == before and time.monotonic() < end:
+            time.sleep(0.0005)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            kills[program] += 1
+        if program != DRIVER:
+            node.stop(program)
+            node.start(program)
+
+    def both(node: lab.Node, plan: list[tuple[str, float]]) -> None:
+        for program, patience in plan:
+            one(node, program, patience)
+
+    plans = [[(p, chance.uniform(0, 4)) for p in chance.sample(PROGRAMS, 2)] for _ in claims.nodes]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(both, claims.nodes, plans))
 
 
 def test_delete_leaves_nothing(made: Claims) -> None:
