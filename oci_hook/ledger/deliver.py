@@ -60,7 +60,7 @@ def _deliver(state_dir: str, name: str, mount: bool) -> set[str]:
     message = messages.begin(state_dir, name)
     if message is None:  # another process has delivered it
         return set()
-    late = set()
+    late: set[str] = set()
     if name.startswith(messages.GPU):
         done, late = _deliver_gpu(state_dir, name, message, mount)
         if not done:
@@ -78,7 +78,7 @@ def _deliver_gpu(state_dir: str, name: str, message: bytes, mount: bool) -> tupl
     page, whom = slot_files.parse(message)
     before = messages.delivered(state_dir, name)[:SIZE]
     done = slot_files.set_slots(state_dir, name[len(messages.GPU) :], before, page, mount)
-    late = set()
+    late: set[str] = set()
     for key, number in whom:
         if not slot_files.write_page(page_file(state_dir, key), number, page):
             # A message for this container alone, so that the others do not get it again.

@@ -60,7 +60,19 @@ class Ledger:
 
     __slots__ = (
         *("grants", "swept", "late", "unsure"),
-        *("_folder", "_pages", "_state", "_lock", "_wait", "_judge", "_unclear", "_messages", "_made", "_must", "_starts"),
+        *(
+            "_folder",
+            "_pages",
+            "_state",
+            "_lock",
+            "_wait",
+            "_judge",
+            "_unclear",
+            "_messages",
+            "_made",
+            "_must",
+            "_starts",
+        ),
     )
 
     def __init__(self, state_dir: str, wait: bool = True, seconds: float = QUICK, made: str = "") -> None:

@@ -28,6 +28,7 @@ PAGE = REPO / "docs/guide/claims.md"
 CLI = ("/usr/bin/python3", "-I", "/opt/gpu-hook-cli/gpu-hook")  # that the DaemonSet brought
 DRIVER = "oci_hook.kube.dra"
 PROGRAMS = (DRIVER, "kubelet", "containerd")
+SOONER = "--sync-frequency=10s"  # of 60: a kubelet calls a driver that failed again at the pod's next sync
 MIB = 16384  # of a GPU
 SIZES = [9001, 7000, 5003, 4001, 3007, 2503, 8191, 6101, 1009, 12007, 777, 10007, 3301, 2111, 997, 16384]
 YAML = re.compile(r"^```yaml\n(apiVersion.*?)^```$", re.M | re.S)
@@ -39,7 +40,7 @@ class Claims:
 
     def up(self, folder: Path) -> None:
         subprocess.run([str(REPO / "scripts/package"), "image", "--out", str(folder)], check=True, capture_output=True)
-        self.cluster.up([lab.Gpus(2, "16Gi"), lab.Gpus(2, "16Gi")], installed=False)
+        self.cluster.up([lab.Gpus(2, "16Gi"), lab.Gpus(2, "16Gi")], installed=False, flags={"kubelet": [SOONER]})
         self.nodes = self.cluster.nodes
         self.kubectl("delete", "runtimeclass", "gpu-hook", "--ignore-not-found")
         for node in self.nodes:
@@ -326,7 +327,7 @@ def come_and_go(claims: Claims, chance: random.Random, kills: collections.Counte
 
 
 def strike(claims: Claims, chance: random.Random, kills: collections.Counter[str]) -> None:
-    """Two programs of each node, each as soon as the driver has begun something, or after a while of nothing."""
+    """Three programs of each node, each as soon as the driver has begun something, or after a while of nothing."""
 
     def one(node: lab.Node, program: str, patience: float) -> None:
         folder = Path(f"/proc/{node.machine.pid}/root/run/gpu-hook/claims")
@@ -344,7 +345,7 @@ def strike(claims: Claims, chance: random.Random, kills: collections.Counter[str
         for program, patience in plan:
             one(node, program, patience)
 
-    plans = [[(p, chance.uniform(0, 4)) for p in chance.sample(PROGRAMS, 2)] for _ in claims.nodes]
+    plans = [[(p, chance.uniform(0, 4)) for p in chance.choices(PROGRAMS, k=3)] for _ in claims.nodes]
     with ThreadPoolExecutor() as pool:
         list(pool.map(both, claims.nodes, plans))
 
