@@ -127,13 +127,14 @@ class Rounds:
 
     def round(self, kind: str, nowhere: int = 0) -> float:
         """Pods per second, of those that have room."""
-        namespace = "plain" if kind in (PLAIN, SAME) else WORK
+        namespace = WORK if kind in (BIND, FILTER) else "plain"
         self.control.stop("kube-scheduler")
         before = self._cpu()
         pods = f"/api/v1/namespaces/{namespace}/pods"
         if nowhere:
             self._each(nowhere, lambda api, n: api("POST", pods, plain_nodes.pod(f"a{n:05}", f"{SIZES[0] + 1}Mi")))
-        self._each(self.pods, lambda api, n: api("POST", pods, pod(n, kind)))
+        self._each(self.pods, lambda api, n: api("POST", pods, self._pod(n, kind)))
+        self._made(kind)
         made = self._cpu()
         self.control.scheduler_config.write_text(scheduler(kind == FILTER))
         self.control.start("kube-scheduler")
@@ -186,6 +187,12 @@ class Rounds:
         self.rows.append(row)
         self._clear(WORK)
         return {"churn_pods_per_s": figure(rate, "1/s")}
+
+    def _pod(self, number: int, kind: str) -> dict:
+        return pod(number, kind)
+
+    def _made(self, kind: str) -> None:
+        """Waits for what else the pods need before a scheduler can place them."""
 
     def _clear(self, namespace: str) -> None:
         pods = f"/api/v1/namespaces/{namespace}/pods"

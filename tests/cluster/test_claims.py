@@ -2,6 +2,7 @@
 containerd; no engine is configured."""
 
 import collections
+import contextlib
 import json
 import os
 import random
@@ -290,6 +291,82 @@ def test_two_gpus_in_one_claim(claims: Claims) -> None:
     assert [gpu["memory_mib"] for gpu in grant["gpus"]] == [3072, 3072]
 
 
+def test_each_kind_of_request(claims: Claims, tmp_path: Path) -> None:
+    """By firstAvailable, by CEL on attributes, by class, by constraints, of MIG devices; what fits nowhere waits."""
+    node = claims.nodes[1]
+    size = "device.capacity['gpu-hook.io'].memory.compareTo(quantity('{}'))"
+    own = "device.attributes['gpu-hook.io']"
+    small, large = (f"{own}.type == 'mig' && {size.format('8Gi')} {how} 0" for how in ("<", ">="))
+    try:
+        resplit(claims, node, 3, "--mig=3g.8gb,2g.4gb")
+        choices = [
+            ("big", "100Gi", {}),
+            ("other", "1Gi", cel(f"{own}.productName == 'no such'")),
+            ("small", "2Gi", cel(f"{own}.type == 'gpu'")),
+        ]
+        first = template("first")
+        first["spec"]["spec"]["devices"]["requests"][0] = {
+            "name": "gpu",
+            "firstAvailable": [{"name": name, **share(memory), **more} for name, memory, more in choices],
+        }
+        second = cel(f"{own}.index == 1 && {own}.cudaComputeCapability.isGreaterThan(semver('1.0.0'))")
+        asked = {
+            "pair": (constrained(template("pair", "999Mi", count=2), matchAttribute="gpu-hook.io/productName"), 999),
+            "whole": (template("whole", deviceClassName="gpu.gpu-hook.io"), MIB),
+            "first": (first, 2048),
+            "second": (template("second", "1003Mi", **second), 1003),
+            "part": (template("part", "1001Mi", **cel(small)), 1001),
+            "all": (template("all", **cel(large)), 8192),
+            "no-two": (constrained(template("no-two", "1Gi", count=2), matchAttribute="gpu-hook.io/uuid"), 0),
+            "second-8g": (template("second-8g", "8Gi", **cel(large)), 0),
+        }
+        for name, (made, mib) in asked.items():
+            claims.apply(made, pod(name))
+            if mib:
+                claims.sees(name, mib)
+        shares = {grant["pod"]: grant["gpus"] for each in claims.nodes for grant in claims.grants(each)}
+        assert {name: [gpu["memory_mib"] for gpu in gpus] for name, gpus in shares.items()} == {
+            name: [mib] * (1 + (name == "pair")) for name, (_, mib) in asked.items() if mib
+        }
+        assert {name for name, gpus in shares.items() if gpus[0]["whole"]} == {"whole", "all"}
+        claims.says("no-two", "cannot allocate all claims")
+        claims.says("second-8g", "cannot allocate all claims")
+        kinds = "nodes,pods,resourceclaims,resourceslices,deviceclasses"
+        (dump := tmp_path / "dump.json").write_text(claims.kubectl("get", kinds, "-A", "-o", "json"))
+        rows = json.loads(gpu_hook("ps", "--cluster", "--json", "--dump", str(dump)).output)["pods"]
+        assert {(row["pod"], row["uuid"]) for row in rows} == {
+            (name, gpu["uuid"]) for name, gpus in shares.items() for gpu in gpus
+        }
+    finally:
+        claims.clean()
+        resplit(claims, node, 2)
+
+
+def resplit(claims: Claims, node: lab.Node, devices: int, *mig: str) -> None:
+    """Other GPUs in the node's place, as when an administrator makes MIG devices."""
+    node.gpu_hook("sim", "up", f"--prefix={SIMULATOR}", "--gpus=2", "--memory=16Gi", *mig)
+    node.machine.run(*CLI, "gpus", "--refresh")
+
+    def published() -> bool:
+        (spec,) = [one["spec"] for one in claims.objects("resourceslices") if one["spec"]["nodeName"] == node.name]
+        return len(spec["devices"]) == devices
+
+    lab.wait(60, f"{node.name} publishes {devices} devices", published)
+
+
+def share(memory: str) -> Any:
+    return {"deviceClassName": "gpu-share.gpu-hook.io", "capacity": {"requests": {"memory": memory}}}
+
+
+def cel(expression: str) -> Any:
+    return {"selectors": [{"cel": {"expression": expression}}]}
+
+
+def constrained(made: Any, **constraint: str) -> Any:
+    made["spec"]["spec"]["devices"]["constraints"] = [constraint]
+    return made
+
+
 def test_a_container_that_restarts_keeps_its_share(claims: Claims) -> None:
     claims.apply(template("again", "2Gi"), pod("again", command="gpu-probe info; sleep 3; exit 1"))
     path = "jsonpath={.status.containerStatuses[0].restartCount}"
@@ -335,8 +412,9 @@ def strike(claims: Claims, chance: random.Random, kills: collections.Counter[str
         while set(folder.glob("*")) == before and time.monotonic() < end:
             time.sleep(0.0005)
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-            kills[program] += 1
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(pid, signal.SIGKILL)
+                kills[program] += 1
         if program != DRIVER:
             node.stop(program)
             node.start(program)
