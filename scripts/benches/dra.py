@@ -65,8 +65,11 @@ def placed(nodes: int, pods: int) -> dict:
     with tempfile.TemporaryDirectory(prefix="gpu-hook-bench-") as folder:
         cluster = Cluster(Path(folder) / "state")
         try:
-            manager = "kube-controller-manager"
-            cluster.up([], flags={manager: [plain_nodes.NO_CONTROLLER_MANAGER_OF_NODES, "--kube-api-qps=5000"]})
+            flags = {
+                "kube-controller-manager": [plain_nodes.NO_CONTROLLER_MANAGER_OF_NODES, "--kube-api-qps=5000"],
+                "kube-scheduler": [real.COUNTED],
+            }
+            cluster.up([], flags=flags)
             return Placed(cluster, Path(folder), pods).rates(nodes)
         finally:
             cluster.down()
