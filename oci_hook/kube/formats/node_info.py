@@ -8,7 +8,8 @@ numa, parent, instance, gi, ci, arch, brand, no_limits, context_mib, missing_mib
 i and j are places in "gpus".
 
 Nodes and controller may be of adjacent versions. Add a field at the end of a row, or as a new key with a default; readers ignore
-unknown fields. missing_mib is left out of rows where it is 0: the first readers wanted rows of just the fields before it. tests/kube/formats/ has the text of earlier versions.
+unknown fields. missing_mib is left out where it is 0: the first readers take rows of just the fields before it. tests/kube/formats/
+has the text of earlier versions.
 
 ledger: {"v": 1, "pods": {POD'S UID: [container, ...]}, "local": [GRANT, ...], "refused": {POD'S UID: code}}. "pods" has the
 pods whose containers hold grants that match their decision. GRANT is a grant without a decision (plain docker, static pods),
