@@ -21,6 +21,7 @@ MAX = (1 << 63) - 1  # of times and other numbers
 INODE_MAX = (1 << 64) - 1
 PID_MAX = 1 << 22  # proc_sys_kernel(5)
 LATER = 3  # so many fields at the end are written for a container alone that was suspended
+LATER_TERMS = 1  # the same, of terms: for one that is apart from others
 
 _GRANT, _WHO, _LIFE, _SHARE, _TERMS = (attrgetter(*kind.FIELDS) for kind in (Grant, Identity, Life, Share, Terms))
 
@@ -47,7 +48,10 @@ def encode(grant: Grant) -> bytes:
     if not grant.off_gpu:  # nearly always; and an earlier version reads it
         del rest[-LATER:]
     shares = [_SHARE(share) for share in shares]
-    return fastjson.dumps([FORMAT, key, _WHO(who), _LIFE(life), shares, _TERMS(terms), *rest]).encode()
+    said = _TERMS(terms)
+    if not terms.apart_from:
+        said = said[:-LATER_TERMS]
+    return fastjson.dumps([FORMAT, key, _WHO(who), _LIFE(life), shares, said, *rest]).encode()
 
 
 def decode(data: bytes) -> Grant:

@@ -13,7 +13,6 @@ from oci_hook.core import decision as decisions
 from oci_hook.core.decision import signed_text
 from oci_hook.kube.controller.trust import certificates, own_secret
 from oci_hook.kube.formats import names
-from oci_hook.kube.formats.names import CONTROLLER
 from oci_hook.kube.formats.node_info import Digest
 from oci_hook.kube.formats.signing import Signer
 from scripts.cluster_lab import plain_nodes, programs
@@ -246,7 +245,7 @@ def test_certificates_and_authority_are_renewed_while_pods_come(plane: Plane, mo
     with monkeypatch.context() as patched:
         patched.setattr(certificates, "AUTHORITY_LIVES", 2)
         own = own_secret.renewed(own_secret.Own(), (API,), 60, 1e6, time.time(), os.urandom(64), 0)
-    made = {"metadata": {"name": CONTROLLER}, "data": own_secret.data(own)}
+    made = {"metadata": {"name": names.CONTROLLER}, "data": own_secret.data(own)}
     plane.api("POST", "/api/v1/namespaces/gpu-hook/secrets", made)
     controller = plane.ready(plane.controller("--certificate-days", f"{60 / 86400:.6f}"))
     plane.node("a", 16 * GIB)
