@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import datetime
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -13,10 +12,18 @@ from oci_hook.cli.cluster_objects import kinds
 from oci_hook.engines.doctor import FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.errors import GhError
 from oci_hook.kube.formats.claim_words import DRIVER, GPU_CLASS, GROUP, SHARE_CLASS
-from oci_hook.kube.formats.names import ENABLED, INVENTORY, NAMESPACE_LABEL, NODE_LABEL, RUNTIME_CLASS
+from oci_hook.kube.formats.names import (
+    CA_CONFIG_MAP,
+    CONTROLLER,
+    ENABLED,
+    INVENTORY,
+    NAMESPACE_LABEL,
+    NODE_LABEL,
+    RUNTIME_CLASS,
+)
 from oci_hook.kube.formats.node_info import read_inventory
 
-NAMESPACE, CONTROLLER = "gpu-hook", "gpu-hook-controller"
+NAMESPACE = "gpu-hook"
 WEBHOOKS = ("pods.gpu-hook.io", "status.gpu-hook.io", "bindings.gpu-hook.io")  # packaging/kubernetes/webhooks.yaml
 APPLY, APPLY_CLAIMS = "kubectl apply -k packaging/kubernetes", "kubectl apply -k packaging/kubernetes/dra"
 LEADS = 60  # seconds since the leader's last renewal after which nobody leads
@@ -89,7 +96,7 @@ def controller(found: Found, now: float) -> Iterator[CheckResult]:
         return
     ready, wanted = (made.get("status") or {}).get("readyReplicas") or 0, made["spec"]["replicas"]
     lease = _named(found, "leases", CONTROLLER)
-    renewed = _seconds((lease or {}).get("spec", {}).get("renewTime") or "")
+    renewed = output.unix_time((lease or {}).get("spec", {}).get("renewTime") or "") or 0.0
     leads = now - renewed < LEADS
     fix = f"kubectl -n {NAMESPACE} describe pods; kubectl -n {NAMESPACE} logs deployment/{CONTROLLER}"
     if not ready or not leads:
@@ -139,15 +146,15 @@ def authority(found: Found, now: float) -> Iterator[CheckResult]:
     bundle = _bundle(found)
     restart = f"kubectl -n {NAMESPACE} rollout restart deployment/{CONTROLLER}"
     if not bundle:
-        what = f"the ConfigMap {NAMESPACE}/gpu-hook-ca has no ca.crt: nodes get no keys"
+        what = f"the ConfigMap {NAMESPACE}/{CA_CONFIG_MAP} has no ca.crt: nodes get no keys"
         yield CheckResult("authority", FAIL, what, "GH-608", restart)
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_verify_locations(cadata=bundle)
     except (ssl.SSLError, ValueError) as e:
-        fix = f"kubectl -n {NAMESPACE} delete configmap gpu-hook-ca"
-        yield CheckResult("authority", FAIL, f"ca.crt of gpu-hook-ca is no certificate: {e}", "GH-608", fix)
+        fix = f"kubectl -n {NAMESPACE} delete configmap {CA_CONFIG_MAP}"
+        yield CheckResult("authority", FAIL, f"ca.crt of {CA_CONFIG_MAP} is no certificate: {e}", "GH-608", fix)
         return
     ends = [ssl.cert_time_to_seconds(str(one["notAfter"])) for one in context.get_ca_certs()]
     last = max(ends, default=0.0)
@@ -155,7 +162,7 @@ def authority(found: Found, now: float) -> Iterator[CheckResult]:
     if last - now < SOON:
         yield CheckResult("authority", WARN, f"the certificate authority ends {day}", "GH-608", restart)
     elif len(ends) > 1:
-        what = f"{len(ends)} authorities: give a scheduler that has the extender the new bundle of gpu-hook-ca"
+        what = f"{len(ends)} authorities: give a scheduler that has the extender the new bundle of {CA_CONFIG_MAP}"
         yield CheckResult("authority", NOTE, f"{what}; the last one ends {day}")
     else:
         yield CheckResult("authority", OK, f"until {day}")
@@ -207,7 +214,7 @@ def reports(found: Found, nodes: list[dict[str, Any]]) -> Iterator[CheckResult]:
         fix = f"kubectl label nodes NODE {NODE_LABEL}=true"
         yield CheckResult("nodes", WARN, f"no node has the label {NODE_LABEL}=true", "GH-608", fix)
         return
-    generation = ((_named(found, "configmaps", "gpu-hook-ca") or {}).get("data") or {}).get("generation", "0")
+    generation = ((_named(found, "configmaps", CA_CONFIG_MAP) or {}).get("data") or {}).get("generation", "0")
     silent, keyless, gpus = [], [], 0
     for node in nodes:
         name, text = node["metadata"]["name"], (node["metadata"].get("annotations") or {}).get(INVENTORY)
@@ -264,7 +271,7 @@ def _named(found: Found, kind: str, name: str) -> dict[str, Any] | None:
 
 
 def _bundle(found: Found) -> str:
-    return str(((_named(found, "configmaps", "gpu-hook-ca") or {}).get("data") or {}).get("ca.crt") or "")
+    return str(((_named(found, "configmaps", CA_CONFIG_MAP) or {}).get("data") or {}).get("ca.crt") or "")
 
 
 def _decoded(text: str) -> str:
@@ -272,14 +279,6 @@ def _decoded(text: str) -> str:
         return base64.b64decode(text).decode()
     except (binascii.Error, ValueError):
         return ""
-
-
-def _seconds(text: str) -> float:
-    """A time of the API server (RFC 3339) as Unix time, 0 for none."""
-    try:
-        return datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return 0.0
 
 
 def _names(names: list[str]) -> str:

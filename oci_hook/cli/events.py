@@ -3,7 +3,6 @@
 import json
 import re
 import time
-from datetime import datetime
 from typing import Any
 
 import click
@@ -26,10 +25,9 @@ def moment(ctx: click.Context, param: click.Parameter, value: str | None) -> flo
     parts = re.findall(r"(\d{1,9})([smhd])", value)
     if parts and "".join(map("".join, parts)) == value:
         return time.time() - sum(int(number) * SECONDS[unit] for number, unit in parts)
-    try:
-        return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", value)).timestamp()  # Python 3.10 reads no Z
-    except (ValueError, OverflowError, OSError):
-        raise click.BadParameter(f"{value!r:.60} is neither a time ago, such as 10m or 1h30m, nor a date") from None
+    if (at := output.unix_time(value)) is None:
+        raise click.BadParameter(f"{value!r:.60} is neither a time ago, such as 10m or 1h30m, nor a date")
+    return at
 
 
 @click.command()

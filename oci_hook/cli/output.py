@@ -189,3 +189,15 @@ def compute(booked: int, offline: int) -> str:
 def count(n: int, noun: str, plural: str = "") -> str:
     """1 container, 2 containers."""
     return f"{n} {noun if n == 1 else plural or noun + 's'}"
+
+
+def unix_time(text: str) -> float | None:
+    """A date, with or without a time, as people and the API server write it (RFC 3339, ISO 8601); None for anything else."""
+    from datetime import datetime  # few commands need it
+
+    try:
+        return datetime.fromisoformat(
+            f"{text[:-1]}+00:00" if text[-1:] in ("z", "Z") else text
+        ).timestamp()  # no Z in Python 3.10
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -22,12 +22,15 @@ def page_file(state_dir: str, key: str) -> str:
     return f"{state_dir}/{PAGES_DIR}/{key}/{PAGE_FILE}"
 
 
-def deliver(state_dir: str, mine: "Iterable[str]") -> set[str]:
+def deliver(state_dir: str, mine: "Iterable[str]", mount: bool) -> set[str]:
     """Deliver all pending messages; the keys of grants whose container delays its own by a lease on its page file.
     Those stay pending, and every later delivery tries them again.
 
     mine: names of messages that must be delivered, or it raises OSError, NodeError GH-303. Other transactions' messages
     are delivered on the way, unless another process is delivering them.
+
+    mount: whether a GPU's tmpfs may be mounted, since this process starts a container, or makes a claim's grant. Anybody else, such
+    as an agent in a mount namespace of its own, would mount it where no container sees it: then the message stays pending.
     """
     late: set[str] = set()
     must = dict.fromkeys(mine)
@@ -35,7 +38,7 @@ def deliver(state_dir: str, mine: "Iterable[str]") -> set[str]:
         try:
             lock = lock_file(_lock(state_dir, name), fcntl.LOCK_EX, wait=name in must)
             try:
-                late |= _deliver(state_dir, name)
+                late |= _deliver(state_dir, name, mount)
             finally:
                 os.close(lock)
         except (OSError, GhError):
@@ -53,13 +56,15 @@ def _lock(state_dir: str, name: str) -> str:
     return f"{messages.folder(state_dir)}/{name}{messages.LOCK}"
 
 
-def _deliver(state_dir: str, name: str) -> set[str]:
+def _deliver(state_dir: str, name: str, mount: bool) -> set[str]:
     message = messages.begin(state_dir, name)
     if message is None:  # another process has delivered it
         return set()
-    late = set()
+    late: set[str] = set()
     if name.startswith(messages.GPU):
-        late = _deliver_gpu(state_dir, name, message)
+        done, late = _deliver_gpu(state_dir, name, message, mount)
+        if not done:
+            return late
     else:
         key, number = messages.private(name)
         page = messages.delivered(state_dir, message.decode("ascii", "replace"))[:SIZE] if number else message
@@ -69,13 +74,14 @@ def _deliver(state_dir: str, name: str) -> set[str]:
     return late
 
 
-def _deliver_gpu(state_dir: str, name: str, message: bytes) -> set[str]:
+def _deliver_gpu(state_dir: str, name: str, message: bytes, mount: bool) -> tuple[bool, set[str]]:
     page, whom = slot_files.parse(message)
-    slot_files.set_slots(state_dir, name[len(messages.GPU) :], messages.delivered(state_dir, name)[:SIZE], page)
-    late = set()
+    before = messages.delivered(state_dir, name)[:SIZE]
+    done = slot_files.set_slots(state_dir, name[len(messages.GPU) :], before, page, mount)
+    late: set[str] = set()
     for key, number in whom:
         if not slot_files.write_page(page_file(state_dir, key), number, page):
             # A message for this container alone, so that the others do not get it again.
             messages.write(state_dir, f"{key}-{number}", name.encode())
             late.add(key)
-    return late
+    return done, late

@@ -20,10 +20,10 @@ MEMORY_MAX = 1 << 40  # MiB
 MAX = (1 << 63) - 1  # of times and other numbers
 INODE_MAX = (1 << 64) - 1
 PID_MAX = 1 << 22  # proc_sys_kernel(5)
-LATER = (
-    5  # so many fields at the end are written where one of them says something; 0.1.0 of November had the first three
-)
+# So many fields at the end are written where one of them says something. A version that could suspend and not lend had the first three.
+LATER = 5
 COUNTS = len(Grant.FIELDS), len(Grant.FIELDS) - 2, len(Grant.FIELDS) - LATER
+LATER_TERMS = 1  # the same, of terms: for one that is apart from others
 
 _GRANT, _WHO, _LIFE, _SHARE, _TERMS = (attrgetter(*kind.FIELDS) for kind in (Grant, Identity, Life, Share, Terms))
 
@@ -50,7 +50,10 @@ def encode(grant: Grant) -> bytes:
     if not any(rest[-LATER:]):  # nearly always; and an earlier version reads it
         del rest[-LATER:]
     shares = [_SHARE(share) if share.request_mib else _SHARE(share)[:-1] for share in shares]
-    return fastjson.dumps([FORMAT, key, _WHO(who), _LIFE(life), shares, _TERMS(terms), *rest]).encode()
+    said = _TERMS(terms)
+    if not terms.apart_from:
+        said = said[:-LATER_TERMS]
+    return fastjson.dumps([FORMAT, key, _WHO(who), _LIFE(life), shares, said, *rest]).encode()
 
 
 def decode(data: bytes) -> Grant:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 ROOT = BUNDLE_ROOT + "claim"  # Identity.root of a grant that waits; a bundle's path is absolute
 FORMAT = 1
+HALF = ".tmp"  # of a record that is being written
 MAX_RECORD = 64 << 10
 UID_MAX = 64
 UID = frozenset("0123456789abcdef-")
@@ -77,9 +78,9 @@ def save(claim: PreparedClaim, settings: "Settings") -> None:
     try:
         own_dir(settings.state_dir)
         own_dir(folder)
-        _unlink(path + ".tmp")
-        store.create(path + ".tmp", fastjson.dumps([FORMAT, fields]).encode(), 0o600)
-        os.rename(path + ".tmp", path)
+        _unlink(path + HALF)
+        store.create(path + HALF, fastjson.dumps([FORMAT, fields]).encode(), 0o600)
+        os.rename(path + HALF, path)
     except OSError as e:
         raise store.unusable(settings.state_dir, e) from None
 
@@ -119,6 +120,19 @@ def uids(settings: "Settings") -> list[str]:
     except OSError as e:
         raise store.unusable(settings.state_dir, e) from None
     return sorted(name[:-5] for name in names if name.endswith(".json") and valid_uid(name[:-5]))
+
+
+def drop_half_written(settings: "Settings") -> None:
+    """Remove what a driver that was killed has left of a record. Raises NodeError GH-303."""
+    folder = f"{settings.state_dir}/{CLAIMS_DIR}"
+    try:
+        for name in os.listdir(folder):
+            if name.endswith(HALF):
+                _unlink(f"{folder}/{name}")
+    except FileNotFoundError:
+        pass
+    except OSError as e:
+        raise store.unusable(settings.state_dir, e) from None
 
 
 def forget(uid: str, settings: "Settings") -> None:

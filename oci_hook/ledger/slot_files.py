@@ -97,6 +97,14 @@ def ready(state_dir: str, uuid: str) -> None:
         os.chown(slots, PAGE_UID, PAGE_UID)
 
 
+def is_mounted(state_dir: str, uuid: str) -> bool:
+    """Whether this mount namespace has the GPU's tmpfs."""
+    try:
+        return _mounted(folder(state_dir, uuid), os.lstat(f"{state_dir}/{SHARE_STATE}"))
+    except FileNotFoundError:
+        return False
+
+
 def _mounted(path: str, above: os.stat_result) -> bool:
     return os.lstat(path).st_dev != above.st_dev
 
@@ -109,12 +117,14 @@ def gpus(state_dir: str) -> list[str]:
         return []
 
 
-def set_slots(state_dir: str, uuid: str, before: bytes, now: bytes) -> None:
+def set_slots(state_dir: str, uuid: str, before: bytes, now: bytes, mount: bool = True) -> bool:
     """Make the slot files match the GPU page `now`: new files for grants that are not in the page `before`, no file for
-    a slot that no grant has. Does nothing if the tmpfs is not mounted and no file is needed. Raises OSError, NodeError
-    GH-303."""
+    a slot that no grant has. False, and nothing is done, where a file is needed, the tmpfs is not mounted and `mount` does
+    not allow to. Raises OSError, NodeError GH-303."""
     old, new = born(before), born(now)
     fresh = [slot for slot in new if old.get(slot) != new[slot]]
+    if fresh and not mount and not is_mounted(state_dir, uuid):
+        return False
     if fresh:
         ready(state_dir, uuid)
     top = f"{folder(state_dir, uuid)}/{SLOT_DIR}"
@@ -124,9 +134,10 @@ def set_slots(state_dir: str, uuid: str, before: bytes, now: bytes) -> None:
             if name not in used:
                 os.unlink(f"{top}/{name}")
     except FileNotFoundError:  # mounted in another mount namespace, or removed
-        return
+        return True
     for slot in fresh:
         make_slot(state_dir, uuid, slot)
+    return True
 
 
 def make_slot(state_dir: str, uuid: str, slot: int) -> None:

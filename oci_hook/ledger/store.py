@@ -60,7 +60,19 @@ class Ledger:
 
     __slots__ = (
         *("grants", "swept", "late", "unsure"),
-        *("_folder", "_pages", "_state", "_lock", "_wait", "_judge", "_unclear", "_messages", "_made", "_must"),
+        *(
+            "_folder",
+            "_pages",
+            "_state",
+            "_lock",
+            "_wait",
+            "_judge",
+            "_unclear",
+            "_messages",
+            "_made",
+            "_must",
+            "_starts",
+        ),
     )
 
     def __init__(self, state_dir: str, wait: bool = True, seconds: float = QUICK, made: str = "") -> None:
@@ -78,6 +90,7 @@ class Ledger:
         self._messages: list[str] = []  # the names of its messages
         self._made: list[str] = []  # the keys of its new grants
         self._must = False  # the transaction fails if a message cannot be delivered
+        self._starts = False  # a container sees the mounts of this process
 
     def __enter__(self) -> "Ledger":
         try:
@@ -106,7 +119,7 @@ class Ledger:
         this transaction made are removed again, and the next transaction delivers what it changed."""
         self._unlock()
         try:
-            self.late = deliver(self._state, self._messages if kind is None else ())
+            self.late = deliver(self._state, self._messages if kind is None else (), self._starts)
         except BaseException as e:
             if kind is not None or not self._must and isinstance(e, (OSError, GhError)):
                 return  # the message stays pending, and the next transaction delivers it
@@ -162,11 +175,12 @@ class Ledger:
                 raise unusable(self._state, e) from None
             raise
         self._made.append(grant.key)
-        self._must = True
+        self._must = self._starts = True
         self.grants = (*self.grants, grant)
 
     def update(self, grant: Grant) -> None:
-        """Replace a grant of the ledger by one that differs only in its Identity and its Life.
+        """Replace a grant of the ledger by one that differs only in its Identity and its Life. Its messages are delivered then, if
+        whoever made it was killed before.
 
         Raises NodeError GH-303 and leaves the old one.
         """
@@ -175,6 +189,8 @@ class Ledger:
         except OSError as e:
             raise unusable(self._state, e) from None
         self.grants = tuple(grant if g.key == grant.key else g for g in self.grants)
+        self._messages += [messages.GPU + share.uuid for share in shared(grant)]
+        self._must = self._starts = True
 
     def change(self, grant: Grant) -> None:
         """Replace a grant by one that differs only in limits, policy, class or freeze; its pages tell the container.

@@ -5,6 +5,7 @@ scheduler starts, and the time from the first pod's node to the last one's count
 import http.client
 import json
 import shutil
+import ssl
 import tempfile
 import threading
 import time
@@ -25,6 +26,8 @@ SHORT_NODES, SHORT_PODS = 200, 400
 NOWHERE = 300  # pods that no GPU is large enough for
 CLIENT = {"qps": 5000, "burst": 5000}  # the default, 50 a second, would bound the result
 EXTENDER = 8460
+METRICS = 10259  # of the scheduler
+COUNTED = "--authorization-always-allow-paths=/metrics"
 WORK = "work"  # the namespace of the pods that the controller sees
 MEMORY = (7_000, 13_000, 23_000, 37_000, 50_000)
 BUDGETS = {
@@ -47,6 +50,7 @@ def run(short: bool, sizes: tuple[int, ...]) -> "tuple[dict, list]":
         flags = {
             "kube-controller-manager": [plain_nodes.NO_CONTROLLER_MANAGER_OF_NODES],
             "kube-apiserver": ["--max-requests-inflight=2000", "--max-mutating-requests-inflight=1000"],
+            "kube-scheduler": [COUNTED],
         }
         cluster.up([], flags=flags)
         rounds = Rounds(cluster, folder, pods)
@@ -127,13 +131,14 @@ class Rounds:
 
     def round(self, kind: str, nowhere: int = 0) -> float:
         """Pods per second, of those that have room."""
-        namespace = "plain" if kind in (PLAIN, SAME) else WORK
+        namespace = WORK if kind in (BIND, FILTER) else "plain"
         self.control.stop("kube-scheduler")
         before = self._cpu()
         pods = f"/api/v1/namespaces/{namespace}/pods"
         if nowhere:
             self._each(nowhere, lambda api, n: api("POST", pods, plain_nodes.pod(f"a{n:05}", f"{SIZES[0] + 1}Mi")))
-        self._each(self.pods, lambda api, n: api("POST", pods, pod(n, kind)))
+        self._each(self.pods, lambda api, n: api("POST", pods, self._pod(n, kind)))
+        self._made(kind)
         made = self._cpu()
         self.control.scheduler_config.write_text(scheduler(kind == FILTER))
         self.control.start("kube-scheduler")
@@ -187,6 +192,12 @@ class Rounds:
         self._clear(WORK)
         return {"churn_pods_per_s": figure(rate, "1/s")}
 
+    def _pod(self, number: int, kind: str) -> dict:
+        return pod(number, kind)
+
+    def _made(self, kind: str) -> None:
+        """Waits for what else the pods need before a scheduler can place them."""
+
     def _clear(self, namespace: str) -> None:
         pods = f"/api/v1/namespaces/{namespace}/pods"
         self.api("DELETE", f"{pods}?gracePeriodSeconds=0")
@@ -195,9 +206,11 @@ class Rounds:
 
     def _bound(self) -> int:
         """Pods that got a node since the scheduler's start, by its own count: listing them would load the API server."""
-        connection = http.client.HTTPConnection("127.0.0.1", 10251)
+        connection = http.client.HTTPSConnection("127.0.0.1", METRICS)
+        trust = ssl.create_default_context()
+        trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE  # it made its certificate itself
         try:
-            connection.sock = socket_in(self.control.machine.pid, ("127.0.0.1", 10251))
+            connection.sock = trust.wrap_socket(socket_in(self.control.machine.pid, ("127.0.0.1", METRICS)))
             connection.request("GET", "/metrics")
             text = connection.getresponse().read().decode()
         except (OSError, http.client.HTTPException):

@@ -4,7 +4,9 @@ prepare_p50, prepare_p99: the node's driver, called as its kubelet calls it, for
 the reading of the claim from the API server, the grant in the ledger and the CDI file; each time after an unprepare. read_p50: the
 reading alone, by a connection of this program. kubelet_prepare_mean: what the kubelet counted itself, for a pod. pod_start_*: from
 the creation of one pod until it is Running, one after another, with a claim of a template and without any claim.
-idle_*: of the driver, while nothing changes."""
+idle_*: of the driver, while nothing changes. placed_*: pods per second that Kubernetes' scheduler places on played nodes of 8 GPUs
+(nodes and slices are objects alone): of plain pods, of the same pods with sums as extended resources, and with a claim each that is
+there already."""
 
 import os
 import statistics
@@ -16,14 +18,23 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from scripts.cluster_lab import programs
+import yaml
+
+from oci_hook.kube.dra import slices
+from oci_hook.kube.formats.claim_words import DRIVER, GROUP, SHARE_CLASS
+from scripts.benches import _cluster_real as real
+from scripts.cluster_lab import plain_nodes, programs
 from scripts.cluster_lab.api import Api
+from scripts.cluster_lab.cluster import Cluster
 from scripts.cluster_lab.machine import wait
 from scripts.cluster_lab.programs import CannotRun
 
 OLDEST = 36
 CALLS, PODS, IDLE = 200, 15, 60  # IDLE: seconds
 SHORT = 40, 5, 20
+PLACED, SHORT_PLACED = (1000, 1000), (100, 200)  # nodes, pods
+BY_CLAIM = "plain scheduler, the same pods by claims"
+CLASSES = Path(__file__).resolve().parents[2] / "packaging/kubernetes/dra/classes.yaml"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 PODS_PATH = "/api/v1/namespaces/default/pods"
 BUDGET = 30.0  # milliseconds, beside the API call
@@ -44,9 +55,70 @@ def run(short: bool) -> dict:
         try:
             claims.up(Path(folder) / "images")
             nodes = Nodes(claims)
-            return {**nodes.starts(pods), **nodes.prepares(calls), **nodes.idle(seconds)}
+            found = {**nodes.starts(pods), **nodes.prepares(calls), **nodes.idle(seconds)}
         finally:
             claims.cluster.down()
+    return {**found, **placed(*(SHORT_PLACED if short else PLACED))}
+
+
+def placed(nodes: int, pods: int) -> dict:
+    with tempfile.TemporaryDirectory(prefix="gpu-hook-bench-") as folder:
+        cluster = Cluster(Path(folder) / "state")
+        try:
+            flags = {
+                "kube-controller-manager": [plain_nodes.NO_CONTROLLER_MANAGER_OF_NODES, "--kube-api-qps=5000"],
+                "kube-scheduler": [real.COUNTED],
+            }
+            cluster.up([], flags=flags)
+            return Placed(cluster, Path(folder), pods).rates(nodes)
+        finally:
+            cluster.down()
+
+
+class Placed(real.Rounds):
+    """The rounds of `scripts/bench cluster`, without the controller."""
+
+    def rates(self, nodes: int) -> dict:
+        self.nodes = nodes
+        for made in yaml.safe_load_all(CLASSES.read_text()):
+            self.api("POST", f"/apis/{GROUP}/deviceclasses", made)
+        for mib in real.MEMORY:
+            asked = {"deviceClassName": SHARE_CLASS, "capacity": {"requests": {"memory": f"{mib}Mi"}}}
+            spec = {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": asked}]}}}
+            path = f"/apis/{GROUP}/namespaces/plain/resourceclaimtemplates"
+            self.api("POST", path, {"metadata": {"name": f"m{mib}"}, "spec": spec})
+        self._each(nodes, self._make_node)
+        plain, same, claims = self.round(real.PLAIN), self.round(real.SAME), self.round(BY_CLAIM)
+        cpu = {row["round"]: row["cpu_ms"]["kube-scheduler"] for row in self.rows}
+        return {
+            "placed_plain": figure(plain, "1/s"),
+            "placed_by_extended_resources": figure(same, "1/s"),
+            "placed_by_claims": figure(claims, "1/s"),
+            "placed_by_extended_resources_scheduler_cpu": figure(cpu[real.SAME], "ms"),
+            "placed_by_claims_scheduler_cpu": figure(cpu[BY_CLAIM], "ms"),
+        }
+
+    def _make_node(self, api: Api, number: int) -> None:
+        super()._make_node(api, number)
+        name = f"n{number:04}"
+        devices = slices.devices(plain_nodes.inventory(name, real.SIZES), plain_nodes.RULES, (), {})
+        pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": DRIVER, "nodeName": name, "pool": pool, "devices": devices}
+        api("POST", f"/apis/{GROUP}/resourceslices", {"metadata": {"name": name}, "spec": spec})
+
+    def _pod(self, number: int, kind: str) -> dict:
+        if kind != BY_CLAIM:
+            return super()._pod(number, kind)
+        mib = real.MEMORY[number % len(real.MEMORY)]
+        return plain_nodes.pod(
+            f"p{number:05}", resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": f"m{mib}"}]
+        )
+
+    def _made(self, kind: str) -> None:
+        """The claims are Kubernetes' controller manager's to make, which is not measured."""
+        path = f"/apis/{GROUP}/namespaces/plain/resourceclaims"
+        if kind == BY_CLAIM:
+            wait(300, "each pod has its claim", lambda: len(self.api.get(path)["items"]) == self.pods, every=1)
 
 
 class Nodes:
@@ -149,7 +221,7 @@ class Nodes:
         ticks = os.sysconf("SC_CLK_TCK")
 
         def cpu() -> int:
-            fields = self.node.machine.run("cat", f"/proc/{pid}/stat").stdout.rpartition(")")[2].split()
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             return int(fields[11]) + int(fields[12])
 
         def writes() -> list[str]:
@@ -157,7 +229,7 @@ class Nodes:
 
         used, version = cpu(), writes()
         time.sleep(seconds)
-        status = self.node.machine.run("cat", f"/proc/{pid}/status").stdout
+        status = Path(f"/proc/{pid}/status").read_text()
         memory = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
         return {
             "idle_rss": figure(memory / 1024, "MiB", 40),

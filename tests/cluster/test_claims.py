@@ -1,6 +1,8 @@
 """GPU shares by ResourceClaims, on Kubernetes 1.36 or newer: docs/guide/claims.md as a user has it, real scheduler, kubelets and
 containerd; no engine is configured."""
 
+import collections
+import contextlib
 import json
 import os
 import random
@@ -9,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,9 @@ from tests.long import long
 BASE = REPO / "packaging/kubernetes/dra"
 PAGE = REPO / "docs/guide/claims.md"
 CLI = ("/usr/bin/python3", "-I", "/opt/gpu-hook-cli/gpu-hook")  # that the DaemonSet brought
+DRIVER = "oci_hook.kube.dra"
+PROGRAMS = (DRIVER, "kubelet", "containerd")
+SOONER = "--sync-frequency=10s"  # of 60: a kubelet calls a driver that failed again at the pod's next sync
 MIB = 16384  # of a GPU
 SIZES = [9001, 7000, 5003, 4001, 3007, 2503, 8191, 6101, 1009, 12007, 777, 10007, 3301, 2111, 997, 16384]
 YAML = re.compile(r"^```yaml\n(apiVersion.*?)^```$", re.M | re.S)
@@ -35,7 +41,7 @@ class Claims:
 
     def up(self, folder: Path) -> None:
         subprocess.run([str(REPO / "scripts/package"), "image", "--out", str(folder)], check=True, capture_output=True)
-        self.cluster.up([lab.Gpus(2, "16Gi"), lab.Gpus(2, "16Gi")], installed=False)
+        self.cluster.up([lab.Gpus(2, "16Gi"), lab.Gpus(2, "16Gi")], installed=False, flags={"kubelet": [SOONER]})
         self.nodes = self.cluster.nodes
         self.kubectl("delete", "runtimeclass", "gpu-hook", "--ignore-not-found")
         for node in self.nodes:
@@ -91,9 +97,20 @@ class Claims:
             ).stdout
             assert [line for line in left.split() if not line.endswith(":")] == []
 
-    def driver(self, node: lab.Node) -> list[str]:
-        found = "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline 2>/dev/null | grep -q '[m] oci_hook.kube.dra' && echo ${p#/proc/}; done"
-        return node.machine.run("sh", "-c", found, check=False).stdout.split()
+    def pids(self, node: lab.Node, program: str) -> list[int]:
+        """Of a node's program, or Python module, as this computer numbers them."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                line = (folder / "cmdline").read_bytes().split(b"\0")[:3]
+                if program.encode() in line and node.machine.cgroup in (folder / "cgroup").read_text():
+                    found.append(int(folder.name))
+            except OSError:
+                pass  # it has ended
+        return found
+
+    def driver(self, node: lab.Node) -> list[int]:
+        return self.pids(node, DRIVER)
 
 
 def template(name: str, memory: str = "", compute: str = "", words: Any = None, **exactly: Any) -> Any:
@@ -274,6 +291,82 @@ def test_two_gpus_in_one_claim(claims: Claims) -> None:
     assert [gpu["memory_mib"] for gpu in grant["gpus"]] == [3072, 3072]
 
 
+def test_each_kind_of_request(claims: Claims, tmp_path: Path) -> None:
+    """By firstAvailable, by CEL on attributes, by class, by constraints, of MIG devices; what fits nowhere waits."""
+    node = claims.nodes[1]
+    size = "device.capacity['gpu-hook.io'].memory.compareTo(quantity('{}'))"
+    own = "device.attributes['gpu-hook.io']"
+    small, large = (f"{own}.type == 'mig' && {size.format('8Gi')} {how} 0" for how in ("<", ">="))
+    try:
+        resplit(claims, node, 3, "--mig=3g.8gb,2g.4gb")
+        choices = [
+            ("big", "100Gi", {}),
+            ("other", "1Gi", cel(f"{own}.productName == 'no such'")),
+            ("small", "2Gi", cel(f"{own}.type == 'gpu'")),
+        ]
+        first = template("first")
+        first["spec"]["spec"]["devices"]["requests"][0] = {
+            "name": "gpu",
+            "firstAvailable": [{"name": name, **share(memory), **more} for name, memory, more in choices],
+        }
+        second = cel(f"{own}.index == 1 && {own}.cudaComputeCapability.isGreaterThan(semver('1.0.0'))")
+        asked = {
+            "pair": (constrained(template("pair", "999Mi", count=2), matchAttribute="gpu-hook.io/productName"), 999),
+            "whole": (template("whole", deviceClassName="gpu.gpu-hook.io"), MIB),
+            "first": (first, 2048),
+            "second": (template("second", "1003Mi", **second), 1003),
+            "part": (template("part", "1001Mi", **cel(small)), 1001),
+            "all": (template("all", **cel(large)), 8192),
+            "no-two": (constrained(template("no-two", "1Gi", count=2), matchAttribute="gpu-hook.io/uuid"), 0),
+            "second-8g": (template("second-8g", "8Gi", **cel(large)), 0),
+        }
+        for name, (made, mib) in asked.items():
+            claims.apply(made, pod(name))
+            if mib:
+                claims.sees(name, mib)
+        shares = {grant["pod"]: grant["gpus"] for each in claims.nodes for grant in claims.grants(each)}
+        assert {name: [gpu["memory_mib"] for gpu in gpus] for name, gpus in shares.items()} == {
+            name: [mib] * (1 + (name == "pair")) for name, (_, mib) in asked.items() if mib
+        }
+        assert {name for name, gpus in shares.items() if gpus[0]["whole"]} == {"whole", "all"}
+        claims.says("no-two", "cannot allocate all claims")
+        claims.says("second-8g", "cannot allocate all claims")
+        kinds = "nodes,pods,resourceclaims,resourceslices,deviceclasses"
+        (dump := tmp_path / "dump.json").write_text(claims.kubectl("get", kinds, "-A", "-o", "json"))
+        rows = json.loads(gpu_hook("ps", "--cluster", "--json", "--dump", str(dump)).output)["pods"]
+        assert {(row["pod"], row["uuid"]) for row in rows} == {
+            (name, gpu["uuid"]) for name, gpus in shares.items() for gpu in gpus
+        }
+    finally:
+        claims.clean()
+        resplit(claims, node, 2)
+
+
+def resplit(claims: Claims, node: lab.Node, devices: int, *mig: str) -> None:
+    """Other GPUs in the node's place, as when an administrator makes MIG devices."""
+    node.gpu_hook("sim", "up", f"--prefix={SIMULATOR}", "--gpus=2", "--memory=16Gi", *mig)
+    node.machine.run(*CLI, "gpus", "--refresh")
+
+    def published() -> bool:
+        (spec,) = [one["spec"] for one in claims.objects("resourceslices") if one["spec"]["nodeName"] == node.name]
+        return len(spec["devices"]) == devices
+
+    lab.wait(60, f"{node.name} publishes {devices} devices", published)
+
+
+def share(memory: str) -> Any:
+    return {"deviceClassName": "gpu-share.gpu-hook.io", "capacity": {"requests": {"memory": memory}}}
+
+
+def cel(expression: str) -> Any:
+    return {"selectors": [{"cel": {"expression": expression}}]}
+
+
+def constrained(made: Any, **constraint: str) -> Any:
+    made["spec"]["spec"]["devices"]["constraints"] = [constraint]
+    return made
+
+
 def test_a_container_that_restarts_keeps_its_share(claims: Claims) -> None:
     claims.apply(template("again", "2Gi"), pod("again", command="gpu-probe info; sleep 3; exit 1"))
     path = "jsonpath={.status.containerStatuses[0].restartCount}"
@@ -282,34 +375,57 @@ def test_a_container_that_restarts_keeps_its_share(claims: Claims) -> None:
 
 
 def test_kills_in_the_middle_lose_and_leave_nothing(claims: Claims) -> None:
-    """SIGKILL of driver and kubelet while pods come, of driver and containerd while they go. --long: over 100."""
-    for _ in range(6 if long() else 1):
-        come_and_go(claims)
+    """SIGKILL of driver, kubelet and containerd on both nodes, while 8 pods that fill all GPUs come and while they go. --long: 100."""
+    chance, kills = random.Random(31), collections.Counter[str]()
+    began = time.monotonic()
+    while kills.total() < (100 if long() else 8):
+        come_and_go(claims, chance, kills)
         claims.clean()
+        print(f"{time.monotonic() - began:5.0f} s  {kills.total()} kills: {dict(kills)}")
 
 
-def come_and_go(claims: Claims) -> None:
-    for number in range(8):
-        claims.apply(template(f"k{number}", "3Gi"), pod(f"k{number}"))
-        for node in claims.nodes:
-            for pid in claims.driver(node):
-                node.machine.run("kill", "-9", pid, check=False)
-        if number == 3:
-            for node in claims.nodes:
-                node.stop("kubelet", signal.SIGKILL)
-                node.start("kubelet")
-    for number in range(8):
-        claims.sees(f"k{number}", 3072)
-    held = sorted(grant["pod"] for node in claims.nodes for grant in claims.grants(node))
-    assert held == [f"k{number}" for number in range(8)]
+def come_and_go(claims: Claims, chance: random.Random, kills: collections.Counter[str]) -> None:
+    names = [f"k{number}" for number in range(8)]
+    claims.apply(*(made for name in names for made in (template(name, "7000Mi"), pod(name))))
+    strike(claims, chance, kills)
+    for name in names:
+        claims.sees(name, 7000)
+    grants = [grant for node in claims.nodes for grant in claims.grants(node)]
+    assert sorted(grant["pod"] for grant in grants) == names
+    allocated = {
+        claim["metadata"]["ownerReferences"][0]["name"]: result["device"]
+        for claim in claims.objects("resourceclaims")
+        for result in claim["status"]["allocation"]["devices"]["results"]
+    }
+    assert {grant["pod"]: grant["gpus"][0]["uuid"].lower() for grant in grants} == allocated
+    assert set(collections.Counter(allocated.values()).values()) == {2}
     claims.kubectl("delete", "pods", "--all", "--wait=false", "--grace-period=1")
-    for node in claims.nodes:
-        for pid in claims.driver(node):
-            node.machine.run("kill", "-9", pid, check=False)
-    node = claims.nodes[0]
-    node.stop("containerd", signal.SIGKILL)
-    node.start("containerd")
-    lab.wait(60, "each node has its slice", lambda: len(claims.objects("resourceslices")) == len(claims.nodes))
+    strike(claims, chance, kills)
+
+
+def strike(claims: Claims, chance: random.Random, kills: collections.Counter[str]) -> None:
+    """Three programs of each node, each as soon as the driver has begun something, or after a while of nothing."""
+
+    def one(node: lab.Node, program: str, patience: float) -> None:
+        folder = Path(f"/proc/{node.machine.pid}/root/run/gpu-hook/claims")
+        pids, before, end = claims.pids(node, program), set(folder.glob("*")), time.monotonic() + patience
+        while set(folder.glob("*")) == before and time.monotonic() < end:
+            time.sleep(0.0005)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(pid, signal.SIGKILL)
+                kills[program] += 1
+        if program != DRIVER:
+            node.stop(program)
+            node.start(program)
+
+    def both(node: lab.Node, plan: list[tuple[str, float]]) -> None:
+        for program, patience in plan:
+            one(node, program, patience)
+
+    plans = [[(p, chance.uniform(0, 4)) for p in chance.choices(PROGRAMS, k=3)] for _ in claims.nodes]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(both, claims.nodes, plans))
 
 
 def test_delete_leaves_nothing(made: Claims) -> None:

@@ -245,7 +245,7 @@ def test_certificates_and_authority_are_renewed_while_pods_come(plane: Plane, mo
     with monkeypatch.context() as patched:
         patched.setattr(certificates, "AUTHORITY_LIVES", 2)
         own = own_secret.renewed(own_secret.Own(), (API,), 60, 1e6, time.time(), os.urandom(64), 0)
-    made = {"metadata": {"name": own_secret.NAME}, "data": own_secret.data(own)}
+    made = {"metadata": {"name": names.CONTROLLER}, "data": own_secret.data(own)}
     plane.api("POST", "/api/v1/namespaces/gpu-hook/secrets", made)
     controller = plane.ready(plane.controller("--certificate-days", f"{60 / 86400:.6f}"))
     plane.node("a", 16 * GIB)

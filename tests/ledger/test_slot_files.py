@@ -391,6 +391,26 @@ def test_not_mounted_here(state: str) -> None:
     assert page == gpu_page(GPUS[0], (one, four), *head(page)[1:], head(page)[0]) == seen(state, one, 1)
 
 
+def test_only_who_starts_containers_mounts(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim's driver was killed before it delivered, and an agent in a mount namespace of its own looks first, twice. The GPU's tmpfs
+    is the one that the claim's container sees, with its slot file."""
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "deliver", lambda *_: set())
+        put(state, one := make(1))
+    code = (
+        "import sys; from tests.ledger.test_slot_files import GPUS, slot_files, store\n"
+        "for _ in range(2):\n    with store.open_ledger(sys.argv[1]):\n        pass\n"
+        "print(slot_files.is_mounted(sys.argv[1], GPUS[0]))\n"
+    )
+    command = ["unshare", "-m", "--propagation", "slave", sys.executable, "-c", code, state]
+    by = {"PYTHONPATH": str(REPO), "PATH": os.environ["PATH"]}
+    p = subprocess.run(command, capture_output=True, text=True, env=by, cwd=REPO)
+    assert (p.stdout, p.stderr) == ("False\n", "")
+    with store.open_ledger(state) as ledger:
+        ledger.update(one.replace(who=one.who.replace(container="main")))
+    check(state, GPUS[0], one)
+
+
 def test_a_half_written_message_is_no_gpu(state: str) -> None:
     """A writer was killed before its rename; the next transaction says everything anew, and leaves nothing of it."""
     put(state, one := make(1, *GPUS))

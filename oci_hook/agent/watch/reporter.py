@@ -10,14 +10,14 @@ from oci_hook.agent.watch import child
 from oci_hook.config.settings import DRA, OFF
 
 RETRY_SECONDS = 2.0  # doubled with each failure
-RETRY_MAX = 60.0
-STEADY = 120.0  # seconds that it must run before the next failure counts as the first again
 MAX_LINE = 64 << 10
 ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}  # mallopt(3): its threads mostly wait, and a heap for each takes memory
 
 
 REPORTER, DRIVER = "oci_hook.kube.reporter", "oci_hook.kube.dra"
 NAMES = {REPORTER: "the reporter", DRIVER: "the driver of ResourceClaims"}
+RETRY_MAX = {REPORTER: 60.0, DRIVER: 15.0}  # while the driver is away no pod with a claim starts or ends
+STEADY = 2  # times RETRY_MAX that it must run before the next failure counts as the first again
 
 
 class Reporter:
@@ -64,7 +64,7 @@ class Reporter:
 
     def _use(self, module: str) -> None:
         self._module = module
-        self._child = child.Child(module, RETRY_SECONDS, RETRY_MAX, self._selector, self._read)
+        self._child = child.Child(module, RETRY_SECONDS, RETRY_MAX[module], self._selector, self._read)
         self.said = {}
 
     def _start(self, now: float) -> None:
@@ -90,7 +90,7 @@ class Reporter:
         self._node.problem("cluster", self._problem())
 
     def _ended(self, now: float) -> None:
-        if now - self._child.since > STEADY:
+        if now - self._child.since > STEADY * RETRY_MAX[self._module]:
             self._child.worked()
         self._child.failed(now)
 

@@ -4,6 +4,7 @@ import ipaddress
 
 from oci_hook.core.value import Value
 from oci_hook.errors import ClusterError, Problem
+from oci_hook.kube.formats.names import CONTROLLER
 
 DAY = 86_400.0
 
@@ -56,8 +57,8 @@ def address(text: str) -> tuple[str, int]:
 
 def server_names(namespace: str, url: str, host: str) -> tuple[str, ...]:
     """The names of the serving certificate: the Service's, and the host of the URL or of the address. Raises ClusterError GH-608."""
-    service = f"gpu-hook-controller.{namespace}"
-    found = ["gpu-hook-controller", service, f"{service}.svc", f"{service}.svc.cluster.local"]
+    service = f"{CONTROLLER}.{namespace}"
+    found = [CONTROLLER, service, f"{service}.svc", f"{service}.svc.cluster.local"]
     if url:
         if not url.startswith("https://"):
             raise ClusterError(Problem("GH-608", f"{url!r} is not a URL for callers: write https://HOST:PORT"))

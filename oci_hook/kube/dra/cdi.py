@@ -25,6 +25,11 @@ def uid_of(file: str) -> str:
     return uid if valid_uid(uid) else ""
 
 
+def half_written(file: str) -> bool:
+    """Whether a process that was killed has left it (install/files.py write)."""
+    return file.startswith(BEGIN) and file.endswith(".new")
+
+
 def device_id(uid: str, number: int) -> str:
     """What the kubelet gives to the engine for the claim's device of this number."""
     return f"{DRIVER}/{CLASS}={_device(uid, number)}"

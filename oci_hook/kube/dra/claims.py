@@ -51,6 +51,7 @@ class Claims:
         problem, "" for none."""
         with self._lock:
             settings = node_settings.load(self._prefix)
+            resource_claims.drop_half_written(settings)
             there = resource_claims.uids(settings)
             problems = []
             held = {grant.key for grant in store.snapshot(settings.state_dir)} if there else set()
@@ -85,6 +86,7 @@ class Claims:
         """Remove all that waits, and the CDI files, when the driver leaves the node. Raises GhError."""
         with self._lock:
             settings = node_settings.load(self._prefix)
+            resource_claims.drop_half_written(settings)
             for uid in resource_claims.uids(settings):
                 resource_claims.forget(uid, settings)
             for uid in resource_claims.waiting(settings):
@@ -191,7 +193,7 @@ class Claims:
 
     def _files(self) -> list[str]:
         try:
-            return [name for name in os.listdir(self._folder) if cdi.uid_of(name)]
+            return [name for name in os.listdir(self._folder) if cdi.uid_of(name) or cdi.half_written(name)]
         except OSError:
             return []
 

@@ -47,10 +47,9 @@ class Taken(Value):
 
 
 class Wanted(Value):
-    """One request of a claim. mib, compute: of each device; mib None: all of its memory."""
+    """One request of a claim, or one of those in its firstAvailable list. mib, compute: of each device; mib None: all of its memory."""
 
     claim: str
-    request: str
     mib: int | None
     compute: int
     count: int
@@ -103,8 +102,8 @@ def explain(pod: PodWords, obj: Any, objects: ClaimObjects) -> Explanation | Non
     return Explanation(pod, True, "", False, views, changes, Problem("GH-607", why))
 
 
-def wants(obj: Any, objects: ClaimObjects) -> list[Wanted]:
-    """The requests of a pod's claims of ours, in their order. Raises as `holders`."""
+def wants(obj: Any, objects: ClaimObjects) -> list[list[Wanted]]:
+    """The requests of a pod's claims of ours, in their order; of each what would do, the best first. Raises as `holders`."""
     ours = {
         SHARE_CLASS,
         GPU_CLASS,
@@ -117,14 +116,17 @@ def wants(obj: Any, objects: ClaimObjects) -> list[Wanted]:
     found = []
     for name in claim_names(obj):
         for request in (by_name.get(name) or {"spec": {}})["spec"].get("devices", {}).get("requests") or ():
-            exactly = request.get("exactly") or (request.get("firstAvailable") or [{}])[0]
-            if exactly.get("deviceClassName") not in ours:
-                continue
-            amounts = (exactly.get("capacity") or {}).get("requests") or {}
-            mib = slices.mib(amounts[MEMORY]) if MEMORY in amounts else None
-            compute = quantity.whole(str(amounts.get(COMPUTE, "0")))
-            found.append(Wanted(name, request["name"], mib, compute, int(exactly.get("count") or 1)))
+            each = [request["exactly"]] if request.get("exactly") else request.get("firstAvailable") or ()
+            choices = [_wanted(name, one) for one in each if one.get("deviceClassName") in ours]
+            if choices:
+                found.append(choices)
     return found
+
+
+def _wanted(claim: str, exactly: Any) -> Wanted:
+    amounts = (exactly.get("capacity") or {}).get("requests") or {}
+    mib = slices.mib(amounts[MEMORY]) if MEMORY in amounts else None
+    return Wanted(claim, mib, quantity.whole(str(amounts.get(COMPUTE, "0"))), int(exactly.get("count") or 1))
 
 
 def claim_names(obj: Any) -> list[str]:
@@ -155,16 +157,21 @@ def devices(objects: ClaimObjects) -> dict[tuple[str, str], Device]:
     return found
 
 
-def _node_view(name: str, there: list[Device], taken: dict[tuple[str, str], Taken], wanted: list[Wanted]) -> NodeView:
+def _node_view(
+    name: str, there: list[Device], taken: dict[tuple[str, str], Taken], wanted: list[list[Wanted]]
+) -> NodeView:
     """The requests one after another, each on the first devices that have room, as the scheduler does it."""
     used = {device.name: taken.get((name, device.name), Taken()) for device in there}
     given: dict[str, tuple[str, ...]] = {}
     why = None
-    for one in wanted:
-        fitting = [device for device in there if _fits(one, device, used[device.name])][: one.count]
-        if len(fitting) < one.count:
-            why = Problem("GH-201", f"{len(fitting)} of its GPUs have room for {one}, and {one.count} asked for")
+    for choices in wanted:
+        rooms = [[device for device in there if _fits(one, device, used[device.name])] for one in choices]
+        found = [(one, room[: one.count]) for one, room in zip(choices, rooms, strict=True) if len(room) >= one.count]
+        if not found:
+            one = choices[-1]
+            why = Problem("GH-201", f"{len(rooms[-1])} of its GPUs have room for {one}, and {one.count} asked for")
             break
+        one, fitting = found[0]
         for device in fitting:
             before = used[device.name]
             mib = device.mib if one.mib is None else one.mib
@@ -188,12 +195,13 @@ def _fits(one: Wanted, device: Device, has: Taken) -> bool:
     return not device.tainted and has.mib + mib <= device.mib and has.compute + one.compute <= device.compute
 
 
-def _suggestions(views: tuple[NodeView, ...], wanted: list[Wanted]) -> tuple[str, ...]:
+def _suggestions(views: tuple[NodeView, ...], wanted: list[list[Wanted]]) -> tuple[str, ...]:
     """For a pod with one request of one GPU alone: the most memory that is free."""
-    if len(wanted) != 1 or wanted[0].count != 1:
+    if len(wanted) != 1 or len(wanted[0]) != 1 or wanted[0][0].count != 1:
         return ()
+    (asked,) = wanted[0]
     most = max(((gpu.free_mib, view.name) for view in views for gpu in view.gpus if not gpu.note), default=(0, ""))
-    less = wanted[0].mib is None or most[0] < wanted[0].mib
+    less = asked.mib is None or most[0] < asked.mib
     return (f"ask for at most {most[0]} MiB of memory (node {most[1]})",) if most[0] and less else ()
 
 

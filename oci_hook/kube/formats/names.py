@@ -5,6 +5,10 @@ from oci_hook.core.layout import ALLOC, ASKED, NODE_PLACEMENT, PREFIX_KEY
 __all__ = ["ALLOC", "ASKED", "NODE_PLACEMENT", "PREFIX_KEY"]
 
 RUNTIME_CLASS = "gpu-hook"
+CONTROLLER = (
+    "gpu-hook-controller"  # its Deployment, Service, Lease and Secret, its name in certificates, its tokens' audience
+)
+CA_CONFIG_MAP = "gpu-hook-ca"  # ca.crt, generation
 
 # On pods.
 NODE_EXCLUSIVE = PREFIX_KEY + "node"  # also with .CONTAINER; "exclusive": no other pods on the node but DaemonSets'

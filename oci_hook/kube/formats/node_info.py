@@ -8,7 +8,8 @@ numa, parent, instance, gi, ci, arch, brand, no_limits, context_mib, missing_mib
 i and j are places in "gpus".
 
 Nodes and controller may be of adjacent versions. Add a field at the end of a row, or as a new key with a default; readers ignore
-unknown fields. tests/kube/formats/ has the text of earlier versions.
+unknown fields. missing_mib is left out where it is 0: the first readers take rows of just the fields before it. tests/kube/formats/
+has the text of earlier versions.
 
 ledger: {"v": 1, "pods": {POD'S UID: [container, ...]}, "local": [GRANT, ...], "refused": {POD'S UID: code}}. "pods" has the
 pods whose containers hold grants that match their decision. GRANT is a grant without a decision (plain docker, static pods),
@@ -39,6 +40,7 @@ GPU_FIELDS = (
     *("uuid", "index", "minor", "memory_mib", "name", "numa", "parent"),
     *("instance", "gi", "ci", "arch", "brand", "no_limits", "context_mib", "missing_mib"),
 )
+FIRST_FIELDS = GPU_FIELDS.index("missing_mib")
 KNOWN_RULES = frozenset(Rules().fields())
 
 
@@ -68,7 +70,7 @@ def inventory_text(node: NodeInventory) -> str:
             "driver": node.inventory.driver_version,
             "cuda": node.inventory.cuda_version,
             "simulated": node.inventory.simulated,
-            "gpus": [[getattr(gpu, name) for name in GPU_FIELDS] for gpu in node.inventory.gpus],
+            "gpus": [_gpu_row(gpu) for gpu in node.inventory.gpus],
             "links": [[place[a], place[b], far] for a, b, far in node.inventory.links if a in place and b in place],
             "rules": {name: value for name, value in node.rules.fields().items() if value != plain[name]},
             "imex": node.inventory.imex_major >= 0,
@@ -133,6 +135,11 @@ def read_digest(text: str, inventory: Inventory) -> Digest:
         )
     except (KeyError, TypeError, IndexError, AttributeError) as e:
         raise ValueError(f"is not a ledger's digest: {type(e).__name__} {e}") from None
+
+
+def _gpu_row(gpu: Gpu) -> list[Any]:
+    fields = GPU_FIELDS if gpu.missing_mib else GPU_FIELDS[:FIRST_FIELDS]
+    return [getattr(gpu, name) for name in fields]
 
 
 def _grant_row(grant: Grant, place: dict[str, int]) -> list[Any]:

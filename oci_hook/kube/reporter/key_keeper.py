@@ -5,6 +5,7 @@ import random
 
 from oci_hook.core.backoff import Backoff
 from oci_hook.errors import GhError
+from oci_hook.kube.formats.names import CA_CONFIG_MAP
 from oci_hook.kube.reporter import node_key
 from oci_hook.kube.reporter.api import FAILURES, Api, ApiError
 from oci_hook.kube.reporter.options import NONE, Options
@@ -48,7 +49,7 @@ class KeyKeeper:
         self._asked = now
         try:
             if "ca.crt" not in ca:
-                raise ValueError(f"ConfigMap {node_key.CA} has no ca.crt yet")
+                raise ValueError(f"ConfigMap {CA_CONFIG_MAP} has no ca.crt yet")
             with open(self._token, encoding="ascii") as f:
                 token = f.read(64 << 10).strip()
             where = node_key.address(api, self._namespace)

@@ -11,10 +11,9 @@ from oci_hook.config.settings import read_own
 from oci_hook.core.decided import NodeKeys
 from oci_hook.core.layout import CLUSTER_KEYS
 from oci_hook.install.files import write
+from oci_hook.kube.formats.names import CONTROLLER
 from oci_hook.kube.reporter.api import SECONDS, Api, ApiError, Connection
 
-SERVICE = "gpu-hook-controller"
-CA = "gpu-hook-ca"  # ConfigMap: ca.crt, generation
 PATH = "/v1/node-key"
 TOKEN = "/var/run/secrets/gpu-hook/token"
 MAX_ANSWER = 64 << 10
@@ -22,17 +21,17 @@ MAX_ANSWER = 64 << 10
 
 def address(api: Api, namespace: str) -> tuple[str, int]:
     """The controller's address: its Service's. Raises ApiError, api.FAILURES."""
-    spec = api.get(f"/api/v1/namespaces/{namespace}/services/{SERVICE}").get("spec") or {}
+    spec = api.get(f"/api/v1/namespaces/{namespace}/services/{CONTROLLER}").get("spec") or {}
     ports = spec.get("ports") or ()
     if spec.get("clusterIP") in (None, "", "None") or not ports:
-        raise ApiError(503, f"the Service {SERVICE} has no cluster IP with a port")
+        raise ApiError(503, f"the Service {CONTROLLER} has no cluster IP with a port")
     return str(spec["clusterIP"]), int(ports[0]["port"])
 
 
 def fetch(where: tuple[str, int], namespace: str, ca: str, token: str) -> bytes:
     """The controller's answer. Raises ApiError, OSError, ValueError, http.client's."""
     context = ssl.create_default_context(cadata=ca)
-    connection = Connection(*where, context, SECONDS, f"{SERVICE}.{namespace}.svc")
+    connection = Connection(*where, context, SECONDS, f"{CONTROLLER}.{namespace}.svc")
     try:
         connection.request(
             "POST", PATH, b"{}", {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}

@@ -11,10 +11,10 @@ from typing import Any
 from oci_hook.core.backoff import Backoff
 from oci_hook.errors import GhError
 from oci_hook.kube.formats import sums as kube_sums
-from oci_hook.kube.formats.names import INVENTORY, LEDGER
+from oci_hook.kube.formats.names import CA_CONFIG_MAP, INVENTORY, LEDGER
 from oci_hook.kube.formats.node_info import NodeInventory, digest_text, inventory_text
 from oci_hook.kube.kubeconfig import Credential
-from oci_hook.kube.reporter import node_key, objects, publish, rules, rules_file
+from oci_hook.kube.reporter import objects, publish, rules, rules_file
 from oci_hook.kube.reporter.api import FAILURES, JSON_PATCH, MERGE_PATCH, Api, ApiError
 from oci_hook.kube.reporter.digest import digest
 from oci_hook.kube.reporter.key_keeper import KeyKeeper
@@ -154,7 +154,7 @@ class Reporter(Loop):
             (NODE, "/api/v1/nodes", f"metadata.name={self._name}", objects.node),
             (PODS, "/api/v1/pods", f"spec.nodeName={self._name}", objects.pod),
             (CONFIG, maps, f"metadata.name={rules.CONFIG}", objects.config),
-            (CA, maps, f"metadata.name={node_key.CA}", objects.config),
+            (CA, maps, f"metadata.name={CA_CONFIG_MAP}", objects.config),
         )
         return [Watcher(self._credential, what, path, of, read, self._tell) for what, path, of, read in wanted]
 

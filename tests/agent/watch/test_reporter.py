@@ -68,3 +68,38 @@ def test_it_runs_tells_and_comes_back(prefix: Install, tmp_path: Path, kubelet: 
         until(lambda: reporter.pid == 0)
         assert not node.problems and not os.path.exists(f"/proc/{last}/exe")
         reporter.stop()
+
+
+@pytest.mark.parametrize(("cluster", "most"), [("local", 60), ("dra", 15)])
+def test_it_comes_back_soon_and_sooner_after_it_ran_well(prefix: Install, cluster: str, most: int) -> None:
+    """The clock is the test's own: killed at once, it comes back after 2, 4, 8, ... seconds, at most `most`; after 2 x `most` seconds
+    of running and no fewer, after 2 again. Pods with claims start and end only while the driver is there."""
+    prefix.set(cluster=cluster)
+    now = 0.0
+    with selectors.DefaultSelector() as selector:
+        node = Node(str(prefix.prefix), Options())
+        node.load_settings()
+        reporter = Reporter(node, selector)
+        reporter.tick(now)
+
+        def back(after: float) -> float:
+            """Kills it when it has run for so many seconds. The seconds until it runs again."""
+            nonlocal now
+            now += after
+            pid, starts = reporter.pid, reporter.starts
+            os.kill(pid, 9)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            ended = now
+            reporter.tick(now)
+            while reporter.starts == starts:
+                now += 0.5
+                reporter.tick(now)
+            return now - ended
+
+        try:
+            waits = [back(0.0) for _ in range(8)]
+            assert waits == [min(most, 2.0 * 2**i) for i in range(8)]
+            assert back(2.0 * most) == most
+            assert back(2.0 * most + 1) == 2 and back(0.0) == 4
+        finally:
+            reporter.stop()

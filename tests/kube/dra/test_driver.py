@@ -342,11 +342,13 @@ def test_a_new_process_repairs(node: DraNode) -> None:
     (node.cdi / f"gpu-hook.io-claim-{ONE}.json").unlink()
     (node.cdi / "gpu-hook.io-claim-3-3.json").write_text("{}")
     (node.cdi / "other.json").write_text("{}")
-    (node.install.state / f"claims/{TWO}.json").unlink()
+    (node.install.state / f"claims/{TWO}.json").rename(node.install.state / f"claims/{TWO}.json.tmp")
+    (node.cdi / f"gpu-hook.io-claim-{TWO}.json.5.new").write_text("{")
     node.start()
     until("the CDI file is back", lambda: (node.cdi / f"gpu-hook.io-claim-{ONE}.json").exists())
     until("what has no record has gone", lambda: [g.who.id for g in node.install.grants()] == [ONE])
     assert sorted(path.name for path in node.cdi.iterdir()) == [f"gpu-hook.io-claim-{ONE}.json", "other.json"]
+    assert [path.name for path in (node.install.state / "claims").iterdir()] == [f"{ONE}.json"]
 
 
 def test_claims_that_the_api_server_has_no_more_go(node: DraNode) -> None:

@@ -31,6 +31,12 @@ def test_the_inventory_is_read_back() -> None:
     assert len(inventory_text(said)) < 512
 
 
+def test_a_gpu_without_missing_memory_is_as_the_first_controllers_read_it() -> None:
+    """They take rows of 14 fields alone; a controller that is rolled back to them must place pods on newer nodes."""
+    first, second = json.loads(inventory_text(NodeInventory(INVENTORY, Rules())))["gpus"]
+    assert (len(first), first[-1]) == (14, 540) and (len(second), second[-1]) == (15, 512)
+
+
 def test_the_digest_is_read_back() -> None:
     shares = (Share("MIG-b", 9000, 20, 50), Share("GPU-a", 81559, whole=True))
     grant = Grant(

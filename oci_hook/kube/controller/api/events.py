@@ -9,8 +9,8 @@ from typing import Any
 from oci_hook.core.value import Value
 from oci_hook.kube.controller.api.bucket import Bucket
 from oci_hook.kube.controller.api.client import ApiError, Client
+from oci_hook.kube.formats.names import CONTROLLER
 
-COMPONENT = "gpu-hook-controller"
 BURST, PER_SECOND = 50.0, 10.0
 REPEAT = 60.0  # seconds between two writes of one event
 MOST_KNOWN = 4096
@@ -86,9 +86,9 @@ def _event(about: About, known: _Known, reason: str, message: str, warning: bool
         "reason": reason,
         "message": message,
         "type": "Warning" if warning else "Normal",
-        "source": {"component": COMPONENT},
-        "reportingComponent": COMPONENT,
-        "reportingInstance": COMPONENT,
+        "source": {"component": CONTROLLER},
+        "reportingComponent": CONTROLLER,
+        "reportingInstance": CONTROLLER,
         "firstTimestamp": known.first,
         "lastTimestamp": stamp,
         "count": known.count,

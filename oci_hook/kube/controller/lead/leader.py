@@ -10,10 +10,10 @@ from typing import Any
 
 from oci_hook.kube.controller.api.client import ApiError, Client, an_object
 from oci_hook.kube.controller.lead.election import LOOK, SETTLE, WRITTEN, Election, Seen
+from oci_hook.kube.formats.names import CONTROLLER
 
 LOG = logging.getLogger(__name__)
 
-NAME = "gpu-hook-controller"
 WHERE = "gpu-hook.io/leader"  # annotation of the Lease: the holder's identity, address and pod, separated by blanks
 CALL = 4.0  # seconds; timeout of a call
 
@@ -38,7 +38,7 @@ class Leader:
     ) -> None:
         self._client, self._began = client, began
         self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._path = f"{self._folder}/{NAME}"
+        self._path = f"{self._folder}/{CONTROLLER}"
         self._election = Election(identity)
         self._where = f"{identity} {address} {pod}"
         self._lease: dict[str, Any] = {}
@@ -118,7 +118,7 @@ class Leader:
         empty = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": {"name": NAME},
+            "metadata": {"name": CONTROLLER},
             "spec": {"holderIdentity": "", "leaseDurationSeconds": WRITTEN, "leaseTransitions": 0},
         }
         return await self._client.post(self._folder, empty)

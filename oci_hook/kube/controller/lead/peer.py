@@ -10,6 +10,7 @@ import aiohttp
 
 from oci_hook.kube.controller.api.client import ApiError, bounded
 from oci_hook.kube.controller.lead.leader import Leader
+from oci_hook.kube.formats.names import CONTROLLER
 
 LOG = logging.getLogger(__name__)
 
@@ -19,7 +20,6 @@ ANSWER = 1.5  # seconds; timeout of a forwarded request
 KNOWN = 10.0  # seconds after an answer for which the leader counts as reachable
 SILENT = 2.0  # seconds without a renewal or an answer, after which the leader's machine counts as unreachable
 FORWARDED = "Gpu-Hook-Forwarded"  # header: the receiver must not forward the request again
-NAME = "gpu-hook-controller"  # in every controller's certificate
 MAX_ANSWER = 64 << 20
 
 
@@ -87,7 +87,7 @@ class Peer:
             data=body,
             headers=headers,
             ssl=self._tls,
-            server_hostname=NAME,
+            server_hostname=CONTROLLER,
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=seconds),
         ) as answer:

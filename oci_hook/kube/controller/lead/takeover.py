@@ -14,12 +14,12 @@ from oci_hook.kube.controller.api.client import MERGE, STRATEGIC_MERGE, ApiError
 from oci_hook.kube.controller.api.reflector import Reflector
 from oci_hook.kube.controller.options import Options
 from oci_hook.kube.controller.trust.authority import Authority
+from oci_hook.kube.formats.names import CONTROLLER
 
 LOG = logging.getLogger(__name__)
 
 CONDITION = "gpu-hook.io/took-over"
 LEADER = "gpu-hook.io/leader"  # annotation of our Service
-SERVICE = "gpu-hook-controller"
 WATCH = 2.0  # seconds to wait for the watch to report our write
 AGAIN = 0.2
 
@@ -100,7 +100,7 @@ class Takeover:
         wait up to a minute; later schedulers try again by themselves."""
         notes = {"metadata": {"annotations": {LEADER: f"{self._pod or 'elsewhere'} since term {term}"}}}
         try:
-            await self._client.patch(f"{self._folder}/services/{SERVICE}", notes, MERGE)
+            await self._client.patch(f"{self._folder}/services/{CONTROLLER}", notes, MERGE)
         except ApiError as e:
             if e.status != 404:
-                LOG.warning(f"service {SERVICE}: {e}")
+                LOG.warning(f"service {CONTROLLER}: {e}")

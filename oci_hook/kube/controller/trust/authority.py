@@ -15,11 +15,11 @@ from oci_hook.kube.controller.api.client import JSON_PATCH, ApiError, Client
 from oci_hook.kube.controller.options import Options
 from oci_hook.kube.controller.trust import own_secret
 from oci_hook.kube.controller.trust.own_secret import Own
+from oci_hook.kube.formats.names import CA_CONFIG_MAP, CONTROLLER
 
 LOG = logging.getLogger(__name__)
 
 EVERY = 20.0  # seconds between two looks
-CONFIG_MAP = "gpu-hook-ca"
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 # The API server asks about pods that are made, and about changed annotations: other changes of pods then need no controller.
 # Kubernetes 1.28; older API servers drop the field.
@@ -106,7 +106,7 @@ class Authority:
 
     async def _secret(self) -> dict[str, Any]:
         try:
-            return await self._client.get(f"{self._folder}/secrets/{own_secret.NAME}")
+            return await self._client.get(f"{self._folder}/secrets/{CONTROLLER}")
         except ApiError as e:
             if e.status == 404:
                 return {}
@@ -117,14 +117,14 @@ class Authority:
         meanwhile; the next look reads the change."""
         if secret:
             await self._client.put(
-                f"{self._folder}/secrets/{own_secret.NAME}",
+                f"{self._folder}/secrets/{CONTROLLER}",
                 {**secret, "data": {**(secret.get("data") or {}), **own_secret.data(own)}},
             )
         else:
             made = {
                 "apiVersion": "v1",
                 "kind": "Secret",
-                "metadata": {"name": own_secret.NAME},
+                "metadata": {"name": CONTROLLER},
                 "data": own_secret.data(own),
             }
             await self._client.post(f"{self._folder}/secrets", made)
@@ -146,13 +146,13 @@ class Authority:
         self.announced = bool(found)
 
     async def _config_map(self, told: dict[str, str]) -> None:
-        path = f"{self._folder}/configmaps/{CONFIG_MAP}"
+        path = f"{self._folder}/configmaps/{CA_CONFIG_MAP}"
         try:
             have = await self._client.get(path)
         except ApiError as e:
             if e.status != 404:
                 raise
-            made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CONFIG_MAP}, "data": told}
+            made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CA_CONFIG_MAP}, "data": told}
             await self._client.post(f"{self._folder}/configmaps", made)
             return
         data = {**(have.get("data") or {}), **told}  # keeps entries of a newer version

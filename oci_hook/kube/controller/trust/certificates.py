@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from oci_hook.core.value import Value
+from oci_hook.kube.formats.names import CONTROLLER
 
 # Life of an authority, in lives of a serving certificate: ten years of the usual ones. A scheduler's configuration has the authority,
 # and a person has to write the next one there.
@@ -96,7 +97,7 @@ def _serving(authority: Pair, names: tuple[str, ...], life: float, now: float) -
     assert isinstance(issuer_key, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
     life = min(life, _end(authority.certificate) - now)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gpu-hook-controller")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, CONTROLLER)])
     made = (
         _builder(name, issuer.subject, key, x509.random_serial_number(), life, now)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

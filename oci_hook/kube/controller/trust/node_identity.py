@@ -5,8 +5,8 @@ from urllib.parse import quote
 
 from oci_hook.kube.controller.api.client import ApiError, Client
 from oci_hook.kube.controller.options import Options
+from oci_hook.kube.formats.names import CONTROLLER
 
-AUDIENCE = "gpu-hook-controller"
 POD, UID = "authentication.kubernetes.io/pod-name", "authentication.kubernetes.io/pod-uid"
 
 
@@ -15,7 +15,7 @@ async def node_of(client: Client, options: Options, token: str) -> str | None:
     review = {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenReview",
-        "spec": {"token": token, "audiences": [AUDIENCE]},
+        "spec": {"token": token, "audiences": [CONTROLLER]},
     }
     status = (await client.post("/apis/authentication.k8s.io/v1/tokenreviews", review)).get("status") or {}
     named = pod_of(status, options)
@@ -35,7 +35,7 @@ def pod_of(status: dict[str, Any], options: Options) -> tuple[str, str] | None:
     """Returns (name, UID) of the pod in a TokenReview's status."""
     user = status.get("user") or {}
     account = f"system:serviceaccount:{options.namespace}:{options.node_account}"
-    if not (status.get("authenticated") is True and AUDIENCE in (status.get("audiences") or ())):
+    if not (status.get("authenticated") is True and CONTROLLER in (status.get("audiences") or ())):
         return None
     if user.get("username") != account:
         return None

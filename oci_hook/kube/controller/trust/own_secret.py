@@ -10,7 +10,6 @@ from oci_hook.kube.controller.trust import certificates, keys
 from oci_hook.kube.controller.trust.certificates import Certificates, Pair
 from oci_hook.kube.controller.trust.keys import Secrets
 
-NAME = "gpu-hook-controller"
 TOKEN = 32  # hex digits
 
 # Keys of the Secret.

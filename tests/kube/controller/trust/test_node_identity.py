@@ -3,7 +3,8 @@
 from typing import Any
 
 from oci_hook.kube.controller import options
-from oci_hook.kube.controller.trust.node_identity import AUDIENCE, POD, UID, node_of_pod, pod_of
+from oci_hook.kube.controller.trust.node_identity import POD, UID, node_of_pod, pod_of
+from oci_hook.kube.formats.names import CONTROLLER
 
 OPTIONS = options.Options("127.0.0.1", 8443, "gpu-hook", ("a",))
 
@@ -11,7 +12,7 @@ OPTIONS = options.Options("127.0.0.1", 8443, "gpu-hook", ("a",))
 def status(**changed: Any) -> dict[str, Any]:
     extra = {POD: ["p"], UID: ["u"]}
     user = {"username": "system:serviceaccount:gpu-hook:gpu-hook-node", "extra": extra}
-    return {"authenticated": True, "audiences": [AUDIENCE], "user": user, **changed}
+    return {"authenticated": True, "audiences": [CONTROLLER], "user": user, **changed}
 
 
 def test_a_reviewed_token_names_a_pod_of_the_nodes_account() -> None:
