@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from oci_hook.oci.state import State
 
 STAGES = ("prestart", "createRuntime", "poststop")
-DEADLINE = 8.0  # seconds; runtime-config gives the hook 10, so that our own message comes first
+DEADLINE = 20.0  # seconds; apply/to_spec.py gives the hook 30, so that our own message comes first
 POSTSTOP_DEADLINE = 4.0
-LIMIT_SECONDS = (1.5, 4.0)  # for the driver's limits: the agent's server, and then the helper
 FORGET_SECONDS = 1.5
 
 
@@ -249,9 +248,10 @@ def _limit(grant: "Grant", inventory: "Inventory", pid: int, config: "Spec", set
     from oci_hook.apply.to_spec import has_boundary
 
     if not has_boundary(config, grant.key):
+        from oci_hook.boundary import protocol
         from oci_hook.boundary.start import at_start
 
-        at_start(grant.key, pid, settings, patience=LIMIT_SECONDS[0], helper=LIMIT_SECONDS[1])
+        at_start(grant.key, pid, settings, patience=protocol.SECONDS)
 
 
 def _clear_ended(settings: "Settings") -> None:

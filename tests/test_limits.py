@@ -31,6 +31,14 @@ def from_source(install: Install, file: str, more: str) -> None:
         f.write("\n" + more)
 
 
+def test_a_state_that_never_ends(prefix: Install) -> None:
+    from_source(prefix, "hook.py", "DEADLINE = 1.5\n")
+    program = [str(prefix.prefix / "bin/oci-gpu-hook"), "prestart"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as hook:
+        assert hook.wait(60) == 1
+        assert hook.stderr and hook.stderr.read().startswith(b"GH-405: ")
+
+
 @pytest.mark.parametrize(
     "never", ["while True: pass", "import time; time.sleep(1000)", "x = [0]\n    while True: x += x"]
 )

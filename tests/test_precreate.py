@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from oci_hook.apply.to_spec import HOOK_TIMEOUT
 from oci_hook.ledger import store
 from oci_hook.linux.proc import boot_id, process_life
 from oci_hook.observe.event_log import Follower
@@ -153,7 +154,7 @@ def test_the_same_spec_as_from_the_wrapper(install, bundle, runc):
     assert marker.split(" ")[0] == key
     [hook] = edited.pop("hooks")["createRuntime"]
     assert hook["path"] == f"{install.prefix}/bin/oci-gpu-hook" and hook["args"] == ["oci-gpu-hook", "createRuntime"]
-    assert hook["env"] == ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"] and hook["timeout"] == 10
+    assert hook["env"] == ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"] and hook["timeout"] == HOOK_TIMEOUT
     assert store.forget(str(install.state), key)
     assert runc.create(wrappers, install).returncode == 0
     other = config(wrappers)

@@ -20,9 +20,10 @@ GPU_NAMES = (
     *("libcuda.so", "libcudadebugger.so", "libnvcuvid.so", "libnvoptix.so", "libGLX_indirect.so", "libnvidia-"),
     *("nvidia-", "nvidia_", "nvidia.icd", "nvoptix.bin", "gsp_", "gsp.bin"),
 )
-HOOK_TIMEOUT = 10  # seconds, as in runtime-config
+# Seconds, as in runtime-config. Our programs give up after 20; where a machine boots with all its containers, a program may
+# need the others to start.
+HOOK_TIMEOUT = 30
 BOUNDARY_CLIENT = "gpu-hook-boundary"
-BOUNDARY_TIMEOUT = 30  # seconds; without the agent's server NVML must start first. The programs give up earlier
 DRI = "/dev/dri/"  # may hold nodes of other makers too; the marker remembers which ones are ours
 
 
@@ -59,7 +60,7 @@ def with_boundary(spec: "Spec", prefix: str, state_dir: str, key: str) -> "Spec"
             "path": path,
             "args": [BOUNDARY_CLIENT, word, state_dir, key],
             "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
-            "timeout": BOUNDARY_TIMEOUT,
+            "timeout": HOOK_TIMEOUT,
         }
         hooks = {**hooks, stage: [*(hooks.get(stage) or ()), entry]}
     return {**spec, "hooks": hooks}

@@ -10,13 +10,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from oci_hook.apply.to_spec import HOOK_TIMEOUT
 from oci_hook.engines import json_text
 from oci_hook.engines.edits import Notes, Registration, Target
 from oci_hook.errors import refuse
 
 FILE = "etc/containerd-base-spec.json"  # below the prefix
 STAGES = ("prestart", "createRuntime", "poststop")  # the second finds the work of the first
-TIMEOUT = 10  # seconds, as in runtime-config
 LIMITS = (
     "by hooks, a container gets its GPUs and limits, but no environment variables (NVIDIA_VISIBLE_DEVICES, GPU_HOOK_*,"
     " TRITON_LIBCUDA_PATH): no hook can set them"
@@ -68,5 +68,5 @@ def entry(program: str, stage: str) -> dict[str, Any]:
         "path": program,
         "args": ["oci-gpu-hook", stage],
         "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
-        "timeout": TIMEOUT,
+        "timeout": HOOK_TIMEOUT,
     }

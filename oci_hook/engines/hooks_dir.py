@@ -4,12 +4,12 @@ import json
 import re
 from pathlib import Path
 
+from oci_hook.apply.to_spec import HOOK_TIMEOUT
 from oci_hook.engines import json_text
 from oci_hook.engines.edits import Notes, Registration, Target, annotation_patterns
 from oci_hook.errors import refuse
 
 STAGES = ("createRuntime", "poststop")
-TIMEOUT = 10  # seconds; the hook gives up earlier by itself
 
 
 def paths(folder: Path, stages: tuple[str, ...] = STAGES) -> list[Path]:
@@ -43,7 +43,7 @@ def document(stage: str, registration: Registration) -> str:
             "path": registration.hook,
             "args": ["oci-gpu-hook", stage],
             "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],  # without env, some runtimes pass the container's own
-            "timeout": TIMEOUT,
+            "timeout": HOOK_TIMEOUT,
         },
         "when": {"annotations": {matching(): ".*"}},
         "stages": [stage],

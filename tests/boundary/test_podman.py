@@ -67,7 +67,7 @@ def test_by_hooks(node: Node, podman: Podman, rootfs: Path) -> None:
     hooks = node.folder / "hooks.d"
     hooks.mkdir()
     for stage in ("precreate", "createRuntime", "poststop"):
-        hook = {"path": node.hook, "args": ["oci-gpu-hook", stage], "env": ["PATH=/usr/bin:/bin"], "timeout": 10}
+        hook = {"path": node.hook, "args": ["oci-gpu-hook", stage], "env": ["PATH=/usr/bin:/bin"], "timeout": 30}
         when = {"annotations": {"^gpu-hook\\.io/": ".*"}}
         text = json.dumps({"version": "1.0.0", "hook": hook, "when": when, "stages": [stage]})
         (hooks / f"gpu-hook-{stage}.json").write_text(text)

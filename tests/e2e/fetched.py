@@ -70,6 +70,12 @@ def nvidia() -> Path:
     return unpacked("trixie", *NVIDIA, component="non-free")
 
 
+def compose() -> Path:
+    """Compose 2.26 of Debian 13: one program, which asks the daemon what it can. Skips where it cannot be had."""
+    files = [path for path in unpacked("trixie", "docker-compose").rglob("docker-compose") if path.is_file()]
+    return max(files, key=lambda path: path.stat().st_size)
+
+
 def debian_13() -> Path:
     """A Debian 13 with its engines and what our packages depend on. Made once, in a minute or two."""
     root = cached_build(f"debian-13-{sha256(' '.join(DEBIAN_13).encode()).hexdigest()[:8]}")

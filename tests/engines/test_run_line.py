@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.conftest import REPO
-from tests.e2e.fetched import unpacked
+from tests.e2e.fetched import compose
 from tests.engines import box
 from tests.engines.box import IMAGE, LOOK
 from tests.engines.test_docker import Docker, docker, dockerd  # noqa: F401  fixtures
@@ -57,10 +57,8 @@ def compose_files(docker: Docker) -> list[str]:  # noqa: F811
 
 
 def test_compose(docker: Docker) -> None:  # noqa: F811
-    """Compose 2.26 of Debian 13, which is one program and asks the daemon what it can."""
-    files = [path for path in unpacked("trixie", "docker-compose").rglob("docker-compose") if path.is_file()]
     program = docker.place.dir / "docker-compose"
-    program.write_bytes(max(files, key=lambda path: path.stat().st_size).read_bytes())
+    program.write_bytes(compose().read_bytes())
     program.chmod(0o755)
     docker.place.rules(trust_env=False)
     for name in compose_files(docker):

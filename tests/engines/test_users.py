@@ -161,7 +161,7 @@ def called(place: Place, runtime: str, hook: bool = False) -> Iterator[Run]:
         if mapped:
             subprocess.run(["chown", "-Rh", "100000:100000", images[mapped]], check=True)
     made = iter(range(1000))
-    snippet = [{"path": f"{place.prefix}/bin/oci-gpu-hook", "args": ["oci-gpu-hook", "prestart"], "timeout": 10}]
+    snippet = [{"path": f"{place.prefix}/bin/oci-gpu-hook", "args": ["oci-gpu-hook", "prestart"], "timeout": 30}]
 
     def run(user: str, asked: dict[str, str]) -> "subprocess.CompletedProcess[str]":
         mapped = user == "root of a user namespace"

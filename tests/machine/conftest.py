@@ -4,7 +4,9 @@
 makes in the machine goes with the machine.
 """
 
+import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ import pytest
 from scripts import debian, tiny_image
 from scripts.machine_lab import image
 from scripts.machine_lab.machine import CannotRun, Machine
+from tests.e2e.fetched import compose
 from tests.engines.box import IMAGE, MEMORY_MIB, PAUSE, pack
 from tests.packaging.conftest import package
 
@@ -47,11 +50,15 @@ class Inside:
         assert done.returncode != 0, f"{script}\n{done.stdout}"
         return done.stdout
 
-    def until(self, script: str, seconds: int = 120) -> str:
-        """What the commands print when they succeed at last."""
+    def holders(self) -> list[str]:
+        """The names of the containers that have a share."""
+        return sorted(one["name"] for one in json.loads(self("gpu-hook ps --json"))["containers"])
+
+    def until(self, script: str, seconds: int = 120, why: str = "") -> str:
+        """What the commands print when they succeed at last. why: commands that tell, once, what keeps them from it."""
         tries = f'while [ $SECONDS -lt {seconds} ]; do said=$({script}) && echo "$said" && exit; sleep 1; done; exit 1'
         done = self.run(tries, seconds + 60)
-        assert done.returncode == 0, f"{script}: {self.run(script).stdout}"
+        assert done.returncode == 0, f"{script}: {self.run(f'{script}; {why}').stdout}"
         return done.stdout
 
 
@@ -70,8 +77,9 @@ def machine(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         shutil.copy(native / "sim/gpu-probe", rootfs / "bin/gpu-probe")
         pack(beside / "images.tar", rootfs, {IMAGE: ["sh"], PAUSE: ["sleep", "1000000"]})
         subprocess.run(["tar", "-cf", beside / "rootfs.tar", "-C", rootfs, "."], check=True)
+        shutil.copy(compose(), beside)
         for kind in ("deb", "simulator-deb"):
-            package(kind, beside)
+            newer(package(kind, beside), beside / "newer")
         for folder in (beside, *beside.parents[:2]):
             folder.chmod(0o755)  # apt reads them as another user
         machine.up(say, beside)
@@ -80,6 +88,19 @@ def machine(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         pytest.skip(str(e))
     yield Inside(machine)
     machine.down()
+
+
+def newer(deb: Path, out: Path) -> None:
+    """The same package as version 99, made here, where it takes no minute."""
+    out.mkdir(exist_ok=True)
+    root = out / "root"
+    subprocess.run(["dpkg-deb", "-R", deb, root], check=True)
+    control = root / "DEBIAN/control"
+    text = re.sub(r"^Version: .*", "Version: 99", control.read_text(), flags=re.MULTILINE)
+    control.write_text(re.sub(r"gpu-hook \(= [^)]*\)", "gpu-hook (= 99)", text))
+    command = ["dpkg-deb", "--root-owner-group", "-Znone", "-b", root, out / deb.name]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    shutil.rmtree(root)
 
 
 @pytest.fixture(scope="session")

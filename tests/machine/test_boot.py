@@ -1,6 +1,5 @@
 """A machine that boots: each container that an engine starts again has its share again, after a reboot and a power cut."""
 
-import json
 import re
 
 import pytest
@@ -27,10 +26,6 @@ WantedBy=multi-user.target
 STARTED_BY = {"docker": "docker", "podman": "podman", "quadlet": "podman"}
 
 
-def holders(inside: Inside) -> list[str]:
-    return sorted(one["name"] for one in json.loads(inside("gpu-hook ps --json"))["containers"])
-
-
 @pytest.fixture(scope="module")
 def services(installed: Inside) -> Inside:
     """A container of docker, of podman-restart.service and of a quadlet, by podman's hooks; and the agent."""
@@ -41,7 +36,7 @@ def services(installed: Inside) -> Inside:
     installed(f"mkdir -p /etc/containers/systemd; cat >/etc/containers/systemd/quadlet.container <<'Q'\n{QUADLET}Q")
     installed("systemctl daemon-reload; systemctl start quadlet")
     installed("systemctl enable -q podman-restart; systemctl enable -q --now gpu-hook-agent")
-    assert holders(installed) == ["docker", "podman", "quadlet"]
+    assert installed.holders() == ["docker", "podman", "quadlet"]
     return installed
 
 
@@ -54,10 +49,10 @@ def test_containers_have_their_shares_again(services: Inside, how: str) -> None:
         services.machine.cut()
         services.machine.up(print)
     for unit in ("docker", "podman-restart", "quadlet", "gpu-hook-agent"):
-        services.until(f"systemctl is-active {unit}", 300)
+        services.until(f"systemctl is-active {unit}", 300, f"journalctl -b --no-pager -n 40 -u {unit}")
     names = "import json, sys; names = [one['name'] for one in json.load(sys.stdin)['containers']]; sys.exit(len(names) != 3)"
     services.until(f'gpu-hook ps --json | python3 -c "{names}"')
-    assert holders(services) == ["docker", "podman", "quadlet"]
+    assert services.holders() == ["docker", "podman", "quadlet"]
     for name, engine in STARTED_BY.items():
         said = services(f"{engine} exec {name} gpu-probe info")
         assert HAS_SHARE in said or name == "quadlet" and "2048 MiB total" in said, said

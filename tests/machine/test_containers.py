@@ -30,9 +30,9 @@ def test_docker(installed: Inside) -> None:
     for command in (*ANEW, "docker update --cpus 1 one"):
         installed(command.format(scope=f"docker-{id}.scope"))
         assert has_its_gpu_alone(installed(look)), command
-    assert [one["name"] for one in json.loads(installed("gpu-hook ps --json"))["containers"]] == ["one"]
+    assert installed.holders() == ["one"]
     installed("docker rm -f one")
-    assert json.loads(installed("gpu-hook ps --json"))["containers"] == []
+    assert installed.holders() == []
 
 
 @pytest.mark.parametrize("option", ["--cgroupns host", "--security-opt apparmor=gh-own", "--read-only --cap-drop ALL"])
@@ -47,7 +47,50 @@ def test_docker_options(installed: Inside, option: str) -> None:
 def test_more_than_there_is(installed: Inside) -> None:
     said = installed.fails(f"docker run --rm --runtime gpu-hook --annotation gpu-hook.io/memory=999Gi {IMAGE} true")
     assert "GH-201" in said
-    assert json.loads(installed("gpu-hook ps --json"))["containers"] == []
+    assert installed.holders() == []
+
+
+def test_docker_with_mapped_users(installed: Inside) -> None:
+    """--userns-remap: in a user namespace no device node can be made."""
+    edit = 'import json; p = "/etc/docker/daemon.json"; s = json.load(open(p)); s["userns-remap"] = "default"; json.dump(s, open(p, "w"))'
+    installed(f"cp /etc/docker/daemon.json /root/daemon.json; python3 -c '{edit}'; systemctl restart docker")
+    try:
+        installed("docker load -qi /share/with/images.tar")
+        said = installed(f"docker run --rm --network none --runtime gpu-hook {ASKS} {IMAGE} sh -c '{LOOK}'")
+    finally:
+        installed("cp /root/daemon.json /etc/docker/daemon.json; systemctl restart docker")
+    assert HAS_SHARE in said and "nvidia0: No such device or address" in said, said
+
+
+def test_compose(installed: Inside) -> None:
+    edit = f"""
+import yaml
+given = yaml.safe_load(open("/share/checkout/runtime-config/docker/compose.yaml"))
+given["services"]["half"].update(image="{IMAGE}", network_mode="none")
+yaml.safe_dump(given, open("compose.yaml", "w"))
+"""
+    installed(f"mkdir -p /root/composed; cd /root/composed; python3 - <<'EDIT'\n{edit}EDIT")
+    compose = "/share/with/docker-compose --file /root/composed/compose.yaml"
+    installed(f"{compose} up --detach")
+    (grant,) = json.loads(installed("gpu-hook ps --json"))["containers"]
+    assert grant["name"] == "composed-half-1"
+    assert [(share["memory_mib"], share["compute"]) for share in grant["gpus"]] == [(4096, 30)]
+    installed(f"{compose} down --timeout=0")
+    assert installed.holders() == []
+
+
+def test_podman_plays_what_it_wrote(installed: Inside) -> None:
+    """`podman kube generate` writes each annotation as KEY/NAME; the pod's other container, its pause, has no share."""
+    installed(f"podman run -d --name five --network none {ASKS} {IMAGE} sleep 1000000")
+    installed("podman kube generate five >/root/five.yaml; podman rm -f --time 0 five")
+    installed("podman kube play --network none /root/five.yaml")
+    try:
+        assert installed.holders() == ["five-pod-five"]
+        said = installed(f"podman exec five-pod-five sh -c '{LOOK}'")
+        assert HAS_SHARE in said and "nvidia0: No such device or address" in said, said
+    finally:
+        installed("podman kube down --force /root/five.yaml")
+    assert installed.holders() == []
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["", "uidmap"])
@@ -109,7 +152,7 @@ def test_runtimes_by_systemd(installed: Inside, runtime: str, way: str, mapped: 
         assert ("nvidia0: " + ("No such device or address" if keeps else "Operation not permitted")) in said, said
     finally:
         installed.run(f"{runtime} delete --force {id}; gpu-hook settings set runtime=$(command -v runc)")
-    assert json.loads(installed("gpu-hook ps --json"))["containers"] == []
+    assert installed.holders() == []
 
 
 def bundle(inside: Inside, id: str, way: str, mapped: bool) -> None:

@@ -1,7 +1,5 @@
 """The packages on a machine with systemd: the agent as a service, an upgrade below containers that run, removal, purge."""
 
-import json
-
 import pytest
 
 from tests.engines.box import IMAGE
@@ -26,17 +24,10 @@ def test_the_agent_is_a_service(installed: Inside) -> None:
 
 def test_an_upgrade_below_a_container(installed: Inside) -> None:
     installed(f"docker run -d --name stays --network none --runtime gpu-hook {ASKS} {IMAGE} sleep 1000000")
-    installed(
-        "dpkg-deb -R /share/with/gpu-hook_0*.deb /root/newer; sed -i 's/^Version: .*/Version: 99/' /root/newer/DEBIAN/control\n"
-        "dpkg-deb -R /share/with/gpu-hook-simulator_0*.deb /root/sim\n"
-        "sed -i 's/^Version: .*/Version: 99/; s/gpu-hook (= [^)]*)/gpu-hook (= 99)/' /root/sim/DEBIAN/control\n"
-        "dpkg-deb --root-owner-group -Znone -b /root/newer /root/newer.deb\n"
-        "dpkg-deb --root-owner-group -Znone -b /root/sim /root/newer-sim.deb\n"
-        "apt-get install -y -q /root/newer.deb /root/newer-sim.deb"
-    )
+    installed("apt-get install -y -q /share/with/newer/*.deb", 900)
     assert installed("dpkg-query -W -f '${Version}' gpu-hook") == "99"
     assert HAS_SHARE in installed("docker exec stays gpu-probe info")
-    assert [one["name"] for one in json.loads(installed("gpu-hook ps --json"))["containers"]] == ["stays"]
+    assert installed.holders() == ["stays"]
     assert HAS_SHARE in installed(f"docker run --rm --network none --runtime gpu-hook {ASKS} {IMAGE} gpu-probe info")
 
 
