@@ -57,6 +57,8 @@ class MoveWatch:
                 self._lent.setdefault(uuid, _Lent(uuid, self._node, self._accounts, self._auditing, self._response))
             elif uuid in self._lent and not self._lent[uuid].moving:
                 del self._lent[uuid]
+                for watched in self._node.watched.values():
+                    watched.waits.pop(uuid, None)
         for gpu in self._lent.values():
             gpu.measure()
         self.due = min(self.due, now) if self._lent else math.inf
@@ -166,6 +168,7 @@ class _Lent:
                     known_one.since = now
                 known_one.size, known_one.number, known_one.tried = size, number, now
         for key, grant in sharing.items():
+            self._node.watched[key].waits[self.uuid] = self._waiting[key].size if self._waits(key, now) else 0
             if key not in self._here or self._here[key][0] != grant.off_gpu:
                 self._here[key] = grant.off_gpu, now
 

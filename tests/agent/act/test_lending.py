@@ -95,7 +95,10 @@ def test_all_get_their_turns(node: Node, agent: Agent) -> None:
     before = len(moved(node, "suspended"))
     assert [tenant.program.hear() for tenant in tenants] == ["0", "0", "0"]
     wait_for(lambda: len({*moved(node, "suspended")[before:]}) >= 2 and len(moved(node, "resumed")) >= 2)
-    digests = [tenant.program("digest") for tenant in tenants]  # each once it is there
+    for tenant in tenants:
+        tenant.program.tell("digest")
+    wait_for(lambda: all(tenant.program.answers() for tenant in tenants), 600)  # each once it is there; slow moves, long turns
+    digests = [tenant.program.hear() for tenant in tenants]
     assert len(set(digests)) == 3 and all(len(d) == 64 for d in digests)
     assert node.stage.used_mib() <= GPU_MIB and not moved(node, "not-resumed")
 
@@ -132,9 +135,10 @@ def test_who_keeps_lent_memory_ends_for_who_requests_it(node: Node, agent: Agent
 def test_nobody_within_its_request_is_moved(node: Node, agent: Agent) -> None:
     server = node.tenant(SERVER)
     assert [server.program("begin"), server.program("hold 4900")] == ["0", "0"]
-    node.say("settings", "set", "memory_wait=1")
+    node.say("settings", "set", "memory_wait=10")
     late = trainer(node, 4000)
-    assert late.program.hear() == "2" and not server.grant.off_gpu  # after its second of waiting
+    wait_for(lambda: "an allocation of 3980 MiB waits for room" in node.say("why", late.id))
+    assert late.program.hear() == "2" and not server.grant.off_gpu  # after its seconds of waiting
     assert server.id not in moved(node, "suspended")
 
 
