@@ -54,7 +54,10 @@ class MoveWatch:
             self._child.start(now, "resume", self._node.prefix, cut[0].key)
         for uuid in self._node.granted_gpus() | set(self._lent):
             if is_lent(self._node, uuid):
-                self._lent.setdefault(uuid, _Lent(uuid, self._node, self._accounts, self._auditing, self._response))
+                if uuid not in self._lent:
+                    self._lent[uuid] = _Lent(
+                        uuid, self._node, self._accounts, self._auditing, self._response, self._lent
+                    )
             elif uuid in self._lent and not self._lent[uuid].moving:
                 del self._lent[uuid]
                 for watched in self._node.watched.values():
@@ -97,8 +100,18 @@ class _Waiting:
 class _Lent:
     """One GPU whose memory is lent."""
 
-    def __init__(self, uuid: str, node: Node, accounts: Accounts, auditing: Auditing, response: Response) -> None:
+    def __init__(
+        self,
+        uuid: str,
+        node: Node,
+        accounts: Accounts,
+        auditing: Auditing,
+        response: Response,
+        lent: "dict[str, _Lent]",
+    ) -> None:
         self.uuid = uuid
+        self._lent = lent  # all of them
+        self._ready: dict[str, float] = {}  # when a container could come back to this GPU last
         self.moving: Move | None = None
         self._node, self._accounts, self._auditing, self._response = node, accounts, auditing, response
         self._child = Child(PROGRAM, NOT_NOW, NOT_NOW)
@@ -138,8 +151,7 @@ class _Lent:
         if gpu is None:
             return False
         free = gpu.memory_mib * MIB - self._others - sum(tenant.used for tenant in tenants if not tenant.away)
-        turn = float(self._node.settings.rules.memory_turn)
-        move = turns.decide(tenants, free, now, self._moved, turn, self._pace)
+        move = self._decide(tenants, free, now)
         if move is not None and self._child.due(now):
             self.moving, self._began = move, now
             words = ["resume", self._node.prefix, move.key]
@@ -154,9 +166,26 @@ class _Lent:
             self._answer_stuck(tenants, free)
         return True
 
+    def _decide(self, tenants: tuple[Tenant, ...], free: int, now: float) -> Move | None:
+        """A container with several such GPUs comes back once there is room for it on each."""
+        turn = float(self._node.settings.rules.memory_turn)
+        while True:
+            move = turns.decide(tenants, free, now, self._moved, turn, self._pace)
+            if move is None or move.lent_to:
+                return move
+            self._ready[move.key] = now
+            if all(now - other._ready.get(move.key, -math.inf) < TRIES_SECONDS for other in self._beside(move.key)):
+                return move
+            tenants = tuple(t.replace(fixed=True) if t.key == move.key else t for t in tenants)
+
+    def _beside(self, key: str) -> "list[_Lent]":
+        """The other GPUs of this container whose memory is lent."""
+        uuids = {share.uuid for share in self._node.grants[key].shares} - {self.uuid}
+        return [self._lent[uuid] for uuid in uuids & set(self._lent)]
+
     def _follow(self, sharing: dict[str, Grant], now: float) -> None:
         """See which containers are here, and which of them wait."""
-        for known in (self._waiting, self._here, self._away, self._size, self._not_before, self._refused):
+        for known in (self._waiting, self._here, self._away, self._size, self._not_before, self._refused, self._ready):
             for key in set(known) - set(sharing):
                 del known[key]
         for key, (size, number) in self._accounts.waiting(sharing, self.uuid).items():
@@ -196,7 +225,9 @@ class _Lent:
                     self._waiting[key].since if key in self._waiting else now,
                     self._here[key][1],
                     grant.off_gpu,
-                    now < self._not_before.get(key, 0.0) or key in unread,
+                    now < self._not_before.get(key, 0.0)
+                    or key in unread
+                    or any(other.moving is not None and other.moving.key == key for other in self._beside(key)),
                 )
             )
         return tuple(found)

@@ -97,10 +97,25 @@ def test_all_get_their_turns(node: Node, agent: Agent) -> None:
     wait_for(lambda: len({*moved(node, "suspended")[before:]}) >= 2 and len(moved(node, "resumed")) >= 2)
     for tenant in tenants:
         tenant.program.tell("digest")
-    wait_for(lambda: all(tenant.program.answers() for tenant in tenants), 600)  # each once it is there; slow moves, long turns
+    wait_for(
+        lambda: all(tenant.program.answers() for tenant in tenants), 600
+    )  # each once it is there; slow moves, long turns
     digests = [tenant.program.hear() for tenant in tenants]
     assert len(set(digests)) == 3 and all(len(d) == 64 for d in digests)
     assert node.stage.used_mib() <= GPU_MIB and not moved(node, "not-resumed")
+
+
+def test_a_container_with_two_gpus_comes_back_once_both_have_room(node: Node, agent: Agent) -> None:
+    both, before = trainer(node, 4000, devices="0,1"), moved(node, "not-resumed")
+    assert both.program.hear() == "0"
+    server = node.tenant(SERVER)
+    assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
+    wait_for(lambda: not both.grant.moving)
+    agent.looks(20)  # the second GPU has room all the time
+    assert both.grant.suspended and moved(node, "not-resumed") == before
+    node.stage.runc("delete", "--force", server.id, program=node.stage.program)
+    wait_for(lambda: not both.grant.off_gpu)
+    assert len(both.program("digest")) == 64 and moved(node, "not-resumed") == before
 
 
 def test_two_that_wait_for_each_other(node: Node, agent: Agent) -> None:
