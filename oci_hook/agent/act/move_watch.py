@@ -234,10 +234,11 @@ class _Lent:
 
     def _used(self, grant: Grant, page: "Usage | str | None") -> int:
         """Bytes on this GPU, or that it comes back with: by the container's page, and what NVML saw beyond that, whatever the
-        container has written over it."""
+        container has written over it. Without a page that makes sense, by NVML alone."""
         i = next(i for i, share in enumerate(grant.shares) if share.uuid == self.uuid)
         if not isinstance(page, Usage) or i >= len(page.totals):
-            return self._auditing.verdict.surcharges.get((grant.key, i), 0)
+            seen = self._node.watched[grant.key].uses.get(self.uuid)
+            return max(seen.used if seen else 0, self._size.get(grant.key, 0) if grant.off_gpu else 0)
         more = max(page.surcharges[i], self._auditing.verdict.surcharges.get((grant.key, i), 0))
         return max(page.totals[i] + more, self._size.get(grant.key, 0) if grant.off_gpu else 0)
 

@@ -147,6 +147,14 @@ def test_who_keeps_lent_memory_ends_for_who_requests_it(node: Node, agent: Agent
     assert [e["action"] for e in found] == ["killed"] and found[0]["id"] == keeper.id
 
 
+def test_a_page_that_its_container_has_damaged_keeps_nothing(node: Node, agent: Agent) -> None:
+    """NVML still says how much it has."""
+    keeper = trainer(node, 5000)
+    assert [keeper.program.hear(), keeper.program("damage")] == ["0", "0"]
+    server = node.tenant(SERVER)
+    assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
+
+
 def test_nobody_within_its_request_is_moved(node: Node, agent: Agent) -> None:
     server = node.tenant(SERVER)
     assert [server.program("begin"), server.program("hold 4900")] == ["0", "0"]

@@ -91,7 +91,13 @@ def lease() -> int:
     return 0
 
 
-COMMANDS = {f.__name__: f for f in (begin, alloc, hold, digest, managed, share, child, fork, lease, leave)}
+def damage() -> int:
+    """Its own account page."""
+    fd = os.open("/run/gpu-hook/account/page", os.O_WRONLY)
+    return os.pwrite(fd, b"damage", 0) - 6
+
+
+COMMANDS = {f.__name__: f for f in (begin, alloc, hold, digest, managed, share, child, fork, lease, leave, damage)}
 ask = f"/tmp/{name}.ask"
 os.mkfifo(ask)
 lines = os.fdopen(os.open(ask, os.O_RDWR))  # for writing as well: no writer's end is an end of file
