@@ -102,7 +102,9 @@ def resume(settings: "Settings", key: str) -> Moved:
             if (before.suspended or before.lent_to) and said.get("half") is False:
                 since = before.suspended or int(time.time())
                 admit.alter(settings, key, lambda g, _: rules.arrived(g, since))
-                why += "; it stays suspended" + (", and comes back by itself once there is room" if before.lent_to else "")
+                why += "; it stays suspended" + (
+                    ", and comes back by itself once there is room" if before.lent_to else ""
+                )
             else:
                 why += "; it is half moved: run this again, or leave it to the agent"
             events.moved(settings.state_dir, "not-resumed", grant, why=why)
