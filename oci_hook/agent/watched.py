@@ -20,6 +20,7 @@ class Watched:
         self.uses: dict[str, Use] = {}
         self.charged: dict[str, int] = {}  # bytes, by the driver's figure for its cgroup, by UUID
         self.gates: dict[str, Gate] = {}  # what its slot files publish, by UUID
+        self.waits: dict[str, int] = {}  # bytes that an allocation waits for where memory is lent, by UUID
         self.meters: dict[str, Meter] = {}
         self.frozen_seconds = 0.0  # since the agent first saw it
         self.suspended_seconds = 0.0  # likewise

@@ -249,6 +249,13 @@ def memory(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Re
     ]
 
 
+def wait_for_memory(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Reasons:
+    waits = share.get("waits_mib")
+    return (
+        [f"an allocation of {waits} MiB waits for room, which the agent makes (docs/guide/lending.md)"] if waits else []
+    )
+
+
 def neighbours(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Reasons:
     others = [
         (o, s) for o in node["containers"] if o["key"] != c["key"] for s in o["gpus"] if s["uuid"] == share["uuid"]
@@ -296,7 +303,15 @@ def compute(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> R
     return found
 
 
-ON_GPU = (gpu_problem, memory, neighbours, ceiling, at_the_gate, compute)  # in the order of their lines
+ON_GPU = (
+    gpu_problem,
+    memory,
+    wait_for_memory,
+    neighbours,
+    ceiling,
+    at_the_gate,
+    compute,
+)  # in the order of their lines
 
 
 def rank(word: str) -> int:

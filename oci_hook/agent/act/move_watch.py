@@ -54,9 +54,14 @@ class MoveWatch:
             self._child.start(now, "resume", self._node.prefix, cut[0].key)
         for uuid in self._node.granted_gpus() | set(self._lent):
             if is_lent(self._node, uuid):
-                self._lent.setdefault(uuid, _Lent(uuid, self._node, self._accounts, self._auditing, self._response))
+                if uuid not in self._lent:
+                    self._lent[uuid] = _Lent(
+                        uuid, self._node, self._accounts, self._auditing, self._response, self._lent
+                    )
             elif uuid in self._lent and not self._lent[uuid].moving:
                 del self._lent[uuid]
+                for watched in self._node.watched.values():
+                    watched.waits.pop(uuid, None)
         for gpu in self._lent.values():
             gpu.measure()
         self.due = min(self.due, now) if self._lent else math.inf
@@ -95,8 +100,18 @@ class _Waiting:
 class _Lent:
     """One GPU whose memory is lent."""
 
-    def __init__(self, uuid: str, node: Node, accounts: Accounts, auditing: Auditing, response: Response) -> None:
+    def __init__(
+        self,
+        uuid: str,
+        node: Node,
+        accounts: Accounts,
+        auditing: Auditing,
+        response: Response,
+        lent: "dict[str, _Lent]",
+    ) -> None:
         self.uuid = uuid
+        self._lent = lent  # all of them
+        self._ready: dict[str, float] = {}  # when a container could come back to this GPU last
         self.moving: Move | None = None
         self._node, self._accounts, self._auditing, self._response = node, accounts, auditing, response
         self._child = Child(PROGRAM, NOT_NOW, NOT_NOW)
@@ -122,7 +137,8 @@ class _Lent:
         self._sampled = sample.at
         sharing = self._node.sharing(self.uuid)
         pages = {key: self._node.watched[key].account for key in sharing}
-        self._others = max(0, sample.used - sum(self._used(sharing[k], p) for k, p in pages.items()))
+        here = sum(self._used(sharing[key], page) for key, page in pages.items() if not sharing[key].off_gpu)
+        self._others = max(0, sample.used - here)
 
     def look(self, now: float) -> bool:
         """Make the next move that is due. True: somebody waits, or is away."""
@@ -137,9 +153,7 @@ class _Lent:
         if gpu is None:
             return False
         free = gpu.memory_mib * MIB - self._others - sum(tenant.used for tenant in tenants if not tenant.away)
-        turn = float(self._node.settings.rules.memory_turn)
-        tenants = self._doubt.believed(tenants, free, now, turn)
-        move = turns.decide(tenants, free, now, turn, self._pace)
+        move = self._decide(tenants, free, now)
         if move is not None and self._child.due(now):
             self.moving, self._began = move, now
             words = ["resume", self._node.prefix, move.key]
@@ -154,9 +168,27 @@ class _Lent:
             self._answer_stuck(tenants, free)
         return True
 
+    def _decide(self, tenants: tuple[Tenant, ...], free: int, now: float) -> Move | None:
+        """A container with several such GPUs comes back once there is room for it on each."""
+        turn = float(self._node.settings.rules.memory_turn)
+        tenants = self._doubt.believed(tenants, free, now, turn)
+        while True:
+            move = turns.decide(tenants, free, now, turn, self._pace)
+            if move is None or move.lent_to:
+                return move
+            self._ready[move.key] = now
+            if all(now - other._ready.get(move.key, -math.inf) < TRIES_SECONDS for other in self._beside(move.key)):
+                return move
+            tenants = tuple(t.replace(fixed=True) if t.key == move.key else t for t in tenants)
+
+    def _beside(self, key: str) -> "list[_Lent]":
+        """The other GPUs of this container whose memory is lent."""
+        uuids = {share.uuid for share in self._node.grants[key].shares} - {self.uuid}
+        return [self._lent[uuid] for uuid in uuids & set(self._lent)]
+
     def _follow(self, sharing: dict[str, Grant], now: float) -> None:
         """See which containers are here, and which of them wait."""
-        for known in (self._waiting, self._here, self._away, self._size, self._not_before, self._refused):
+        for known in (self._waiting, self._here, self._away, self._size, self._not_before, self._refused, self._ready):
             for key in set(known) - set(sharing):
                 del known[key]
         for key, (size, number) in self._accounts.waiting(sharing, self.uuid).items():
@@ -168,6 +200,7 @@ class _Lent:
                     known_one.since = now
                 known_one.size, known_one.number, known_one.tried = size, number, now
         for key, grant in sharing.items():
+            self._node.watched[key].waits[self.uuid] = self._waiting[key].size if self._waits(key, now) else 0
             if key not in self._here or self._here[key][0] != grant.off_gpu:
                 self._here[key] = grant.off_gpu, now
 
@@ -195,19 +228,21 @@ class _Lent:
                     self._waiting[key].since if key in self._waiting else now,
                     self._here[key][1],
                     grant.off_gpu,
-                    now < self._not_before.get(key, 0.0) or key in unread,
+                    now < self._not_before.get(key, 0.0)
+                    or key in unread
+                    or any(other.moving is not None and other.moving.key == key for other in self._beside(key)),
                 )
             )
         return tuple(found)
 
     def _used(self, grant: Grant, page: "Usage | str | None") -> int:
         """Bytes on this GPU, or that it comes back with: by the container's page, and what the last look of NVML saw beyond that,
-        whatever the container writes; without a page, what NVML saw."""
+        whatever the container writes; without a page that makes sense, by NVML alone."""
         i = next(i for i, share in enumerate(grant.shares) if share.uuid == self.uuid)
         watched = self._node.watched[grant.key]
         seen = watched.uses[self.uuid].used if self.uuid in watched.uses and not grant.off_gpu else 0
         if not isinstance(page, Usage) or i >= len(page.totals):
-            return seen
+            return max(seen, self._size.get(grant.key, 0) if grant.off_gpu else 0)
         then = watched.account
         excess = seen - then.totals[i] if isinstance(then, Usage) and i < len(then.totals) else 0
         more = max(page.surcharges[i], self._auditing.verdict.surcharges.get((grant.key, i), 0), excess)

@@ -170,6 +170,7 @@ def share_view(
         "peak_mib": watched.peaks.get(share.uuid),
         "kept_mib": -(-usage.kept[i] // MIB) if usage and i < len(usage.kept) else 0,
         "surcharge_mib": -(-usage.surcharges[i] // MIB) if usage and i < len(usage.surcharges) else 0,
+        "waits_mib": -(-watched.waits.get(share.uuid, 0) // MIB),
         "compute": share.compute,
         "compute_limit": share.compute_limit,
         "whole": share.whole,

@@ -107,9 +107,27 @@ def test_all_get_their_turns(node: Node, agent: Agent) -> None:
     tenants = [trainer(node, 3800) for _ in range(3)]
     assert [tenant.program.hear() for tenant in tenants] == ["0", "0", "0"]
     wait_for(lambda: moved(node, "suspended")[before:])
-    digests = [tenant.program("digest") for tenant in tenants]  # each once it is there
+    for tenant in tenants:
+        tenant.program.tell("digest")
+    wait_for(
+        lambda: all(tenant.program.answers() for tenant in tenants), 600
+    )  # each once it is there; slow moves, long turns
+    digests = [tenant.program.hear() for tenant in tenants]
     assert len(set(digests)) == 3 and all(len(d) == 64 for d in digests)
     assert node.stage.used_mib() <= GPU_MIB and not moved(node, "not-resumed")
+
+
+def test_a_container_with_two_gpus_comes_back_once_both_have_room(node: Node, agent: Agent) -> None:
+    both, before = trainer(node, 4000, devices="0,1"), moved(node, "not-resumed")
+    assert both.program.hear() == "0"
+    server = node.tenant(SERVER)
+    assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
+    wait_for(lambda: not both.grant.moving)
+    agent.looks(20)  # the second GPU has room all the time
+    assert both.grant.suspended and moved(node, "not-resumed") == before
+    node.stage.runc("delete", "--force", server.id, program=node.stage.program)
+    wait_for(lambda: not both.grant.off_gpu)
+    assert len(both.program("digest")) == 64 and moved(node, "not-resumed") == before
 
 
 def test_two_that_wait_for_each_other(node: Node, agent: Agent) -> None:
@@ -150,12 +168,21 @@ def test_who_says_that_it_has_less_is_moved_all_the_same(node: Node, agent: Agen
     assert liar.grant.lent_to == server.id
 
 
+def test_a_page_that_its_container_has_damaged_keeps_nothing(node: Node, agent: Agent) -> None:
+    """NVML still says how much it has."""
+    keeper = trainer(node, 5000)
+    assert [keeper.program.hear(), keeper.program("damage")] == ["0", "0"]
+    server = node.tenant(SERVER)
+    assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
+
+
 def test_nobody_within_its_request_is_moved(node: Node, agent: Agent) -> None:
     server = node.tenant(SERVER)
     assert [server.program("begin"), server.program("hold 4900")] == ["0", "0"]
-    node.say("settings", "set", "memory_wait=1")
+    node.say("settings", "set", "memory_wait=10")
     late = trainer(node, 4000)
-    assert late.program.hear() == "2" and not server.grant.off_gpu  # after its second of waiting
+    wait_for(lambda: "an allocation of 3980 MiB waits for room" in node.say("why", late.id))
+    assert late.program.hear() == "2" and not server.grant.off_gpu  # after its seconds of waiting
     assert server.id not in moved(node, "suspended")
 
 

@@ -110,7 +110,15 @@ def lie() -> int:
     return 0
 
 
-COMMANDS = {f.__name__: f for f in (begin, alloc, hold, free, digest, managed, share, child, fork, lease, leave, lie)}
+def damage() -> int:
+    """Its own account page."""
+    fd = os.open("/run/gpu-hook/account/page", os.O_WRONLY)
+    return os.pwrite(fd, b"damage", 0) - 6
+
+
+COMMANDS = {
+    f.__name__: f for f in (begin, alloc, hold, free, digest, managed, share, child, fork, lease, leave, lie, damage)
+}
 ask = f"/tmp/{name}.ask"
 os.mkfifo(ask)
 lines = os.fdopen(os.open(ask, os.O_RDWR))  # for writing as well: no writer's end is an end of file
