@@ -397,9 +397,9 @@ def _obstacle(use: Usage, wish: GpuRequest, request: Request, rules: Rules) -> s
     most = max(0, use.gpu.memory_mib - rules.reserve(use.gpu.memory_mib))
     if need.request_mib:
         if need.memory_mib > most or need.memory_mib > use.lendable_mib or need.request_mib > use.unbooked_mib:
-            lent = f"limits of {use.lendable_mib} MiB more (oversubscribe) and requests of {use.unbooked_mib}"
+            lent = f"limits of {use.lendable_mib} MiB more (oversubscribe) and requests of {use.unbooked_mib} MiB"
             what = f"{need.memory_mib} MiB with a request of {need.request_mib} asked"
-            return f"{name} has {most} MiB to grant; it has room for {lent}, {what}"
+            return f"{name} has {most} MiB to grant; it has room for {lent}; {what}"
     elif need.memory_mib > use.free_mib:
         never = f"; it has {most} MiB to grant" if need.memory_mib > most else ""
         lost = f" ({use.gpu.missing_mib} MiB are in use by nobody who can be told)" if use.gpu.missing_mib else ""

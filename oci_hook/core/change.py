@@ -25,7 +25,9 @@ def changed(grant: Grant, wish: GrantChange, inventory: Inventory, others: tuple
     Raises RequestError GH-103, NoRoomError GH-201, GH-202 (a GPU that is no longer there), ApplyError GH-411.
     """
     if grant.off_gpu:
-        raise refuse("GH-411", f"container {grant.who.id[:64]} is suspended; `gpu-hook resume` it first")
+        by_itself = f" for {grant.lent_to[:64]}, and comes back by itself; try again then"
+        then = by_itself if grant.lent_to else "; `gpu-hook resume` it first"
+        raise refuse("GH-411", f"container {grant.who.id[:64]} is suspended{then}")
     gpus = {gpu.uuid: gpu for gpu in inventory.gpus}
     there = {use.gpu.uuid: use for use in usage(inventory, others, rules)}
     if wish.replace(priority_class=None) == GrantChange():

@@ -117,8 +117,11 @@ def test_its_gpu_may_have_gone() -> None:
 
 
 def test_its_share_is_not_changed_meanwhile() -> None:
-    with pytest.raises(ApplyError, match="GH-411.*suspended"):
-        changed(suspended(grant("a", 10)), GrantChange(memory=("mib", 20)), INVENTORY, (), RULES)
+    away, wish = suspended(grant("a", 10)), GrantChange(memory=("mib", 20))
+    with pytest.raises(ApplyError, match="GH-411.*suspended.*`gpu-hook resume` it first"):
+        changed(away, wish, INVENTORY, (), RULES)
+    with pytest.raises(ApplyError, match="GH-411.*suspended for other, and comes back by itself"):
+        changed(away.replace(lent_to="other"), wish, INVENTORY, (), RULES)
 
 
 def test_there_are_only_so_many_slots() -> None:

@@ -127,6 +127,21 @@ def test_a_small_move_does_not_make_large_ones_look_slow() -> None:
     assert abs(one.seconds(8 * GIB) - 2.0) < 1e-6
 
 
+def test_a_claim_that_changes_its_size_is_not_believed_longer() -> None:
+    """Else it keeps the room of those who were moved for it, and they never come back."""
+    doubt, liar, believed = Doubt(), at("b", 2, 1, waits=8), 0
+    for i in range(20):
+        claim = liar.replace(waits=(30 if i % 4 == 3 else 8) * GIB)
+        believed += bool(doubt.believed((claim,), 10 * GIB, NOW + i, TURN)[0].waits)
+    assert GRACE < believed <= 2 * GRACE
+    doubt, first, second = Doubt(), at("b", 2, 1, waits=8), at("b", 10, 1, waits=4)
+    assert doubt.believed((first,), 10 * GIB, NOW, TURN) == (first,)
+    for i in range(20):  # it took the room, and another thread waits
+        assert doubt.believed((second,), 2 * GIB, NOW + 1 + i, TURN) == (second,)
+    for i in range(20):  # somebody else took it
+        assert doubt.believed((first,), (10 if not i else 2) * GIB, NOW + 30 + i, TURN) == (first,)
+
+
 SIZES = st.integers(0, 24).map(lambda n: n * GIB)
 TENANTS = st.lists(
     st.builds(
