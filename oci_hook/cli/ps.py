@@ -188,7 +188,7 @@ def as_rows(entry: dict[str, Any], words: str) -> list[tuple[object, ...]]:
                 *first,
                 "" if index is None else index,
                 gpu["uuid"],
-                "whole" if gpu["whole"] else output.size(gpu["memory_mib"]),
+                "whole" if gpu["whole"] else limit(gpu),
                 ("?" if entry["account_problem"] else "") if used is None else output.size(used),
                 "" if gpu["whole"] else entry["boundary"],
                 compute(gpu["compute"], gpu["compute_limit"]),
@@ -196,6 +196,12 @@ def as_rows(entry: dict[str, Any], words: str) -> list[tuple[object, ...]]:
             )
         )
     return rows
+
+
+def limit(gpu: dict[str, Any]) -> str:
+    """16Gi; where memory is lent 16Gi (4Gi booked)."""
+    booked = gpu.get("booked_mib", gpu["memory_mib"])  # an agent of before does not say
+    return output.size(gpu["memory_mib"]) + (f" ({output.size(booked)} booked)" if booked < gpu["memory_mib"] else "")
 
 
 def state(grant: Grant) -> str:

@@ -64,6 +64,7 @@ def test_what_is_booked(node: Node) -> None:
     first = [node.tenant(TRAINER) for _ in range(3)]
     (gpu,) = (g for g in node.data("gpus")["gpus"] if str(g["index"]) == "0")
     assert gpu["granted_mib"] == 3 * 1024
+    assert node.say("ps").count("6Gi (1Gi booked)") == 3
     said = node.stage.refused(node.root, "GH-201", annotations={**TRAINER, KEY + "memory-request": "5121Mi"})
     assert "requests of 5120" in said
     said = node.stage.refused(node.root, "GH-201", annotations={**TRAINER, KEY + "memory": "8193Mi"})
