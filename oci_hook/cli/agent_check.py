@@ -49,13 +49,11 @@ def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[CheckR
     if not pid and node is None:
         start = f"systemctl enable --now {UNIT}" if managed else f"gpu-hook agent{option}"
         message = "does not run: nothing detects containers that bypass their limits; containers do not need it"
+        if settings.rules.lends:
+            message = "does not run, and memory is lent (oversubscribe): only the agent makes room for allocations that find none"
         if _has_records(settings.state_dir):
             message += ", but no driver's limit that is lost, or could not be set, is set again without it"
-        level = NOTE
-        if settings.rules.lends:
-            level = WARN
-            message = "does not run, and memory is lent (oversubscribe): only the agent makes room for allocations that find none"
-        yield CheckResult("agent", level, message, "", start)
+        yield CheckResult("agent", WARN if settings.rules.lends else NOTE, message, "", start)
         return
     restart = f"systemctl restart {UNIT}" if managed else f"kill {pid}; gpu-hook agent{option}"
     of = f" (process {pid})" if pid else ""  # only root can see who holds the lock

@@ -195,9 +195,9 @@ def unix_time(text: str) -> float | None:
     """A date, with or without a time, as people and the API server write it (RFC 3339, ISO 8601); None for anything else."""
     from datetime import datetime  # few commands need it
 
+    if text[-1:] in ("z", "Z"):  # Python 3.10 reads none
+        text = f"{text[:-1]}+00:00"
     try:
-        return datetime.fromisoformat(
-            f"{text[:-1]}+00:00" if text[-1:] in ("z", "Z") else text
-        ).timestamp()  # no Z in Python 3.10
+        return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
         return None

@@ -250,10 +250,9 @@ def memory(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Re
 
 
 def wait_for_memory(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Reasons:
-    waits = share.get("waits_mib")
-    return (
-        [f"an allocation of {waits} MiB waits for room, which the agent makes (docs/guide/lending.md)"] if waits else []
-    )
+    if not (waits := share.get("waits_mib")):
+        return []
+    return [f"an allocation of {waits} MiB waits for room, which the agent makes (docs/guide/lending.md)"]
 
 
 def neighbours(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Reasons:
@@ -303,15 +302,8 @@ def compute(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> R
     return found
 
 
-ON_GPU = (
-    gpu_problem,
-    memory,
-    wait_for_memory,
-    neighbours,
-    ceiling,
-    at_the_gate,
-    compute,
-)  # in the order of their lines
+# In the order of their lines.
+ON_GPU = (gpu_problem, memory, wait_for_memory, neighbours, ceiling, at_the_gate, compute)
 
 
 def rank(word: str) -> int:

@@ -57,20 +57,28 @@ class Refusal(Value):
 
 
 class Usage(Value):
-    """The part of one GPU that the grants leave. free_mib: can still be granted to a container that requests all of its limit.
-    free_compute, free_offline: guarantees of the classes online and default, and of class offline, can still have. containers:
-    how many grants are on it. alone: one container has it exclusively. whole: its containers have no limits. unbooked_mib,
-    lendable_mib: where memory is lent, what requests and limits can still have."""
+    """The part of one GPU that the grants leave. unbooked_mib, lendable_mib: what the requests of further containers, and their
+    limits, can be together. free_compute, free_offline: guarantees of the classes online and default, and of class offline, can
+    still have. containers: how many grants are on it. alone: one container has it exclusively. whole: its containers have no
+    limits."""
 
     gpu: Gpu
-    free_mib: int
+    unbooked_mib: int
+    lendable_mib: int
     free_compute: int
     free_offline: int
     containers: int
     alone: bool
     whole: bool
-    unbooked_mib: int = 0
-    lendable_mib: int = 0
+
+    @property
+    def free_mib(self) -> int:
+        """Can still be granted to a container that requests all of its limit."""
+        return min(self.unbooked_mib, self.lendable_mib)
+
+    def has_memory(self, share: Share) -> bool:
+        """True if there is room for its request and its limit."""
+        return share.booked_mib <= self.unbooked_mib and share.memory_mib <= self.lendable_mib
 
     def compute_for(self, priority_class: str) -> int:
         return self.free_offline if priority_class == OFFLINE else self.free_compute
@@ -204,11 +212,10 @@ def _usage(gpu: Gpu, taken: list[tuple[Share, Grant]], rules: Rules) -> Usage:
             else:
                 compute += share.compute
     if alone or whole:
-        return Usage(gpu, 0, 0, 0, containers, alone, whole)
+        return Usage(gpu, 0, 0, 0, 0, containers, alone, whole)
     most = gpu.memory_mib - rules.reserve(gpu.memory_mib) - gpu.missing_mib
     unbooked, lendable = max(0, most - memory), max(0, most * rules.oversubscribe // 100 - limits)
-    free = min(unbooked, lendable)
-    return Usage(gpu, free, max(0, 100 - compute), max(0, 100 - offline), containers, alone, whole, unbooked, lendable)
+    return Usage(gpu, unbooked, lendable, max(0, 100 - compute), max(0, 100 - offline), containers, alone, whole)
 
 
 def wishes_of(
@@ -395,12 +402,11 @@ def _obstacle(use: Usage, wish: GpuRequest, request: Request, rules: Rules) -> s
     if use.whole:
         return f"{name} has {containers} without limits"
     most = max(0, use.gpu.memory_mib - rules.reserve(use.gpu.memory_mib))
-    if need.request_mib:
-        if need.memory_mib > most or need.memory_mib > use.lendable_mib or need.request_mib > use.unbooked_mib:
+    if need.memory_mib > most or not use.has_memory(need):
+        if need.request_mib:
             lent = f"limits of {use.lendable_mib} MiB more (oversubscribe) and requests of {use.unbooked_mib} MiB"
             what = f"{need.memory_mib} MiB with a request of {need.request_mib} asked"
             return f"{name} has {most} MiB to grant; it has room for {lent}; {what}"
-    elif need.memory_mib > use.free_mib:
         never = f"; it has {most} MiB to grant" if need.memory_mib > most else ""
         lost = f" ({use.gpu.missing_mib} MiB are in use by nobody who can be told)" if use.gpu.missing_mib else ""
         like = wish.compute and wish.memory == ("percent", wish.compute)

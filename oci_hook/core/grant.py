@@ -100,6 +100,10 @@ class Grant(Value):
     memory_wait: int = 0
     lent_to: str = ""
 
+    def place(self, uuid: str) -> int:
+        """The number of its share of this GPU, which it has."""
+        return next(i for i, share in enumerate(self.shares) if share.uuid == uuid)
+
     @property
     def off_gpu(self) -> bool:
         """Its memory is not all on its GPUs, so its processes may take none there."""

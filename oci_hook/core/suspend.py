@@ -8,8 +8,8 @@ While it moves, GPU and host memory are both booked, so whoever finds it so afte
 whichever way it was going. A suspended grant has only host memory booked.
 """
 
-from oci_hook.core.allocate import Usage, places, usage
-from oci_hook.core.grant import Grant, Share
+from oci_hook.core.allocate import places, usage
+from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.rules import Rules
 from oci_hook.core.terms import compute_of
@@ -89,8 +89,8 @@ def returning(grant: Grant, others: tuple[Grant, ...], inventory: Inventory, rul
             why = f"it has {use.containers} {'limited ones' if share.whole else 'without limits'} by now"
         elif use.containers >= places(use.gpu, rules):
             why = f"it has {use.containers} containers, and no more may share it"
-        elif not share.whole and (short := _short(share, use)):
-            why = short
+        elif not share.whole and not use.has_memory(share):
+            why = f"{use.free_mib} of {use.gpu.memory_mib} MiB are free, {share.booked_mib} needed"
         elif share.compute > free:
             why = f"{free} of 100 % {kind} are free, {share.compute} % needed"
         if why:
@@ -99,12 +99,3 @@ def returning(grant: Grant, others: tuple[Grant, ...], inventory: Inventory, rul
     if problems:
         raise NoRoomError(*problems)
     return grant.replace(suspended=0, moving=now)
-
-
-def _short(share: Share, use: Usage) -> str:
-    """The memory that the GPU lacks for this share; "" where it has room."""
-    if share.request_mib and share.request_mib <= use.unbooked_mib and share.memory_mib <= use.lendable_mib:
-        return ""
-    if share.request_mib or share.memory_mib > use.free_mib:
-        return f"{use.free_mib} of {use.gpu.memory_mib} MiB are free, {share.booked_mib} needed"
-    return ""

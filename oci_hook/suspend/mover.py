@@ -108,7 +108,7 @@ def resume(settings: "Settings", key: str) -> Moved:
             else:
                 why += "; it is half moved: run this again, or leave it to the agent"
             events.moved(settings.state_dir, "not-resumed", grant, why=why)
-            raise _refusal(grant, "resumed", why, "GH-415" if "failed" in said else "GH-417")
+            raise _refusal(grant, "resumed", why, _code(said))
         _, grant, delivered = admit.alter(settings, key, lambda g, _: rules.returned(g))
     seconds = round(time.monotonic() - began, 3)
     more = {} if before.suspended else {"cut_off": True}
@@ -137,7 +137,7 @@ def _send(grant: Grant, inventory: "Inventory", found: Found, lock: int) -> None
         for what in ("lock", "suspend"):
             said = processes.call(inventory, what, found.processes, processes.seconds_for(found.used_mib), lock)
             if said.get("done") is not True:
-                raise _refusal(grant, "suspended", _why(said), "GH-415" if "failed" in said else "GH-417")
+                raise _refusal(grant, "suspended", _why(said), _code(said))
             processes.check_movable(grant, inventory, found)  # once more: no call is under way in those that are locked
         found = processes.find(grant, inventory, lock)
         if found.gone:
@@ -170,6 +170,11 @@ def _why(said: "dict[str, object]") -> str:
     if "failed" in said:
         return f"process {said['failed']}: {said.get('why')}"
     return str(said.get("error") or "the driver gave no answer")
+
+
+def _code(said: "dict[str, object]") -> str:
+    """GH-415: the driver does not move one of the processes. GH-417: it does not answer."""
+    return "GH-415" if "failed" in said else "GH-417"
 
 
 def _for(lent_to: str) -> "dict[str, str]":

@@ -366,6 +366,13 @@ def test_killed_at_each_call_that_changes_a_file(state: str) -> None:
     assert p.returncode == 0
 
 
+def elsewhere(propagation: str, code: str, state: str) -> "subprocess.CompletedProcess[str]":
+    """Run it in a mount namespace of its own."""
+    command = ["unshare", "-m", "--propagation", propagation, sys.executable, "-c", code, state]
+    by = {"PYTHONPATH": str(REPO), "PATH": os.environ["PATH"]}
+    return subprocess.run(command, capture_output=True, text=True, env=by, cwd=REPO)
+
+
 def test_not_mounted_here(state: str) -> None:
     """As in a mount namespace made before the first container: grants end, and new ones have a tmpfs of their own."""
     put(state, one := make(1), make(2))
@@ -377,9 +384,7 @@ def test_not_mounted_here(state: str) -> None:
         "put(state, make(3))\n"
         "print(sorted(__import__('os').listdir(slot_files.folder(state, GPUS[0]) + '/slot')))\n"
     )
-    command = ["unshare", "-m", "--propagation", "private", sys.executable, "-c", code, state]
-    by = {"PYTHONPATH": str(REPO), "PATH": os.environ["PATH"]}
-    p = subprocess.run(command, capture_output=True, text=True, env=by, cwd=REPO)
+    p = elsewhere("private", code, state)
     assert p.returncode == 0, p.stderr
     assert p.stdout == "['02']\n"
     with store.open_ledger(state, seconds=10):  # the third has ended; the second's file goes with the GPU's next change
@@ -402,9 +407,7 @@ def test_only_who_starts_containers_mounts(state: str, monkeypatch: pytest.Monke
         "for _ in range(2):\n    with store.open_ledger(sys.argv[1]):\n        pass\n"
         "print(slot_files.is_mounted(sys.argv[1], GPUS[0]))\n"
     )
-    command = ["unshare", "-m", "--propagation", "slave", sys.executable, "-c", code, state]
-    by = {"PYTHONPATH": str(REPO), "PATH": os.environ["PATH"]}
-    p = subprocess.run(command, capture_output=True, text=True, env=by, cwd=REPO)
+    p = elsewhere("slave", code, state)
     assert (p.stdout, p.stderr) == ("False\n", "")
     with store.open_ledger(state) as ledger:
         ledger.update(one.replace(who=one.who.replace(container="main")))

@@ -108,7 +108,8 @@ class Guard:
             if owner == key and process is not None:
                 listed.append((process, used))
         grant, kept = seen.grants[key], seen.accounts.get(key)
-        i, share = next((i, s) for i, s in enumerate(grant.shares) if s.uuid == uuid)
+        i = grant.place(uuid)
+        share = grant.shares[i]
         usage = kept if isinstance(kept, Usage) else Usage((), (), frozenset())
         shown = frozenset(owner for process, _ in listed for owner in process.owners)
         return Tenant(

@@ -20,9 +20,7 @@ from oci_hook.suspend.hold import CANNOT, cut_off
 PROGRAM = "oci_hook.suspend"
 RETRY_SECONDS, RETRY_MAX = 10.0, 300.0
 IDLE_SECONDS, BUSY_SECONDS = 0.5, 0.2  # between two looks at a lent GPU, without and with somebody who waits
-TRIES_SECONDS = (
-    1.0  # an allocation that waits tries again at least this often (LONGEST_WAIT_MS of shim/memory/charge.c)
-)
+TRIES_SECONDS = 1.0  # an allocation that waits tries again sooner (LONGEST_WAIT_MS of shim/memory/charge.c)
 NOT_NOW = 3.0  # after a move that failed
 REFUSALS = 3  # of the driver to move a container, until that is killed for who is within its request
 MORE = 64 * MIB  # that a container needs more than its page says, for each time that it did not come back
@@ -146,14 +144,15 @@ class _Lent:
         self._follow(sharing, now)
         if self.moving is not None and not self._ended(sharing, now):
             return True
-        claims = any(now - w.tried < TRIES_SECONDS for w in self._waiting.values())
-        if not claims and not any(grant.lent_to for grant in sharing.values()):
+        if not any(grant.lent_to or self._waits(key, now) for key, grant in sharing.items()):
             return False
         gpu, tenants = self._node.gpu(self.uuid), self._tenants(sharing, now)
         if gpu is None:
             return False
         free = gpu.memory_mib * MIB - self._others - sum(tenant.used for tenant in tenants if not tenant.away)
-        move = self._decide(tenants, free, now)
+        turn = float(self._node.settings.rules.memory_turn)
+        tenants = self._doubt.believed(tenants, free, now, turn)  # nobody is moved or killed for the others
+        move = self._decide(tenants, free, now, turn)
         if move is not None and self._child.due(now):
             self.moving, self._began = move, now
             words = ["resume", self._node.prefix, move.key]
@@ -168,10 +167,8 @@ class _Lent:
             self._answer_stuck(tenants, free)
         return True
 
-    def _decide(self, tenants: tuple[Tenant, ...], free: int, now: float) -> Move | None:
+    def _decide(self, tenants: tuple[Tenant, ...], free: int, now: float, turn: float) -> Move | None:
         """A container with several such GPUs comes back once there is room for it on each."""
-        turn = float(self._node.settings.rules.memory_turn)
-        tenants = self._doubt.believed(tenants, free, now, turn)
         while True:
             move = turns.decide(tenants, free, now, turn, self._pace)
             if move is None or move.lent_to:
@@ -211,12 +208,10 @@ class _Lent:
         pages, unread = self._accounts.read(sharing)
         found = []
         for key, grant in sharing.items():
-            share = next(share for share in grant.shares if share.uuid == self.uuid)
+            share = grant.shares[grant.place(self.uuid)]
             if share.whole or grant.life.init is None:
                 continue
-            waits = self._waiting[key].size if self._waits(key, now) else 0
-            by_hand = grant.off_gpu and not grant.lent_to
-            if by_hand:
+            if grant.off_gpu and not grant.lent_to:
                 continue  # a person takes it away and brings it back
             found.append(
                 Tenant(
@@ -224,7 +219,7 @@ class _Lent:
                     CLASS_NUMBERS[grant.terms.priority_class],
                     self._used(grant, pages.get(key)),
                     share.booked_mib * MIB,
-                    self._away.get(key, 0) if grant.off_gpu else waits,
+                    self._away.get(key, 0) if grant.off_gpu else self._node.watched[key].waits[self.uuid],
                     self._waiting[key].since if key in self._waiting else now,
                     self._here[key][1],
                     grant.off_gpu,
@@ -238,15 +233,15 @@ class _Lent:
     def _used(self, grant: Grant, page: "Usage | str | None") -> int:
         """Bytes on this GPU, or that it comes back with: by the container's page, and what the last look of NVML saw beyond that,
         whatever the container writes; without a page that makes sense, by NVML alone."""
-        i = next(i for i, share in enumerate(grant.shares) if share.uuid == self.uuid)
-        watched = self._node.watched[grant.key]
+        i, watched = grant.place(self.uuid), self._node.watched[grant.key]
+        had = self._size.get(grant.key, 0) if grant.off_gpu else 0
         seen = watched.uses[self.uuid].used if self.uuid in watched.uses and not grant.off_gpu else 0
         if not isinstance(page, Usage) or i >= len(page.totals):
-            return max(seen, self._size.get(grant.key, 0) if grant.off_gpu else 0)
+            return max(seen, had)
         then = watched.account
         excess = seen - then.totals[i] if isinstance(then, Usage) and i < len(then.totals) else 0
         more = max(page.surcharges[i], self._auditing.verdict.surcharges.get((grant.key, i), 0), excess)
-        return max(page.totals[i] + more, self._size.get(grant.key, 0) if grant.off_gpu else 0)
+        return max(page.totals[i] + more, had)
 
     def _ended(self, sharing: dict[str, Grant], now: float) -> bool:
         """True once the move has ended and the ledger that is known here says so."""

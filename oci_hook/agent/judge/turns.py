@@ -135,15 +135,17 @@ def stuck(tenants: tuple[Tenant, ...], free: int) -> tuple[str, str] | None:
     """(who waits within its request, who has more than its own and is not moved), where nothing but that one could make room."""
     for claim in tenants:
         if (claim.waits or claim.away) and claim.entitled and claim.need > free:
-            over = [t for t in tenants if _over(t) and t.key != claim.key and t.level <= claim.level]
+            over = [t for t in tenants if _gives(t, claim)]
             if any(t.fixed for t in over) and sum(t.used for t in over if not t.fixed) < claim.need - free:
                 worst = min((t for t in over if t.fixed), key=lambda t: (t.level, t.request - t.used))
                 return claim.key, worst.key
     return None
 
 
-def _over(tenant: Tenant) -> bool:
-    return not tenant.away and tenant.used > tenant.request
+def _gives(tenant: Tenant, claim: Tenant) -> bool:
+    """True if it has memory that was only lent to it, and this claim may have it."""
+    lent = not tenant.away and tenant.used > tenant.request
+    return lent and tenant.key != claim.key and tenant.level <= claim.level
 
 
 def _victims(
@@ -159,7 +161,7 @@ def _victims(
     it waits for room itself."""
 
     def may(t: Tenant) -> bool:
-        if t.key == claim.key or t.fixed or not _over(t) or t.level > claim.level:
+        if t.fixed or not _gives(t, claim):
             return False
         if claim.entitled or t.level < claim.level:
             return True

@@ -47,7 +47,7 @@ class Accounts:
         """Account.waiting of this GPU, by key, of those of these grants whose page can be read."""
         found = {}
         for key, grant in grants.items():
-            i = next(i for i, share in enumerate(grant.shares) if share.uuid == uuid)
+            i = grant.place(uuid)
             try:
                 page = self._page(grant)
                 words = page.waiting(len(grant.shares)) if page is not None else ()

@@ -141,7 +141,16 @@ class Board:
         if key[1] or any(spot.alone for spot in room.spots):
             return usage(inventory, self.grants(key), node.rules)
         return tuple(
-            Usage(gpu, spot.free_mib, spot.free_compute, spot.free_offline, spot.containers, False, spot.whole)
+            Usage(
+                gpu,
+                spot.free_mib,
+                spot.free_mib,
+                spot.free_compute,
+                spot.free_offline,
+                spot.containers,
+                False,
+                spot.whole,
+            )
             for gpu, spot in zip(inventory.gpus, room.spots, strict=True)
         )
 

@@ -142,6 +142,14 @@ def test_a_claim_that_changes_its_size_is_not_believed_longer() -> None:
         assert doubt.believed((first,), (10 if not i else 2) * GIB, NOW + 30 + i, TURN) == (first,)
 
 
+def test_nobody_ends_for_a_claim_that_is_not_believed() -> None:
+    fixed, liar, doubt = at("a", 10, 2, fixed=True), at("b", 0, 8, waits=8), Doubt()
+    for seconds in (1.0, 1.0 + GRACE):  # there is room, and it does not take it
+        doubt.believed((fixed, liar), 8 * GIB, NOW + seconds, TURN)
+    believed = doubt.believed((fixed, liar), 0, NOW + 7, TURN)
+    assert stuck((fixed, liar), 0) == ("b", "a") and stuck(believed, 0) is None
+
+
 SIZES = st.integers(0, 24).map(lambda n: n * GIB)
 TENANTS = st.lists(
     st.builds(
