@@ -86,11 +86,15 @@ class Judge:
             return self._of_another_space(grant)
         waits = life.deadline > 0
         made = not waits and proc.is_running(life.creator)
-        if proc.is_running(life.init) or made:
-            if life.init is not None and life.cgroup_inode:
+        if proc.is_running(life.init):
+            if life.cgroup_inode:
                 self._living.add(life.cgroup)
             return grant
         reported = lives.found(grant)
+        if made:
+            # `runc run` in the foreground, the creator, lives as long as its container.
+            named = reported is not None and reported[1] and proc.is_running(reported[0].init)
+            return grant.replace(life=reported[0]) if reported is not None and named else grant
         if reported is not None and reported[0].init != life.init:
             new, named = reported
             if (proc.is_running(new.init) or lives.occupied(new)) and (

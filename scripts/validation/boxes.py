@@ -57,6 +57,41 @@ class Node:
         slot_files.drop(str(self.state))
 
 
+def own_mounts() -> list[str]:
+    """Where this machine's own files lie on file systems of their own, which an overlay of / does not show."""
+    kept = []
+    for line in open("/proc/self/mountinfo"):
+        path, kind = line.split()[4].encode().decode("unicode_escape"), line.split(" - ")[1].split()[0]
+        system = path == "/" or path.split("/")[1] in ("proc", "sys", "dev", "run", "tmp")
+        if not system and kind in ("ext4", "xfs", "btrfs", "overlay", "squashfs", "erofs", "virtiofs", "9p", "tmpfs"):
+            kept.append(path)
+    return [path for path in kept if os.path.exists(path)]
+
+
+def overlay_script(root: Path, folder: Path) -> str:
+    """Lines of sh that mount an overlay of / at `root`, with what is written in a tmpfs at FOLDER/layer."""
+    lines = f"""mkdir -p '{root}' '{folder}/layer'
+        mount -t tmpfs tmpfs '{folder}/layer'; mkdir '{folder}/layer/upper' '{folder}/layer/work'
+        mount -t overlay -o 'lowerdir=/,upperdir={folder}/layer/upper,workdir={folder}/layer/work' overlay '{root}'
+        mount --make-rprivate '{root}'
+        """
+    return lines + "".join(
+        f"""mkdir -p '{root}{path}' 2>/dev/null || :; mount --bind '{path}' '{root}{path}' || :
+        """
+        for path in (*own_mounts(), str(REPO))
+    )
+
+
+def overlay(root: Path, folder: Path) -> None:
+    """In this mount namespace; `unmount` takes it away."""
+    run(["sh", "-c", "set -e\n" + overlay_script(root, folder)])
+
+
+def unmount(folder: Path) -> None:
+    for path in (folder / "rootfs", folder / "layer"):
+        subprocess.run(["umount", "-R", "-l", str(path)], capture_output=True)
+
+
 @contextlib.contextmanager
 def box(node: Node, folder: Path, annotations: dict[str, str]) -> Iterator[Callable[..., Any]]:
     """A container with a share; gives inside(argv, seconds), which runs a program in it to its end, or with
@@ -73,12 +108,8 @@ def box(node: Node, folder: Path, annotations: dict[str, str]) -> Iterator[Calla
     root = folder / "root"
     ready = folder / "ready"
     script = f"""set -e
-        mkdir -p '{root}' '{folder}/layer'
-        mount -t tmpfs tmpfs '{folder}/layer'; mkdir '{folder}/layer/upper' '{folder}/layer/work'
-        mount -t overlay -o 'lowerdir=/,upperdir={folder}/layer/upper,workdir={folder}/layer/work' overlay '{root}'
+        {overlay_script(root, folder)}
         for d in /proc /sys; do mount --rbind $d '{root}'$d; done
-        for d in /opt /usr /home /root /tmp '{REPO}'; do
-            mountpoint -q "$d" && mount --bind "$d" '{root}'"$d"; done; true
         mount -t tmpfs -o mode=755 tmpfs '{root}/dev'; mkdir '{root}/dev/shm'; mount -t tmpfs tmpfs '{root}/dev/shm'
         mkdir -p '{folder}/work' '{root}{folder}/work'; mount --bind '{folder}/work' '{root}{folder}/work'
         for n in null zero full random urandom tty; do cp -a /dev/$n '{root}/dev/'; done

@@ -15,13 +15,13 @@ TOTAL_SECONDS = 520.0
 class Run:
     """The phases' results, flushed after each; a phase that fails or is late does not stop the next."""
 
-    def __init__(self, out: Path, name: str, simulated: bool) -> None:
-        self.out = out
+    def __init__(self, out: Path, name: str, simulated: bool, seconds: float = TOTAL_SECONDS) -> None:
+        self.out, self.seconds = out, seconds
         self.begin = time.monotonic()
         self.results: dict[str, Any] = {"run": name, "simulated": simulated, "phases": {}}
 
     def left(self) -> float:
-        return TOTAL_SECONDS - (time.monotonic() - self.begin)
+        return self.seconds - (time.monotonic() - self.begin)
 
     def phase(self, name: str, seconds: float, work: Callable[[], Json]) -> Json:
         left = self.left()

@@ -1,0 +1,358 @@
+"""Run "containers": containers by runc through the shipped wrapper, beside a running agent: starts, the limit, a program that
+goes past the shim, suspend and resume, memory that is lent, and PyTorch under shares."""
+
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from . import boxes
+from .boundary import User
+from .boxes import REPO, Node
+from .frame import Json, Run, run
+
+KEY = "gpu-hook.io/"
+LIMIT = 4096  # MiB
+PIECE = 64  # MiB
+HERE = Path(__file__).resolve().parent
+LOAD = HERE / "torch_load.py"
+
+
+class Program(User):
+    """A program in a container, or beside all where name is ""; `ask` gives its answer of one line of JSON."""
+
+    def __init__(self, argv: list[str], log: Path) -> None:
+        self.log = log
+        with open(log, "w") as err:
+            self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True)
+        self.pid = self.process.pid
+
+    def ask(self, line: str, seconds: float = 40) -> Json:
+        try:
+            return super().ask(line, seconds)
+        except RuntimeError as e:
+            raise RuntimeError(f"{e}: {self.log.read_text()[-1500:]}") from None
+
+    def ready(self, seconds: float) -> None:
+        self.ask("", seconds)
+
+
+class Stage:
+    """Containers whose root is an overlay of this machine's own files, all below one folder."""
+
+    def __init__(self, node: Node, folder: Path) -> None:
+        self.node, self.folder = node, folder / "containers"
+        self.folder.mkdir()
+        self.names: list[str] = []
+        self.numbers = iter(range(1000))
+
+    def cli(self, *words: str, status: int | None = 0) -> str:
+        argv = [sys.executable, "-m", "oci_hook", *words, "--prefix", str(self.node.prefix)]
+        done = subprocess.run(argv, capture_output=True, text=True, cwd=REPO, timeout=120)
+        if status is not None and done.returncode != status:
+            raise RuntimeError(f"gpu-hook {' '.join(words)}: {done.returncode}: {done.stdout}{done.stderr}"[-1500:])
+        return done.stdout + done.stderr
+
+    def runtime(self, *words: str, program: str = "") -> list[str]:
+        return [program or f"{self.node.prefix}/bin/gpu-hook-runtime", "--root", str(self.folder / "runc"), *words]
+
+    def bundle(self, argv: list[str], annotations: Json) -> tuple[str, Path]:
+        """(id, folder)."""
+        name = f"gpu-validate-{os.getpid()}-{next(self.numbers)}"
+        folder = self.folder / name
+        (folder / "rootfs").mkdir(parents=True)
+        boxes.overlay(folder / "rootfs", folder)
+        subprocess.run(["runc", "spec"], cwd=folder, check=True)
+        spec = json.loads((folder / "config.json").read_text())
+        hidden = ("LD_LIBRARY_PATH", "GPU_HOOK_SIM_GPUS")
+        env = [f"{k}={v}" for k, v in os.environ.items() if k in ("PATH", "PYTHONPATH", "HOME") and k not in hidden]
+        spec["process"].update(terminal=False, args=argv, env=[*env, "PYTHONDONTWRITEBYTECODE=1"])
+        spec["root"]["readonly"] = False
+        spec["annotations"] = {KEY + k: str(v) for k, v in annotations.items()}
+        spec["linux"]["cgroupsPath"] = f"/gpu-validate/{name}"
+        (folder / "config.json").write_text(json.dumps(spec))
+        self.names.append(name)
+        return name, folder
+
+    @contextlib.contextmanager
+    def container(self, argv: list[str], **annotations: Any) -> Iterator[tuple[str, Program]]:
+        """(id, the program)."""
+        name, folder = self.bundle(argv, annotations)
+        program = Program(self.runtime("run", "--bundle", str(folder), name), folder / "log")
+        try:
+            yield name, program
+        finally:
+            self.end(name)
+            program.close()
+
+    def user(self, **annotations: Any) -> "contextlib.AbstractContextManager[tuple[str, Program]]":
+        """With gpu_user.py."""
+        return self.container([sys.executable, str(HERE / "gpu_user.py"), "libcuda.so.1", "-"], **annotations)
+
+    def end(self, name: str) -> None:
+        subprocess.run(self.runtime("delete", "--force", name), capture_output=True, timeout=60)
+        if name in self.names:
+            self.names.remove(name)
+        boxes.unmount(self.folder / name)
+
+    @contextlib.contextmanager
+    def agent(self) -> Iterator[subprocess.Popen[bytes]]:
+        argv = [sys.executable, "-m", "oci_hook", "agent", "--prefix", str(self.node.prefix)]
+        argv += ["--interval", "0.5", "--address", "127.0.0.1:0"]
+        with open(self.folder / "agent.log", "w") as log:
+            agent = subprocess.Popen(argv, cwd=REPO, stderr=log, stdout=log)
+        try:
+            yield agent
+        finally:
+            agent.terminate()
+            agent.wait(30)
+
+    def events(self) -> list[Json]:
+        return [json.loads(line) for line in self.cli("events", "--json").splitlines()]
+
+    def close(self) -> None:
+        for name in list(self.names):
+            self.end(name)
+
+
+def kind(events: list[Json]) -> list[str]:
+    return [" ".join(str(e.get(k)) for k in ("event", "finding", "kind", "reason") if e.get(k))[:160] for e in events]
+
+
+def starts(stage: Stage) -> Json:
+    """Milliseconds of a container of /bin/true, by runc and by the wrapper with a share, in turn."""
+    took: dict[str, list[float]] = {"runc": [], "gpu-hook": []}
+    for _ in range(6):
+        for who, times in took.items():
+            asks = {"memory": LIMIT} if who == "gpu-hook" else {}
+            name, folder = stage.bundle(["/bin/true"], asks)
+            argv = stage.runtime("run", "--bundle", str(folder), name, program="runc" if who == "runc" else "")
+            begin = time.monotonic()
+            run(argv, 60)
+            times.append((time.monotonic() - begin) * 1e3)
+            stage.end(name)
+    return {"ms": {who: [round(t, 1) for t in times] for who, times in took.items()},
+            "added_ms": round(statistics.median(took["gpu-hook"]) - statistics.median(took["runc"]), 1)}  # fmt: skip
+
+
+def limit(stage: Stage) -> Json:
+    """Each way to allocate stops at the limit."""
+    out: Json = {}
+    for how in ("alloc", "create", "pool", "graph", "array", "managed"):
+        with stage.user(memory=LIMIT) as (_, program):
+            out[how] = {**program.ask("init"), **program.ask("info"), **program.ask(f"fill {how} {PIECE} {2 * LIMIT}", 60)}
+    over = {how: said for how, said in out.items() if said.get("mib", 0) > LIMIT}
+    if over:
+        raise RuntimeError(f"over the limit: {over}")
+    return out
+
+
+def views(stage: Stage) -> Json:
+    with stage.user(memory=LIMIT, compute=50) as (name, program):
+        program.ask("init")
+        program.ask(f"fill alloc {PIECE} 1024")
+        time.sleep(2)
+        return {what: stage.cli(*what.split(), status=None)[-2500:] for what in ("ps", "gpus", f"why {name}", "doctor")}
+
+
+def past(stage: Stage) -> Json:
+    """A program that opens the driver's own library takes what is another container's."""
+    ended = 0.0
+    half = stage.node.inventory.gpus[0].memory_mib // 2 // PIECE * PIECE
+    with stage.user(memory="60%") as (_, honest):
+        honest.ask("init")
+        honest.ask(f"fill alloc {PIECE} 2048")
+        argv = [sys.executable, str(HERE / "gpu_user.py"), "/run/gpu-hook/driver/cuda", "-"]
+        with stage.container(argv, memory=1024) as (name, program):
+            begin = time.monotonic()
+            said: Json = {}
+            with contextlib.suppress(RuntimeError, TimeoutError):
+                said = program.ask("init")
+                said = {**said, **program.ask(f"fill alloc {PIECE} {half}", 60)}
+                begin = time.monotonic()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                program.process.wait(25)
+                ended = time.monotonic() - begin
+            out = {"said": said, "ended_after_s": round(ended, 2), "events": kind(stage.events())[-6:]}
+            out["ps"] = stage.cli("ps", status=None)[-1200:]
+            out["log"] = program.log.read_text()[-300:]
+        out["honest_lives"] = honest.ask("info")
+    if not ended:
+        raise RuntimeError(f"nobody ended it: {out}")
+    return out
+
+
+def suspended(stage: Stage, torch: bool) -> Json:
+    """`gpu-hook suspend` and `resume` of a program with the shim."""
+    argv = [sys.executable, str(LOAD), "train"]
+    with stage.container(argv, memory=16384) if torch else stage.user(memory=8192) as (name, program):
+        if torch:
+            program.ready(60)
+            program.ask("run 1")
+            held = program.ask("hold 4096", 60)
+        else:
+            program.ask("init")
+            held = program.ask(f"fill alloc {PIECE} 4096")
+            program.ask("stamp")
+        right = program.ask("check" if torch else "digest", 60)
+        begin = time.monotonic()
+        said = json.loads(stage.cli("suspend", name, "--json", status=None))
+        middle = time.monotonic()
+        listing = stage.cli("ps")
+        began_back = time.monotonic()
+        back = json.loads(stage.cli("resume", name, "--json", status=None))
+        end = time.monotonic()
+        same = program.ask("check" if torch else "digest", 60)
+        more = program.ask("run 1" if torch else "work 100", 60)
+        out = {"held": held, "suspend": said, "resume": back, "ps": listing, "more": more, "right": same == right}
+        out["seconds"] = [round(middle - begin, 2), round(end - began_back, 2)]
+        if same != right or "error" in said:
+            raise RuntimeError(f"not as before: {out}")
+        return out
+
+
+def lent(stage: Stage) -> Json:
+    """Three containers whose limits together are more than the GPU. One holds much for good; a trainer borrows the rest, and
+    goes when a server within its request needs room, and comes back."""
+    total = stage.node.inventory.gpus[0].memory_mib
+    stage.cli("settings", "set", "oversubscribe=2.0", "memory_turn=5", "memory_wait=60")
+    part = lambda percent: total * percent // 100 // PIECE * PIECE  # noqa: E731
+    keep = {"memory": f"{part(65)}", "class": "online"}
+    borrow = {"memory": f"{part(25)}", "memory-request": f"{part(5)}", "class": "offline"}
+    with (
+        stage.user(**keep) as (_, filler),
+        stage.user(**borrow) as (trainer_name, trainer),
+        stage.user(memory=part(25), **{"class": "online"}) as (_, server),
+    ):
+        for program in (filler, trainer, server):
+            program.ask("init")
+        out: Json = {"filler": filler.ask(f"fill alloc {PIECE} {part(62)}", 60)}
+        out["trainer"] = trainer.ask(f"fill alloc {PIECE} {part(22)}", 60)
+        trainer.ask("stamp")
+        right = trainer.ask("digest")
+        rounds = []
+        for _ in range(2):
+            begin = time.monotonic()
+            got = server.ask(f"fill alloc {PIECE} {part(20)}", 80)
+            took = time.monotonic() - begin
+            listing, reasons = stage.cli("ps"), stage.cli("why", trainer_name, status=None)[-600:]
+            server.ask("free")
+            begin = time.monotonic()
+            same = trainer.ask("digest", 80) == right
+            back = time.monotonic() - begin
+            rounds.append({"server": got, "server_s": round(took, 2), "trainer_back_s": round(back, 2), "same": same,
+                           "ps": listing, "why": reasons})  # fmt: skip
+        out["rounds"] = rounds
+        out["events"] = kind(stage.events())[-14:]
+        if not all(r["same"] and r["server"].get("mib") == part(20) for r in rounds):
+            raise RuntimeError(f"not as it should be: {out}")
+        return out
+
+
+def rate(said: Json) -> float:
+    return float(said["steps"]) / float(said["seconds"])
+
+
+def both(a: Program, b: Program, seconds: float) -> tuple[float, float]:
+    for program in (a, b):
+        assert program.process.stdin
+        program.process.stdin.write(f"run {seconds}\n")
+        program.process.stdin.flush()
+    answers = []
+    for program in (a, b):
+        assert program.process.stdout
+        answers.append(rate(json.loads(program.process.stdout.readline())))
+    return answers[0], answers[1]
+
+
+def torch_shares(stage: Stage, other: str) -> Json:
+    """Training beside `other`: steps per second of each, relative to alone on the bare driver."""
+    out: Json = {}
+    with contextlib.ExitStack() as stack:
+        command = {kind: [sys.executable, str(LOAD), kind] for kind in ("train", other)}
+        bare = [Program(command[k], stage.folder / f"bare{i}.log") for i, k in enumerate(("train", other))]
+        for program in bare:
+            stack.callback(program.close)
+        named = [
+            stack.enter_context(stage.container(command[k], memory="25%", compute=share))
+            for k, share in (("train", 70), (other, 30))
+        ]
+        ours = [program for _, program in named]
+        for program in (*bare, *ours):
+            program.ready(90)
+        alone = [rate(p.ask("run 2.5", 60)) for p in bare]
+        inside = [rate(p.ask("run 2.5", 60)) for p in ours]
+        out["alone_steps_per_s"] = [round(r, 2) for r in alone]
+        out["alone_in_container"] = [round(a / b, 3) for a, b in zip(inside, alone, strict=True)]
+
+        def relative(programs: list[Program], seconds: float) -> list[float]:
+            a, b = both(programs[0], programs[1], seconds)
+            return [round(a / alone[0], 3), round(b / alone[1], 3)]
+
+        out["bare_both"] = relative(bare, 4)
+        out["70_30"] = relative(ours, 8)
+        for (name, _), share in zip(named, (30, 70), strict=True):
+            stage.cli("set", name, "--compute", str(share) if share == 30 else "30", status=None)
+        stage.cli("set", named[1][0], "--compute", "70", status=None)
+        out["30_70"] = relative(ours, 8)
+    return out
+
+
+JAX = """
+import json, jax, jax.numpy as jnp
+x = jnp.ones((2048, 2048)); y = float((x @ x).sum())
+s = jax.devices()[0].memory_stats()
+print(json.dumps({"limit_mib": s["bytes_limit"] >> 20, "right": y == 2048.0 ** 3}))
+"""
+
+
+def jax(stage: Stage) -> Json:
+    with stage.container([sys.executable, "-c", JAX], memory=LIMIT) as (_, program):
+        out, _ = program.process.communicate(timeout=80)
+        lines = out.strip().splitlines()
+        if not lines:
+            raise RuntimeError(program.log.read_text()[-1500:])
+        answer = dict(json.loads(lines[-1]))
+        if answer["limit_mib"] > LIMIT or not answer["right"]:
+            raise RuntimeError(str(answer))
+        return answer
+
+
+def validate(run_: Run, node: Node, folder: Path, simulated: bool, short: bool) -> None:
+    if not shutil.which("runc"):
+        run_.phase("runc", 5, lambda: {"skipped": "no runc here"})
+        return
+    stage = Stage(node, folder)
+    try:
+        phases: list[tuple[str, float, Callable[[], Json]]] = [
+            ("starts", 40, lambda: starts(stage)),
+            ("limit", 60, lambda: limit(stage)),
+        ]
+        for name, seconds, work in phases:
+            run_.phase(name, seconds, work)
+        with stage.agent():
+            phases = [
+                ("views", 30, lambda: views(stage)),
+                ("suspend", 40, lambda: suspended(stage, False)),
+                ("lent", 90, lambda: lent(stage)),
+                ("past the shim", 60, lambda: past(stage)),
+            ]
+            if not simulated:
+                phases += [
+                    ("suspend torch", 80, lambda: suspended(stage, True)),
+                    ("training beside decoding", 120, lambda: torch_shares(stage, "decode")),
+                    ("training beside training", 120, lambda: torch_shares(stage, "train")),
+                    ("jax", 90, lambda: jax(stage)),
+                ]
+            for name, seconds, work in phases:
+                run_.phase(name, seconds, work)
+            run_.phase("agent", 5, lambda: {"log": (stage.folder / "agent.log").read_text()[-2000:]})
+    finally:
+        stage.close()
