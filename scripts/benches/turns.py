@@ -82,7 +82,8 @@ class Gpu:
         t = self.tenants[self.move.key]
         if self.move.lent_to:
             self.free += t.used
-        self.tenants[t.key] = t.replace(away=bool(self.move.lent_to), here=self.now)
+        away = bool(self.move.lent_to)
+        self.tenants[t.key] = t.replace(away=away, here=self.now, back=t.back if away else self.now)
         self.move = None
 
     def claim(self, gib):

@@ -57,18 +57,19 @@ class Node:
         slot_files.drop(str(self.state))
 
 
-def own_mounts() -> list[str]:
-    """Where this machine's own files lie on file systems of their own, which an overlay of / does not show."""
+def own_mounts(driver: str) -> list[str]:
+    """Where this machine's own files lie on file systems of their own, which an overlay of / does not show; not the one of
+    the driver's library, as no image has it."""
     kept = []
     for line in open("/proc/self/mountinfo"):
-        path, kind = line.split()[4].encode().decode("unicode_escape"), line.split(" - ")[1].split()[0]
+        path, kind = (line.split()[4].encode().decode("unicode_escape"), line.split(" - ")[1].split()[0])
         system = path == "/" or path.split("/")[1] in ("proc", "sys", "dev", "run", "tmp")
-        if not system and kind in ("ext4", "xfs", "btrfs", "overlay", "squashfs", "erofs", "virtiofs", "9p", "tmpfs"):
+        if not system and not driver.startswith(path + "/") and kind in ("ext4", "xfs", "btrfs", "overlay", "squashfs", "erofs", "virtiofs", "9p", "tmpfs"):
             kept.append(path)
     return [path for path in kept if os.path.exists(path)]
 
 
-def overlay_script(root: Path, folder: Path) -> str:
+def overlay_script(root: Path, folder: Path, driver: str) -> str:
     """Lines of sh that mount an overlay of / at `root`, with what is written in a tmpfs at FOLDER/layer."""
     lines = f"""mkdir -p '{root}' '{folder}/layer'
         mount -t tmpfs tmpfs '{folder}/layer'; mkdir '{folder}/layer/upper' '{folder}/layer/work'
@@ -78,13 +79,13 @@ def overlay_script(root: Path, folder: Path) -> str:
     return lines + "".join(
         f"""mkdir -p '{root}{path}' 2>/dev/null || :; mount --bind '{path}' '{root}{path}' || :
         """
-        for path in (*own_mounts(), str(REPO))
+        for path in (*own_mounts(driver), str(REPO))
     )
 
 
-def overlay(root: Path, folder: Path) -> None:
+def overlay(root: Path, folder: Path, driver: str) -> None:
     """In this mount namespace; `unmount` takes it away."""
-    run(["sh", "-c", "set -e\n" + overlay_script(root, folder)])
+    run(["sh", "-c", "set -e\n" + overlay_script(root, folder, driver)])
 
 
 def unmount(folder: Path) -> None:
@@ -108,7 +109,7 @@ def box(node: Node, folder: Path, annotations: dict[str, str]) -> Iterator[Calla
     root = folder / "root"
     ready = folder / "ready"
     script = f"""set -e
-        {overlay_script(root, folder)}
+        {overlay_script(root, folder, node.inventory.libcuda)}
         for d in /proc /sys; do mount --rbind $d '{root}'$d; done
         mount -t tmpfs -o mode=755 tmpfs '{root}/dev'; mkdir '{root}/dev/shm'; mount -t tmpfs tmpfs '{root}/dev/shm'
         mkdir -p '{folder}/work' '{root}{folder}/work'; mount --bind '{folder}/work' '{root}{folder}/work'

@@ -68,7 +68,7 @@ class Stage:
         name = f"gpu-validate-{os.getpid()}-{next(self.numbers)}"
         folder = self.folder / name
         (folder / "rootfs").mkdir(parents=True)
-        boxes.overlay(folder / "rootfs", folder)
+        boxes.overlay(folder / "rootfs", folder, self.node.inventory.libcuda)
         subprocess.run(["runc", "spec"], cwd=folder, check=True)
         spec = json.loads((folder / "config.json").read_text())
         hidden = ("LD_LIBRARY_PATH", "GPU_HOOK_SIM_GPUS")
@@ -224,35 +224,32 @@ def lent(stage: Stage) -> Json:
     total = stage.node.inventory.gpus[0].memory_mib
     stage.cli("settings", "set", "oversubscribe=2.0", "memory_turn=5", "memory_wait=60")
     part = lambda percent: total * percent // 100 // PIECE * PIECE  # noqa: E731
-    keep = {"memory": f"{part(65)}", "class": "online"}
-    borrow = {"memory": f"{part(25)}", "memory-request": f"{part(5)}", "class": "offline"}
+    keep = {"memory": part(78), "class": "online"}
+    borrow = {"memory": part(15), "memory-request": part(3), "class": "offline"}
     with (
         stage.user(**keep) as (_, filler),
         stage.user(**borrow) as (trainer_name, trainer),
-        stage.user(memory=part(25), **{"class": "online"}) as (_, server),
+        stage.user(memory=part(15), **{"class": "online"}) as (_, server),
     ):
         for program in (filler, trainer, server):
             program.ask("init")
-        out: Json = {"filler": filler.ask(f"fill alloc {PIECE} {part(62)}", 60)}
-        out["trainer"] = trainer.ask(f"fill alloc {PIECE} {part(22)}", 60)
+        out: Json = {"filler": filler.ask(f"fill alloc {PIECE} {part(76)}", 60)}
+        out["trainer"] = trainer.ask(f"fill alloc {PIECE} {part(12)}", 60)
         trainer.ask("stamp")
         right = trainer.ask("digest")
-        rounds = []
-        for _ in range(2):
-            begin = time.monotonic()
-            got = server.ask(f"fill alloc {PIECE} {part(20)}", 80)
-            took = time.monotonic() - begin
-            listing, reasons = stage.cli("ps"), stage.cli("why", trainer_name, status=None)[-600:]
-            server.ask("free")
-            begin = time.monotonic()
-            same = trainer.ask("digest", 80) == right
-            back = time.monotonic() - begin
-            rounds.append({"server": got, "server_s": round(took, 2), "trainer_back_s": round(back, 2), "same": same,
-                           "ps": listing, "why": reasons})  # fmt: skip
-        out["rounds"] = rounds
-        out["events"] = kind(stage.events())[-14:]
-        if not all(r["same"] and r["server"].get("mib") == part(20) for r in rounds):
-            raise RuntimeError(f"not as it should be: {out}")
+        begin = time.monotonic()
+        out["server"] = server.ask(f"fill alloc {PIECE} {part(14)}", 50)
+        out["server_s"] = round(time.monotonic() - begin, 2)
+        out["ps"], out["why"] = stage.cli("ps"), stage.cli("why", trainer_name, status=None)[-600:]
+        server.ask("free")
+        begin = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            out["same"] = trainer.ask("digest", 30) == right
+        out["trainer_back_s"] = round(time.monotonic() - begin, 2)
+        out["events"] = [e for e in stage.events() if "suspended" in e["event"] or "resumed" in e["event"]]
+        out["agent"] = (stage.folder / "agent.log").read_text()[-1500:]
+        if not out.get("same") or out["server"].get("mib") != part(14):
+            raise RuntimeError(f"not as it should be: {json.dumps(out)}")
         return out
 
 
@@ -333,26 +330,21 @@ def validate(run_: Run, node: Node, folder: Path, simulated: bool, short: bool) 
     try:
         phases: list[tuple[str, float, Callable[[], Json]]] = [
             ("starts", 40, lambda: starts(stage)),
+            ("lent", 110, lambda: lent(stage)),
+            ("past the shim", 60, lambda: past(stage)),
+            ("training beside decoding", 120, lambda: torch_shares(stage, "decode")),
+            ("training beside training", 120, lambda: torch_shares(stage, "train")),
+            ("jax", 90, lambda: jax(stage)),
             ("limit", 60, lambda: limit(stage)),
+            ("suspend", 40, lambda: suspended(stage, False)),
+            ("suspend torch", 80, lambda: suspended(stage, True)),
+            ("views", 30, lambda: views(stage)),
         ]
-        for name, seconds, work in phases:
-            run_.phase(name, seconds, work)
+        frameworks = ("training beside decoding", "training beside training", "jax", "suspend torch")
         with stage.agent():
-            phases = [
-                ("views", 30, lambda: views(stage)),
-                ("suspend", 40, lambda: suspended(stage, False)),
-                ("lent", 90, lambda: lent(stage)),
-                ("past the shim", 60, lambda: past(stage)),
-            ]
-            if not simulated:
-                phases += [
-                    ("suspend torch", 80, lambda: suspended(stage, True)),
-                    ("training beside decoding", 120, lambda: torch_shares(stage, "decode")),
-                    ("training beside training", 120, lambda: torch_shares(stage, "train")),
-                    ("jax", 90, lambda: jax(stage)),
-                ]
             for name, seconds, work in phases:
-                run_.phase(name, seconds, work)
+                if not simulated or name not in frameworks:
+                    run_.phase(name, seconds, work)
             run_.phase("agent", 5, lambda: {"log": (stage.folder / "agent.log").read_text()[-2000:]})
     finally:
         stage.close()

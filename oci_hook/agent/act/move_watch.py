@@ -115,7 +115,7 @@ class _Lent:
         self._child = Child(PROGRAM, NOT_NOW, NOT_NOW)
         self._began = self._moved = self._sampled = 0.0
         self._waiting: dict[str, _Waiting] = {}
-        self._here: dict[str, tuple[bool, float]] = {}  # away or not, and since when
+        self._here: dict[str, tuple[bool, float, float]] = {}  # away or not, since when, and when it came back last
         self._away: dict[str, int] = {}  # bytes that a container waited for when it was moved
         self._size: dict[str, int] = {}  # bytes that it had then
         self._not_before: dict[str, float] = {}
@@ -198,8 +198,9 @@ class _Lent:
                 known_one.size, known_one.number, known_one.tried = size, number, now
         for key, grant in sharing.items():
             self._node.watched[key].waits[self.uuid] = self._waiting[key].size if self._waits(key, now) else 0
-            if key not in self._here or self._here[key][0] != grant.off_gpu:
-                self._here[key] = grant.off_gpu, now
+            away, _, back = self._here.get(key, (None, 0.0, 0.0))
+            if away != grant.off_gpu:
+                self._here[key] = grant.off_gpu, now, now if away else back
 
     def _waits(self, key: str, now: float) -> bool:
         return key in self._waiting and now - self._waiting[key].tried < TRIES_SECONDS
@@ -221,7 +222,7 @@ class _Lent:
                     share.booked_mib * MIB,
                     self._away.get(key, 0) if grant.off_gpu else self._node.watched[key].waits[self.uuid],
                     self._waiting[key].since if key in self._waiting else now,
-                    self._here[key][1],
+                    *self._here[key][1:],
                     grant.off_gpu,
                     now < self._not_before.get(key, 0.0)
                     or key in unread

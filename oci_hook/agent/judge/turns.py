@@ -10,8 +10,9 @@ containers that have more than their requests, as wholes, those of the lowest cl
                                           or waits itself, which is how two that wait for each other come apart
 
 A turn is as long as the setting memory_turn, and ten times as long as moving the two takes, so that moving costs less than a
-tenth. Nobody is moved where that would not make room enough. A container that was moved stays away for ten times as long as its leaving
-and coming back take, so that one which allocates and frees all the time costs others no more than what they have beyond their requests.
+tenth. Nobody is moved where that would not make room enough. A container that was moved comes back as soon as there is room. If it had
+to leave again soon, it stays away until it has been ten times as long since it came back as leaving and coming back take, so that one
+which allocates and frees all the time costs others no more than a tenth of their time, and what they have beyond their requests.
 """
 
 from oci_hook.core.value import Value
@@ -47,8 +48,8 @@ class Pace:
 class Tenant(Value):
     """A container on a lent GPU. level: of its class, the lowest is 0. used: bytes on the GPU; of a suspended one, what it
     comes back with. request: bytes that are always there for it. waits: bytes that it waits for; 0: nothing. since: since
-    when it waits. here: since when it is on the GPU, or away from it, in the same seconds. away: it is suspended. fixed: it
-    is not moved now."""
+    when it waits. here: since when it is on the GPU, or away from it, in the same seconds. back: when it came back last; 0:
+    it never left. away: it is suspended. fixed: it is not moved now."""
 
     key: str
     level: int
@@ -57,6 +58,7 @@ class Tenant(Value):
     waits: int = 0
     since: float = 0.0
     here: float = 0.0
+    back: float = 0.0
     away: bool = False
     fixed: bool = False
 
@@ -115,7 +117,7 @@ def decide(tenants: tuple[Tenant, ...], free: int, now: float, turn: float, pace
     claims.sort(key=lambda t: (not t.entitled, -t.level, t.claims_since, t.key))
     served = set()
     for claim in claims:
-        stays = not claim.entitled and now - claim.here < MOVES * 2 * pace.seconds(claim.used)
+        stays = claim.back and not claim.entitled and now - claim.back < MOVES * 2 * pace.seconds(claim.used)
         if claim.away and (claim.fixed or stays):
             continue  # nobody leaves before it can come back
         if claim.need <= free:
