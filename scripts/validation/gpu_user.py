@@ -13,6 +13,8 @@ info                 cuMemGetInfo, and what NVML says inside this cgroup
 join FILE            move this process to another cgroup (the path of its cgroup.procs)
 fork                 go on in a forked child; the parent exits
 work COUNT           COUNT launches, then COUNT // 10 allocations and frees, then COUNT // 10 copies, each between marks
+repeat WHAT SECONDS  alloc: 64 MiB and back; refused: an allocation that is too large, ten times a second; copy: 64 MiB to the
+                     GPU; memset: 1 GiB; launch: an empty kernel
 HOW: alloc, managed, create, pool, graph, array
 """
 
@@ -230,6 +232,36 @@ class User:
             self.call("cuCtxSynchronize")
         mark(9)
         return {"launches": count, "allocations": count // 10, "copies": count // 10}
+
+
+    def repeat(self, what: str, seconds: int) -> dict[str, Any]:
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self.call("cuModuleLoadData", ctypes.byref(module), KERNEL)
+        self.call("cuModuleGetFunction", ctypes.byref(function), module, b"work")
+        at, data = ctypes.c_ulonglong(self.alloc(1024 * MIB)), ctypes.create_string_buffer(64 * MIB)
+
+        def refused() -> None:
+            if not self.cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_ulonglong()), ctypes.c_size_t(1 << 40)):
+                raise RuntimeError("1 TiB was there")
+            time.sleep(0.1)
+
+        def launch() -> None:
+            self.call("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, self.stream, None, None)
+
+        steps: dict[str, Callable[[], None]] = {
+            "alloc": lambda: self.call("cuMemFree_v2", ctypes.c_ulonglong(self.alloc(64 * MIB))),
+            "refused": refused,
+            "copy": lambda: self.call("cuMemcpyHtoD_v2", at, data, ctypes.c_size_t(64 * MIB)),
+            "memset": lambda: self.call("cuMemsetD8_v2", at, 1, ctypes.c_size_t(1024 * MIB)),
+            "launch": launch,
+        }
+        count, end = 0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            steps[what]()
+            count += 1
+        self.call("cuCtxSynchronize")
+        self.call("cuMemFree_v2", at)
+        return {"times": count}
 
 
 def mark(number: int) -> None:

@@ -24,7 +24,7 @@ from .frame import Json, Run
 PREDICTIONS = Path(__file__).resolve().parents[2] / "docs/internals/validation/suspend-predictions.json"
 MIB = 1 << 20
 PIECE = 64  # MiB
-SIZES, SHORT_SIZES = (1024, 8192, 32768), (256,)  # MiB; what does not fit the GPU is left out
+SIZES, SHORT_SIZES = (1024, 8192), (256,)  # MiB; what does not fit the GPU is left out
 SMALL = 256
 QUIET = 1.0  # seconds in which a call that waits gives no answer
 RUNNING, LOCKED, CHECKPOINTED = 0, 1, 2
@@ -121,6 +121,19 @@ def others(driver: Driver) -> Json:
         idle.wait()
 
 
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def huge_pages(driver: Driver, sizes: tuple[int, ...]) -> Json:
+    """The same where the kernel gives processes huge pages unasked."""
+    before = HUGE_PAGES.read_text()
+    try:
+        HUGE_PAGES.write_text("always")
+        return {"before": before.strip(), **{k: v for k, v in moved(driver, sizes).items() if k != "answers"}}
+    finally:
+        HUGE_PAGES.write_text(before.partition("[")[2].partition("]")[0])
+
+
 def moved(driver: Driver, sizes: tuple[int, ...]) -> Json:
     """Milliseconds of each call by size, and what came back."""
     out: Json = {"ms": {}, "gb_per_s": {}, "rss_mib": {}}
@@ -176,32 +189,35 @@ def waits(driver: Driver) -> Json:
         return {"answers": answers}
 
 
-def full(driver: Driver) -> Json:
-    """A restore to a GPU that others have filled, and again when they have gone."""
-    with driver.user(SMALL) as user:
+def full(driver: Driver, left: int, mib: int) -> Json:
+    """A restore of `mib` MiB to a GPU on which others have left `left` MiB, and again when they have gone."""
+    with driver.user(mib) as user:
         before = user.ask("digest")
         driver.helper("suspend", user.pid)
         with driver.user() as other:
             room = other.ask("info")["cuMemGetInfo"]
-            other.ask(f"fill alloc {PIECE} {room['total'] - room['used'] - PIECE}", 120)
-            other.ask(f"fill alloc 1 {2 * PIECE}", 120)
+            other.ask(f"fill alloc {PIECE} {room['total'] - room['used'] - left - PIECE}", 120)
+            other.ask(f"fill alloc 2 {PIECE}", 120)
+            was = other.ask("info")["cuMemGetInfo"]
             said, state = driver.helper("resume", user.pid), driver.state(user.pid)
-        free, tries = driver.used_mib(), []
-        for _ in range(3):
-            tries.append(driver.helper("resume", user.pid))
-            if tries[-1].get("done"):
-                break
-            time.sleep(1)
-        again, now = tries[-1], driver.state(user.pid)
-        out = {"said": said, "state": state, "used_mib_then": free, "again": tries, "state_then": now}
+        out: Json = {"left_mib": was["total"] - was["used"], "said": said, "state": state}
+        tries = [driver.helper("resume", user.pid)]
+        if not tries[-1].get("done"):
+            tries += [{name: driver.call(name, user.pid)} for name in ("Restore", "Unlock", "Restore")]
+        out.update(used_mib_then=driver.used_mib(), again=tries, state_then=driver.state(user.pid))
         with contextlib.suppress(RuntimeError, TimeoutError):
-            out["digest"] = user.ask("digest", 20)
+            out["digest"] = user.ask("digest", 3)
         out["answers"] = {
             "it_is_refused": "failed" in said,
             "it_stays_checkpointed": state == CHECKPOINTED,
-            "it_succeeds_later": again.get("done") is True and out.get("digest") == before,
+            "it_succeeds_later": tries[0].get("done") is True and out.get("digest") == before,
         }
         return out
+
+
+def room(node: Node, mib: int) -> int:
+    """MiB that such a process has on the GPU, and one piece more."""
+    return mib + node.inventory.gpus[0].context_mib + PIECE
 
 
 def two(driver: Driver) -> Json:
@@ -226,11 +242,14 @@ def shared(driver: Driver) -> Json:
     """Memory with an IPC handle, which drivers before 610 do not move."""
     with driver.user(SMALL) as user:
         user.ask("share")
+        before = user.ask("digest")
         said = driver.helper("suspend", user.pid)
+        back = driver.helper("resume", user.pid)
         old = int(driver.node.inventory.driver_version.partition(".")[0]) < 610
         return {
             "said": said,
-            "state": driver.state(user.pid),
+            "back": back,
+            "comes_back": user.ask("digest", 10) == before,
             "answers": {"refused_before_610": ("failed" in said) == old},
         }
 
@@ -272,11 +291,14 @@ def validate(run: Run, node: Node, folder: Path, simulated: bool, short: bool) -
     sizes = SHORT_SIZES if short else SIZES
     phases: list[tuple[str, float, Callable[[], Json]]] = [
         ("others", 30, lambda: others(driver)),
-        ("waits", 60, lambda: waits(driver)),
-        ("full", 90, lambda: full(driver)),
+        ("full", 90, lambda: full(driver, PIECE, SMALL)),
+        ("nearly full", 90, lambda: full(driver, 1024, 2048)),
+        ("hardly room", 90, lambda: full(driver, room(node, 2048), 2048)),
         ("moved", 200, lambda: moved(driver, sizes)),
+        ("moved, huge pages", 200, lambda: huge_pages(driver, sizes)),
         ("shared", 30, lambda: shared(driver)),
         ("killed", 60, lambda: killed(driver, sizes[0])),
+        ("waits", 60, lambda: waits(driver)),
         ("two", 60, lambda: two(driver)),  # last: it may leave a process that hangs
     ]
     for name, seconds, work in phases:
