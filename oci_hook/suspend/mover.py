@@ -22,6 +22,8 @@ from oci_hook.suspend.processes import Found
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from oci_hook.config.settings import Settings
     from oci_hook.core.inventory import Inventory
 
@@ -78,8 +80,9 @@ def suspend(settings: "Settings", key: str, lent_to: str = "") -> Moved:
     return Moved(grant, True, delivered, seconds)
 
 
-def resume(settings: "Settings", key: str) -> Moved:
+def resume(settings: "Settings", key: str, if_so: "Callable[[Grant], object]" = lambda grant: True) -> Moved:
     """Move a container's memory back to its GPUs, or raise; then it stays suspended. Ends also what a crash has cut off.
+    if_so: false for a grant whose memory is to stay where it is; asked once nobody else can move it.
 
     Raises NoRoomError GH-201 (its GPUs were granted to others meanwhile), GH-202, ApplyError GH-410, GH-411 (under way),
     GH-415 (its memory does not come back), GH-417 (the driver cannot), NodeError GH-30x.
@@ -87,7 +90,7 @@ def resume(settings: "Settings", key: str) -> Moved:
     inventory, began = node_inventory.load(settings), time.monotonic()
     with Hold(settings, key) as hold:
         before = grant = hold.grant
-        if not grant.off_gpu:
+        if not grant.off_gpu or not if_so(grant):
             return Moved(grant, False)
         if grant.suspended:
 

@@ -49,7 +49,7 @@ class MoveWatch:
         names = ", ".join(grant.who.id[:64] for grant in cut)
         self._node.problem("suspend", f"half moved between GPU and host memory: {names}" if cut else "")
         if cut and self._child.due(now):
-            self._child.start(now, "resume", self._node.prefix, cut[0].key)
+            self._child.start(now, "end", self._node.prefix, cut[0].key)
         for uuid in self._node.granted_gpus() | set(self._lent):
             if is_lent(self._node, uuid):
                 if uuid not in self._lent:
@@ -250,12 +250,16 @@ class _Lent:
         if status is None or move is None:
             return False
         grant = sharing.get(move.key)
-        if status == 0 and grant is not None and bool(grant.suspended) != bool(move.lent_to) and now - self._began < 60:
-            return False
+        if status == 0 and grant is not None and now - self._began < 60:
+            away = grant.suspended and (
+                move.lent_to or grant.lent_to
+            )  # what a person has suspended meanwhile stays away
+            if bool(away) != bool(move.lent_to):
+                return False
         self._child.stop()
         self.moving, self._moved = None, now
         if status == 0 and grant is not None:
-            if move.lent_to and grant.host_mib:
+            if move.lent_to and grant.lent_to and grant.host_mib:  # else it was a person who moved it
                 self._pace.measured(grant.host_mib * MIB, now - self._began)
             self._refused.pop(move.key, None)
             if not move.lent_to:
