@@ -176,6 +176,30 @@ def test_what_it_asks_of_its_gpu_meanwhile_waits(node: Node) -> None:
     assert tenant.program.hear() == late.hear() == "0"
 
 
+def test_a_run_in_the_foreground(node: Node) -> None:
+    """Its creator, the runtime, lives as long as the container."""
+
+    def mounts(spec: dict[str, Any]) -> None:
+        spec["mounts"].extend(node.mounts)
+
+    stage, id = node.stage, node.stage.runc.new_id()
+    program = (sys.executable, "/clients/tenant.py", "front")
+    bundle = stage.bundle(node.root, program, annotations=FIVE, env=ENV, edit=mounts)
+    nothing = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    with stage.runc.popen("run", "--bundle", str(bundle), id, program=stage.program, **nothing) as run:
+        try:
+            front = Program(node, "front")
+            assert [front("begin"), front("alloc 300 mine")] == ["0", "0"]
+            before = front("digest")
+            assert [c["state"] for c in node.data("ps")["containers"] if c["id"] == id] == ["running"]
+            assert node.data("suspend", id)["changed"] and stage.used_mib() == 0
+            assert node.data("resume", id)["changed"] and front("digest") == before
+            assert node.data("set", id, "--memory", "4Gi")["in_effect"] and run.poll() is None
+        finally:
+            stage.runc("delete", "--force", id, program=stage.program)
+    assert not [c for c in node.data("ps")["containers"] if c["id"] == id]
+
+
 def test_all_of_its_processes_or_none(node: Node) -> None:
     tenant = node.tenant()
     assert [tenant.program("begin"), tenant.program("alloc 100"), tenant.program("child two")] == ["0", "0", "0"]
