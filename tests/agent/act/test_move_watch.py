@@ -18,6 +18,7 @@ from oci_hook.agent.node import Node
 from oci_hook.agent.options import Options
 from oci_hook.cli.main import cli
 from oci_hook.core.grant import Grant, Identity, Life
+from oci_hook.core.units import MIB
 from oci_hook.suspend.hold import cut_off
 from tests.agent.box import REPO, events, grant, running, wait_for
 from tests.e2e.stage import CONTEXT_MIB, SHARE, Stage
@@ -115,3 +116,13 @@ def test_a_return_has_ended_once_the_ledger_says_so(suspended: int, lent_to: str
     gpu.moving, gpu._child = Move("k"), SimpleNamespace(status=lambda: 0, stop=lambda: None)  # type: ignore[assignment]
     told = Grant("k", Identity("/run", "a", "/b"), Life(""), (), suspended=suspended, lent_to=lent_to)
     assert gpu._ended({"k": told}, 1.0) == ended == (gpu.moving is None)
+
+
+def test_what_moves_with_a_container_is_on_its_other_gpus_as_well() -> None:
+    gpu = move_watch._Lent("GPU-0", *[None] * 4, {})  # type: ignore[arg-type]
+    uses = {uuid: SimpleNamespace(used=size * MIB) for uuid, size in (("GPU-0", 5), ("GPU-1", 7), ("GPU-2", 1))}
+    gpu._node = SimpleNamespace(watched={"k": SimpleNamespace(uses=uses)})  # type: ignore[assignment]
+    told = Grant("k", Identity("/run", "a", "/b"), Life(""), ())
+    assert gpu._elsewhere(told, 6 * MIB) == 8 * MIB
+    assert gpu._elsewhere(told.replace(suspended=7, host_mib=13), 6 * MIB) == 7 * MIB
+    assert gpu._elsewhere(told.replace(suspended=7, host_mib=5), 6 * MIB) == 0
