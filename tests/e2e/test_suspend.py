@@ -329,6 +329,36 @@ def test_a_crash_leaves_what_the_next_look_makes_whole(node: Node, point: str, w
     assert not tenant.grant.off_gpu and tenant.program("digest") == before and tenant.program("alloc 10") == "0"
 
 
+LOST = """
+import sys
+from oci_hook.config import settings
+from oci_hook.suspend import mover, processes
+call = processes.call
+def called(inventory, what, there, *a):
+    if what != "resume":
+        return call(inventory, what, there, *a)
+    return {"failed": int(sys.argv[3]), "why": "cuCheckpointProcessRestore: CUDA error 2", "half": False, "lost": True}
+processes.call = called
+try:
+    mover.resume(settings.load(sys.argv[1]), sys.argv[2])
+except Exception as e:
+    print(e)
+"""
+
+
+def test_a_process_that_the_driver_cannot_bring_back_ends(node: Node) -> None:
+    """It would wait for ever in its next call; what restarts its container helps."""
+    tenant = node.tenant()
+    assert [tenant.program("begin"), tenant.program("alloc 100")] == ["0", "0"]
+    node.say("suspend", tenant.id)
+    pid = tenant.pid()
+    command = [sys.executable, "-c", LOST, str(node.stage.prefix), tenant.grant.key, str(pid)]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+    assert "GH-415" in done.stdout and "cannot bring it back any more, and it is killed" in done.stdout
+    until(lambda: not proc.start_time(pid), "it has ended")
+    until(lambda: not node.data("ps")["containers"], "its share is free")
+
+
 def last_word(pid: int) -> bytes:
     try:
         return (*proc.read_file(f"/proc/{pid}/cmdline").split(b"\0"), b"")[-3:-1][0]
