@@ -213,7 +213,7 @@ def test_a_person_brings_it_back(node: Node, agent: Agent) -> None:
     """Where there is no room it stays away, whoever asks."""
     _, away = crowded(node)
     said = node.say("resume", away.id, status=1)
-    assert "GH-415" in said and "it stays suspended, and comes back by itself once there is room" in said
+    assert "GH-201" in said and "it stays suspended, and comes back by itself once there is room" in said
     assert away.grant.lent_to
 
 
