@@ -13,10 +13,10 @@ static int wrong;
 
 static uint64_t waited;
 static uint64_t alone(struct cost *c, uint64_t us) {
-    return cost_seen(c, us * GH_US, us * GH_US, true, true, true, &waited);
+    return cost_seen(c, GH_COST_UNKNOWN, us * GH_US, us * GH_US, true, true, true, &waited);
 }
 static uint64_t beside(struct cost *c, uint64_t us, uint64_t contexts) {
-    return cost_seen(c, us * GH_US, us * GH_US / contexts, true, true, false, &waited);
+    return cost_seen(c, GH_COST_UNKNOWN, us * GH_US, us * GH_US / contexts, true, true, false, &waited);
 }
 
 /* A launch of a key that is there or not; its guess. It takes so long. */

@@ -61,13 +61,19 @@ bool cost_due(struct cost *c, bool anyway) {
  * samples are discarded, and the other samples of queued short commands count as undisturbed. A command launched onto
  * an empty stream may have waited for another tenant's kernel, so its sample does not count as undisturbed. Samples of
  * commands that the program launched too late, so that the GPU idled, are discarded as well. */
-uint64_t cost_seen(struct cost *c, uint64_t elapsed, uint64_t own_part, bool queued, bool prompt, bool clean,
-                   uint64_t *waited) {
-    const uint64_t low = c->low;
+uint64_t cost_seen(struct cost *c, uint64_t guess, uint64_t elapsed, uint64_t own_part, bool queued, bool prompt,
+                   bool clean, uint64_t *waited) {
+    const bool first = !c->low && guess < GH_COST_UNKNOWN;
+    const uint64_t low = first ? guess : c->low;
     bool brief = low && low < SHORT, stood = brief && own_part > WAITED;
     bool sliced = brief && !clean && elapsed > 3 * low + SHORT;
-    bool late = low && !queued && !prompt && elapsed > low + low / 4, steady = clean || (brief && queued);
-    if (!low || elapsed < low)
+    bool late = c->low && !queued && !prompt && elapsed > low + low / 4, steady = clean || (brief && queued);
+    /* A kernel that is new, and alone in its stream, has no other samples: it goes by others of its kind. */
+    if (first && sliced && !queued && !stood && !cost_elastic(c)) {
+        *waited = 0;
+        return guess;
+    }
+    if (!c->low || elapsed < low)
         c->low = elapsed ? elapsed : 1;
     else
         c->low += (elapsed - low < low ? elapsed - low : low) / 64;

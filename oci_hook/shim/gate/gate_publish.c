@@ -131,7 +131,7 @@ static uint64_t learn(struct gh_gate *g, const struct finished *done, uint64_t *
     uint64_t own = usage_own_part(&g->usage, done->at, done->elapsed, inflight_halted(&g->inflight), &clean);
     uint64_t estimate = work_estimate(&done->work);
     struct cost *cost = cost_of(&g->costs, done->key);
-    uint64_t charge = cost_seen(cost, done->elapsed, own, done->queued, done->prompt, clean, waited);
+    uint64_t charge = cost_seen(cost, done->sampled, done->elapsed, own, done->queued, done->prompt, clean, waited);
     gate_note_brief(g, done->key, cost);
     cost_kin_seen(&g->costs, cost, own, clean || done->queued);
     if (!cost_sure(cost))
