@@ -265,7 +265,7 @@ class Auditor:
                 if len(line) >= LOOKS and gpu.at - line[0].at >= SECONDS:
                     found += self._over_compute(key, share.uuid, line, why)
         self._loads = loads
-        self._looked = {uuid: gpu.at for uuid, gpu in seen.gpus.items()}
+        self._looked.update({uuid: gpu.at for uuid, gpu in seen.gpus.items()})
         return found
 
     def _over_compute(self, key: str, uuid: str, line: list[Load], why: str) -> list[Finding]:
