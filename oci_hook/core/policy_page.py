@@ -18,6 +18,7 @@ _HEAD = Struct("<QIIII8x40s56x")
 _GPU = Struct("<48sQQIIIIQIIQ24x")
 _TERMS, _TERMS_OFFSET = Struct("<II"), 24
 _SUSPENDED, _SUSPENDED_OFFSET = Struct("<II"), 72  # and the seconds of memory_wait
+_HOLD, _HOLD_OFFSET = Struct("<Q"), 80
 _MEMORY, _MEMORY_OFFSET = Struct("<Q"), 48
 _COMPUTE, _COMPUTE_OFFSET = Struct("<II"), 64
 _REQUEST, _REQUEST_OFFSET = Struct("<Q"), 96
@@ -34,6 +35,15 @@ def amended(page: bytes, grant: Grant) -> bytes:
         _MEMORY.pack_into(new, at + _MEMORY_OFFSET, share.memory_mib * MIB)
         _COMPUTE.pack_into(new, at + _COMPUTE_OFFSET, _compute(grant, share), share.compute_limit)
         _REQUEST.pack_into(new, at + _REQUEST_OFFSET, share.request_mib * MIB)
+    return bytes(new)
+
+
+def held(page: bytes, until: int, over: int = 0) -> bytes:
+    """The page with what would take device memory held until then (ns of the monotonic clock), if it is not held longer.
+    With until 0 it is held no longer, if `over` is when the hold was to end."""
+    (now,) = _HOLD.unpack_from(page, _HOLD_OFFSET)
+    new = bytearray(page)
+    _HOLD.pack_into(new, _HOLD_OFFSET, max(until, now) if until else 0 if now == over else now)
     return bytes(new)
 
 

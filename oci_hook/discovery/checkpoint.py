@@ -1,7 +1,7 @@
 """Moves the GPU memory of processes to the host's memory and back, by the driver's checkpoints, and prints what came of it
 as JSON. A program of its own on the host, as a driver call may hang, and end only with its process.
 
-usage: LD_PRELOAD=LIBNVML python -m oci_hook.discovery.checkpoint LIBCUDA look|lock|suspend|resume PID:START ...
+usage: LD_PRELOAD=LIBNVML python -m oci_hook.discovery.checkpoint LIBCUDA look|lock|suspend|resume PID:START ... UUID=BYTES ...
 
 look     {"states": {PID: STATE}, "used": {PID: bytes or null}}: those that use CUDA, and those that NVML lists ("used": null
          where it fails)
@@ -10,7 +10,11 @@ suspend  locks all, then moves the memory of all; {"done": true}, or all run aga
 resume   moves all back, then lets all run; or moves back to the host what had come, and {"failed": PID, "why": ...}
 
 "half": true in a failure says that not even that succeeded. A process that ends meanwhile counts as done. START: field 22
-of /proc/PID/stat, so that a reused pid is not touched.
+of /proc/PID/stat, so that a reused pid is not touched. UUID=BYTES: what the processes have on that GPU when all is back.
+
+Nothing is moved back to a GPU without room for it: {"full": why, "half": ...}. For a restore that fails for want of memory cannot be
+repeated: the process is in state CHECKPOINTED for ever, and each further restore fails with 304, whatever room there is (driver
+580.159, H200). "lost": true in a failure says that this has happened.
 
 cuCheckpointProcess... is of driver 570 (CUDA 12.8; CUDA driver API, "CUDA Checkpointing"); numbers and names are those of
 its CUprocessState. The driver moves a process's memory into that process's own host memory.
@@ -25,10 +29,13 @@ from typing import Any
 from oci_hook.linux.proc import is_running
 
 RUNNING, LOCKED, CHECKPOINTED, FAILED, CHECKPOINTING, RESTORING = range(6)
+LOST = 304  # CUDA_ERROR_OPERATING_SYSTEM, of a restore after one that failed
+MARGIN = 64 << 20  # bytes: a process that came back had 14 MiB more than before (driver 580.159, H200)
 LOCK_MS = 10_000  # for the calls that are under way; without a bound, processes that wait for each other would hang it
 BETWEEN = 30.0  # seconds that a former caller's move may still take
 
 Process = tuple[int, int]
+Needs = dict[str, int]  # bytes by the GPU's UUID
 
 
 class LockArgs(ctypes.Structure):
@@ -38,9 +45,13 @@ class LockArgs(ctypes.Structure):
 
 
 class Refused(Exception):
-    def __init__(self, process: Process, why: str) -> None:
+    def __init__(self, process: Process, why: str, code: int = 0) -> None:
         super().__init__(why)
-        self.process = process
+        self.process, self.code = process, code
+
+
+class Full(Exception):
+    """A GPU has no room for what is to come back."""
 
 
 class Driver:
@@ -60,6 +71,24 @@ class Driver:
             time.sleep(0.05)
         return None
 
+    def check_room(self, processes: list[Process], needs: Needs) -> None:
+        """Raises Full where a GPU has less room than the processes need there beyond what they have there already."""
+        import pynvml  # type: ignore[import-untyped]
+
+        from oci_hook.discovery.nvml_memory import by_process, memory
+
+        pids = {pid for pid, _ in processes}
+        try:
+            pynvml.nvmlInit()
+            for uuid, size in needs.items():
+                gpu = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+                there = sum(used or 0 for pid, used in by_process(gpu).items() if pid in pids)
+                need, free = max(0, size - there) + MARGIN, memory(gpu).free
+                if need > free:
+                    raise Full(f"GPU {uuid} has {free >> 20} MiB free, {need >> 20} MiB needed")
+        except pynvml.NVMLError as e:
+            raise Full(f"NVML does not say how much room the GPUs have: {e}") from None
+
     def call(self, name: str, process: Process) -> None:
         """Raises Refused. One that has ended is left alone."""
         if not is_running(process):
@@ -67,21 +96,21 @@ class Driver:
         arguments = ctypes.byref(LockArgs(LOCK_MS)) if name == "Lock" else None
         code = getattr(self._cuda, f"cuCheckpointProcess{name}")(process[0], arguments)
         if code and is_running(process):
-            raise Refused(process, f"cuCheckpointProcess{name}: CUDA error {code}")
+            raise Refused(process, f"cuCheckpointProcess{name}: CUDA error {code}", code)
 
 
-def lock(driver: Driver, processes: list[Process]) -> dict[str, Any]:
+def lock(driver: Driver, processes: list[Process], needs: Needs) -> dict[str, Any]:
     try:
         for process in processes:
             if driver.state(process) == RUNNING:
                 driver.call("Lock", process)
         return {"done": True}
     except Refused as e:
-        return failure(e, half="failed" in resume(driver, processes))
+        return undone(e, driver, processes, needs)
 
 
-def suspend(driver: Driver, processes: list[Process]) -> dict[str, Any]:
-    if "done" not in (said := lock(driver, processes)):
+def suspend(driver: Driver, processes: list[Process], needs: Needs) -> dict[str, Any]:
+    if "done" not in (said := lock(driver, processes, needs)):
         return said
     try:
         for process in processes:
@@ -90,18 +119,28 @@ def suspend(driver: Driver, processes: list[Process]) -> dict[str, Any]:
         check(driver, processes, CHECKPOINTED)
         return {"done": True}
     except Refused as e:
-        return failure(e, half="failed" in resume(driver, processes))
+        return undone(e, driver, processes, needs)
 
 
-def resume(driver: Driver, processes: list[Process]) -> dict[str, Any]:
-    came = []
+def undone(e: Refused, driver: Driver, processes: list[Process], needs: Needs) -> dict[str, Any]:
+    back = resume(driver, processes, needs)
+    return failure(e, half="done" not in back, lost=back.get("lost", False))
+
+
+def resume(driver: Driver, processes: list[Process], needs: Needs) -> dict[str, Any]:
+    states = [driver.state(process) for process in processes]
+    away = [process for process, state in zip(processes, states, strict=True) if state == CHECKPOINTED]
+    came: list[Process] = []
     try:
-        for process in processes:
-            if driver.state(process) == CHECKPOINTED:
-                driver.call("Restore", process)
-                came.append(process)
+        if away:
+            driver.check_room(processes, needs)
+        for process in away:
+            driver.call("Restore", process)
+            came.append(process)
+    except Full as e:
+        return {"full": str(e), "half": any(state not in (None, CHECKPOINTED) for state in states)}
     except Refused as e:
-        return failure(e, half=not sent_back(driver, came))
+        return failure(e, half=not sent_back(driver, came), lost=is_lost(driver, e))
     try:
         for process in processes:
             if driver.state(process) == LOCKED:
@@ -110,6 +149,16 @@ def resume(driver: Driver, processes: list[Process]) -> dict[str, Any]:
         return {"done": True}
     except Refused as e:
         return failure(e, half=True)
+
+
+def is_lost(driver: Driver, e: Refused) -> bool:
+    """True if a restore that failed cannot be repeated."""
+    try:
+        driver.call("Restore", e.process)
+        driver.call("Checkpoint", e.process)  # as the others, which are sent back
+        return False
+    except Refused as again:
+        return again.code == LOST
 
 
 def sent_back(driver: Driver, came: list[Process]) -> bool:
@@ -129,11 +178,11 @@ def check(driver: Driver, processes: list[Process], wanted: int) -> None:
             raise Refused(process, f"the driver has it in state {state}, not {wanted}")
 
 
-def failure(e: Refused, half: bool) -> dict[str, Any]:
-    return {"failed": e.process[0], "why": str(e), "half": half}
+def failure(e: Refused, half: bool, lost: bool = False) -> dict[str, Any]:
+    return {"failed": e.process[0], "why": str(e), "half": half, **({"lost": True} if lost else {})}
 
 
-def look(driver: Driver, processes: list[Process]) -> dict[str, Any]:
+def look(driver: Driver, processes: list[Process], needs: Needs) -> dict[str, Any]:
     states = {process[0]: state for process in processes if (state := driver.state(process)) is not None}
     used = by_nvml()
     mine = None if used is None else {pid: used[pid] for pid, _ in processes if pid in used}
@@ -142,7 +191,7 @@ def look(driver: Driver, processes: list[Process]) -> dict[str, Any]:
 
 def by_nvml() -> dict[int, int | None] | None:
     """Bytes that each process has on all GPUs together, by pid, None where the driver does not say; None if NVML fails."""
-    import pynvml  # type: ignore[import-untyped]
+    import pynvml
 
     from oci_hook.discovery.nvml_memory import by_process
 
@@ -159,10 +208,11 @@ def by_nvml() -> dict[int, int | None] | None:
 
 
 def main(library: str, what: str, words: list[str]) -> dict[str, Any]:
-    processes = [(int(pid), int(start)) for pid, _, start in (word.partition(":") for word in words)]
+    needs = {uuid: int(size) for uuid, is_need, size in (word.partition("=") for word in words) if is_need}
+    processes = [(int(pid), int(start)) for pid, _, start in (w.partition(":") for w in words if "=" not in w)]
     try:
         driver = Driver(library)
-        return {"look": look, "lock": lock, "suspend": suspend, "resume": resume}[what](driver, processes)
+        return {"look": look, "lock": lock, "suspend": suspend, "resume": resume}[what](driver, processes, needs)
     except (OSError, AttributeError) as e:
         return {"error": str(e)}
 

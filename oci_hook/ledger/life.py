@@ -1,8 +1,8 @@
 """What keeps a grant alive: its creator, the container's init, its cgroup. From /proc and the runtime's state file.
 
-The creator is the process that asked for the grant. Launcher, Python and the runtime follow each other by exec and
-keep its pid. When the creator has ended, the runtime has written its state file, and the container's init is found
-there. ledger/proof.py decides from all of these. Processes are (pid, start time), as in linux/proc.py.
+The creator is the process that asked for the grant. Launcher, Python and the runtime follow each other by exec and keep its pid. Once
+the runtime has written its state file, the container's init is found there, also while the creator lives: `runc run` in the foreground
+ends after its container. ledger/proof.py decides from all of these. Processes are (pid, start time), as in linux/proc.py.
 """
 
 import os

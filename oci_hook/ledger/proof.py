@@ -91,10 +91,6 @@ class Judge:
                 self._living.add(life.cgroup)
             return grant
         reported = lives.found(grant)
-        if made:
-            # `runc run` in the foreground, the creator, lives as long as its container.
-            named = reported is not None and reported[1] and proc.is_running(reported[0].init)
-            return grant.replace(life=reported[0]) if reported is not None and named else grant
         if reported is not None and reported[0].init != life.init:
             new, named = reported
             if (proc.is_running(new.init) or lives.occupied(new)) and (
@@ -103,6 +99,8 @@ class Judge:
                 if new.cgroup_inode:
                     self._living.add(new.cgroup)
                 return grant.replace(life=new)
+        if made:  # asked this late, since `runc run` in the foreground, the creator, lives as long as its container
+            return grant
         if waits and lives.expected(life) and (life.creator is None or proc.is_running(life.creator)):
             return grant
         if life.cgroup_inode and lives.occupied(life):

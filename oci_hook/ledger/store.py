@@ -23,7 +23,7 @@ import os
 from oci_hook.core.gpu_page import SIZE as GPU_PAGE_SIZE
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.layout import LEDGER_DIR, MESSAGES_DIR, PAGE_UID, PAGES_DIR
-from oci_hook.core.policy_page import SIZE, amended
+from oci_hook.core.policy_page import SIZE, amended, held
 from oci_hook.errors import GhError, refuse
 from oci_hook.ledger import messages, slot_files
 from oci_hook.ledger.deliver import PAGE_FILE, deliver
@@ -34,6 +34,7 @@ from oci_hook.linux.lock import lock_file, own_dir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
 COPY_FILE = "copy"  # of the policy page
@@ -289,18 +290,31 @@ class Ledger:
             slot_files.write_message(self._state, uuid, grants, scale, (tiers or {}).get(uuid, 0))
             self._messages.append(messages.GPU + uuid)
 
+    def hold(self, keys: "Iterable[str]", until: int, over: int = 0) -> None:
+        """Have what these grants' containers would take of device memory wait: as core/policy_page.py's `held`. Raises
+        NodeError GH-303."""
+        try:
+            for key in keys:
+                self._rewrite(key, lambda page: held(page, until, over))
+                self._must = True
+        except OSError as e:
+            raise unusable(self._state, e) from None
+
     def _amend(self, grant: Grant) -> None:
         """Make the policy page what the grant says, and write the message with it."""
-        path = f"{self._pages}/{grant.key}/{COPY_FILE}"
+        self._rewrite(grant.key, lambda page: amended(page, grant))
+
+    def _rewrite(self, key: str, change: "Callable[[bytes], bytes]") -> None:
+        path = f"{self._pages}/{key}/{COPY_FILE}"
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             old = os.read(fd, SIZE)
         finally:
             os.close(fd)
-        page = amended(old, grant)
+        page = change(old)
         messages.replace(path, page, path + messages.TEMPORARY)
-        messages.write(self._state, f"{grant.key}-0", page)
-        self._messages.append(f"{grant.key}-0")
+        messages.write(self._state, f"{key}-0", page)
+        self._messages.append(f"{key}-0")
 
     def _save(self, key: str, data: bytes) -> None:
         path = f"{self._folder}/{key}"

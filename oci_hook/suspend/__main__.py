@@ -1,8 +1,9 @@
-"""`python -m oci_hook.suspend suspend|resume PREFIX KEY [LENT_TO]`: the agent's moves, each in a process of its own, since the
-driver may hang.
+"""`python -m oci_hook.suspend WHAT PREFIX KEY [LENT_TO]`: the agent's moves, each in a process of its own, since the driver may
+hang. WHAT is `suspend`, `resume` for one that is away for another, or `end` for one that a crash has left half moved.
 
-Exit status: 0 it was moved, or was there already; 1 not now; CANNOT it can never be moved as it is, by what the container itself
-has or does.
+The ledger may have changed since the agent read it: what a person has suspended meanwhile stays so.
+Exit status: 0 it was moved, or there was nothing to move; 1 not now; CANNOT it can never be moved as it is, by what the container
+itself has or does.
 """
 
 import sys
@@ -12,14 +13,19 @@ from oci_hook.errors import GhError
 from oci_hook.suspend import mover
 from oci_hook.suspend.hold import CANNOT
 
+BACK = {
+    "resume": lambda grant: grant.moving or grant.lent_to,
+    "end": lambda grant: grant.moving,
+}  # mover.resume's `if_so`
+
 
 def main(what: str, prefix: str, key: str, lent_to: str = "") -> int:
     try:
         settings = node_settings.load(prefix)
-        if what == "resume":
-            mover.resume(settings, key)
-        else:
+        if what == "suspend":
             mover.suspend(settings, key, lent_to)
+        else:
+            mover.resume(settings, key, BACK[what])
         return 0
     except GhError as e:
         own = what == "suspend" and all(problem.code == "GH-415" for problem in e.problems)

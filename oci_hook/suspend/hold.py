@@ -4,9 +4,9 @@ import fcntl
 import os
 
 from oci_hook.core.grant import Grant
-from oci_hook.core.layout import PAGES_DIR
-from oci_hook.errors import refuse
-from oci_hook.ledger import admit, store
+from oci_hook.core.layout import LEDGER_DIR, PAGES_DIR
+from oci_hook.errors import GhError, refuse
+from oci_hook.ledger import admit, grant_file, store
 from oci_hook.linux.lock import lock_file
 
 TYPE_CHECKING = False
@@ -47,11 +47,17 @@ class Hold:
 
 
 def cut_off(state_dir: str, grant: Grant) -> bool:
-    """True if a crash has left this grant between its GPUs and the host's memory."""
+    """True if a crash has left this grant between its GPUs and the host's memory. grant: as it was read some time ago; it may have
+    arrived since, so the ledger is asked once more while nobody can move it. Raises nothing: what cannot be read is not cut off."""
     if not grant.moving:
         return False
     try:
-        os.close(lock_file(f"{state_dir}/{PAGES_DIR}/{grant.key}/{LOCK}", fcntl.LOCK_EX, wait=False))
-        return True
+        fd = lock_file(f"{state_dir}/{PAGES_DIR}/{grant.key}/{LOCK}", fcntl.LOCK_EX, wait=False)
     except OSError:
         return False
+    try:
+        return bool(grant_file.read(f"{state_dir}/{LEDGER_DIR}", grant.key).moving)
+    except (OSError, GhError):
+        return False
+    finally:
+        os.close(fd)

@@ -5,6 +5,9 @@ helper that asks the driver holds as well, says that somebody is at it: a grant 
 left so by a crash. Whoever finds that brings its memory back to its GPUs, which is the end of a resume and undoes a suspend.
 """
 
+import contextlib
+import os
+import signal
 import time
 
 from oci_hook.core import suspend as rules
@@ -13,15 +16,17 @@ from oci_hook.core.units import MIB
 from oci_hook.core.value import Value
 from oci_hook.discovery.checkpoint import CHECKPOINTED
 from oci_hook.errors import GhError, refuse
-from oci_hook.ledger import admit, events
+from oci_hook.ledger import admit, events, store
 from oci_hook.ledger import inventory as node_inventory
-from oci_hook.linux import memory_room
+from oci_hook.linux import memory_room, proc
 from oci_hook.suspend import processes
 from oci_hook.suspend.hold import Hold
 from oci_hook.suspend.processes import Found
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from oci_hook.config.settings import Settings
     from oci_hook.core.inventory import Inventory
 
@@ -67,7 +72,9 @@ def suspend(settings: "Settings", key: str, lent_to: str = "") -> Moved:
         try:
             if not delivered:
                 raise _refusal(grant, "suspended", "it blocks its policy page by a file lease")
-            _send(grant, inventory, found, hold.fd)
+            # If one of several cannot be moved, those that were come back.
+            with _RoomKept(settings, grant) if len(found.processes) > 1 else contextlib.nullcontext():
+                _send(grant, inventory, found, hold.fd)
             _, grant, delivered = admit.alter(settings, key, lambda g, _: rules.arrived(g, int(time.time())))
         except BaseException as e:
             _bring_back(settings, grant, inventory, hold.fd)
@@ -78,8 +85,9 @@ def suspend(settings: "Settings", key: str, lent_to: str = "") -> Moved:
     return Moved(grant, True, delivered, seconds)
 
 
-def resume(settings: "Settings", key: str) -> Moved:
+def resume(settings: "Settings", key: str, if_so: "Callable[[Grant], object]" = lambda grant: True) -> Moved:
     """Move a container's memory back to its GPUs, or raise; then it stays suspended. Ends also what a crash has cut off.
+    if_so: false for a grant whose memory is to stay where it is; asked once nobody else can move it.
 
     Raises NoRoomError GH-201 (its GPUs were granted to others meanwhile), GH-202, ApplyError GH-410, GH-411 (under way),
     GH-415 (its memory does not come back), GH-417 (the driver cannot), NodeError GH-30x.
@@ -87,7 +95,7 @@ def resume(settings: "Settings", key: str) -> Moved:
     inventory, began = node_inventory.load(settings), time.monotonic()
     with Hold(settings, key) as hold:
         before = grant = hold.grant
-        if not grant.off_gpu:
+        if not grant.off_gpu or not if_so(grant):
             return Moved(grant, False)
         if grant.suspended:
 
@@ -95,7 +103,7 @@ def resume(settings: "Settings", key: str) -> Moved:
                 return rules.returning(grant, others, inventory, settings.rules, int(time.time()))
 
             _, grant, _ = admit.alter(settings, key, returning)
-        said = _come_back(grant, inventory, hold.fd)
+        said = _come_back(settings, grant, inventory, hold.fd)
         if said.get("done") is not True:
             why = _why(said)
             # What was cut off on its way to the host may have no room any more on a GPU whose memory is lent.
@@ -114,6 +122,27 @@ def resume(settings: "Settings", key: str) -> Moved:
     more = {} if before.suspended else {"cut_off": True}
     events.moved(settings.state_dir, "resumed", grant, seconds=seconds, **more)
     return Moved(grant, True, delivered, seconds)
+
+
+class _RoomKept:
+    """`with`: the containers beside this one whose memory is lent take no more of it, for the room that was there when a restore
+    began must be there until it ends (discovery/checkpoint.py). If this process is killed, they go on by themselves."""
+
+    def __init__(self, settings: "Settings", grant: Grant) -> None:
+        self._state, self._grant = settings.state_dir, grant
+        self._until = time.monotonic_ns() + int(1e9 * processes.seconds_for(grant.host_mib))
+
+    def __enter__(self) -> None:
+        self._hold(self._until, 0)
+
+    def __exit__(self, *_: object) -> None:
+        self._hold(0, self._until)
+
+    def _hold(self, until: int, over: int) -> None:
+        uuids = {share.uuid for share in self._grant.shares}
+        with store.open_ledger(self._state) as ledger:
+            beside = [g for g in ledger.grants if g.key != self._grant.key and g.memory_wait]
+            ledger.hold([g.key for g in beside if uuids & {share.uuid for share in g.shares}], until, over)
 
 
 def _check_cgroup(grant: Grant, need_mib: int) -> None:
@@ -135,7 +164,8 @@ def _send(grant: Grant, inventory: "Inventory", found: Found, lock: int) -> None
     """Move the memory of all processes, and of those that they start meanwhile. Raises ApplyError GH-415, GH-417."""
     for _ in range(ROUNDS):
         for what in ("lock", "suspend"):
-            said = processes.call(inventory, what, found.processes, processes.seconds_for(found.used_mib), lock)
+            seconds, needs = processes.seconds_for(found.used_mib), processes.needs(grant, found.used_mib)
+            said = processes.call(inventory, what, found.processes, seconds, lock, needs)
             if said.get("done") is not True:
                 raise _refusal(grant, "suspended", _why(said), _code(said))
             processes.check_movable(grant, inventory, found)  # once more: no call is under way in those that are locked
@@ -148,19 +178,27 @@ def _send(grant: Grant, inventory: "Inventory", found: Found, lock: int) -> None
     raise _refusal(grant, "suspended", why)
 
 
-def _come_back(grant: Grant, inventory: "Inventory", lock: int) -> "dict[str, object]":
+def _come_back(settings: "Settings", grant: Grant, inventory: "Inventory", lock: int) -> "dict[str, object]":
     """The helper's answer."""
     try:
         there = processes.listed(grant)
     except GhError as e:
         return {"error": str(e)}
-    return processes.call(inventory, "resume", there, processes.seconds_for(grant.host_mib), lock)
+    needs = processes.needs(grant, grant.host_mib)
+    with _RoomKept(settings, grant):
+        said = processes.call(inventory, "resume", there, processes.seconds_for(grant.host_mib), lock, needs)
+    if said.get("lost"):  # it would wait for ever in its next call of CUDA
+        for pid, start in there:
+            if pid == said["failed"] and proc.is_running((pid, start)):
+                os.kill(pid, signal.SIGKILL)
+        said["why"] = f"{said['why']}: the driver cannot bring it back any more, and it is killed"
+    return said
 
 
 def _bring_back(settings: "Settings", grant: Grant, inventory: "Inventory", lock: int) -> None:
     """After a suspend that failed: what cannot be undone now stays noted as moving, and a later look tries again."""
     try:
-        if _come_back(grant, inventory, lock).get("done") is True:
+        if _come_back(settings, grant, inventory, lock).get("done") is True:
             admit.alter(settings, grant.key, lambda g, _: rules.returned(g))
     except (GhError, OSError):
         pass  # the first failure is the one to report
@@ -169,12 +207,14 @@ def _bring_back(settings: "Settings", grant: Grant, inventory: "Inventory", lock
 def _why(said: "dict[str, object]") -> str:
     if "failed" in said:
         return f"process {said['failed']}: {said.get('why')}"
+    if "full" in said:
+        return f"{said['full']}"
     return str(said.get("error") or "the driver gave no answer")
 
 
 def _code(said: "dict[str, object]") -> str:
-    """GH-415: the driver does not move one of the processes. GH-417: it does not answer."""
-    return "GH-415" if "failed" in said else "GH-417"
+    """GH-415: the driver does not move one of the processes. GH-201: there is no room. GH-417: the driver does not answer."""
+    return "GH-415" if "failed" in said else "GH-201" if "full" in said else "GH-417"
 
 
 def _for(lent_to: str) -> "dict[str, str]":

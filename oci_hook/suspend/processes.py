@@ -44,14 +44,31 @@ class Found(Value):
 
 
 def call(
-    inventory: Inventory, what: str, processes: "tuple[Process, ...]", seconds: float, lock: int
+    inventory: Inventory,
+    what: str,
+    processes: "tuple[Process, ...]",
+    seconds: float,
+    lock: int,
+    needs: "dict[str, int] | None" = None,
 ) -> "dict[str, Any]":
     """What discovery/checkpoint.py answers; {"error": why} where it does not. lock: a descriptor that it keeps open, so that
-    whoever waits for that lock waits for its end, too."""
+    whoever waits for that lock waits for its end, too. needs: MiB by the GPU's UUID, for all that may move memory back."""
     env = {**every_gpu(environment(inventory.driver_root)[0]), "LD_PRELOAD": inventory.libnvml}
     words = [f"{pid}:{start}" for pid, start in processes]
+    words += [f"{uuid}={mib * MIB}" for uuid, mib in (needs or {}).items()]
     program = [sys.executable, "-m", "oci_hook.discovery.checkpoint", inventory.libcuda, what, *words]
     return ask(program, env, seconds, (lock,))
+
+
+def needs(grant: Grant, mib: int) -> "dict[str, int]":
+    """MiB by the GPU's UUID that the container has where all of its memory is on its GPUs. mib: on all of them together. Several GPUs
+    are told apart by its account page: if that lies, the driver fails to bring back this container's own memory."""
+    uuids = [share.uuid for share in grant.shares]
+    if len(uuids) == 1:
+        return {uuids[0]: mib}
+    usage = account.look(grant)
+    totals = usage.totals if isinstance(usage, account.Usage) and len(usage.totals) >= len(uuids) else ()
+    return {uuid: min(mib, -(-totals[i] // MIB) if totals else mib) for i, uuid in enumerate(uuids)}
 
 
 def seconds_for(mib: int) -> float:

@@ -64,7 +64,11 @@ def own_mounts(driver: str) -> list[str]:
     for line in open("/proc/self/mountinfo"):
         path, kind = (line.split()[4].encode().decode("unicode_escape"), line.split(" - ")[1].split()[0])
         system = path == "/" or path.split("/")[1] in ("proc", "sys", "dev", "run", "tmp")
-        if not system and not driver.startswith(path + "/") and kind in ("ext4", "xfs", "btrfs", "overlay", "squashfs", "erofs", "virtiofs", "9p", "tmpfs"):
+        if (
+            not system
+            and not driver.startswith(path + "/")
+            and kind in ("ext4", "xfs", "btrfs", "overlay", "squashfs", "erofs", "virtiofs", "9p", "tmpfs")
+        ):
             kept.append(path)
     return [path for path in kept if os.path.exists(path)]
 

@@ -233,7 +233,6 @@ class User:
         mark(9)
         return {"launches": count, "allocations": count // 10, "copies": count // 10}
 
-
     def repeat(self, what: str, seconds: int) -> dict[str, Any]:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuModuleLoadData", ctypes.byref(module), KERNEL)

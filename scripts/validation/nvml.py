@@ -47,7 +47,10 @@ class Sampler(threading.Thread):
     def end(self) -> Json:
         self.over.set()
         self.join()
-        rows = {str(pid): {"mean": round(statistics.mean(v for _, v in got), 1), "samples": got} for pid, got in self.seen.items()}
+        rows = {
+            str(pid): {"mean": round(statistics.mean(v for _, v in got), 1), "samples": got}
+            for pid, got in self.seen.items()
+        }
         return {"by_process": rows, "whole": self.whole, "listed": sorted(self.listed)}
 
 
@@ -72,7 +75,12 @@ def suspended(driver: Driver, mib: int) -> Json:
         away = time.time()
         time.sleep(2)
         driver.helper("resume", user.pid)
-        return {"pid": user.pid, "suspended_after_s": away - begin, "resumed_after_s": time.time() - begin, **sampler.end()}
+        return {
+            "pid": user.pid,
+            "suspended_after_s": away - begin,
+            "resumed_after_s": time.time() - begin,
+            **sampler.end(),
+        }
 
 
 def cell(stage: Boxes, one: Cell, native: bool) -> Json:

@@ -26,9 +26,13 @@ HARD = (
 )
 # Most important first: if time runs out, the last are left out.
 PLAIN = [c for c in share.CELLS if not c.exact and c.group != "burst"]
-CELLS = [*PLAIN[:4], *(c for name in HARD for c in share.CELLS if c.name == name), *PLAIN[4:]]
+FIRST = ("70/30", "90/10", "cap 30", *HARD, "three processes beside one, 50/50", "80 us beside 1.4 ms, 50/50")
+CELLS = [c for name in FIRST for c in share.CELLS if c.name == name] + [c for c in PLAIN if c.name not in FIRST]
 CELLS += [Cell("11 ms beside 80 us, 50/50", "saturated", share.s(50, 11000), share.s(50))]
-RESERVE = 60.0  # seconds for what comes after the cells
+Alone = dict[
+    str, tuple[Json, list[float]]
+]  # a program: the tenant that runs it, and what of the GPU it keeps busy alone
+RESERVE = 15.0  # seconds for what comes after the cells
 SHORT = ("70/30", "100 ms, depth 4, beside 0.5 ms, 70/30", "1 ms, graphs made anew, beside 0.5 ms, 70/30", "cap 30")
 
 
@@ -38,11 +42,7 @@ def validate(run: Run, node: Node, folder: Path, simulated: bool, short: bool) -
     seconds, warm = (0.5, 0.3) if short else (3.0, 1.2)
     if not calibrate(run, stage):
         return
-    tenants = {
-        cells.program(t): t for c in chosen if not c.exact for t in c.tenants
-    }  # those of exact cells are always busy
-    alone: dict[str, list[float]] = {p: [] for p in tenants}
-    run.phase("alone before", 120, lambda: references(stage, tenants, alone, short))
+    alone: Alone = {}
     rows: list[Json] = []
     for native in (False, True):
         for cell in chosen:
@@ -50,8 +50,8 @@ def validate(run: Run, node: Node, folder: Path, simulated: bool, short: bool) -
             need = (seconds + warm + cell.tail + 3) * stage.scale + RESERVE
             if (cell.native or not native) and run.left() > need:
                 name = f"{'native' if native else 'gpu-hook'}: {cell.name}"
-                run.phase(name, need, functools.partial(_cell, stage, cell, native, alone, rows))
-    run.phase("alone after", 60, lambda: references(stage, tenants, alone, short))
+                run.phase(name, need, functools.partial(_cell, stage, cell, native, alone, rows, short))
+    run.phase("alone after", 60, lambda: references(stage, alone, short))
     run.phase("verdict", 10, lambda: verdict(rows, alone, simulated))
 
 
@@ -70,21 +70,33 @@ def calibrate(run: Run, stage: Boxes) -> bool:
     return bool(run.phase("calibrate", 40, work)["ok"])
 
 
-def references(stage: Boxes, tenants: dict[str, Json], alone: dict[str, list[float]], short: bool) -> Json:
-    for name, tenant in tenants.items():
-        alone[name].append(cells.alone(stage, tenant, 0, 0.3 if short else 1.0))
-    return {"busy": {p: v[-1] for p, v in alone.items() if v}}
+def references(stage: Boxes, alone: Alone, short: bool) -> Json:
+    """What of the GPU each program keeps busy alone, once more."""
+    for tenant, busy in alone.values():
+        busy.append(cells.alone(stage, tenant, 0, 0.3 if short else 1.0))
+    return {"busy": {name: busy for name, (_, busy) in alone.items()}}
 
 
-def _cell(stage: Boxes, cell: Cell, native: bool, alone: dict[str, list[float]], rows: list[Json]) -> Json:
+def duty(stage: Boxes, cell: Cell, alone: Alone, short: bool) -> list[float]:
+    """What of the GPU each tenant's program keeps busy alone; measured once. Those of exact cells are always busy."""
+    found = []
+    for tenant in cell.tenants:
+        name = cells.program(tenant)
+        if not cell.exact and name not in alone:
+            alone[name] = tenant, [cells.alone(stage, tenant, 0, 0.3 if short else 1.0)]
+        found.append(1.0 if cell.exact else alone[name][1][0])
+    return found
+
+
+def _cell(stage: Boxes, cell: Cell, native: bool, alone: Alone, rows: list[Json], short: bool) -> Json:
+    busy = duty(stage, cell, alone, short)
     measured = cells.measure(stage, cell, 0, native)
-    duty = [1.0 if cell.exact else alone[cells.program(t)][0] for t in cell.tenants]
-    row = {"cell": cell.name, "group": cell.group, "native": native, **cells.judge(cell, measured, duty)}
+    row = {"cell": cell.name, "group": cell.group, "native": native, **cells.judge(cell, measured, busy)}
     rows.append(row)
     return row
 
 
-def verdict(rows: list[Json], alone: dict[str, list[float]], simulated: bool) -> Json:
+def verdict(rows: list[Json], alone: Alone, simulated: bool) -> Json:
     """Against the limits set beforehand, and against the model's predictions as committed beforehand."""
     predicted = predict.load().get("shares", {})
     missed, surprises = [], []
@@ -97,7 +109,7 @@ def verdict(rows: list[Json], alone: dict[str, list[float]], simulated: bool) ->
         for key, tolerance in (("error", 3.0), ("efficiency", 0.03)):
             if key in before and key in row and abs(before[key] - row[key]) > tolerance:
                 surprises.append(f"{name}: {key} {row[key]:.3g}, predicted {before[key]:.3g}")
-    drift = max((abs(v[-1] / v[0] - 1) for v in alone.values() if len(v) > 1), default=0.0)
+    drift = max((abs(v[-1] / v[0] - 1) for _, v in alone.values() if len(v) > 1), default=0.0)
     out: Json = {"missed": missed, "not_as_predicted": surprises, "reference_drift": drift, "rows": len(rows)}
     with contextlib.suppress(StopIteration):
         out["pair_sum"] = next(r["efficiency"] for r in rows if r["cell"] == "50/50" and not r["native"])

@@ -7,6 +7,7 @@
 #include <string.h>
 
 enum { RUNNING = 0, LOCKED = 1, CHECKPOINTED = 2 }; /* CU_PROCESS_STATE_... */
+#define LOST 0x100u /* with CHECKPOINTED: a restore has failed, and none succeeds any more (driver 580) */
 
 struct gpu_pair { /* CUcheckpointGpuPair */
     CUuuid from, to;
@@ -31,9 +32,18 @@ static int state_of(int pid) {
     for (int i = 0; i < sim_gpus; i++) {
         struct gpu_slot *s = slot_of(&sim_gpu[i], pid);
         if (s)
-            return (int)atomic_load(&s->checkpoint);
+            return (int)(atomic_load(&s->checkpoint) & ~LOST);
     }
     return -1;
+}
+
+static bool is_lost(int pid) {
+    for (int i = 0; i < sim_gpus; i++) {
+        struct gpu_slot *s = slot_of(&sim_gpu[i], pid);
+        if (s && atomic_load(&s->checkpoint) & LOST)
+            return true;
+    }
+    return false;
 }
 
 static CUresult change(int pid, int from, int to) {
@@ -101,6 +111,8 @@ static int target(int i, const struct restore_args *args) {
 API CUresult cuCheckpointProcessRestore(int pid, const struct restore_args *args) {
     if (state_of(pid) != CHECKPOINTED)
         return CUDA_ERROR_ILLEGAL_STATE;
+    if (is_lost(pid))
+        return CUDA_ERROR_OPERATING_SYSTEM;
     for (int i = 0; i < sim_gpus; i++) {
         struct gpu_slot *s = slot_of(&sim_gpu[i], pid);
         if (!s)
@@ -118,8 +130,10 @@ API CUresult cuCheckpointProcessRestore(int pid, const struct restore_args *args
             room = false;
         }
         atomic_fetch_add(room ? &there->managed : &s->managed, managed);
-        if (!room)
+        if (!room) {
+            atomic_fetch_or(&s->checkpoint, LOST);
             return CUDA_ERROR_OUT_OF_MEMORY;
+        }
         atomic_store(&s->saved, 0);
     }
     return change(pid, CHECKPOINTED, LOCKED);

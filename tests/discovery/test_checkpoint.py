@@ -19,21 +19,31 @@ MOVES = {
 
 
 class Fake(checkpoint.Driver):
-    """States by process. fails: the numbers of the calls that fail, from 0."""
+    """States by process. fails: the numbers of the calls that fail, from 0. full: no GPU has room. lost: restores that failed
+    cannot be repeated."""
 
-    def __init__(self, states: list[int], fails: tuple[int, ...] = ()) -> None:
+    def __init__(self, states: list[int], fails: tuple[int, ...] = (), full: bool = False, lost: bool = False) -> None:
         self.states = dict(zip(THREE, states, strict=True))
-        self.fails = fails
+        self.fails, self.full, self.lost = fails, full, lost
+        self.gone: set[Process] = set()
         self.calls: list[str] = []
 
     def state(self, process: Process) -> int | None:
         return self.states.get(process)
 
+    def check_room(self, processes: list[Process], needs: checkpoint.Needs) -> None:
+        if self.full:
+            raise checkpoint.Full("no room")
+
     def call(self, name: str, process: Process) -> None:
         self.calls.append(name)
         before, after = MOVES[name]
+        if process in self.gone and name == "Restore":
+            raise Refused(process, name, checkpoint.LOST)
         if len(self.calls) - 1 in self.fails or self.states[process] != before:
-            raise Refused(process, name)
+            if self.lost and name == "Restore":
+                self.gone.add(process)
+            raise Refused(process, name, 2)
         self.states[process] = after
 
     def all(self, state: int) -> bool:
@@ -42,54 +52,74 @@ class Fake(checkpoint.Driver):
 
 def test_all_are_locked_before_any_is_moved() -> None:
     fake = Fake([RUNNING] * 3)
-    assert checkpoint.suspend(fake, THREE) == {"done": True} and fake.all(CHECKPOINTED)
+    assert checkpoint.suspend(fake, THREE, {}) == {"done": True} and fake.all(CHECKPOINTED)
     assert fake.calls == ["Lock"] * 3 + ["Checkpoint"] * 3
     fake.calls.clear()
-    assert checkpoint.resume(fake, THREE) == {"done": True} and fake.all(RUNNING)
+    assert checkpoint.resume(fake, THREE, {}) == {"done": True} and fake.all(RUNNING)
     assert fake.calls == ["Restore"] * 3 + ["Unlock"] * 3
 
 
 def test_a_lock_that_fails_has_all_run_again() -> None:
     fake = Fake([RUNNING] * 3)
-    assert checkpoint.lock(fake, THREE) == {"done": True} and fake.all(LOCKED)
+    assert checkpoint.lock(fake, THREE, {}) == {"done": True} and fake.all(LOCKED)
     fake = Fake([RUNNING] * 3, (2,))
-    assert checkpoint.lock(fake, THREE) == {"failed": 13, "why": "Lock", "half": False} and fake.all(RUNNING)
+    assert checkpoint.lock(fake, THREE, {}) == {"failed": 13, "why": "Lock", "half": False} and fake.all(RUNNING)
 
 
 @pytest.mark.parametrize("at", range(6))
 def test_a_suspend_that_fails_has_all_run_again(at: int) -> None:
     fake = Fake([RUNNING] * 3, (at,))
-    said = checkpoint.suspend(fake, THREE)
+    said = checkpoint.suspend(fake, THREE, {})
     assert said == {"failed": THREE[at % 3][0], "why": fake.calls[at], "half": False} and fake.all(RUNNING)
 
 
 @pytest.mark.parametrize("at", range(6))
 def test_a_resume_that_fails_sends_all_back_while_none_runs(at: int) -> None:
     fake = Fake([CHECKPOINTED] * 3, (at,))
-    said = checkpoint.resume(fake, THREE)
+    said = checkpoint.resume(fake, THREE, {})
     assert said["failed"] == THREE[at % 3][0] and said["half"] is (at >= 3)
     assert fake.all(CHECKPOINTED) if at < 3 else RUNNING in fake.states.values() or fake.all(LOCKED)
     fake.fails = ()
-    assert checkpoint.resume(fake, THREE) == {"done": True} and fake.all(RUNNING)
+    assert checkpoint.resume(fake, THREE, {}) == {"done": True} and fake.all(RUNNING)
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_restore_that_cannot_be_repeated_is_told(at: int) -> None:
+    fake = Fake([CHECKPOINTED] * 3, (at,), lost=True)
+    said = checkpoint.resume(fake, THREE, {})
+    assert said == {"failed": THREE[at][0], "why": "Restore", "half": False, "lost": True} and fake.all(CHECKPOINTED)
+
+
+@pytest.mark.parametrize("running", range(3))
+def test_nothing_is_restored_where_there_is_no_room(running: int) -> None:
+    states = [RUNNING] * running + [CHECKPOINTED] * (3 - running)
+    fake = Fake(states, full=True)  # and a process of the container that uses no CUDA
+    assert checkpoint.resume(fake, [*THREE, (14, 1)], {}) == {"full": "no room", "half": running > 0}
+    assert fake.calls == [] and [*fake.states.values()] == states
+
+
+def test_what_needs_no_room_goes_on_without_a_look() -> None:
+    fake = Fake([LOCKED] * 3, full=True)
+    assert checkpoint.resume(fake, THREE, {}) == {"done": True} and fake.all(RUNNING)
 
 
 @pytest.mark.parametrize("states", [*itertools.product((RUNNING, LOCKED, CHECKPOINTED), repeat=3)])
 def test_whatever_a_crash_has_left_comes_back_or_is_moved(states: tuple[int, ...]) -> None:
     fake = Fake([*states])
-    assert checkpoint.resume(fake, THREE) == {"done": True} and fake.all(RUNNING)
+    assert checkpoint.resume(fake, THREE, {}) == {"done": True} and fake.all(RUNNING)
     fake = Fake([*states])
-    assert checkpoint.suspend(fake, THREE) == {"done": True} and fake.all(CHECKPOINTED)
+    assert checkpoint.suspend(fake, THREE, {}) == {"done": True} and fake.all(CHECKPOINTED)
 
 
 def test_a_failure_in_the_undoing_is_told() -> None:
     fake = Fake([RUNNING] * 3, (4, 5))
-    assert checkpoint.suspend(fake, THREE)["half"] is True
+    assert checkpoint.suspend(fake, THREE, {})["half"] is True
     fake.fails = ()
-    assert checkpoint.resume(fake, THREE) == {"done": True} and fake.all(RUNNING)
+    assert checkpoint.resume(fake, THREE, {}) == {"done": True} and fake.all(RUNNING)
 
 
 def test_a_process_that_the_driver_has_lost_is_told() -> None:
-    said = checkpoint.suspend(Fake([RUNNING, FAILED, RUNNING]), THREE)
+    said = checkpoint.suspend(Fake([RUNNING, FAILED, RUNNING]), THREE, {})
     assert said["failed"] == 12 and "state 3" in said["why"]
 
 

@@ -176,6 +176,30 @@ def test_what_it_asks_of_its_gpu_meanwhile_waits(node: Node) -> None:
     assert tenant.program.hear() == late.hear() == "0"
 
 
+def test_a_run_in_the_foreground(node: Node) -> None:
+    """Its creator, the runtime, lives as long as the container."""
+
+    def mounts(spec: dict[str, Any]) -> None:
+        spec["mounts"].extend(node.mounts)
+
+    stage, id = node.stage, node.stage.runc.new_id()
+    program = (sys.executable, "/clients/tenant.py", "front")
+    bundle = stage.bundle(node.root, program, annotations=FIVE, env=ENV, edit=mounts)
+    nothing = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    with stage.runc.popen("run", "--bundle", str(bundle), id, program=stage.program, **nothing) as run:
+        try:
+            front = Program(node, "front")
+            assert [front("begin"), front("alloc 300 mine")] == ["0", "0"]
+            before = front("digest")
+            assert [c["state"] for c in node.data("ps")["containers"] if c["id"] == id] == ["running"]
+            assert node.data("suspend", id)["changed"] and stage.used_mib() == 0
+            assert node.data("resume", id)["changed"] and front("digest") == before
+            assert node.data("set", id, "--memory", "4Gi")["in_effect"] and run.poll() is None
+        finally:
+            stage.runc("delete", "--force", id, program=stage.program)
+    assert not [c for c in node.data("ps")["containers"] if c["id"] == id]
+
+
 def test_all_of_its_processes_or_none(node: Node) -> None:
     tenant = node.tenant()
     assert [tenant.program("begin"), tenant.program("alloc 100"), tenant.program("child two")] == ["0", "0", "0"]
@@ -303,6 +327,36 @@ def test_a_crash_leaves_what_the_next_look_makes_whole(node: Node, point: str, w
     assert "GH-411" in node.say("suspend", tenant.id, status=1)
     assert node.data("resume", tenant.id)["changed"]
     assert not tenant.grant.off_gpu and tenant.program("digest") == before and tenant.program("alloc 10") == "0"
+
+
+LOST = """
+import sys
+from oci_hook.config import settings
+from oci_hook.suspend import mover, processes
+call = processes.call
+def called(inventory, what, there, *a):
+    if what != "resume":
+        return call(inventory, what, there, *a)
+    return {"failed": int(sys.argv[3]), "why": "cuCheckpointProcessRestore: CUDA error 2", "half": False, "lost": True}
+processes.call = called
+try:
+    mover.resume(settings.load(sys.argv[1]), sys.argv[2])
+except Exception as e:
+    print(e)
+"""
+
+
+def test_a_process_that_the_driver_cannot_bring_back_ends(node: Node) -> None:
+    """It would wait for ever in its next call; what restarts its container helps."""
+    tenant = node.tenant()
+    assert [tenant.program("begin"), tenant.program("alloc 100")] == ["0", "0"]
+    node.say("suspend", tenant.id)
+    pid = tenant.pid()
+    command = [sys.executable, "-c", LOST, str(node.stage.prefix), tenant.grant.key, str(pid)]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+    assert "GH-415" in done.stdout and "cannot bring it back any more, and it is killed" in done.stdout
+    until(lambda: not proc.start_time(pid), "it has ended")
+    until(lambda: not node.data("ps")["containers"], "its share is free")
 
 
 def last_word(pid: int) -> bytes:

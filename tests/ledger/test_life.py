@@ -250,6 +250,10 @@ class Creator:
         )
         self.life = proc.process_life(self.p.pid)
 
+    def begin(self):
+        self.p.stdin.write(b"\n")
+        self.p.stdin.close()
+
     def go(self):
         self.p.communicate(b"\n", timeout=60)
         return self.p.returncode
@@ -278,6 +282,50 @@ def test_a_container_of_runc_from_create_to_delete(runc, bundle):
     assert runc("delete", id).returncode == 0
     assert current(granted) is None
     assert current(learned) is None
+
+
+@pytest.mark.root
+def test_the_creator_of_a_run_in_the_foreground_lives_as_long_as_its_container(runc, bundle):
+    """The container's init is known all the same, unless the runtime's file is not about this grant."""
+    id = runc.new_id()
+    creator = Creator("runc", "--root", runc.root, "run", "--bundle", bundle(edit=ours), id)
+    granted = grant_of(runc.root, id, creator.life)
+    assert current(granted) is granted, "the runtime has written nothing yet"
+    creator.begin()
+    until(lambda: learn(granted) is not granted)
+    learned = current(granted)
+    assert learned.life == Life(BOOT, None, proc.process_life(runc.pid(id)), str(V1 / id), os.stat(V1 / id).st_ino)
+    assert proc.is_running(creator.life) and current(learned) is learned
+    other = granted.replace(key="1" * 32)
+    assert current(other) is other, "another grant's container"
+    file = runc.root / id / "state.json"
+    state = json.loads(file.read_text())
+    file.write_text(json.dumps(state | {"init_process_start": state["init_process_start"] + 1, "cgroup_paths": {}}))
+    assert current(granted) is granted, "its init and its cgroup have ended, and the creator is at work still"
+    file.write_text(json.dumps(state | {"init_process_start": creator.life[1] - 1}))
+    assert current(granted) is granted, "a container that had the id before"
+    file.write_text(json.dumps(state))
+    assert runc("kill", id, "KILL").returncode == 0
+    creator.p.wait(60)
+    assert current(granted) is current(learned) is None
+
+
+@pytest.mark.root
+def test_a_run_that_fails_once_the_runtime_has_written_its_file_leaves_nothing_alive(runc, bundle, tmp_path):
+    os.mkfifo(tmp_path / "go")
+
+    def fails(spec):
+        ours(spec)
+        spec["hooks"] = {"poststart": [{"path": "/bin/sh", "args": ["sh", "-c", f"read x < {tmp_path}/go; exit 1"]}]}
+
+    creator = Creator("runc", "--root", runc.root, "run", "--bundle", bundle(edit=fails), runc.new_id())
+    granted = grant_of(runc.root, runc.ids[-1], creator.life)
+    creator.begin()
+    until(lambda: current(granted) is not granted)
+    learned = current(granted)
+    (tmp_path / "go").write_text("\n")
+    assert creator.p.wait(60) != 0
+    assert current(granted) is current(learned) is None
 
 
 @pytest.mark.root

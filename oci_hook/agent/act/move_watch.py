@@ -49,7 +49,7 @@ class MoveWatch:
         names = ", ".join(grant.who.id[:64] for grant in cut)
         self._node.problem("suspend", f"half moved between GPU and host memory: {names}" if cut else "")
         if cut and self._child.due(now):
-            self._child.start(now, "resume", self._node.prefix, cut[0].key)
+            self._child.start(now, "end", self._node.prefix, cut[0].key)
         for uuid in self._node.granted_gpus() | set(self._lent):
             if is_lent(self._node, uuid):
                 if uuid not in self._lent:
@@ -214,11 +214,12 @@ class _Lent:
                 continue
             if grant.off_gpu and not grant.lent_to:
                 continue  # a person takes it away and brings it back
+            used = self._used(grant, pages.get(key))
             found.append(
                 Tenant(
                     key,
                     CLASS_NUMBERS[grant.terms.priority_class],
-                    self._used(grant, pages.get(key)),
+                    used,
                     share.booked_mib * MIB,
                     self._away.get(key, 0) if grant.off_gpu else self._node.watched[key].waits[self.uuid],
                     self._waiting[key].since if key in self._waiting else now,
@@ -227,9 +228,16 @@ class _Lent:
                     now < self._not_before.get(key, 0.0)
                     or key in unread
                     or any(other.moving is not None and other.moving.key == key for other in self._beside(key)),
+                    self._elsewhere(grant, used),
                 )
             )
         return tuple(found)
+
+    def _elsewhere(self, grant: Grant, used: int) -> int:
+        """Bytes on its other GPUs, by NVML; of one that is away, what it brings beside those for this GPU."""
+        if grant.off_gpu:
+            return max(0, grant.host_mib * MIB - used)
+        return sum(seen.used for uuid, seen in self._node.watched[grant.key].uses.items() if uuid != self.uuid)
 
     def _used(self, grant: Grant, page: "Usage | str | None") -> int:
         """Bytes on this GPU, or that it comes back with: by the container's page, and what the last look of NVML saw beyond that,
@@ -250,12 +258,15 @@ class _Lent:
         if status is None or move is None:
             return False
         grant = sharing.get(move.key)
-        if status == 0 and grant is not None and bool(grant.suspended) != bool(move.lent_to) and now - self._began < 60:
-            return False
+        if status == 0 and grant is not None and now - self._began < 60:
+            # What a person has suspended meanwhile stays away.
+            away = grant.suspended and (move.lent_to or grant.lent_to)
+            if bool(away) != bool(move.lent_to):
+                return False
         self._child.stop()
         self.moving, self._moved = None, now
         if status == 0 and grant is not None:
-            if move.lent_to and grant.host_mib:
+            if move.lent_to and grant.lent_to and grant.host_mib:  # else it was a person who moved it
                 self._pace.measured(grant.host_mib * MIB, now - self._began)
             self._refused.pop(move.key, None)
             if not move.lent_to:

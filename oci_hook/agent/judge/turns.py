@@ -10,9 +10,11 @@ containers that have more than their requests, as wholes, those of the lowest cl
                                           or waits itself, which is how two that wait for each other come apart
 
 A turn is as long as the setting memory_turn, and ten times as long as moving the two takes, so that moving costs less than a
-tenth. Nobody is moved where that would not make room enough. A container that was moved comes back as soon as there is room. If it had
-to leave again soon, it stays away until it has been ten times as long since it came back as leaving and coming back take, so that one
-which allocates and frees all the time costs others no more than a tenth of their time, and what they have beyond their requests.
+tenth. Nobody is moved where that would not make room enough. A container that was moved comes back as soon as there is room, but not
+before it has been ten times as long since it came back last as leaving and coming back take. So, but for the first time since the
+agent's start, it spends no more than a tenth of its time on its way, however many others allocate and free, and on how many GPUs it is.
+That bounds moving alone: others who are within their requests, or of a higher class, can have it away for nearly all of the time, as it
+has more than its request.
 """
 
 from oci_hook.core.value import Value
@@ -49,7 +51,7 @@ class Tenant(Value):
     """A container on a lent GPU. level: of its class, the lowest is 0. used: bytes on the GPU; of a suspended one, what it
     comes back with. request: bytes that are always there for it. waits: bytes that it waits for; 0: nothing. since: since
     when it waits. here: since when it is on the GPU, or away from it, in the same seconds. back: when it came back last; 0:
-    it never left. away: it is suspended. fixed: it is not moved now."""
+    it never left. away: it is suspended. fixed: it is not moved now. beside: bytes on its other GPUs, which move with it."""
 
     key: str
     level: int
@@ -61,6 +63,12 @@ class Tenant(Value):
     back: float = 0.0
     away: bool = False
     fixed: bool = False
+    beside: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes that a move of it takes."""
+        return self.used + self.beside
 
     @property
     def need(self) -> int:
@@ -117,7 +125,7 @@ def decide(tenants: tuple[Tenant, ...], free: int, now: float, turn: float, pace
     claims.sort(key=lambda t: (not t.entitled, -t.level, t.claims_since, t.key))
     served = set()
     for claim in claims:
-        stays = claim.back and not claim.entitled and now - claim.back < MOVES * 2 * pace.seconds(claim.used)
+        stays = claim.back and not claim.entitled and now - claim.back < MOVES * 2 * pace.seconds(claim.size)
         if claim.away and (claim.fixed or stays):
             continue  # nobody leaves before it can come back
         if claim.need <= free:
@@ -167,7 +175,7 @@ def _victims(
             return False
         if claim.entitled or t.level < claim.level:
             return True
-        least = MOVES * (pace.seconds(t.used) + pace.seconds(claim.used))
+        least = MOVES * (pace.seconds(t.size) + pace.seconds(claim.size))
         return t.key in idle or now - t.here >= max(turn, least)
 
     # Of one class, first who cannot work anyhow, then who has been there longest.

@@ -45,7 +45,9 @@ struct gh_policy_page {
     char key[40];         /* the grant's key, NUL-padded */
     uint32_t suspended;   /* not 0: its memory is in the host's, or on its way; what would take device memory waits */
     uint32_t memory_wait; /* seconds that an allocation within its limit waits for room; 0: it fails at once */
-    uint8_t reserved[48];
+    uint64_t hold_until;  /* ns of CLOCK_MONOTONIC: until then what would take device memory waits, too, since another
+                             container's memory comes back; 0: nothing does */
+    uint8_t reserved[40];
     struct gh_gpu_policy gpu[GH_POLICY_GPUS];
 };
 

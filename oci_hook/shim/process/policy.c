@@ -106,9 +106,16 @@ bool gh_policy_limit(struct gh_state *st, unsigned gpu, struct gh_limit *out) {
     return true;
 }
 
+static bool is_held(const struct gh_policy_page *page) {
+    uint64_t until = __atomic_load_n(&page->hold_until, __ATOMIC_RELAXED);
+    struct timespec now;
+    return until && !clock_gettime(CLOCK_MONOTONIC, &now) &&
+           until > (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
 void gh_policy_wait(struct gh_state *st) {
     const struct gh_policy_page *page = policy(st);
-    while (page && __atomic_load_n(&page->suspended, __ATOMIC_RELAXED) && gh_policy_valid(page))
+    while (page && (__atomic_load_n(&page->suspended, __ATOMIC_RELAXED) || is_held(page)) && gh_policy_valid(page))
         syscall(SYS_nanosleep, &(struct timespec){.tv_nsec = WAIT_NS}, NULL);
 }
 

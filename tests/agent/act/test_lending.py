@@ -1,12 +1,16 @@
 """A GPU of 8 GiB whose containers may have more than that together: the agent makes room for who waits."""
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.agent.box import Agent, events, running, wait_for
+from tests.conftest import REPO
 from tests.e2e.stage import CONTEXT_MIB, GPU_MIB, Stage
 from tests.e2e.test_suspend import Node, Tenant
 
@@ -209,7 +213,7 @@ def test_a_person_brings_it_back(node: Node, agent: Agent) -> None:
     """Where there is no room it stays away, whoever asks."""
     _, away = crowded(node)
     said = node.say("resume", away.id, status=1)
-    assert "GH-415" in said and "it stays suspended, and comes back by itself once there is room" in said
+    assert "GH-201" in said and "it stays suspended, and comes back by itself once there is room" in said
     assert away.grant.lent_to
 
 
@@ -223,3 +227,53 @@ def test_a_person_keeps_it_away(node: Node, agent: Agent) -> None:
     node.stage.runc("delete", "--force", server.id, program=node.stage.program)
     agent.looks(2)
     assert away.grant.suspended and node.data("resume", away.id)["changed"] and not away.grant.off_gpu
+
+
+def test_a_full_gpu_is_not_tried(node: Node) -> None:
+    """A restore that fails for want of memory cannot be repeated (driver 580)."""
+    one = trainer(node, 3500)
+    assert one.program.hear() == "0"
+    before = one.program("digest")
+    node.say("suspend", one.id)
+    others = [trainer(node, mib) for mib in (5000, 2500)]
+    assert [tenant.program.hear() for tenant in others] == ["0", "0"]
+    said = node.say("resume", one.id, status=1)
+    assert "GH-201" in said and "MiB free" in said and "it stays suspended" in said and one.grant.suspended
+    for tenant in others:
+        node.stage.runc("delete", "--force", tenant.id, program=node.stage.program)
+    node.say("resume", one.id)
+    assert not one.grant.off_gpu and one.program("digest") == before
+
+
+SLOW = """
+import os, sys, time
+from oci_hook.config import settings
+from oci_hook.suspend import mover, processes
+prefix, key, go = sys.argv[1:]
+call = processes.call
+def called(inventory, what, *a):
+    if what == "resume":
+        open(go + ".begun", "w").close()
+        while not os.path.exists(go):
+            time.sleep(0.01)
+    return call(inventory, what, *a)
+processes.call = called
+mover.resume(settings.load(prefix), key)
+"""
+
+
+def test_nobody_takes_the_room_of_what_comes_back(node: Node, tmp_path: Path) -> None:
+    """Not even within its request: it waits until the other one is there, or until that cannot be under way any more."""
+    one, two = trainer(node, 3500), trainer(node, 100)
+    assert one.program.hear() == two.program.hear() == "0"
+    before = one.program("digest")
+    node.say("suspend", one.id)
+    command = [sys.executable, "-c", SLOW, str(node.stage.prefix), one.grant.key, str(tmp_path / "go")]
+    with subprocess.Popen(command, cwd=REPO) as mover:
+        wait_for((tmp_path / "go.begun").exists)
+        two.program.tell("hold 300")
+        time.sleep(0.5)
+        assert two.program.answers() == []
+        (tmp_path / "go").touch()
+        assert mover.wait(60) == 0
+    assert two.program.hear() == "0" and two.program("hold 300") == "0" and one.program("digest") == before

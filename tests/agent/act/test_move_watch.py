@@ -6,11 +6,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
+from oci_hook.agent.act import move_watch
+from oci_hook.agent.act.move_watch import MoveWatch
+from oci_hook.agent.judge.turns import Move
+from oci_hook.agent.node import Node
+from oci_hook.agent.options import Options
 from oci_hook.cli.main import cli
+from oci_hook.core.grant import Grant, Identity, Life
+from oci_hook.core.units import MIB
+from oci_hook.suspend.hold import cut_off
 from tests.agent.box import REPO, events, grant, running, wait_for
 from tests.e2e.stage import CONTEXT_MIB, SHARE, Stage
 from tests.e2e.test_suspend import CRASH
@@ -58,3 +67,62 @@ def test_it_shows_who_is_suspended(stage: Stage, root: Path) -> None:
         wait_for(lambda: agent.container(id)["state"] == "running")
         agent.looks(3)
         assert not agent.container(id)["findings"] and agent.container(id)["gpus"][0]["used_mib"] >= 300
+
+
+def suspended_by_a_person(stage: Stage, root: Path) -> Grant:
+    """The grant as a look at the ledger saw it while it was under way."""
+    id = stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=SHARE)
+    wait_for(lambda: stage.used_mib() == 300 + CONTEXT_MIB)
+    gpu_hook(stage, "suspend", id)
+    found = grant(stage, id)
+    assert found and found.suspended
+    return found.replace(suspended=0, moving=found.suspended)
+
+
+def test_a_move_that_ended_since_the_ledger_was_read_is_not_cut_off(stage: Stage, root: Path) -> None:
+    seen = suspended_by_a_person(stage, root)
+    assert not cut_off(str(stage.state), seen)
+    gpu_hook(stage, "resume", seen.who.id)
+    assert not cut_off(str(stage.state), seen)
+    stage.runc("delete", "--force", seen.who.id, program=stage.program)
+    assert not cut_off(str(stage.state), seen)
+
+
+@pytest.mark.parametrize("lent", [False, True])
+def test_what_a_person_suspends_before_the_agents_program_runs_stays_so(
+    stage: Stage, root: Path, monkeypatch: pytest.MonkeyPatch, lent: bool
+) -> None:
+    """The agent was right when it looked. lent: it was to come back from being away for another one."""
+    seen, node = suspended_by_a_person(stage, root), Node(str(stage.prefix), Options())
+    node.grants = {seen.key: seen}
+    watch = MoveWatch(node, *[None] * 3)  # type: ignore[arg-type]
+    if lent:
+        watch._child.start(0.0, "resume", node.prefix, seen.key)
+    else:
+        monkeypatch.setattr(move_watch, "cut_off", lambda *_: True)
+        watch.tick(0.0)
+    wait_for(lambda: watch._child.status() is not None)
+    assert watch._child.status() == 0
+    watch.stop()
+    now = grant(stage, seen.who.id)
+    assert now and now.suspended and not now.moving and stage.used_mib() == 0
+    assert not [e for e in events(stage) if e["event"] == "resumed"]
+
+
+@pytest.mark.parametrize(("suspended", "lent_to", "ended"), [(0, "", True), (7, "b", False), (7, "", True)])
+def test_a_return_has_ended_once_the_ledger_says_so(suspended: int, lent_to: str, ended: bool) -> None:
+    """Also where a person has suspended the container meanwhile: the agent does not wait for what does not come."""
+    gpu = move_watch._Lent("GPU-0", *[None] * 4, {})  # type: ignore[arg-type]
+    gpu.moving, gpu._child = Move("k"), SimpleNamespace(status=lambda: 0, stop=lambda: None)  # type: ignore[assignment]
+    told = Grant("k", Identity("/run", "a", "/b"), Life(""), (), suspended=suspended, lent_to=lent_to)
+    assert gpu._ended({"k": told}, 1.0) == ended == (gpu.moving is None)
+
+
+def test_what_moves_with_a_container_is_on_its_other_gpus_as_well() -> None:
+    gpu = move_watch._Lent("GPU-0", *[None] * 4, {})  # type: ignore[arg-type]
+    uses = {uuid: SimpleNamespace(used=size * MIB) for uuid, size in (("GPU-0", 5), ("GPU-1", 7), ("GPU-2", 1))}
+    gpu._node = SimpleNamespace(watched={"k": SimpleNamespace(uses=uses)})  # type: ignore[assignment]
+    told = Grant("k", Identity("/run", "a", "/b"), Life(""), ())
+    assert gpu._elsewhere(told, 6 * MIB) == 8 * MIB
+    assert gpu._elsewhere(told.replace(suspended=7, host_mib=13), 6 * MIB) == 7 * MIB
+    assert gpu._elsewhere(told.replace(suspended=7, host_mib=5), 6 * MIB) == 0

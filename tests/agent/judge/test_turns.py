@@ -1,5 +1,6 @@
 """Whose memory leaves a lent GPU, and who comes back."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,12 +64,37 @@ def test_two_that_wait_for_each_other_come_apart() -> None:
 
 
 def test_it_comes_back_once_there_is_room_and_not_too_soon() -> None:
+    """At once, unless it came back a short time ago."""
     away = at("a", 10, 2, away=True, here=NOW)
     stay = MOVES * 2 * 10 * GIB * RATE
-    assert move(away, free=12, now=NOW + stay - 1) is None
-    assert move(away, free=12, now=NOW + stay) == Move("a")
+    assert move(away, free=12) == move(away.replace(back=NOW - stay), free=12) == Move("a")
     assert move(away, free=9, now=NOW + 1e6) is None
-    assert move(away.replace(fixed=True), free=12, now=NOW + stay) is None
+    assert move(away.replace(fixed=True), free=12) is None
+    again = away.replace(back=NOW - 1)
+    assert move(again, free=12, now=NOW + stay - 2) is None
+    assert move(again, free=12, now=NOW + stay - 1) == Move("a")
+    assert move(again.replace(request=10 * GIB), free=12) == Move("a")  # all of it is its own by now
+
+
+@pytest.mark.parametrize("beside", [0, 70])
+def test_who_is_moved_all_the_time_spends_a_tenth_of_it_on_the_way(beside: int) -> None:
+    """Its neighbour allocates within its request once it is there, and frees once it is away. beside: GiB on its other GPUs."""
+    it, neighbour, now, hours = at("a", 10, 2, beside=beside * GIB), at("b", 0, 8), NOW, 2 * 3600
+    one, moves = (10 + beside) * GIB * RATE, 0
+    while now < NOW + hours:
+        asks = neighbour.replace(waits=0 if it.away else 8 * GIB)
+        found = move(it, asks, free=12 if it.away else 2, now=now)
+        now += one if found else 0.1
+        if found:
+            moves += 1
+            it = it.replace(away=bool(found.lent_to), here=now, back=it.back if found.lent_to else now)
+    assert 0.9 * hours / MOVES <= moves * one <= hours / MOVES + 2 * one
+
+
+def test_a_turn_is_longer_where_other_gpus_move_as_well() -> None:
+    a, b = at("a", 10, 2, here=NOW - 40, beside=70 * GIB), at("b", 4, 2, waits=8)
+    assert move(a, b) is None and move(a.replace(beside=0), b) == Move("a", "b")
+    assert move(a, b, now=NOW + 44) == Move("a", "b")
 
 
 def test_a_claim_that_does_not_take_its_room_counts_for_nothing_for_a_turn() -> None:
@@ -92,7 +118,7 @@ def test_a_claim_that_does_not_take_its_room_counts_for_nothing_for_a_turn() -> 
 
 def test_nobody_leaves_for_one_that_does_not_come_back_yet() -> None:
     """Else the GPU lies idle until it may."""
-    away, there = at("a", 10, 2, away=True, here=NOW), at("b", 10, 2)
+    away, there = at("a", 10, 2, away=True, here=NOW, back=NOW), at("b", 10, 2)
     stay = MOVES * 2 * 10 * GIB * RATE
     assert move(away, there, free=2, now=NOW + stay - 1) is None
     assert move(away, there, free=2, now=NOW + stay) == Move("b", "a")
