@@ -1,5 +1,6 @@
 """The agent's knowledge of one container beyond its grant."""
 
+import math
 import time
 
 from oci_hook.agent.judge.audit_rules import Use
@@ -25,6 +26,9 @@ class Watched:
         self.frozen_seconds = 0.0  # since the agent first saw it
         self.suspended_seconds = 0.0  # likewise
         self.stopped = ""  # by the agent: "frozen" or "killed"
+        self.moved = (
+            -math.inf
+        )  # until when its memory was on its way from or to its GPUs, as far as known; monotonic seconds
 
     def set_gate(self, uuid: str, gate: Gate | None) -> None:
         self.gates.pop(uuid, None)

@@ -124,9 +124,17 @@ def kernel_version(proc: str = PROC) -> str:
     return ""
 
 
-def ask_nvml(library: str, environment: dict[str, str], seconds: float) -> dict[str, Any]:
-    """NVML's GPUs, or {"error": why}. Asked in a process of its own, which is killed after so many seconds."""
-    return ask([sys.executable, "-m", "oci_hook.discovery.nvml_gpus"], {**environment, "LD_PRELOAD": library}, seconds)
+def ask_nvml(library: str, environment: dict[str, str], seconds: float, *words: str) -> dict[str, Any]:
+    """NVML's GPUs, or {"error": why}. Asked in a process of its own, which is killed after so many seconds. words: other
+    questions (nvml_gpus.py)."""
+    program = [sys.executable, "-m", "oci_hook.discovery.nvml_gpus", *words]
+    return ask(program, {**environment, "LD_PRELOAD": library}, seconds)
+
+
+def persistence(driver_root: str, library: str, seconds: float) -> bool:
+    """True if NVML says that the driver keeps every GPU initialised while nobody uses it; False also where it does not answer.
+    Raises NodeError GH-306."""
+    return ask_nvml(library, environment(driver_root)[0], seconds, "persistence").get("persistence") is True
 
 
 def gpus_from_proc(proc: str, libcuda: str, environment: dict[str, str], seconds: float, why: str) -> tuple[Gpu, ...]:

@@ -1,5 +1,8 @@
 """Asks NVML for the GPUs and prints them as JSON. `discover` runs it as a program of its own, because NVML may hang.
 
+With the argument `persistence` it only prints {"persistence": true} if the driver keeps every GPU initialised while nobody
+uses it (nvmlDeviceGetPersistenceMode, of the GPUs that answer; the daemon sets that mode as `nvidia-smi -pm 1` does).
+
 It uses the library that is named in LD_PRELOAD: nvidia-ml-py opens "libnvidia-ml.so.1", and the loader returns the
 library that is already loaded under this soname.
 """
@@ -138,11 +141,25 @@ def any_cgroup() -> Iterator[str]:
             os.rmdir(made)
 
 
+def persistence() -> bool:
+    """True if all GPUs that answer are in persistence mode, and one does."""
+    modes = []
+    for i in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            modes.append(bool(pynvml.nvmlDeviceGetPersistenceMode(pynvml.nvmlDeviceGetHandleByIndex(i))))
+        except pynvml.NVMLError:  # it has fallen off the bus, or has no such mode
+            pass
+    return bool(modes) and all(modes)
+
+
 def main() -> int:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as e:
         json.dump({"error": str(e), "code": getattr(e, "value", 0)}, sys.stdout)
+        return 0
+    if sys.argv[1:] == ["persistence"]:
+        json.dump({"persistence": persistence()}, sys.stdout)
         return 0
     gpus, handles, uuids, error = [], [], [], pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
     for i in range(pynvml.nvmlDeviceGetCount()):

@@ -130,3 +130,17 @@ def test_one_agent_and_room_for_a_grant(tmp_path: Path) -> None:
         only_one(f"{tmp_path}/lock")
     os.close(fd)
     assert full(str(tmp_path)) == "" and "No such file" in full(f"{tmp_path}/none")
+
+
+def test_the_ledger_says_when_a_container_was_moved(node: Node, child: "subprocess.Popen[bytes]") -> None:
+    """Also where both ways are over before the next look at the GPUs."""
+    with selectors.DefaultSelector() as selector:
+        watch = LedgerWatch(node, selector, lambda ended: None)
+        given = grant(child.pid)
+        away = given.replace(suspended=7)
+        told = []
+        for now, state in enumerate((given, given, given.replace(moving=7), away, away, given, given)):
+            watch.take((state,), float(now))
+            told.append(node.watched[given.key].moved)
+        assert told == [float("-inf"), float("-inf"), 2, 3, 3, 5, 5]
+        watch.close()

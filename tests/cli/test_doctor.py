@@ -20,7 +20,7 @@ from oci_hook.cli.main import cli
 from oci_hook.config.settings import load
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.policy_page import policy_page
-from oci_hook.discovery import char_links
+from oci_hook.discovery import char_links, discover, driver_files
 from oci_hook.discovery.driver_files import DriverFiles
 from oci_hook.engines import daemons, edits
 from oci_hook.engines.doctor import node, registered
@@ -597,7 +597,11 @@ def test_a_real_driver(well: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_persistence(well: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With a driver that is loaded: whether its daemon keeps idle GPUs initialised."""
+    """With a driver that is loaded: its daemon keeps idle GPUs initialised, or the mode does that `nvidia-smi -pm 1` sets."""
+    simulated = load(str(well.prefix)).driver_root
+    library = driver_files.find(simulated, "").libnvml
+    assert discover.persistence(simulated, library, 60)
+    assert not discover.persistence(simulated, str(tmp_path / "none"), 60)
     well.run("sim", "down")
     found = load(str(well.prefix)).replace(driver_root=str(tmp_path))
     monkeypatch.setattr(node.discover, "kernel_version", lambda: "550")
@@ -607,6 +611,16 @@ def test_persistence(well: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     driver, idle = node.check_driver(found, "")
     assert (driver.state, driver.message) == ("ok", f"550, files in {tmp_path}")
     assert (idle.state, idle.fix) == ("warn", "systemctl enable --now nvidia-persistenced")
+    asked: list[tuple[str, ...]] = []
+
+    def ask(library: str, env: dict[str, str], seconds: float, *words: str) -> dict[str, bool]:
+        asked.append(words)
+        return {"persistence": True}
+
+    monkeypatch.setattr(node.discover, "ask_nvml", ask)
+    _, on = node.check_driver(found, "")
+    assert (on.state, on.message) == ("ok", "persistence mode is on, though nvidia-persistenced does not run")
+    assert asked == [("persistence",)]
     (tmp_path / "socket").touch()
     assert [f.state for f in node.check_driver(found, "")] == ["ok", "ok"]
 

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_hook_simulator import driver_root
 from oci_hook.core.inventory import DeviceFile, Gpu, GpuNode
-from oci_hook.discovery import blocks, contexts, discover
+from oci_hook.discovery import blocks, contexts, discover, nvml_gpus
 from oci_hook.discovery.mark import MARK
 from oci_hook.errors import NodeError
 from oci_hook.ledger import inventory
@@ -425,3 +425,23 @@ def test_this_machines_driver() -> None:
     said = discover.discover("/")
     assert said.gpus and all(c.uuid.startswith("GPU-") and c.memory_mib > 0 for c in said.gpus)
     assert all(os.path.exists(f.path) for f in said.files)
+
+
+@pytest.mark.parametrize(
+    ("modes", "on"),
+    [([1, 1], True), ([1, 0], False), ([], False), ([None], False), ([None, 1], True), ([None, 0], False)],
+)
+def test_persistence_is_the_mode_of_every_gpu_that_answers(
+    modes: list[int | None], on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None: it has fallen off the bus, or has no such mode."""
+
+    def mode(index: int) -> int:
+        if (said := modes[index]) is None:
+            raise nvml_gpus.pynvml.NVMLError(nvml_gpus.pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return said
+
+    monkeypatch.setattr(nvml_gpus.pynvml, "nvmlDeviceGetCount", lambda: len(modes))
+    monkeypatch.setattr(nvml_gpus.pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(nvml_gpus.pynvml, "nvmlDeviceGetPersistenceMode", mode)
+    assert nvml_gpus.persistence() is on

@@ -35,7 +35,7 @@ class Auditing:
         self._response = response
         self._auditor = Auditor(node.options.tolerance, node.options.compute_tolerance)
         self._hogs = hogs.Hogs()
-        # Nanoseconds by key and thread. Read only of those that the look before suspected or heard as witnesses: one look
+        # Nanoseconds by key and thread. Read only of those that the last span suspected or heard as witnesses: one span
         # finds nobody.
         self._delays: dict[str, dict[int, int]] = {}
         self._measured_at: float | None = None
@@ -46,7 +46,8 @@ class Auditing:
         node = self._node
         accounts, unread = self._accounts.read(node.grants, self._protection.by_process())
         processes = self.processes = self._owners.find({pid for gpu in gpus.values() for pid, _, _ in gpu.processes})
-        seen = Seen(node.grants, gpus, processes, accounts, unread)
+        moved = {key: watched.moved for key, watched in node.watched.items()}
+        seen = Seen(node.grants, gpus, processes, accounts, unread, moved)
         for uuid in node.granted_gpus():
             self._protection.look(uuid, gpus.get(uuid), seen)
         grants = {key: g for key, g in node.grants.items() if not node.watched[key].stopped}
@@ -63,7 +64,7 @@ class Auditing:
         self._write_surcharges(accounts)
         self._measure()
         self._note_use(accounts, gpus)
-        harmful = {f.what for f in self.verdict.findings if self._takes_time(f, gated)}
+        harmful = {f.what for f in self.verdict.findings if self._takes_time(f)}
         for finding in self.verdict.findings:
             if finding in self.verdict.news or finding.what in harmful - self._harmful:
                 self._response.answer(finding, harm=finding.what in harmful)
@@ -73,19 +74,17 @@ class Auditing:
                 self._response.clear(finding)
         node.shown = False
 
-    def _takes_time(self, finding: Finding, gated: frozenset[tuple[str, str]]) -> bool:
-        """True if a container takes others' guaranteed GPU time past the shim: the driver shows too much for it, it never came to
-        the gate or has processes without the shim, and another container has less than its guarantee. A lie of the other
-        one kills no honest container."""
-        if finding.kind != "over-compute":
+    def _takes_time(self, finding: Finding) -> bool:
+        """True if a container takes others' guaranteed GPU time past the shim: the driver shows too much for it, of processes that
+        are not on its account page, and another container has less than its guarantee. A lie of the other one kills no honest
+        container, nor does the time of one that allocates and copies."""
+        if finding.kind != "over-compute" or not finding.past:
             return False
-        at = finding.key, finding.uuid
-        past = at not in gated or any(f.kind == "no-shim" and (f.key, f.uuid) == at for f in self.verdict.findings)
         others = (w.meter(finding.uuid).shortfall for k, w in self._node.watched.items() if k != finding.key)
-        return past and any(shortfall is not None and shortfall > LACKING for shortfall in others)
+        return any(shortfall is not None and shortfall > LACKING for shortfall in others)
 
     def _find_hogs(self, seen: Seen) -> list[Finding]:
-        """The containers that this look suspects of hogging a GPU's gate."""
+        """The containers that are suspected of hogging a GPU's gate."""
         node, now, found = self._node, time.monotonic(), []
         starved = hogs.starvation(self._delays, self._read_delays(seen, set(self._delays)))
         concerned: set[str] = set()
@@ -95,7 +94,8 @@ class Auditing:
             parties = hogs.parties(uuid, gpu, seen, gates, starved)
             names = {p.key: (node.grants[p.key].who.id or p.key)[:12] for p in parties}
             for hog in self._hogs.look(now, uuid, parties):
-                found.append(Finding("hogs-gate", hog.key, uuid, 0, 0, hogs.evidence(hog, names)))
+                if hog.again:
+                    found.append(Finding("hogs-gate", hog.key, uuid, 0, 0, hogs.evidence(hog, names)))
                 concerned |= {hog.key, *hog.witnesses}
         self._delays = self._read_delays(seen, concerned)
         return found

@@ -9,7 +9,9 @@ over-memory       the container has more memory of a GPU than its limit and the 
                   and NVML lists no process for it): of memory of no listed process that page is no proof
 over-compute      its processes have more of a GPU's time than the container may have: more than its ceiling; any, while
                   it is frozen; or more than its guarantee, beside others, if it has never come to the gate. Judged by
-                  the driver's figures alone, since what another tenant publishes proves nothing
+                  the driver's figures alone, since what another tenant publishes proves nothing. These count allocations
+                  and copies as well (gpu_sample.py), so they prove kernels past the gate of no process that is on the
+                  account page
 not-granted       a process of the container is on a GPU that the container was not granted
 no-shim           a process uses a granted GPU and is not in the account page: it bypassed the shim
 bad-account-page  something else is in the place of the account page, so nothing is accounted
@@ -24,9 +26,10 @@ holds-lease       a process of the container holds a lease on a file that gpu-ho
 A container that takes memory which its neighbours were granted is judged separately, and sooner (agent/judge/protect_rules.py).
 """
 
+import math
 from collections import Counter
 
-from oci_hook.agent.judge.gpu_sample import GpuSample
+from oci_hook.agent.judge.gpu_sample import HISTORY, LOOKS, SECONDS, GpuSample
 from oci_hook.core.gpu_page import cap, guaranteed
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.units import MIB
@@ -47,7 +50,7 @@ KINDS = (
 )
 # No policy freezes or kills for these: what other tenants write, or what managed memory looks like.
 REPORTED = ("hogs-gate", "charged-elsewhere")
-LOOKS = 3  # over which compute is averaged: one look sees less than a second
+UNPROVED = "no proof of kernels past the gate: NVML counts allocations, copies and memsets as well"
 
 What = tuple[str, str, str, int, int, bool]  # a finding without its figures
 Kept = Usage | str | None  # what an account page says; a text: what is wrong with it; None: nothing yet
@@ -68,7 +71,8 @@ class Process(Value):
 
 class Finding(Value):
     """One accusation of one container. uuid: the GPU, "" for none. pid, start: the process, 0 for all together. proved: by
-    what the driver says; else no policy freezes or kills for it."""
+    what the driver says; else no policy freezes or kills for it. past: for over-compute, processes that are not on the account
+    page had so much that this alone is proof."""
 
     kind: str
     key: str
@@ -77,6 +81,7 @@ class Finding(Value):
     start: int
     evidence: str
     proved: bool = True
+    past: bool = False
 
     @property
     def what(self) -> What:
@@ -91,16 +96,28 @@ class Use(Value):
     processes: tuple[int, ...]
 
 
+class Load(Value):
+    """A container on one GPU at one look. at: GpuSample.at. busy, allowed: per cent of the GPU's time that it had and might have.
+    past: what processes that are not on the account page had of it."""
+
+    at: float
+    busy: int
+    allowed: int
+    past: int
+
+
 class Seen(Value):
     """One look. grants: by key. gpus: NVML's samples by UUID, without GPUs that it could not sample. processes: by pid, (the
     grant's key, the process), for containers with a grant. accounts: the account pages' figures, by key. unread: keys of
-    pages that could not be read, which says nothing of the container."""
+    pages that could not be read, which says nothing of the container. moved: by key, until when the container's memory was on
+    its way from or to its GPUs, as far as known, in seconds of the monotonic clock."""
 
     grants: dict[str, Grant]
     gpus: dict[str, GpuSample]
     processes: dict[int, tuple[str, Process]]
     accounts: dict[str, Kept]
     unread: frozenset[str] = frozenset()
+    moved: dict[str, float] = {}
 
     def kept(self, key: str, i: int) -> int:
         """Bytes of exited processes that the account page has for the container's i-th GPU."""
@@ -139,7 +156,8 @@ class Auditor:
     def __init__(self, tolerance_mib: int, tolerance_points: int = 15) -> None:
         self.tolerance_mib = tolerance_mib
         self.tolerance_points = tolerance_points
-        self._loads: dict[tuple[str, str], list[tuple[int, int]]] = {}  # by (key, UUID): (per cent used, allowed)
+        self._loads: dict[tuple[str, str], list[Load]] = {}  # by (key, UUID)
+        self._looked: dict[str, float] = {}  # by UUID: GpuSample.at of the look before
         self._suspected: dict[What, Finding] = {}
         self._standing: dict[What, Finding] = {}
         self._excess: dict[tuple[str, int], int] = {}
@@ -158,9 +176,10 @@ class Auditor:
         stopped for a finding and are not among seen.grants: their findings are over when they end. more: what this look
         suspects besides."""
         uses, unknown = driver_uses(seen)
-        suspected = {
-            f.what: f for f in (*self._memory_findings(seen, uses), *self._compute_findings(seen, uses, gated), *more)
-        }
+        found = self._memory_findings(seen, uses)
+        past = frozenset((f.uuid, f.pid) for f in found if f.kind == "no-shim" and f.what in self._suspected)
+        found += self._compute_findings(seen, uses, gated, past)
+        suspected = {f.what: f for f in (*found, *more)}
         standing = {what: f for what, f in suspected.items() if what in self._suspected}
         news = tuple(f for what, f in standing.items() if what not in self._standing)
         # A finding stays open for GPUs and account pages that could not be read this time.
@@ -215,26 +234,50 @@ class Auditor:
         return found
 
     def _compute_findings(
-        self, seen: Seen, uses: dict[tuple[str, str], Use], gated: frozenset[tuple[str, str]]
+        self,
+        seen: Seen,
+        uses: dict[tuple[str, str], Use],
+        gated: frozenset[tuple[str, str]],
+        past: frozenset[tuple[str, int]],
     ) -> list[Finding]:
+        """past: (UUID, pid) of processes that two looks in a row did not find on their account page."""
         sharing = Counter(s.uuid for g in seen.grants.values() for s in g.shares)
         found, loads = [], {}
         for key, grant in seen.grants.items():
             for share in grant.shares:
                 at = key, share.uuid
                 line = loads[at] = self._loads.get(at, [])
-                if share.whole or share.uuid not in seen.gpus:
+                gpu = seen.gpus.get(share.uuid)
+                if share.whole or gpu is None:
+                    continue
+                covered = self._looked.get(share.uuid, gpu.at) - HISTORY  # since then, by this look's figures
+                if grant.moving or seen.moved.get(key, -math.inf) > covered:
+                    line.clear()  # the driver itself uses the GPU then
                     continue
                 allowed, why = _allowed(grant, share, at in gated or not share.slot or sharing[share.uuid] == 1)
-                line.append((uses[at].busy if at in uses else 0, allowed))
-                del line[:-LOOKS]
-                had, may = (sum(n) / LOOKS for n in zip(*line, strict=True))
-                if len(line) == LOOKS and had > may + self.tolerance_points:
-                    what = f"{had:.0f} % of the GPU's time over {LOOKS} looks, {why}"
-                    what += f", tolerance {self.tolerance_points} points"
-                    found.append(Finding("over-compute", key, share.uuid, 0, 0, what))
+                use = uses.get(at, Use(0, 0, ()))
+                beyond = sum(
+                    busy for pid, _, busy in gpu.processes if pid in use.processes and (share.uuid, pid) in past
+                )
+                line.append(Load(gpu.at, use.busy, allowed, min(100, beyond)))
+                while len(line) > LOOKS and gpu.at - line[1].at >= SECONDS:
+                    del line[0]
+                if len(line) >= LOOKS and gpu.at - line[0].at >= SECONDS:
+                    found += self._over_compute(key, share.uuid, line, why)
         self._loads = loads
+        self._looked.update({uuid: gpu.at for uuid, gpu in seen.gpus.items()})
         return found
+
+    def _over_compute(self, key: str, uuid: str, line: list[Load], why: str) -> list[Finding]:
+        """line: the looks that are averaged. why: what the container may have, in words."""
+        had, may, past = (sum(n) / len(line) for n in zip(*((x.busy, x.allowed, x.past) for x in line), strict=True))
+        if had <= may + self.tolerance_points:
+            return []
+        what = f"{had:.0f} % of the GPU's time over {line[-1].at - line[0].at:.0f} s, {why}"
+        what += f", tolerance {self.tolerance_points} points; "
+        proof = past > self.tolerance_points
+        what += f"{past:.0f} % by processes that are not on its account page" if proof else UNPROVED
+        return [Finding("over-compute", key, uuid, 0, 0, what, past=proof)]
 
     def _surcharges(self, seen: Seen, uses: dict[tuple[str, str], Use]) -> dict[tuple[str, int], int]:
         """Bytes to charge: the smaller of this sample's excess and the previous one's.

@@ -1,18 +1,19 @@
 """Finds containers that keep others waiting at the gate and do not use the GPU meanwhile: the finding hogs-gate. Pure.
 
 A container counts in its own slot file how long it was held for each other one, while it had nothing in flight
-(core/slot_page.py, Gate.held_for). Held time is honest where the other one had the GPU: that explains it. So one look
-suspects container X if
+(core/slot_page.py, Gate.held_for). Held time is honest where the other one had the GPU: that explains it. So one span of
+looks, long enough for NVML's figures (gpu_sample.py), suspects container X if
 
 - a witness W on the same GPU was held for more than WASTED of the time without an explanation by GPU time of those that it
   names; and X is one of those that take the largest part of that. (The gate's own rules bound what a liar can cost: W
   still has nine tenths of its share. The finding says who tries.) Time in which the machine gave W or X no processor is
   explained as well: X could not give way, and W not go on;
-- X's slot shows work, or a claim that it did not show at the look before;
+- X's slot shows work, or a claim that it did not show when the span began;
 - X is of W's class or a lower one: a higher class may keep a lower one out.
 
-GPU time is NVML's figure by process, and a little more where X publishes more, since NVML samples and may miss a burst.
-Where NVML has no such figures, it is what X publishes of itself, and two witnesses are needed.
+GPU time is NVML's figure by process, and more where X publishes more: a third, since NVML's mean may be a quarter too low,
+and a little besides, since it may miss a burst. Where NVML has no such figures, it is what X publishes of itself, and two
+witnesses are needed.
 
 What it proves: W says so in a file that W can write, so W may lie about X, as X may lie to W. W cannot have been held
 while it had the GPU, so what it says is cut to the rest; what X had counts for X, whoever says so. But of an idle X and
@@ -21,13 +22,13 @@ witnesses and their figures, and is only ever reported: no policy freezes or kil
 """
 
 from oci_hook.agent.judge.audit_rules import Seen, driver_uses
-from oci_hook.agent.judge.gpu_sample import GpuSample
+from oci_hook.agent.judge.gpu_sample import LOOKS, LOW, SECONDS, GpuSample
 from oci_hook.core.gpu_page import on_gpu, weights
 from oci_hook.core.slot_page import Gate
 from oci_hook.core.terms import CLASS_NUMBERS
 from oci_hook.core.value import Value
 
-WASTED = 0.05  # of the time between two looks: who was held for less, without an explanation, is no witness
+WASTED = 0.05  # of the span's time: who was held for less, without an explanation, is no witness
 LEAST = 0.01  # the same of one container's part
 IDLE = 10  # per cent busy, up to which a GPU needs no process that explains it
 DOUBT = 0.15  # of the GPU's time that NVML may have missed, for all containers together
@@ -36,7 +37,7 @@ DOUBT = 0.15  # of the GPU's time that NVML may have missed, for all containers 
 class Party(Value):
     """A container on one GPU. slot: Share.slot. rank: its class, higher goes first. busy: per cent of the GPU's time by
     NVML; None if NVML has no such figures for this GPU. stopped: frozen or stopped, so it is no witness. starved: seconds
-    since the look before in which a thread of it waited for a processor, as far as that was looked at."""
+    in which a thread of it waited for a processor, as far as that was looked at. Both: since the look before."""
 
     key: str
     slot: int
@@ -50,57 +51,80 @@ class Party(Value):
 
 class Hog(Value):
     """Container `key` is suspected. held: per cent of the time that witnesses were held for it, on average. had: per cent
-    of the GPU's time that it had. share: its per cent by weight. witnesses: their keys."""
+    of the GPU's time that it had. share: its per cent by weight. witnesses: their keys. again: the span before suspected it,
+    too."""
 
     key: str
     held: float
     had: float
     share: float
     witnesses: tuple[str, ...]
+    again: bool = False
 
 
 class Hogs:
-    """`look` at each sample; remembers the one before. One look suspects; the auditor needs two."""
+    """`look` at each sample; remembers those of the span that is not over. Nobody is to be found who is not suspected again."""
 
     def __init__(self) -> None:
-        self._last: dict[str, tuple[float, dict[str, Party]]] = {}  # by UUID
+        self._looks: dict[str, list[tuple[float, dict[str, Party]]]] = {}  # by UUID
+        self._found: dict[str, list[Hog]] = {}  # by UUID, by the last span
 
     def forget(self, uuids: "set[str]") -> None:
         """Drop the GPUs that are not among these."""
-        self._last = {uuid: last for uuid, last in self._last.items() if uuid in uuids}
+        self._looks = {uuid: looks for uuid, looks in self._looks.items() if uuid in uuids}
+        self._found = {uuid: found for uuid, found in self._found.items() if uuid in uuids}
 
     def look(self, now: float, uuid: str, parties: list[Party]) -> list[Hog]:
-        """The containers on one GPU that the time since the previous look makes suspect."""
-        current = {p.key: p for p in parties}
-        last, self._last[uuid] = self._last.get(uuid), (now, current)
-        if last is None or now <= last[0]:
-            return []
-        took, before = now - last[0], last[1]
-        there = [p for p in parties if p.key in before and before[p.key].slot == p.slot]
-        had = {p.slot: _had(p, before[p.key], took, DOUBT / max(1, len(there))) for p in there}
-        told: dict[int, dict[str, float]] = {}  # by the slot of who is accused: seconds by witness
-        for w in there:
-            if not w.stopped:
-                for slot, seconds in _accused(w, before[w.key], there, had, took).items():
-                    told.setdefault(slot, {})[w.key] = seconds
-        named = [_hog(x, told.get(x.slot, {}), had, there, took) for x in there if _active(x, before[x.key])]
-        return [hog for hog in named if hog is not None]
+        """The containers on one GPU that the last whole span makes suspect."""
+        looks = self._looks.setdefault(uuid, [])
+        looks.append((now, {p.key: p for p in parties}))
+        if len(looks) > LOOKS and now - looks[0][0] >= SECONDS:
+            before = {hog.key for hog in self._found.get(uuid, ())}
+            found = suspects(now - looks[0][0], looks[0][1], _whole(looks))
+            self._found[uuid] = [hog.replace(again=hog.key in before) for hog in found]
+            del looks[:-1]
+        return [hog for hog in self._found.get(uuid, ()) if hog.key in looks[-1][1]]
+
+
+def _whole(looks: list[tuple[float, dict[str, Party]]]) -> list[Party]:
+    """The parties of the last of these looks, with what they had and waited since the first one."""
+    found = []
+    for key, party in looks[-1][1].items():
+        line = [(now - then, p[key]) for (then, _), (now, p) in zip(looks, looks[1:], strict=False) if key in p]
+        seen = [(took, p.busy) for took, p in line if p.busy is not None]
+        time = sum(took for took, _ in seen)
+        busy = round(sum(took * percent for took, percent in seen) / time) if time else None
+        found.append(party.replace(busy=busy, starved=sum(p.starved for _, p in line)))
+    return found
+
+
+def suspects(took: float, before: dict[str, Party], parties: list[Party]) -> list[Hog]:
+    """The containers on one GPU that these seconds make suspect. before: the parties by key when they began."""
+    there = [p for p in parties if p.key in before and before[p.key].slot == p.slot]
+    had = {p.slot: _had(p, before[p.key], took, DOUBT / max(1, len(there))) for p in there}
+    told: dict[int, dict[str, float]] = {}  # by the slot of who is accused: seconds by witness
+    for w in there:
+        if not w.stopped:
+            for slot, seconds in _accused(w, before[w.key], there, had, took).items():
+                told.setdefault(slot, {})[w.key] = seconds
+    named = [_hog(x, told.get(x.slot, {}), had, there, took) for x in there if _active(x, before[x.key])]
+    return [hog for hog in named if hog is not None]
 
 
 def _charged(p: Party, before: Party, took: float) -> float:
-    """Seconds of GPU time since the look before, as the container says."""
+    """Seconds of GPU time in the span, as the container says."""
     if p.gate is None or before.gate is None:
         return 0.0
     return min(took, max(0.0, p.gate.charged - before.gate.charged))
 
 
 def _had(p: Party, before: Party, took: float, doubt: float) -> float:
-    """Seconds of GPU time since the look before."""
+    """Seconds of GPU time in the span."""
     said = _charged(p, before, took)
     if p.busy is None:
         return said
     seen = took * p.busy / 100
-    return max(seen, min(said, seen + took * doubt))
+    return max(seen, min(said, seen / LOW + took * doubt))
 
 
 def _active(p: Party, before: Party) -> bool:

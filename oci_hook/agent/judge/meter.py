@@ -4,9 +4,10 @@ A container is owed its guarantee of the time in which it wants work. The shortf
 had, in per cent of the GPU over the last minute. Nothing is owed while it is frozen, nor while a container of a higher
 class wants the GPU, since lower classes make way for that. A process that bypasses the gate is not counted and slows the
 others, so that they are charged more time than they had: if the driver saw much less than the gate counted, the
-driver's figure is used. Harvest is what an offline container had.
+driver's figure is used, as a mean (gpu_sample.py). Harvest is what an offline container had.
 """
 
+from oci_hook.agent.judge.gpu_sample import LOW, SECONDS
 from oci_hook.core.slot_page import Gate
 from oci_hook.core.terms import CLASS_NUMBERS
 from oci_hook.core.value import Value
@@ -77,7 +78,7 @@ class Meter:
         length, had, seen = now - then, self._had - had, self._seen - seen
         self.shortfall = self.harvest = None
         if length > 0 and promise and self._owed > owed:
-            if had - seen > length * DOUBT / 100:
+            if length >= SECONDS and seen < had * LOW and had - seen > length * DOUBT / 100:
                 had = seen
             self.shortfall = 100 * (self._owed - owed - had) / length
         if length > 0 and offline:

@@ -99,6 +99,9 @@ class LedgerWatch:
             self._record_end(node.grants[key])
         for key in set(new) - set(node.grants):
             node.watched[key] = Watched()
+        for key, grant in new.items():
+            if grant.moving or grant.suspended != node.grants.get(key, grant).suspended:
+                node.watched[key].moved = now
         node.grants, node.shown = new, False
         self._changed(ended)
         for grant in living:

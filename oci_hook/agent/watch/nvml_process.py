@@ -22,10 +22,11 @@ from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 
+from oci_hook.agent.judge.gpu_sample import HISTORY
 from oci_hook.discovery.nvml_memory import by_process, memory
 
 WATCH_SECONDS = 0.25
-HISTORY_US = 2_000_000  # older utilization samples are not used
+HISTORY_US = int(HISTORY * 1e6)  # older utilization samples are not used
 
 
 def text(value: Any) -> str:

@@ -21,6 +21,7 @@ from oci_hook.observe.orphans import orphans
 
 USUAL = "/run/gpu-hook"
 PERSISTENCED = "/run/nvidia-persistenced/socket"
+NVML_SECONDS = 20.0  # a driver that takes longer is not kept initialised
 CGROUP2 = "mount -t cgroup2 none /sys/fs/cgroup"
 FEATURES = "openat2 (Linux 5.6), open_tree (5.2) and mount_setattr (5.12)"
 
@@ -40,8 +41,10 @@ def check_driver(settings: Settings, option: str) -> Iterator[CheckResult]:
     yield CheckResult("driver", OK, f"{found.version}, files in {settings.driver_root}")
     if os.path.exists(PERSISTENCED):
         yield CheckResult("persistence", OK, "nvidia-persistenced runs")
+    elif discover.persistence(settings.driver_root, found.libnvml, NVML_SECONDS):
+        yield CheckResult("persistence", OK, "persistence mode is on, though nvidia-persistenced does not run")
     else:
-        message = "nvidia-persistenced does not run: the first use of an idle GPU takes seconds"
+        message = "neither nvidia-persistenced nor persistence mode: the first use of an idle GPU takes seconds"
         yield CheckResult("persistence", WARN, message, "", "systemctl enable --now nvidia-persistenced")
 
 

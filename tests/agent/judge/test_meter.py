@@ -85,6 +85,20 @@ def test_what_the_driver_saw_where_the_books_say_much_more() -> None:
     assert first.meter.shortfall == pytest.approx(24) and second.meter.shortfall == pytest.approx(-4)
 
 
+def test_a_driver_that_says_a_quarter_too_little_takes_nobodys_time_away() -> None:
+    """As NVML's means may be, on an H200 with driver 580; and of a few seconds, as low as it likes."""
+    most, rest = Tenant(70), Tenant(30)
+    node = Node(most, rest)
+    most.at(0.7, 1)
+    rest.at(0.3, 1)
+    most.busy, rest.busy = 30, 99
+    node.run(5, every=0.5)
+    assert most.meter.shortfall == pytest.approx(0)
+    most.busy, rest.busy = 53, 23
+    node.run(90)
+    assert most.meter.shortfall == pytest.approx(0) and rest.meter.shortfall == pytest.approx(0)
+
+
 def test_the_frozen_and_the_lower_classes_make_way() -> None:
     online, default = Tenant(30, ONLINE), Tenant(50)
     node = Node(online, default)
