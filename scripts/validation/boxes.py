@@ -61,8 +61,8 @@ def own_mounts(driver: str) -> list[str]:
     """Where this machine's own files lie on file systems of their own, which an overlay of / does not show; not the one of
     the driver's library, as no image has it."""
     kept = []
-    for line in open("/proc/self/mountinfo"):
-        path, kind = (line.split()[4].encode().decode("unicode_escape"), line.split(" - ")[1].split()[0])
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        path, kind = line.split()[4].encode().decode("unicode_escape"), line.split(" - ")[1].split()[0]
         system = path == "/" or path.split("/")[1] in ("proc", "sys", "dev", "run", "tmp")
         if (
             not system

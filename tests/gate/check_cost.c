@@ -66,7 +66,21 @@ static void fresh(bool named) {
     free(table);
 }
 
+/* The first time of a key whose kind takes 8 us, beside others: what a time slice explains is none of its own. */
+static void first_beside(void) {
+    struct cost one = {0}, two = {0}, three = {0}, four = {0};
+    uint64_t guess = 8 * GH_US;
+    CHECK(cost_seen(&one, guess, 2000 * GH_US, 1000 * GH_US, false, true, false, &waited) == guess && !waited);
+    CHECK(!one.cost.samples[0] && cost_estimate(&one) == GH_COST_UNKNOWN); /* nothing was learned of it */
+    CHECK(cost_seen(&two, guess, 2000 * GH_US, 1000 * GH_US, true, true, false, &waited) == 1000 * GH_US); /* queued */
+    CHECK(cost_seen(&three, guess, 12000 * GH_US, 6000 * GH_US, false, true, false, &waited) == 6000 * GH_US);
+    CHECK(cost_seen(&four, guess, 2000 * GH_US, 2000 * GH_US, false, true, true, &waited) == 2000 * GH_US); /* alone */
+    CHECK(cost_seen(&(struct cost){0}, GH_COST_UNKNOWN, 2000 * GH_US, 1000 * GH_US, false, true, false, &waited) ==
+          1000 * GH_US);
+}
+
 int main(void) {
+    first_beside();
     fresh(false);
     fresh(true);
 
