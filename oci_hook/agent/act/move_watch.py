@@ -122,7 +122,7 @@ class _Lent:
         self._refused: dict[str, int] = {}
         self._pace = turns.Pace()
         self._doubt = turns.Doubt()
-        self._others = 0  # bytes in use that no container's page has
+        self._others = self._excess = 0  # bytes in use that no container's page has: at two looks, at the last one
 
     def stop(self) -> None:
         self._child.stop()
@@ -136,7 +136,9 @@ class _Lent:
         sharing = self._node.sharing(self.uuid)
         pages = {key: self._node.watched[key].account for key in sharing}
         here = sum(self._used(sharing[key], page) for key, page in pages.items() if not sharing[key].off_gpu)
-        self._others = max(0, sample.used - here)
+        # What was allocated between the look at the pages and NVML's is nobody's for one look.
+        excess = max(0, sample.used - here)
+        self._others, self._excess = min(excess, self._excess), excess
 
     def look(self, now: float) -> bool:
         """Make the next move that is due. True: somebody waits, or is away."""

@@ -63,17 +63,17 @@ bool cost_due(struct cost *c, bool anyway) {
  * commands that the program launched too late, so that the GPU idled, are discarded as well. */
 uint64_t cost_seen(struct cost *c, uint64_t guess, uint64_t elapsed, uint64_t own_part, bool queued, bool prompt,
                    bool clean, uint64_t *waited) {
-    const bool first = !c->low && guess < GH_COST_UNKNOWN;
-    const uint64_t low = first ? guess : c->low;
-    bool brief = low && low < SHORT, stood = brief && own_part > WAITED;
-    bool sliced = brief && !clean && elapsed > 3 * low + SHORT;
-    bool late = c->low && !queued && !prompt && elapsed > low + low / 4, steady = clean || (brief && queued);
+    const uint64_t low = c->low;
     /* A kernel that is new, and alone in its stream, has no other samples: it goes by others of its kind. */
-    if (first && sliced && !queued && !stood && !cost_elastic(c)) {
+    bool foreign = !low && guess < SHORT && elapsed > 3 * guess + SHORT && own_part <= WAITED;
+    if (foreign && !clean && !queued && !cost_elastic(c)) {
         *waited = 0;
         return guess;
     }
-    if (!c->low || elapsed < low)
+    bool brief = low && low < SHORT, stood = brief && own_part > WAITED;
+    bool sliced = brief && !clean && elapsed > 3 * low + SHORT;
+    bool late = low && !queued && !prompt && elapsed > low + low / 4, steady = clean || (brief && queued);
+    if (!low || elapsed < low)
         c->low = elapsed ? elapsed : 1;
     else
         c->low += (elapsed - low < low ? elapsed - low : low) / 64;
