@@ -1,5 +1,5 @@
 """Containers that take turns on a GPU whose memory is lent: the agent's own rule (oci_hook/agent/judge/turns.py) in a model of a
-GPU, in virtual time. All figures are simulated: nobody has measured how fast a driver moves memory, so the bus sets the time.
+GPU, in virtual time. All figures are simulated; how fast memory is moved was measured on an H200 with driver 580.
 
 Trainers always have work, each needs all of its memory at once, and those on the GPU share its time. They are compared with the
 same trainers one after the other, and with managed memory that is paged: there each step of STEP seconds finds its memory
@@ -17,8 +17,9 @@ from oci_hook.agent.act.move_watch import BUSY_SECONDS, IDLE_SECONDS
 from oci_hook.agent.judge.turns import Pace, Tenant, decide
 
 GIB = 1 << 30
-BUS = 25 * GIB  # bytes a second, one way
-START = 0.4  # seconds of a move that are not the bus's: a process, the driver's lock, the ledger
+OUT, BACK = 1.9 * GIB, 4.6 * GIB  # bytes a second (docs/internals/validation/H200-580)
+START = 0.4  # seconds of a move that are not the copy's: a process, the driver's lock, the ledger
+BUS = 25 * GIB  # bytes a second, one way, of paged memory
 TURN = 30.0
 STEP = 0.25
 HOUR = 3600.0
@@ -38,7 +39,7 @@ class Gpu:
     def __init__(self, sizes, request, gpu_gib, server=0):
         self.free = int(gpu_gib * GIB)
         self.now = 0.0
-        self.pace = Pace(START, 1 / BUS)
+        self.pace = Pace(START, 1 / OUT)
         self.tenants = {}
         self.work = dict.fromkeys([f"t{i}" for i in range(len(sizes))], 0.0)
         self.moves = 0
@@ -63,7 +64,7 @@ class Gpu:
         self.move = decide(tuple(self.tenants.values()), self.free, self.now, TURN, self.pace)
         if self.move is not None:
             t = self.tenants[self.move.key]
-            self.arrives = self.now + START + t.used / BUS
+            self.arrives = self.now + START + t.used / (OUT if self.move.lent_to else BACK)
             if not self.move.lent_to:
                 self.free -= t.used
             self.moves += 1
@@ -136,5 +137,5 @@ def run(short):
 def bound(row):
     """Seconds until a silent server has its memory: a look, a move that is under way, those that make room, the next try."""
     _, size, _, gpu_gib = row
-    one = START + size * GIB / BUS
-    return IDLE_SECONDS + one + one * max(1, gpu_gib // size) + 2 * BUSY_SECONDS
+    one = START + size * GIB / OUT
+    return round(IDLE_SECONDS + one + one * max(1, gpu_gib // size) + 2 * BUSY_SECONDS, 1)

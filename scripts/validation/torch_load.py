@@ -61,7 +61,7 @@ class Decode:
 
 class Program:
     def __init__(self, kind: str) -> None:
-        self.load = {"train": Train, "decode": Decode}[kind]()
+        self.load: Train | Decode = Train() if kind == "train" else Decode()
         self.held: list[Any] = []
 
     def run(self, seconds: str) -> dict[str, Any]:

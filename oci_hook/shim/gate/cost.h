@@ -84,8 +84,8 @@ bool cost_due(struct cost *cost, bool anyway);
 /* A command was measured. queued: it was launched behind others; prompt: the program launched it without delay;
  * own_part: its context's part of `elapsed`; clean: nobody else had work. Returns its charge; *waited: the part of the
  * charge in which a collective may only have waited for other processes. */
-uint64_t cost_seen(struct cost *cost, uint64_t guess, uint64_t elapsed, uint64_t own_part, bool queued, bool prompt, bool clean,
-                   uint64_t *waited);
+uint64_t cost_seen(struct cost *cost, uint64_t guess, uint64_t elapsed, uint64_t own_part, bool queued, bool prompt,
+                   bool clean, uint64_t *waited);
 /* True if enough was measured to rely on it. */
 bool cost_sure(const struct cost *cost);
 /* True if it is known to take so little that it need not be counted while nobody else is active. */

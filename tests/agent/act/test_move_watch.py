@@ -112,14 +112,14 @@ def test_what_a_person_suspends_before_the_agents_program_runs_stays_so(
 @pytest.mark.parametrize(("suspended", "lent_to", "ended"), [(0, "", True), (7, "b", False), (7, "", True)])
 def test_a_return_has_ended_once_the_ledger_says_so(suspended: int, lent_to: str, ended: bool) -> None:
     """Also where a person has suspended the container meanwhile: the agent does not wait for what does not come."""
-    gpu = move_watch._Lent("GPU-0", *[None] * 4, {})  # type: ignore[arg-type]
+    gpu = move_watch._Lent("GPU-0", None, None, None, None, {})  # type: ignore[arg-type]
     gpu.moving, gpu._child = Move("k"), SimpleNamespace(status=lambda: 0, stop=lambda: None)  # type: ignore[assignment]
     told = Grant("k", Identity("/run", "a", "/b"), Life(""), (), suspended=suspended, lent_to=lent_to)
     assert gpu._ended({"k": told}, 1.0) == ended == (gpu.moving is None)
 
 
 def test_what_moves_with_a_container_is_on_its_other_gpus_as_well() -> None:
-    gpu = move_watch._Lent("GPU-0", *[None] * 4, {})  # type: ignore[arg-type]
+    gpu = move_watch._Lent("GPU-0", None, None, None, None, {})  # type: ignore[arg-type]
     uses = {uuid: SimpleNamespace(used=size * MIB) for uuid, size in (("GPU-0", 5), ("GPU-1", 7), ("GPU-2", 1))}
     gpu._node = SimpleNamespace(watched={"k": SimpleNamespace(uses=uses)})  # type: ignore[assignment]
     told = Grant("k", Identity("/run", "a", "/b"), Life(""), ())
