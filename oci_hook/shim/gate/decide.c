@@ -10,6 +10,7 @@ static unsigned weight_of(const struct gh_share *share) { return share->weight ?
 void gh_rules_default(struct gh_rules *rules) {
     *rules = (struct gh_rules){
         .window = GH_MS,
+        .window_light = 10 * GH_MS,
         .window_guarded = 200 * GH_US,
         .window_open = 20 * GH_MS,
         .quantum = 10 * GH_MS,
@@ -207,7 +208,7 @@ static uint64_t tenure_end(const struct gh_gpu *gpu, unsigned p) {
 static int tenure_over(const struct gh_gpu *gpu, unsigned p, unsigned me, uint64_t now) {
     const struct gh_slot *s = &gpu->slot[p];
     if (!alive(gpu, p) || gpu->share[p].freeze || (p == me ? s->end : tenure_end(gpu, p)) <= now)
-        return 1;
+        return need <= GH_PPM / 8;
     if (s->launched == s->done && !s->held)
         return released(gpu, p);
     return p != me && silent(gpu, p);
@@ -302,18 +303,29 @@ static void claim(struct gh_decision *d, const struct gh_gpu *gpu, const struct 
         d->probe_until = add64(now, r->probe);
 }
 
+/* The equals that were active recently need so little of the GPU together that they lose little if the driver divides the
+ * time. So I need not be done soon when one has work, and my program may run ahead of the GPU, over its own pauses. */
+static int light(const struct gh_gpu *gpu, unsigned me) {
+    uint64_t need = 0;
+    EACH_SLOT (gpu->present & ~(1ull << me), i)
+        if (gpu->share[i].class_ == gpu->share[me].class_ && active(gpu, (unsigned)i))
+            need = add64(need, gpu->slot[i].saturated ? GH_PPM : gpu->slot[i].duty);
+    return need <= GH_PPM / 8;
+}
+
 /* Tenants that share the GPU with equals that were active recently, or with a higher class that is idle. */
 static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu *gpu, unsigned me,
                                        const struct gh_own *own, int registered, int empty, uint64_t now,
                                        uint64_t cost) {
     const struct gh_rules *r = &gpu->rules;
     uint64_t ignored = own->peers ? own->peers->ignored : 0;
-    uint64_t window = registered ? r->window_guarded : r->window, left = gh_residue(own, now);
+    uint64_t base = registered ? r->window_guarded : r->window, left = gh_residue(own, now);
+    uint64_t window = !registered && light(gpu, me) ? r->window_light : base;
     /* A command longer than the window may be queued when the running one is nearly done; otherwise the GPU would idle
      * before each such command. */
-    int fits = empty || add64(left, cost) <= window || (!registered && cost < GH_COST_UNKNOWN && left <= window / 4);
+    int fits = empty || add64(left, cost) <= window || (!registered && cost < GH_COST_UNKNOWN && left <= base / 4);
     /* The driver divides the time by processes. So those of one tenant launch their long commands one after the other. */
-    int behind = cost > window && own->siblings > window;
+    int behind = cost > base && own->siblings > base;
     struct crowd c = crowd_of(gpu, me, now, ignored);
     /* Taking turns is in vain if the GPU switches to the work of one that does not. */
     EACH_SLOT (gpu->present &ignored, i)
@@ -334,9 +346,9 @@ static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu
         return go(d, (enum gh_mode)d.mode);
     d.held = 1;
     if (mine) {
-        uint64_t step = gh_pacer_step(r, window);
+        uint64_t step = gh_pacer_step(r, base);
         return wait_for(d, GH_ON_OWN_DONE, me,
-                        add64(now, behind ? clamp64(own->siblings - window, step, r->recheck) : step));
+                        add64(now, behind ? clamp64(own->siblings - base, step, r->recheck) : step));
     }
 
     uint64_t until = add64(now, r->recheck);

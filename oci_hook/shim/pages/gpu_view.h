@@ -57,6 +57,7 @@ struct gh_slot {
 /* The control laws' constants (defaults: gh_rules_default). */
 struct gh_rules {
     uint64_t window;         /* how much GPU time may be in flight beside tenants of the same class */
+    uint64_t window_light;   /* the same beside equals that need little of the GPU */
     uint64_t window_guarded; /* the same while a tenant of a higher class is on the GPU */
     uint64_t window_open;    /* the same while nobody else was active recently, for commands that are counted */
     uint64_t quantum;        /* mean tenure */
