@@ -2,6 +2,7 @@
 
 STATE/ledger/lock        flock: one transaction (read, sweep, decide, write) at a time
 STATE/ledger/KEY.json    a grant; created by rename, so a reader sees all of it or none
+STATE/ledger/UUID.return flock: whoever has memory moved back to this GPU (suspend/mover.py)
 STATE/pages/KEY/policy   the pages that its container sees, made before the grant and removed after it
 STATE/pages/KEY/copy     a copy of its policy page that only root sees
 STATE/pages/KEY/moving   flock: whoever suspends or resumes the container (suspend/hold.py)
@@ -290,12 +291,12 @@ class Ledger:
             slot_files.write_message(self._state, uuid, grants, scale, (tiers or {}).get(uuid, 0))
             self._messages.append(messages.GPU + uuid)
 
-    def hold(self, keys: "Iterable[str]", until: int, over: int = 0) -> None:
+    def hold(self, keys: "Iterable[str]", until: int) -> None:
         """Have what these grants' containers would take of device memory wait: as core/policy_page.py's `held`. Raises
         NodeError GH-303."""
         try:
             for key in keys:
-                self._rewrite(key, lambda page: held(page, until, over))
+                self._rewrite(key, lambda page: held(page, until))
                 self._must = True
         except OSError as e:
             raise unusable(self._state, e) from None

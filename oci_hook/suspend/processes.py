@@ -48,16 +48,16 @@ def call(
     what: str,
     processes: "tuple[Process, ...]",
     seconds: float,
-    lock: int,
+    locks: "tuple[int, ...]",
     needs: "dict[str, int] | None" = None,
 ) -> "dict[str, Any]":
-    """What discovery/checkpoint.py answers; {"error": why} where it does not. lock: a descriptor that it keeps open, so that
-    whoever waits for that lock waits for its end, too. needs: MiB by the GPU's UUID, for all that may move memory back."""
+    """What discovery/checkpoint.py answers; {"error": why} where it does not. locks: descriptors that it keeps open, so
+    that whoever waits for those locks waits for its end, too. needs: MiB by the GPU's UUID, for all that may move memory back."""
     env = {**every_gpu(environment(inventory.driver_root)[0]), "LD_PRELOAD": inventory.libnvml}
     words = [f"{pid}:{start}" for pid, start in processes]
     words += [f"{uuid}={mib * MIB}" for uuid, mib in (needs or {}).items()]
     program = [sys.executable, "-m", "oci_hook.discovery.checkpoint", inventory.libcuda, what, *words]
-    return ask(program, env, seconds, (lock,))
+    return ask(program, env, seconds, locks)
 
 
 def needs(grant: Grant, mib: int) -> "dict[str, int]":
@@ -90,10 +90,10 @@ def listed(grant: Grant) -> "tuple[Process, ...]":
     return tuple(sorted(found, key=lambda process: (process[1], process[0])))
 
 
-def find(grant: Grant, inventory: Inventory, lock: int) -> Found:
+def find(grant: Grant, inventory: Inventory, locks: "tuple[int, ...]") -> Found:
     """Raises ApplyError GH-417 where the driver cannot be asked, GH-415 where what it says contradicts itself."""
     there = listed(grant)
-    said = call(inventory, "look", there, LOOK_SECONDS, lock)
+    said = call(inventory, "look", there, LOOK_SECONDS, locks)
     if "states" not in said:
         raise refuse("GH-417", f"container {grant.who.id[:64]}: {str(said.get('error'))[:180]}; nothing is changed")
     states = {int(pid): int(state) for pid, state in said["states"].items()}
