@@ -45,6 +45,11 @@ def held(page: bytes, until: int) -> bytes:
     return bytes(new)
 
 
+def hold_of(page: bytes) -> int:
+    """Until when it is held, as in `held`."""
+    return int(_HOLD.unpack_from(page, _HOLD_OFFSET)[0])
+
+
 def policy_page(grant: Grant, inventory: Inventory, seq: int = 0) -> bytes:
     """The whole page for a grant of at most MAX_GPUS GPUs (ValueError beyond); seq must be even."""
     if len(grant.shares) > MAX_GPUS:

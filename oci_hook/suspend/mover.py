@@ -131,8 +131,9 @@ def resume(settings: "Settings", key: str, if_so: "Callable[[Grant], object]" = 
 
 class _RoomKept:
     """`with`: the room that is there for what comes back stays there until it has come (discovery/checkpoint.py): nobody else comes
-    back to these GPUs, and where memory is lent, the containers beside this one take no more of it. If this process is killed, they
-    go on by themselves. What it gives are the locks, for the helper to keep as well. Raises NodeError GH-303."""
+    back to these GPUs, and where memory is lent, the containers beside this one take no more of it. If this process is killed,
+    they go on by themselves after the time that the move may take. What it gives are the locks, for the helper to keep as well.
+    Raises NodeError GH-303."""
 
     def __init__(self, settings: "Settings", grant: Grant, mib: int) -> None:
         self._state, self._grant, self._mib = settings.state_dir, grant, mib
@@ -141,20 +142,26 @@ class _RoomKept:
     def __enter__(self) -> tuple[int, ...]:
         try:
             # Whoever is held has one time on its page: no two hold the same one.
-            shares = [share for g in (self._grant, *self._beside(store.snapshot(self._state))) for share in g.shares]
-            for uuid in sorted({share.uuid for share in shares}):  # one order, so that none wait for each other
+            shares = [share for g in self._beside(store.snapshot(self._state)) for share in g.shares]
+            for uuid in sorted(
+                {share.uuid for share in (*self._grant.shares, *shares)}
+            ):  # one order: none wait for each other
                 path = f"{self._state}/{LEDGER_DIR}/{uuid.replace('/', '_')}.return"
                 advice = "another container's memory comes back to this GPU; wait for it"
                 self._locks.append(lock_file(path, fcntl.LOCK_EX, seconds=processes.MOVE_SECONDS, advice=advice))
             self._hold(time.monotonic_ns() + int(1e9 * processes.seconds_for(self._mib)))
         except BaseException:
-            self.__exit__()
+            self._unlock()
             raise
         return tuple(self._locks)
 
     def __exit__(self, *_: object) -> None:
-        if self._locks:
+        try:
             self._hold(0)
+        finally:
+            self._unlock()
+
+    def _unlock(self) -> None:
         while self._locks:
             os.close(self._locks.pop())
 
@@ -163,9 +170,12 @@ class _RoomKept:
             ledger.hold([g.key for g in self._beside(ledger.grants)], until)
 
     def _beside(self, grants: tuple[Grant, ...]) -> list[Grant]:
+        """All on these GPUs where some of their memory is lent, this one as well: who starts meanwhile has its time from there
+        (ledger/store.py). Where none is, the ledger has room for all."""
         uuids = {share.uuid for share in self._grant.shares}
-        beside = [g for g in grants if g.key != self._grant.key and g.memory_wait]
-        return [g for g in beside if uuids & {share.uuid for share in g.shares}]
+        beside = [g for g in grants if uuids & {share.uuid for share in g.shares}]
+        shares = [share for g in beside for share in g.shares if share.uuid in uuids]
+        return beside if any(share.booked_mib < share.memory_mib for share in shares) else []
 
 
 def _check_cgroup(grant: Grant, need_mib: int) -> None:

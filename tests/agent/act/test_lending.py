@@ -319,3 +319,27 @@ def test_who_is_beside_two_that_come_back(node: Node, tmp_path: Path) -> None:
         time.sleep(0.5)
         assert beside.program.answers() == []
     assert beside.program.hear() == "0" and second.wait() == 0 and not one.grant.off_gpu
+
+
+def test_who_starts_while_another_one_comes_back(node: Node, tmp_path: Path) -> None:
+    one = trainer(node, 3500)
+    assert one.program.hear() == "0"
+    node.say("suspend", one.id)
+    with slow_return(node, one, tmp_path / "go") as mover:
+        late = node.tenant(SERVER)
+        late.program.tell("begin")
+        time.sleep(0.5)
+        assert late.program.answers() == []
+    assert mover.returncode == 0 and late.program.hear() == "0" and late.program("hold 300") == "0"
+
+
+def test_who_does_not_wait_for_room_waits_for_what_comes_back(node: Node, tmp_path: Path) -> None:
+    node.say("settings", "set", "memory_wait=0")
+    one, two = trainer(node, 3500), trainer(node, 100)
+    assert one.program.hear() == two.program.hear() == "0"
+    node.say("suspend", one.id)
+    with slow_return(node, one, tmp_path / "go"):
+        two.program.tell("hold 300")
+        time.sleep(0.5)
+        assert two.program.answers() == []
+    assert two.program.hear() == "0" and not one.grant.off_gpu
