@@ -62,13 +62,17 @@ def call(
 
 def needs(grant: Grant, mib: int) -> "dict[str, int]":
     """MiB by the GPU's UUID that the container has where all of its memory is on its GPUs. mib: on all of them together. Several GPUs
-    are told apart by its account page: if that lies, the driver fails to bring back this container's own memory."""
-    uuids = [share.uuid for share in grant.shares]
-    if len(uuids) == 1:
-        return {uuids[0]: mib}
+    are told apart by its account page; what that leaves out may be on each."""
+    if len(grant.shares) == 1:
+        return {grant.shares[0].uuid: mib}
     usage = account.look(grant)
-    totals = usage.totals if isinstance(usage, account.Usage) and len(usage.totals) >= len(uuids) else ()
-    return {uuid: min(mib, -(-totals[i] // MIB) if totals else mib) for i, uuid in enumerate(uuids)}
+    totals = usage.totals if isinstance(usage, account.Usage) and len(usage.totals) >= len(grant.shares) else ()
+    out = max(0, mib * MIB - sum(totals))
+    most = [min(mib, share.memory_mib) for share in grant.shares]
+    return {
+        share.uuid: min(most[i], -(-(totals[i] + out) // MIB)) if totals else most[i]
+        for i, share in enumerate(grant.shares)
+    }
 
 
 def seconds_for(mib: int) -> float:

@@ -343,3 +343,24 @@ def test_who_does_not_wait_for_room_waits_for_what_comes_back(node: Node, tmp_pa
         time.sleep(0.5)
         assert two.program.answers() == []
     assert two.program.hear() == "0" and not one.grant.off_gpu
+
+
+def test_who_fills_a_gpu_comes_back_to_it(node: Node) -> None:
+    one = trainer(node, 8090, memory="8Gi")
+    assert one.program.hear() == "0" and GPU_MIB - node.stage.used_mib() < 64
+    node.say("suspend", one.id)
+    node.say("resume", one.id)
+    assert not one.grant.off_gpu and len(one.program("digest")) == 64
+
+
+def test_who_says_that_it_has_nothing_on_two_gpus(node: Node) -> None:
+    """It comes back where there is room for what the driver moved away, and is not lost."""
+    liar = trainer(node, 2000, devices="0,1")
+    assert [liar.program.hear(), liar.program("lie")] == ["0", "0"]
+    node.say("suspend", liar.id)
+    others = [trainer(node, mib) for mib in (5800, 500)]
+    assert [tenant.program.hear() for tenant in others] == ["0", "0"]
+    assert "MiB free" in node.say("resume", liar.id, status=1) and liar.grant.suspended
+    node.stage.runc("delete", "--force", others[0].id, program=node.stage.program)
+    node.say("resume", liar.id)
+    assert len(liar.program("digest")) == 64
