@@ -38,13 +38,16 @@ def amended(page: bytes, grant: Grant) -> bytes:
     return bytes(new)
 
 
-def held(page: bytes, until: int, over: int = 0) -> bytes:
-    """The page with what would take device memory held until then (ns of the monotonic clock), if it is not held longer.
-    With until 0 it is held no longer, if `over` is when the hold was to end."""
-    (now,) = _HOLD.unpack_from(page, _HOLD_OFFSET)
+def held(page: bytes, until: int) -> bytes:
+    """The page with what would take device memory held until then (ns of the monotonic clock); 0: not held."""
     new = bytearray(page)
-    _HOLD.pack_into(new, _HOLD_OFFSET, max(until, now) if until else 0 if now == over else now)
+    _HOLD.pack_into(new, _HOLD_OFFSET, until)
     return bytes(new)
+
+
+def hold_of(page: bytes) -> int:
+    """Until when it is held, as in `held`."""
+    return int(_HOLD.unpack_from(page, _HOLD_OFFSET)[0])
 
 
 def policy_page(grant: Grant, inventory: Inventory, seq: int = 0) -> bytes:

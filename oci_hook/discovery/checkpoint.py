@@ -82,8 +82,10 @@ class Driver:
             pynvml.nvmlInit()
             for uuid, size in needs.items():
                 gpu = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-                there = sum(used or 0 for pid, used in by_process(gpu).items() if pid in pids)
-                need, free = max(0, size - there) + MARGIN, memory(gpu).free
+                listed = by_process(gpu)
+                there = sum(used or 0 for pid, used in listed.items() if pid in pids)
+                margin = MARGIN if listed.keys() - pids else 0  # where nobody else is, there will never be more room
+                need, free = max(0, size - there) + margin, memory(gpu).free
                 if need > free:
                     raise Full(f"GPU {uuid} has {free >> 20} MiB free, {need >> 20} MiB needed")
         except pynvml.NVMLError as e:

@@ -2,6 +2,7 @@
 
 STATE/ledger/lock        flock: one transaction (read, sweep, decide, write) at a time
 STATE/ledger/KEY.json    a grant; created by rename, so a reader sees all of it or none
+STATE/ledger/UUID.return flock: whoever has memory moved back to this GPU (suspend/mover.py)
 STATE/pages/KEY/policy   the pages that its container sees, made before the grant and removed after it
 STATE/pages/KEY/copy     a copy of its policy page that only root sees
 STATE/pages/KEY/moving   flock: whoever suspends or resumes the container (suspend/hold.py)
@@ -23,7 +24,7 @@ import os
 from oci_hook.core.gpu_page import SIZE as GPU_PAGE_SIZE
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.layout import LEDGER_DIR, MESSAGES_DIR, PAGE_UID, PAGES_DIR
-from oci_hook.core.policy_page import SIZE, amended, held
+from oci_hook.core.policy_page import SIZE, amended, held, hold_of
 from oci_hook.errors import GhError, refuse
 from oci_hook.ledger import messages, slot_files
 from oci_hook.ledger.deliver import PAGE_FILE, deliver
@@ -152,6 +153,8 @@ class Ledger:
             raise refuse("GH-407", f"container {grant.who.id} already holds a grant ({grant.key})")
         folder = f"{self._pages}/{grant.key}"
         try:
+            if until := self._hold_beside(grant):
+                page = held(page, until)
             os.mkdir(folder)
             os.chmod(folder, 0o755)  # despite the umask: a runtime in a user namespace opens the page
             create(f"{folder}/{COPY_FILE}", page, 0o600)
@@ -290,15 +293,21 @@ class Ledger:
             slot_files.write_message(self._state, uuid, grants, scale, (tiers or {}).get(uuid, 0))
             self._messages.append(messages.GPU + uuid)
 
-    def hold(self, keys: "Iterable[str]", until: int, over: int = 0) -> None:
+    def hold(self, keys: "Iterable[str]", until: int) -> None:
         """Have what these grants' containers would take of device memory wait: as core/policy_page.py's `held`. Raises
         NodeError GH-303."""
         try:
             for key in keys:
-                self._rewrite(key, lambda page: held(page, until, over))
+                self._rewrite(key, lambda page: held(page, until))
                 self._must = True
         except OSError as e:
             raise unusable(self._state, e) from None
+
+    def _hold_beside(self, grant: Grant) -> int:
+        """Until when a new container on these GPUs is held: as long as one whose memory comes back to them."""
+        uuids = {share.uuid for share in grant.shares}
+        coming = [g for g in self.grants if g.moving and uuids & {share.uuid for share in g.shares}]
+        return max((hold_of(self._copy(g.key)) for g in coming), default=0)
 
     def _amend(self, grant: Grant) -> None:
         """Make the policy page what the grant says, and write the message with it."""
@@ -306,15 +315,17 @@ class Ledger:
 
     def _rewrite(self, key: str, change: "Callable[[bytes], bytes]") -> None:
         path = f"{self._pages}/{key}/{COPY_FILE}"
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            old = os.read(fd, SIZE)
-        finally:
-            os.close(fd)
-        page = change(old)
+        page = change(self._copy(key))
         messages.replace(path, page, path + messages.TEMPORARY)
         messages.write(self._state, f"{key}-0", page)
         self._messages.append(f"{key}-0")
+
+    def _copy(self, key: str) -> bytes:
+        fd = os.open(f"{self._pages}/{key}/{COPY_FILE}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            return os.read(fd, SIZE)
+        finally:
+            os.close(fd)
 
     def _save(self, key: str, data: bytes) -> None:
         path = f"{self._folder}/{key}"

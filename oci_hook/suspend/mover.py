@@ -6,12 +6,14 @@ left so by a crash. Whoever finds that brings its memory back to its GPUs, which
 """
 
 import contextlib
+import fcntl
 import os
 import signal
 import time
 
 from oci_hook.core import suspend as rules
 from oci_hook.core.grant import Grant
+from oci_hook.core.layout import LEDGER_DIR
 from oci_hook.core.units import MIB
 from oci_hook.core.value import Value
 from oci_hook.discovery.checkpoint import CHECKPOINTED
@@ -19,6 +21,7 @@ from oci_hook.errors import GhError, refuse
 from oci_hook.ledger import admit, events, store
 from oci_hook.ledger import inventory as node_inventory
 from oci_hook.linux import memory_room, proc
+from oci_hook.linux.lock import lock_file
 from oci_hook.suspend import processes
 from oci_hook.suspend.hold import Hold
 from oci_hook.suspend.processes import Found
@@ -60,7 +63,7 @@ def suspend(settings: "Settings", key: str, lent_to: str = "") -> Moved:
         if grant.suspended:
             return Moved(grant, False)
         rules.check_suspendable(grant)
-        found = processes.find(grant, inventory, hold.fd)
+        found = processes.find(grant, inventory, (hold.fd,))
         processes.check_movable(grant, inventory, found)
         _check_cgroup(grant, found.used_mib)
 
@@ -68,18 +71,19 @@ def suspend(settings: "Settings", key: str, lent_to: str = "") -> Moved:
             free, total = (size // MIB for size in memory_room.of_node())
             return rules.begun(grant, others, found.used_mib, free, total, int(time.time()), lent_to)
 
-        _, grant, delivered = admit.alter(settings, key, begun)
-        try:
-            if not delivered:
-                raise _refusal(grant, "suspended", "it blocks its policy page by a file lease")
-            # If one of several cannot be moved, those that were come back.
-            with _RoomKept(settings, grant) if len(found.processes) > 1 else contextlib.nullcontext():
-                _send(grant, inventory, found, hold.fd)
-            _, grant, delivered = admit.alter(settings, key, lambda g, _: rules.arrived(g, int(time.time())))
-        except BaseException as e:
-            _bring_back(settings, grant, inventory, hold.fd)
-            events.moved(settings.state_dir, "not-suspended", grant, why=str(e)[:300], **_for(lent_to))
-            raise
+        # If one of several cannot be moved, those that were come back.
+        several = len(found.processes) > 1
+        with _RoomKept(settings, grant, found.used_mib) if several else contextlib.nullcontext(()) as kept:
+            _, grant, delivered = admit.alter(settings, key, begun)
+            try:
+                if not delivered:
+                    raise _refusal(grant, "suspended", "it blocks its policy page by a file lease")
+                _send(grant, inventory, found, (hold.fd, *kept))
+                _, grant, delivered = admit.alter(settings, key, lambda g, _: rules.arrived(g, int(time.time())))
+            except BaseException as e:
+                _bring_back(settings, grant, inventory, hold.fd, kept)
+                events.moved(settings.state_dir, "not-suspended", grant, why=str(e)[:300], **_for(lent_to))
+                raise
     seconds = round(time.monotonic() - began, 3)
     events.moved(settings.state_dir, "suspended", grant, host_mib=grant.host_mib, seconds=seconds, **_for(lent_to))
     return Moved(grant, True, delivered, seconds)
@@ -97,13 +101,14 @@ def resume(settings: "Settings", key: str, if_so: "Callable[[Grant], object]" = 
         before = grant = hold.grant
         if not grant.off_gpu or not if_so(grant):
             return Moved(grant, False)
-        if grant.suspended:
 
-            def returning(grant: Grant, others: tuple[Grant, ...]) -> Grant:
-                return rules.returning(grant, others, inventory, settings.rules, int(time.time()))
+        def returning(grant: Grant, others: tuple[Grant, ...]) -> Grant:
+            return rules.returning(grant, others, inventory, settings.rules, int(time.time()))
 
-            _, grant, _ = admit.alter(settings, key, returning)
-        said = _come_back(settings, grant, inventory, hold.fd)
+        with _RoomKept(settings, grant, grant.host_mib) as kept:
+            if grant.suspended:
+                _, grant, _ = admit.alter(settings, key, returning)
+            said = _come_back(grant, inventory, (hold.fd, *kept))
         if said.get("done") is not True:
             why = _why(said)
             # What was cut off on its way to the host may have no room any more on a GPU whose memory is lent.
@@ -125,24 +130,52 @@ def resume(settings: "Settings", key: str, if_so: "Callable[[Grant], object]" = 
 
 
 class _RoomKept:
-    """`with`: the containers beside this one whose memory is lent take no more of it, for the room that was there when a restore
-    began must be there until it ends (discovery/checkpoint.py). If this process is killed, they go on by themselves."""
+    """`with`: the room that is there for what comes back stays there until it has come (discovery/checkpoint.py): nobody else comes
+    back to these GPUs, and where memory is lent, the containers beside this one take no more of it. If this process is killed,
+    they go on by themselves after the time that the move may take. What it gives are the locks, for the helper to keep as well.
+    Raises NodeError GH-303."""
 
-    def __init__(self, settings: "Settings", grant: Grant) -> None:
-        self._state, self._grant = settings.state_dir, grant
-        self._until = time.monotonic_ns() + int(1e9 * processes.seconds_for(grant.host_mib))
+    def __init__(self, settings: "Settings", grant: Grant, mib: int) -> None:
+        self._state, self._grant, self._mib = settings.state_dir, grant, mib
+        self._locks: list[int] = []
 
-    def __enter__(self) -> None:
-        self._hold(self._until, 0)
+    def __enter__(self) -> tuple[int, ...]:
+        try:
+            # Whoever is held has one time on its page: no two hold the same one.
+            shares = [share for g in self._beside(store.snapshot(self._state)) for share in g.shares]
+            for uuid in sorted(
+                {share.uuid for share in (*self._grant.shares, *shares)}
+            ):  # one order: none wait for each other
+                path = f"{self._state}/{LEDGER_DIR}/{uuid.replace('/', '_')}.return"
+                advice = "another container's memory comes back to this GPU; wait for it"
+                self._locks.append(lock_file(path, fcntl.LOCK_EX, seconds=processes.MOVE_SECONDS, advice=advice))
+            self._hold(time.monotonic_ns() + int(1e9 * processes.seconds_for(self._mib)))
+        except BaseException:
+            self._unlock()
+            raise
+        return tuple(self._locks)
 
     def __exit__(self, *_: object) -> None:
-        self._hold(0, self._until)
+        try:
+            self._hold(0)
+        finally:
+            self._unlock()
 
-    def _hold(self, until: int, over: int) -> None:
-        uuids = {share.uuid for share in self._grant.shares}
+    def _unlock(self) -> None:
+        while self._locks:
+            os.close(self._locks.pop())
+
+    def _hold(self, until: int) -> None:
         with store.open_ledger(self._state) as ledger:
-            beside = [g for g in ledger.grants if g.key != self._grant.key and g.memory_wait]
-            ledger.hold([g.key for g in beside if uuids & {share.uuid for share in g.shares}], until, over)
+            ledger.hold([g.key for g in self._beside(ledger.grants)], until)
+
+    def _beside(self, grants: tuple[Grant, ...]) -> list[Grant]:
+        """All on these GPUs where some of their memory is lent, this one as well: who starts meanwhile has its time from there
+        (ledger/store.py). Where none is, the ledger has room for all."""
+        uuids = {share.uuid for share in self._grant.shares}
+        beside = [g for g in grants if uuids & {share.uuid for share in g.shares}]
+        shares = [share for g in beside for share in g.shares if share.uuid in uuids]
+        return beside if any(share.booked_mib < share.memory_mib for share in shares) else []
 
 
 def _check_cgroup(grant: Grant, need_mib: int) -> None:
@@ -160,16 +193,16 @@ def _check_cgroup(grant: Grant, need_mib: int) -> None:
         )
 
 
-def _send(grant: Grant, inventory: "Inventory", found: Found, lock: int) -> None:
+def _send(grant: Grant, inventory: "Inventory", found: Found, locks: tuple[int, ...]) -> None:
     """Move the memory of all processes, and of those that they start meanwhile. Raises ApplyError GH-415, GH-417."""
     for _ in range(ROUNDS):
         for what in ("lock", "suspend"):
             seconds, needs = processes.seconds_for(found.used_mib), processes.needs(grant, found.used_mib)
-            said = processes.call(inventory, what, found.processes, seconds, lock, needs)
+            said = processes.call(inventory, what, found.processes, seconds, locks, needs)
             if said.get("done") is not True:
                 raise _refusal(grant, "suspended", _why(said), _code(said))
             processes.check_movable(grant, inventory, found)  # once more: no call is under way in those that are locked
-        found = processes.find(grant, inventory, lock)
+        found = processes.find(grant, inventory, locks)
         if found.gone:
             return
     why = "it starts new processes on its GPUs all the time"
@@ -178,15 +211,14 @@ def _send(grant: Grant, inventory: "Inventory", found: Found, lock: int) -> None
     raise _refusal(grant, "suspended", why)
 
 
-def _come_back(settings: "Settings", grant: Grant, inventory: "Inventory", lock: int) -> "dict[str, object]":
+def _come_back(grant: Grant, inventory: "Inventory", locks: tuple[int, ...]) -> "dict[str, object]":
     """The helper's answer."""
     try:
         there = processes.listed(grant)
     except GhError as e:
         return {"error": str(e)}
     needs = processes.needs(grant, grant.host_mib)
-    with _RoomKept(settings, grant):
-        said = processes.call(inventory, "resume", there, processes.seconds_for(grant.host_mib), lock, needs)
+    said = processes.call(inventory, "resume", there, processes.seconds_for(grant.host_mib), locks, needs)
     if said.get("lost"):  # it would wait for ever in its next call of CUDA
         for pid, start in there:
             if pid == said["failed"] and proc.is_running((pid, start)):
@@ -195,11 +227,12 @@ def _come_back(settings: "Settings", grant: Grant, inventory: "Inventory", lock:
     return said
 
 
-def _bring_back(settings: "Settings", grant: Grant, inventory: "Inventory", lock: int) -> None:
+def _bring_back(settings: "Settings", grant: Grant, inventory: "Inventory", lock: int, kept: tuple[int, ...]) -> None:
     """After a suspend that failed: what cannot be undone now stays noted as moving, and a later look tries again."""
     try:
-        if _come_back(settings, grant, inventory, lock).get("done") is True:
-            admit.alter(settings, grant.key, lambda g, _: rules.returned(g))
+        with contextlib.nullcontext(kept) if kept else _RoomKept(settings, grant, grant.host_mib) as kept:
+            if _come_back(grant, inventory, (lock, *kept)).get("done") is True:
+                admit.alter(settings, grant.key, lambda g, _: rules.returned(g))
     except (GhError, OSError):
         pass  # the first failure is the one to report
 

@@ -48,27 +48,31 @@ def call(
     what: str,
     processes: "tuple[Process, ...]",
     seconds: float,
-    lock: int,
+    locks: "tuple[int, ...]",
     needs: "dict[str, int] | None" = None,
 ) -> "dict[str, Any]":
-    """What discovery/checkpoint.py answers; {"error": why} where it does not. lock: a descriptor that it keeps open, so that
-    whoever waits for that lock waits for its end, too. needs: MiB by the GPU's UUID, for all that may move memory back."""
+    """What discovery/checkpoint.py answers; {"error": why} where it does not. locks: descriptors that it keeps open, so
+    that whoever waits for those locks waits for its end, too. needs: MiB by the GPU's UUID, for all that may move memory back."""
     env = {**every_gpu(environment(inventory.driver_root)[0]), "LD_PRELOAD": inventory.libnvml}
     words = [f"{pid}:{start}" for pid, start in processes]
     words += [f"{uuid}={mib * MIB}" for uuid, mib in (needs or {}).items()]
     program = [sys.executable, "-m", "oci_hook.discovery.checkpoint", inventory.libcuda, what, *words]
-    return ask(program, env, seconds, (lock,))
+    return ask(program, env, seconds, locks)
 
 
 def needs(grant: Grant, mib: int) -> "dict[str, int]":
     """MiB by the GPU's UUID that the container has where all of its memory is on its GPUs. mib: on all of them together. Several GPUs
-    are told apart by its account page: if that lies, the driver fails to bring back this container's own memory."""
-    uuids = [share.uuid for share in grant.shares]
-    if len(uuids) == 1:
-        return {uuids[0]: mib}
+    are told apart by its account page; what that leaves out may be on each."""
+    if len(grant.shares) == 1:
+        return {grant.shares[0].uuid: mib}
     usage = account.look(grant)
-    totals = usage.totals if isinstance(usage, account.Usage) and len(usage.totals) >= len(uuids) else ()
-    return {uuid: min(mib, -(-totals[i] // MIB) if totals else mib) for i, uuid in enumerate(uuids)}
+    totals = usage.totals if isinstance(usage, account.Usage) and len(usage.totals) >= len(grant.shares) else ()
+    out = max(0, mib * MIB - sum(totals))
+    most = [min(mib, share.memory_mib) for share in grant.shares]
+    return {
+        share.uuid: min(most[i], -(-(totals[i] + out) // MIB)) if totals else most[i]
+        for i, share in enumerate(grant.shares)
+    }
 
 
 def seconds_for(mib: int) -> float:
@@ -90,10 +94,10 @@ def listed(grant: Grant) -> "tuple[Process, ...]":
     return tuple(sorted(found, key=lambda process: (process[1], process[0])))
 
 
-def find(grant: Grant, inventory: Inventory, lock: int) -> Found:
+def find(grant: Grant, inventory: Inventory, locks: "tuple[int, ...]") -> Found:
     """Raises ApplyError GH-417 where the driver cannot be asked, GH-415 where what it says contradicts itself."""
     there = listed(grant)
-    said = call(inventory, "look", there, LOOK_SECONDS, lock)
+    said = call(inventory, "look", there, LOOK_SECONDS, locks)
     if "states" not in said:
         raise refuse("GH-417", f"container {grant.who.id[:64]}: {str(said.get('error'))[:180]}; nothing is changed")
     states = {int(pid): int(state) for pid, state in said["states"].items()}

@@ -60,7 +60,7 @@ class Driver:
 
         fd = os.open(os.devnull, os.O_RDONLY)
         try:
-            return processes.call(self.node.inventory, what, tuple(process_life(p) for p in pids), 120.0, fd)
+            return processes.call(self.node.inventory, what, tuple(process_life(p) for p in pids), 120.0, (fd,))
         finally:
             os.close(fd)
 

@@ -135,21 +135,23 @@ cuda.cuMemFree_v2(at); print(used(), charged())
 
 
 def test_a_restore_from_a_checkpoint_is_limited(dmem: Groups) -> None:
+    """One that has failed cannot be repeated, as with driver 580."""
     dmem.make("a")
-    dmem.set("a", 200)
-    out = dmem.python(
-        "a",
-        f"""
+    for limit, said in ((163, ["2", "304", "0"]), (164, ["0", "401", "164"])):
+        dmem.set("a", 200)
+        out = dmem.python(
+            "a",
+            f"""
 import os
 context(); alloc(100 * MIB); me = os.getpid()
 cuda.cuMemAllocManaged(byref(c_uint64()), c_size_t(300 * MIB), 1)
 nvml.nvmlInit(); used = lambda: get_limit({dmem.path("a")!r})[2] >> 20
 print(used(), code("cuCheckpointProcessLock", me, NONE), code("cuCheckpointProcessCheckpoint", me, NONE), used())
-set_limit({dmem.path("a")!r}, 163 * MIB); print(code("cuCheckpointProcessRestore", me, NONE))
-set_limit({dmem.path("a")!r}, 164 * MIB); print(code("cuCheckpointProcessRestore", me, NONE), used())
+set_limit({dmem.path("a")!r}, {limit} * MIB); print(code("cuCheckpointProcessRestore", me, NONE))
+set_limit({dmem.path("a")!r}, 200 * MIB); print(code("cuCheckpointProcessRestore", me, NONE), used())
 """,
-    )
-    assert out.split() == ["164", "0", "0", "0", "2", "0", "164"]
+        )
+        assert out.split() == ["164", "0", "0", "0", *said]
 
 
 def test_pool_memory_that_is_not_used_goes_before_an_allocation_fails(dmem: Groups) -> None:

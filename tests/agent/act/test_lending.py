@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -262,18 +263,104 @@ mover.resume(settings.load(prefix), key)
 """
 
 
+@contextmanager
+def slow_return(node: Node, tenant: Tenant, go: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    """In the block, it is about to come back; at its end, it goes on."""
+    command = [sys.executable, "-c", SLOW, str(node.stage.prefix), tenant.grant.key, str(go)]
+    with subprocess.Popen(command, cwd=REPO) as mover:
+        try:
+            wait_for(Path(f"{go}.begun").exists)
+            yield mover
+        finally:
+            go.touch()
+            mover.wait(60)
+
+
 def test_nobody_takes_the_room_of_what_comes_back(node: Node, tmp_path: Path) -> None:
     """Not even within its request: it waits until the other one is there, or until that cannot be under way any more."""
     one, two = trainer(node, 3500), trainer(node, 100)
     assert one.program.hear() == two.program.hear() == "0"
     before = one.program("digest")
     node.say("suspend", one.id)
-    command = [sys.executable, "-c", SLOW, str(node.stage.prefix), one.grant.key, str(tmp_path / "go")]
-    with subprocess.Popen(command, cwd=REPO) as mover:
-        wait_for((tmp_path / "go.begun").exists)
+    with slow_return(node, one, tmp_path / "go") as mover:
         two.program.tell("hold 300")
         time.sleep(0.5)
         assert two.program.answers() == []
-        (tmp_path / "go").touch()
-        assert mover.wait(60) == 0
+    assert mover.returncode == 0
     assert two.program.hear() == "0" and two.program("hold 300") == "0" and one.program("digest") == before
+
+
+def test_two_that_come_back_at_once(node: Node, tmp_path: Path) -> None:
+    """One after the other, so that both do not count on the same room: the second would be lost."""
+    both = []
+    for _ in range(2):
+        both.append(trainer(node, 5000))
+        assert both[-1].program.hear() == "0"
+        node.say("suspend", both[-1].id)
+    one, two = both
+    with slow_return(node, one, tmp_path / "go") as mover:
+        second = subprocess.Popen(node.command("resume", two.id), stderr=subprocess.PIPE, text=True, cwd=REPO)
+        time.sleep(1)
+    assert mover.returncode == 0 and len(one.program("digest")) == 64
+    assert "GH-201" in second.communicate()[1] and two.grant.suspended
+
+
+def test_who_is_beside_two_that_come_back(node: Node, tmp_path: Path) -> None:
+    """It waits for both, though one is there sooner."""
+    one, two, beside = trainer(node, 100), trainer(node, 3500, devices="1"), trainer(node, 100, devices="0,1")
+    for tenant in (one, two, beside):
+        assert tenant.program.hear() == "0"
+    node.say("suspend", one.id)
+    node.say("suspend", two.id)
+    with slow_return(node, one, tmp_path / "go"):
+        second = subprocess.Popen(node.command("resume", two.id), cwd=REPO)
+        time.sleep(1)
+        beside.program.tell("hold 300")
+        time.sleep(0.5)
+        assert beside.program.answers() == []
+    assert beside.program.hear() == "0" and second.wait() == 0 and not one.grant.off_gpu
+
+
+def test_who_starts_while_another_one_comes_back(node: Node, tmp_path: Path) -> None:
+    one = trainer(node, 3500)
+    assert one.program.hear() == "0"
+    node.say("suspend", one.id)
+    with slow_return(node, one, tmp_path / "go") as mover:
+        late = node.tenant(SERVER)
+        late.program.tell("begin")
+        time.sleep(0.5)
+        assert late.program.answers() == []
+    assert mover.returncode == 0 and late.program.hear() == "0" and late.program("hold 300") == "0"
+
+
+def test_who_does_not_wait_for_room_waits_for_what_comes_back(node: Node, tmp_path: Path) -> None:
+    node.say("settings", "set", "memory_wait=0")
+    one, two = trainer(node, 3500), trainer(node, 100)
+    assert one.program.hear() == two.program.hear() == "0"
+    node.say("suspend", one.id)
+    with slow_return(node, one, tmp_path / "go"):
+        two.program.tell("hold 300")
+        time.sleep(0.5)
+        assert two.program.answers() == []
+    assert two.program.hear() == "0" and not one.grant.off_gpu
+
+
+def test_who_fills_a_gpu_comes_back_to_it(node: Node) -> None:
+    one = trainer(node, 8090, memory="8Gi")
+    assert one.program.hear() == "0" and GPU_MIB - node.stage.used_mib() < 64
+    node.say("suspend", one.id)
+    node.say("resume", one.id)
+    assert not one.grant.off_gpu and len(one.program("digest")) == 64
+
+
+def test_who_says_that_it_has_nothing_on_two_gpus(node: Node) -> None:
+    """It comes back where there is room for what the driver moved away, and is not lost."""
+    liar = trainer(node, 2000, devices="0,1")
+    assert [liar.program.hear(), liar.program("lie")] == ["0", "0"]
+    node.say("suspend", liar.id)
+    others = [trainer(node, mib) for mib in (5800, 500)]
+    assert [tenant.program.hear() for tenant in others] == ["0", "0"]
+    assert "MiB free" in node.say("resume", liar.id, status=1) and liar.grant.suspended
+    node.stage.runc("delete", "--force", others[0].id, program=node.stage.program)
+    node.say("resume", liar.id)
+    assert len(liar.program("digest")) == 64
