@@ -36,12 +36,12 @@ struct key {
 static const struct key config_keys[] = {
 #define C(x) {#x, offsetof(struct config, x)}
 #define R(x) {#x, offsetof(struct config, rules.x)}
-    C(seed),       C(length),         C(warm),           C(slice),       C(switch_loaded),  C(switch_idle),
-    C(depth),      C(wake),           C(snapshot),       C(spin),        C(strict_quantum), C(fault_at),
-    C(fault_for),  R(window),         R(window_guarded), R(window_open), R(quantum),        R(tenure_min),
-    R(tenure_sum), R(recheck),        R(idle_release),   R(mix_slack),   R(bank),           R(wake_idle),
-    R(wake_lag),   R(wake_hold),      R(probe),          R(probe_every), R(active_within),  R(heartbeat_stale),
-    R(silent),     R(progress_stale), R(linger_max),     R(finish),      R(drain_max),      R(pacer_min),
+    C(seed),       C(length),         C(warm),           C(slice),        C(switch_loaded),  C(switch_idle),
+    C(depth),      C(wake),           C(snapshot),       C(spin),         C(strict_quantum), C(fault_at),
+    C(fault_for),  R(window),         R(window_guarded), R(window_open),  R(quantum),        R(tenure_min),
+    R(tenure_sum), R(recheck),        R(idle_release),   R(mix_slack),    R(bank),           R(wake_idle),
+    R(wake_lag),   R(wake_hold),      R(probe),          R(probe_every),  R(active_within),  R(heartbeat_stale),
+    R(silent),     R(progress_stale), R(linger_max),     R(finish),       R(drain_max),      R(pacer_min),
     R(pacer_max),  R(patience),       R(burst),          R(window_light),
 #undef C
 #undef R

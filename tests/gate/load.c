@@ -17,7 +17,6 @@
  *   grows            its first fifty kernels are a quarter as long
  *   leaves           launches one kernel, and exits 150 ms later
  *   eager            never waits for its kernels, from the first one on
- *   ahead            does not synchronise before it rests
  *   paced            rests after each launch for twice as long as its kernel takes on a GPU that is slowed down ten
  *                    times, and never looks whether the kernel is done */
 #include <linux/filter.h>
@@ -353,8 +352,7 @@ int main(int argc, char **argv) {
         if (!strcmp(way, "paced"))
             usleep((useconds_t)microseconds * 20);
         if (burst && count % burst == 0) {
-            if (strcmp(way, "ahead"))
-                MUST("cuStreamSynchronize", stream);
+            MUST("cuStreamSynchronize", stream);
             usleep((useconds_t)gap);
         }
         uint64_t t = now();

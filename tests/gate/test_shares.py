@@ -38,20 +38,6 @@ def told(p: Any, slot: int) -> Any:
 
 
 @pytest.mark.parametrize("weights", [(50, 50), (70, 30), (50, 30, 20)])
-def test_a_program_with_pauses_runs_ahead_of_the_gpu(place: Make) -> None:
-    """A trainer that prepares its next step while the GPU is busy loses nothing by its pauses, also beside a neighbour that has
-    little work all the time."""
-    p = place(Tenant(70), Tenant(30), scale=4)
-    sparse = p.kernels(1, "plain", 8, 1, 900)
-    trainer = p.kernels(0, "ahead", 100, 200, 16000)
-
-    def part() -> float:
-        """Of the GPU's time. Each pause is a fifth of the kernels before it."""
-        return measure([trainer, sparse], 3, 1.5)[0] * 100e-6 * p.gpu.scale
-
-    settles(part, lambda had: had > 0.8)
-
-
 def test_weights_of_saturated_tenants(place: Make, weights: tuple[int, ...]) -> None:
     p = place(*(Tenant(w) for w in weights))
     loads = [p.kernels(i, "plain", 80) for i in range(len(weights))]

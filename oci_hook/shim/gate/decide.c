@@ -208,7 +208,7 @@ static uint64_t tenure_end(const struct gh_gpu *gpu, unsigned p) {
 static int tenure_over(const struct gh_gpu *gpu, unsigned p, unsigned me, uint64_t now) {
     const struct gh_slot *s = &gpu->slot[p];
     if (!alive(gpu, p) || gpu->share[p].freeze || (p == me ? s->end : tenure_end(gpu, p)) <= now)
-        return need <= GH_PPM / 8;
+        return 1;
     if (s->launched == s->done && !s->held)
         return released(gpu, p);
     return p != me && silent(gpu, p);
@@ -303,14 +303,19 @@ static void claim(struct gh_decision *d, const struct gh_gpu *gpu, const struct 
         d->probe_until = add64(now, r->probe);
 }
 
-/* The equals that were active recently need so little of the GPU together that they lose little if the driver divides the
- * time. So I need not be done soon when one has work, and my program may run ahead of the GPU, over its own pauses. */
+/* Of the equals that were active recently, and me, all but one need so little of the GPU together that they lose little if the
+ * driver divides the time. So none has to be done soon when another has work, and a program may run ahead of the GPU, over its
+ * own pauses. */
 static int light(const struct gh_gpu *gpu, unsigned me) {
-    uint64_t need = 0;
-    EACH_SLOT (gpu->present & ~(1ull << me), i)
-        if (gpu->share[i].class_ == gpu->share[me].class_ && active(gpu, (unsigned)i))
-            need = add64(need, gpu->slot[i].saturated ? GH_PPM : gpu->slot[i].duty);
-    return need <= GH_PPM / 8;
+    uint64_t need = 0, saturated = 0;
+    EACH_SLOT (gpu->present, i) {
+        const struct gh_slot *s = &gpu->slot[i];
+        if (i != me && (gpu->share[i].class_ != gpu->share[me].class_ || !active(gpu, (unsigned)i)))
+            continue;
+        saturated += s->saturated != 0;
+        need = add64(need, s->saturated ? 0 : s->duty);
+    }
+    return saturated <= 1 && need <= GH_PPM / 8;
 }
 
 /* Tenants that share the GPU with equals that were active recently, or with a higher class that is idle. */
