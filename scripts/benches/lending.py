@@ -2,10 +2,12 @@
 
 The GPU is simulated: its moves take no time on a bus, so what is measured is the rest: processes, the ledger, the agent, the shim. The
 trainers (class offline, request 2 GiB) compare a pattern in their memory all the time; the server (class online) is silent, and then
-allocates 11 GiB for a while, again and again. An hour, or three minutes (--short).
+allocates 11 GiB for a while, again and again. An hour, or three minutes (--short). Then requests of a server beside a trainer on a
+GPU whose memory is lent, and nobody has to move: their latency beside that of the same requests alone.
 """
 
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -14,7 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import priority
 from load.report import figure
+from load.stage import Stage as LoadStage
 
 from tests.agent.box import events, running
 from tests.e2e.stage import Stage
@@ -47,7 +51,41 @@ class Trainer(threading.Thread):
             time.sleep(0.5)
 
 
+class LentStage(LoadStage):
+    """Trainers request a tenth of their limit."""
+
+    memory = "10Gi"  # of 16
+
+    def tenant(self, gpu, annotations, **more):
+        if annotations and annotations.get(KEY + "class") == "offline":
+            annotations = {**annotations, KEY + "memory-request": "1Gi"}
+        return super().tenant(gpu, annotations, **more)
+
+
+def latency(short):
+    """p99 of requests beside a trainer whose memory is lent, of the same alone."""
+    pair, count = priority.Pair(20, "training"), 100 if short else 600
+    stage = LentStage(1, 4, "--driver", "580")
+    try:
+        stage.cli("settings", "set", "oversubscribe=2.0")
+        words = ["-m", "oci_hook", "agent", "--prefix", str(stage.prefix), "--address", "127.0.0.1:0"]
+        agent = subprocess.Popen([sys.executable, *words], stderr=subprocess.DEVNULL)
+        try:
+            alone = priority.measure_alone(stage, pair.rate, count, 0)["latency_ms"]
+            beside = priority.measure_pair(stage, pair, count, False, 0)["latency_ms"]
+        finally:
+            agent.terminate()
+            agent.wait()
+    finally:
+        stage.close()
+    return statistics.quantiles(beside, n=100)[98] / statistics.quantiles(alone, n=100)[98]
+
+
 def run(short):
+    return {**turns(short), "server_p99_of_alone": figure(latency(short), "", 1.10)}
+
+
+def turns(short):
     minutes, silence = (SHORT_MINUTES, SHORT_SILENCE) if short else (MINUTES, SILENCE)
     stage = Stage(
         Path(tempfile.mkdtemp(prefix="gpu-hook-bench-")), "--driver", "580", "--memory", "24Gi", "--gpus", "1"

@@ -33,7 +33,8 @@ class Stage(demo_story.Stage):
 
     memory = "3Gi"
 
-    def __init__(self, gpus: int, scale: int) -> None:
+    def __init__(self, gpus: int, scale: int, *sim: str) -> None:
+        """sim: more words for `sim up`."""
         subprocess.run([sys.executable, str(REPO / "scripts/build")], check=True, stdout=subprocess.DEVNULL)
         super().__init__(simulated=True)
         self.scale = scale
@@ -46,7 +47,7 @@ class Stage(demo_story.Stage):
         self.spec = (self.dir / "config.json").read_text()
         try:
             self.cli("install", "--no-engines", "--state-dir", str(self.state))
-            self.cli("sim", "up", "--gpus", str(gpus), "--memory", "16Gi", "--time-scale", str(scale))
+            self.cli("sim", "up", "--gpus", str(gpus), "--memory", "16Gi", "--time-scale", str(scale), *sim)
         except BaseException:
             self.close()
             raise
