@@ -2,6 +2,7 @@
  * With clang it is a libFuzzer target (-DLIBFUZZER -fsanitize=fuzzer,address,undefined). Otherwise it is a program with
  * a deterministic generator: fuzz_decide ITERATIONS SEED. */
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,6 +109,21 @@ static void honest_slot(struct gh_slot *s, uint64_t now) {
     }
 }
 
+/* All but one of the equals that were active, and me, need an eighth of the GPU. */
+static bool light(const struct gh_gpu *gpu, unsigned me) {
+    uint64_t need = 0, saturated = 0;
+    for (unsigned i = 0; i < GH_SLOTS; i++) {
+        const struct gh_slot *s = &gpu->slot[i];
+        bool equal = gpu->share[i].class_ == gpu->share[me].class_ && !s->ended && s->active_at;
+        if (!(gpu->present >> i & 1) ||
+            (i != me && !(equal && (s->active_at >= gpu->seen || gpu->seen - s->active_at < gpu->rules.active_within))))
+            continue;
+        saturated += s->saturated != 0;
+        need += s->saturated ? 0 : s->duty;
+    }
+    return saturated <= 1 && need <= GH_PPM / 8;
+}
+
 static struct gh_own own_of(uint64_t now, int hostile) {
     struct gh_own own = {
         .bucket = {.level = (int64_t)(below(2) ? below(10 * GH_MS * GH_PPM) : 0) - (int64_t)below(GH_MS * GH_PPM),
@@ -201,8 +217,9 @@ static void any_neighbours(void) {
         }
     uint64_t left = gh_residue(&own, now), window = gh_window(&gpu, me);
     int behind = window == gpu.rules.window && left <= window / 4 && cost < GH_COST_UNKNOWN;
+    uint64_t most = window == gpu.rules.window && light(&gpu, me) ? gpu.rules.window_light : window;
     if (d.go && d.mode != GH_OPEN && !empty)
-        CHECK(13, left + cost <= window || left + cost < cost || behind);
+        CHECK(13, left + cost <= most || left + cost < cost || behind);
     int free_ =
         !gpu.share[me].freeze && !higher && !lower &&
         (!gpu.share[me].cap || (gh_bucket_at(own.bucket, gpu.share[me].cap, gpu.rules.burst, now).level > 0 && empty));

@@ -44,7 +44,7 @@ def test_properties_longer(sanitized: Callable[..., Path], seed: int) -> None:
         ("if (b.level <= 0) {", "if (b.level < -1000000000000000) {"),
         ("add64(left, cost) <= window", "add64(left, 0) <= window"),
         ("!registered && cost < GH_COST_UNKNOWN", "cost < GH_COST_UNKNOWN"),
-        ("cost > window && own->siblings > window", "0"),
+        ("cost > base && own->siblings > base", "0"),
         ("if (x > patience && !(p->ignored & bit)) {", "if (0) {"),
         ("min64(t, age64(now, mine->idle_since))", "0"),
         ("last && !last->go && last->blame == i ? waited : 0", "0"),

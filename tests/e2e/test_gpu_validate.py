@@ -162,6 +162,7 @@ def test_suspend_runs_to_its_end(native: Path, tmp_path: Path, driver: str) -> N
         return
     assert verdict["not_tried"] == [] and set(verdict["not_as_predicted"]) == {
         "moved: it_is_in_the_processs_own_memory",
+        "full: it_succeeds_later",  # as on an H200
         "moved: at_least_2_gb_per_s",
         "shared: refused_before_610",
         "two: both_run_again",

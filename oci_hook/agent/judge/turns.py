@@ -41,7 +41,7 @@ class Pace:
         known = sorted(self._measured, key=lambda m: abs(m[0] - size), reverse=True)
         self._measured = sorted([*known[:1], (size, seconds)])
         (small, short), (large, long) = self._measured[0], self._measured[-1]
-        self._per_byte = USUAL_RATE
+        self._per_byte = min(USUAL_RATE, seconds / max(1, size))
         if large >= 2 * small:
             self._per_byte = max(0.0, long - short) / (large - small)
         self._start = max(0.0, seconds - size * self._per_byte)

@@ -13,6 +13,7 @@
 #include "pages/layout.h"
 
 #define WAIT_NS 5000000
+#define HOLD_MOST 3600000000000ull /* ns; a longer one is damage */
 #define TRIES 100000 /* a writer needs a microsecond; a page whose writer was killed in the middle is refused */
 
 bool gh_policy_valid(const struct gh_policy_page *page) {
@@ -109,8 +110,10 @@ bool gh_policy_limit(struct gh_state *st, unsigned gpu, struct gh_limit *out) {
 static bool is_held(const struct gh_policy_page *page) {
     uint64_t until = __atomic_load_n(&page->hold_until, __ATOMIC_RELAXED);
     struct timespec now;
-    return until && !clock_gettime(CLOCK_MONOTONIC, &now) &&
-           until > (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+    if (!until || clock_gettime(CLOCK_MONOTONIC, &now))
+        return false;
+    uint64_t left = until - (uint64_t)now.tv_sec * 1000000000ull - (uint64_t)now.tv_nsec;
+    return left - 1 < HOLD_MOST; /* what is over has wrapped around */
 }
 
 void gh_policy_wait(struct gh_state *st) {

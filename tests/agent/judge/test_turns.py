@@ -143,7 +143,7 @@ def test_a_small_move_does_not_make_large_ones_look_slow() -> None:
     """A process of its own takes as long for each."""
     pace = Pace()
     pace.measured(GIB // 4, 1.0)
-    assert pace.seconds(8 * GIB) < 2
+    assert pace.seconds(8 * GIB) < 6
     pace.measured(8 * GIB, 1.8)
     assert abs(pace.seconds(8 * GIB) - 1.8) < 1e-6 and abs(pace.seconds(GIB // 4) - 1.0) < 1e-6
     pace.measured(6 * GIB, 3.0)
