@@ -125,8 +125,7 @@ def suspend(driver: Driver, processes: list[Process], needs: Needs) -> dict[str,
 
 
 def undone(e: Refused, driver: Driver, processes: list[Process], needs: Needs) -> dict[str, Any]:
-    back = resume(driver, processes, needs)
-    return failure(e, half="done" not in back, lost=back.get("lost", False))
+    return failure(e, half="done" not in resume(driver, processes, needs))
 
 
 def resume(driver: Driver, processes: list[Process], needs: Needs) -> dict[str, Any]:

@@ -81,9 +81,9 @@ void cost_kin_seen(struct cost_table *table, const struct cost *cost, uint64_t t
 /* One more launch of this key; anyway: it gets an event in any case. True: measure it. Counted by key, so that a program
  * which synchronises after each kernel, or alternates kernels, is measured like others. */
 bool cost_due(struct cost *cost, bool anyway);
-/* A command was measured. queued: it was launched behind others; prompt: the program launched it without delay;
- * own_part: its context's part of `elapsed`; clean: nobody else had work. Returns its charge; *waited: the part of the
- * charge in which a collective may only have waited for other processes. */
+/* A command was measured. guess: its estimate at the launch; queued: it was launched behind others; prompt: the
+ * program launched it without delay; own_part: its context's part of `elapsed`; clean: nobody else had work. Returns
+ * its charge; *waited: the part of the charge in which a collective may only have waited for other processes. */
 uint64_t cost_seen(struct cost *cost, uint64_t guess, uint64_t elapsed, uint64_t own_part, bool queued, bool prompt,
                    bool clean, uint64_t *waited);
 /* True if enough was measured to rely on it. */
