@@ -33,7 +33,7 @@ DAY = 86400
 def books_are_right(stage: Stage) -> bool:
     """On disk, with nobody asked to tidy up: the living containers' grants and pages, and no others."""
     keys = {store.grant_key(str(stage.runc.root), id) for id in stage.runc.living()}
-    files = {p.stem for p in (stage.state / "ledger").iterdir() if p.name != "lock"}
+    files = {p.stem for p in (stage.state / "ledger").iterdir() if p.name != "lock" and p.suffix != ".return"}
     return keys == files == {p.name for p in (stage.state / "pages").iterdir()}
 
 
