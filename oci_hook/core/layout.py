@@ -40,7 +40,7 @@ INSTALLED = LIB_DIR + "/installed"  # the files that the install laid, one path 
 STATE_IN_USE = "etc/state_dir"  # the state directory that the install uses, one line
 
 # In the state directory (tmpfs).
-LEDGER_DIR = "ledger"  # lock, KEY.json per grant, UUID.return: a lock per GPU while memory comes back to it (suspend/mover.py)
+LEDGER_DIR = "ledger"  # lock, KEY.json per grant, UUID.return: a lock per GPU that memory comes back to
 PAGES_DIR = "pages"  # KEY/policy per grant, as its container sees it; KEY/copy: a copy for root alone
 MESSAGES_DIR = "messages"  # to containers, until they are delivered (ledger/messages.py)
 SHARE_STATE = "share"  # UUID/slot/NN: a tmpfs of its own per GPU
