@@ -33,9 +33,10 @@ class Given:
 
     def __init__(self, found: "list[Wish]", problems: list[Problem]) -> None:
         self.problems = problems
+        self.found = tuple(found)
         self.wishes: dict[str, Wish] = {}
         self.same_percent: int | None = None  # the memory once more, in per cent, to be compared once the GPU is known
-        for wish in sorted(found, key=lambda wish: not wish.own):
+        for wish in sorted(self.found, key=lambda wish: not wish.own):
             self.add(wish)
         self.resolve_per_gpu()
         request = self.wishes.get("memory-request")
@@ -270,10 +271,12 @@ def required(given: Given) -> tuple[str, ...]:
 
 
 def visible(given: Given, rules: "Rules") -> str:
-    """The names of GPUs in NVIDIA_VISIBLE_DEVICES: as the container asks for them, or as T9k prints them for its words."""
+    """The names of GPUs in NVIDIA_VISIBLE_DEVICES: as the container asks for them, or as T9k prints them for its words, which
+    may stand beside another system's for the same, but not beside our own."""
     if given.value("visible"):
         return str(given.value("visible"))
-    said = {wish.key for name in ("memory", "gpus") if (wish := given.wishes.get(name)) and wish.dialect == "t9k"}
+    names = {"memory", "gpus"} - {wish.name for wish in given.found if wish.dialect == dialects.NATIVE}
+    said = {wish.key for wish in given.found if wish.dialect == "t9k" and wish.name in names}
     if any(key.removeprefix("env ").startswith(("T9K_GPU_", "tensorstack.dev/nvidia-gpu-percent")) for key in said):
         return "index"
     return "all" if "tensorstack.dev/nvidia-gpu-node" in said else "uuid"

@@ -146,6 +146,9 @@ def test_dialects_add_up_where_they_speak_of_different_things() -> None:
 
 def test_dialects_may_say_the_same() -> None:
     assert t9k({"T9K_GPU_PERCENT": "30", P + "memory": "30%"}) == share(None, percent=30, visible="uuid")
+    t9ks, hamis = ("tensorstack.dev/nvidia-gpu-percent", "30"), ("nvidia.com/gpumem-percentage", "30")
+    for said in (dict([t9ks, hamis]), dict([hamis, t9ks])):
+        assert parse(said, {}, "", Rules(dialects=("hami", "t9k"))) == share(None, percent=30)
 
 
 def test_dialects_that_disagree() -> None:
