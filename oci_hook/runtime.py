@@ -123,7 +123,7 @@ def give(call: Call, settings: "Settings", done: Done, teller: program.Program) 
         from oci_hook.oci import cgroup_mounts
 
         cgroup_mounts.check(doc)
-    cgroup = planned_cgroup(cgroups_path, call.id)
+    cgroup = planned_cgroup(cgroups_path, call.id, "crun" in os.path.basename(settings.runtime))
     life = Life(boot_id(), creator=process_life(os.getpid()), cgroup=cgroup, space=pid_space())
     decided = None
     if settings.cluster != node_settings.OFF:

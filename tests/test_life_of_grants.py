@@ -21,7 +21,7 @@ from oci_hook.ledger.life import planned_cgroup
 from oci_hook.ledger.proof import PATIENT, QUICK
 from oci_hook.linux.lock import lock_file
 from oci_hook.linux.proc import boot_id, pid_space, process_life
-from tests.conftest import REPO, Bundle, Install, Runc
+from tests.conftest import REPO, Bundle, Install, Runc, remove_cgroup
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 MOST = {"gpu-hook.io/memory": "20Gi", "gpu-hook.io/devices": "0"}  # of 24: room for one
@@ -341,3 +341,55 @@ def test_where_a_runtime_puts_a_container(path: str, directory: str) -> None:
     )
     expected = directory.format(top=top, own=(top + own.split(":", 2)[2]).rstrip("/"))
     assert planned_cgroup(path, "c1") == expected
+
+
+# In a cgroup two below the top: the plan for each path, and where the runtime really puts the container.
+PLACED = """
+eval "$UMOUNT"
+mkdir -p $TOP/above-$ID/a/b $TOP/devices && echo $$ >$TOP/above-$ID/a/b/cgroup.procs
+for path in "" relative/$ID /absolute/$ID; do
+  "$PYTHON" -c 'import json, sys; spec = json.load(open("config.json")); spec["linux"].pop("resources", 0)
+spec["linux"] |= {"cgroupsPath": sys.argv[1]} if sys.argv[1] else {}
+json.dump(spec, open("config.json", "w"))
+from oci_hook.ledger.life import planned_cgroup
+print(planned_cgroup(sys.argv[1], sys.argv[2], sys.argv[3] == "crun"))' "$path" "$ID" "$RUNTIME"
+  $RUNTIME --root "$PWD/state" create --pid-file "$PWD/pid" "$ID" </dev/null >log 2>&1 || { cat log; exit 1; }
+  sed -n "s=^$HIERARCHY:=$TOP=p" "/proc/$(cat pid)/cgroup"
+  $RUNTIME --root "$PWD/state" delete -f "$ID"
+done
+"""
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("runtime", ["runc", "crun"])
+def test_a_container_is_where_it_was_planned(
+    runtime: str, version: int, bundle: Bundle, runc: Runc, tmp_path: Path
+) -> None:
+    """Also where a cgroup of version 2 has the name of a hierarchy of version 1."""
+    place = Path("/sys/fs/cgroup", "devices" if version == 1 else "unified")
+    if not place.is_dir():
+        pytest.skip(f"no cgroup hierarchies of both versions here: {place}")
+    id, made = runc.new_id(), (place / "devices").exists()
+    umount = {
+        1: "umount /sys/fs/cgroup/unified",  # crun of Debian 12 refuses the hybrid layout
+        2: "umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup",
+    }[version]
+    top = "/sys/fs/cgroup/devices" if version == 1 else "/sys/fs/cgroup"
+    words = {"UMOUNT": umount, "TOP": top, "ID": id, "RUNTIME": runtime, "PYTHON": sys.executable}
+    words |= {"HIERARCHY": "[0-9]*:devices" if version == 1 else "0:", "PYTHONPATH": str(REPO)}
+    script = "\n".join(["set -e", *(f"{name}='{value}'" for name, value in words.items()), "export PYTHONPATH", PLACED])
+    try:
+        done = subprocess.run(
+            ["unshare", "-m", "sh", "-c", script],
+            cwd=bundle(),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        lines = done.stdout.splitlines()
+        assert done.returncode == 0 and len(lines) == 6, done.stdout
+        assert lines[::2] == lines[1::2]
+    finally:
+        for name in (f"above-{id}", id, "relative", "absolute", *(() if made else ("devices",))):
+            for folder in sorted((Path(f) for f, _, _ in os.walk(place / name)), reverse=True):
+                remove_cgroup(str(folder))

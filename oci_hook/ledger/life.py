@@ -12,7 +12,7 @@ from errno import ENODEV
 from oci_hook.core.grant import Grant, Life
 from oci_hook.core.layout import MARKER
 from oci_hook.linux import cgroup_tree
-from oci_hook.linux.cgroup_tree import directory_of, is_container
+from oci_hook.linux.cgroup_tree import devices, directory_of, is_container
 from oci_hook.linux.proc import read_file, start_time
 from oci_hook.oci import fastjson
 
@@ -68,10 +68,10 @@ def gone(grant: Grant) -> bool:
     )
 
 
-def planned_cgroup(path: str, id: str) -> str:
+def planned_cgroup(path: str, id: str, crun: bool = False) -> str:
     """The cgroup directory that a runtime will make for linux.cgroupsPath, of the devices controller or of version 2;
-    "" where the path does not determine it. A relative path is below the runtime's own cgroup, and so is the id where
-    there is no path (runc).
+    "" where the path does not determine it. The id counts where there is no path. A relative one is below the top (crun), below
+    the runtime's own cgroup (runc, version 1) or beside that (runc, version 2, whose cgroups with processes have none below).
 
     With the systemd driver it is SLICE:PREFIX:NAME (runc, docs/systemd.md), and a-b.slice lies in a.slice.
     """
@@ -83,14 +83,17 @@ def planned_cgroup(path: str, id: str) -> str:
         above = "".join("/" + "-".join(parts[: i + 1]) + ".slice" for i in range(len(parts)))
         unit = name if name.endswith(".slice") else f"{prefix}-{name}.scope" if prefix else f"{name}.scope"
         path = f"{above if slice_ != '-.slice' else ''}/{unit}"
-    if not path.startswith("/"):
-        own = directory_of(os.getpid())
-        path = path or (id if valid_id(id) else "")
-        return f"{own}/{path}" if own and path and "/../" not in f"/{path}/" else ""
-    if "/../" in path + "/" or not path.strip("/"):
+    if not path:
+        path = id if valid_id(id) else ""
+    above, v1 = "", devices()
+    if not path.startswith("/") and not crun:
+        if not (above := directory_of(os.getpid())):
+            return ""
+        if not v1 and above != CGROUP:
+            above = os.path.dirname(above)
+    if "/../" in f"/{path}/" or not path.strip("/"):
         return ""
-    top = CGROUP + "/devices" if os.path.isdir(CGROUP + "/devices") else CGROUP
-    return os.path.normpath(f"{top}/{path}")
+    return os.path.normpath(f"{above or v1 or CGROUP}/{path}")
 
 
 def valid_id(id: str) -> bool:

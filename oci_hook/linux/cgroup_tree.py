@@ -65,13 +65,19 @@ def is_container(cgroup: str, inode: int) -> bool:
     return os.path.exists(cgroup + "/../cgroup.procs") and inode in (0, os.stat(cgroup).st_ino)
 
 
+def devices() -> str:
+    """The top of the devices controller's hierarchy; "" where version 2 alone is mounted, whose cgroups may have that name, too."""
+    top = f"{MOUNTED}/devices"
+    return top if os.path.isdir(top) and not os.path.exists(f"{MOUNTED}/cgroup.procs") else ""
+
+
 def directory_of(pid: int) -> str:
     """The process's cgroup of the devices controller, or of version 2; "" where neither is mounted in the usual place.
     Raises OSError."""
     v2 = ""
     for controllers, path in cgroups(pid):
-        if "devices" in controllers.split(",") and os.path.isdir(f"{MOUNTED}/devices"):
-            return os.path.normpath(f"{MOUNTED}/devices{path}")
+        if "devices" in controllers.split(",") and (top := devices()):
+            return os.path.normpath(f"{top}{path}")
         if not controllers:
             v2 = os.path.normpath(f"{MOUNTED}{path}")
     return v2 if os.path.exists(v2 + "/cgroup.procs") else ""

@@ -5,6 +5,7 @@ import time
 
 from oci_hook.core.grant import Grant
 from oci_hook.ledger.life import NO_END
+from oci_hook.linux.cgroup_tree import devices
 from oci_hook.linux.proc import read_file
 
 
@@ -32,11 +33,11 @@ def stopped(grant: Grant) -> str:
 
 def paused(grant: Grant) -> bool:
     """True if the container's cgroup is frozen, as by `docker pause`, `runc pause` or the agent's policy freeze."""
-    head, v1, tail = grant.life.cgroup.partition("/devices/")
+    cgroup, v1 = grant.life.cgroup, devices()
     try:
-        if v1:
-            return b"FROZEN" in read_file(f"{head}/freezer/{tail}/freezer.state")
-        return bool(head) and b"frozen 1" in read_file(f"{head}/cgroup.events")
+        if v1 and cgroup.startswith(v1 + "/"):
+            return b"FROZEN" in read_file(f"{os.path.dirname(v1)}/freezer{cgroup[len(v1) :]}/freezer.state")
+        return bool(cgroup) and b"frozen 1" in read_file(f"{cgroup}/cgroup.events")
     except OSError:
         return False
 

@@ -65,7 +65,8 @@ def stopped(setting: str, limits: str, attack: str) -> bool:
 
 def with_cgroups(spec: dict[str, Any]) -> None:
     """As an engine gives a container that is to run systemd: its cgroups are its own to write."""
-    spec["linux"]["namespaces"].append({"type": "cgroup"})
+    if {"type": "cgroup"} not in spec["linux"]["namespaces"]:  # it is there on a node with cgroup v2
+        spec["linux"]["namespaces"].append({"type": "cgroup"})
     spec["mounts"] = [m for m in spec["mounts"] if m["destination"] != "/sys/fs/cgroup"]
     spec["mounts"].append({"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": ["rw"]})
 

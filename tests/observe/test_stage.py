@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from oci_hook.core.grant import Grant, Identity, Life
+from oci_hook.linux import cgroup_tree
 from oci_hook.observe.stage import in_words, stage
 from oci_hook.observe.stopped import by_agent
 
@@ -31,12 +32,18 @@ def test_before_it_runs(tmp_path: Path) -> None:
         ("freezer/c1/freezer.state", "devices/c1", "FROZEN\n", "paused"),
         ("c1/cgroup.events", "c1", "populated 1\nfrozen 0\n", "running"),
         ("c1/cgroup.events", "c1", "populated 1\nfrozen 1\n", "paused"),
+        ("devices/c1/cgroup.events", "devices/c1", "populated 1\nfrozen 1\n", "paused"),  # version 2, with such a name
         ("other", "c1", "", "running"),
     ],
 )
-def test_paused_by_its_cgroup(tmp_path: Path, file: str, cgroup: str, text: str, expected: str) -> None:
+def test_paused_by_its_cgroup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, cgroup: str, text: str, expected: str
+) -> None:
+    monkeypatch.setattr(cgroup_tree, "MOUNTED", str(tmp_path))
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text(text)
+    if file.endswith("cgroup.events"):
+        (tmp_path / "cgroup.procs").touch()
     assert stage(grant(str(tmp_path), init=(1, 2), cgroup=f"{tmp_path}/{cgroup}")) == (expected, None)
     assert stage(grant(str(tmp_path), init=(1, 2))) == ("running", None), "no cgroup is known"
 
