@@ -42,6 +42,7 @@ def test_paused_by_its_cgroup(
     monkeypatch.setattr(cgroup_tree, "MOUNTED", str(tmp_path))
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text(text)
+    (tmp_path / cgroup).mkdir(parents=True, exist_ok=True)
     if file.endswith("cgroup.events"):
         (tmp_path / "cgroup.procs").touch()
     assert stage(grant(str(tmp_path), init=(1, 2), cgroup=f"{tmp_path}/{cgroup}")) == (expected, None)
