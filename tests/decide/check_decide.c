@@ -86,6 +86,29 @@ static void guarded_after_company(void) {
     MUST(!d.go && d.on == GH_ON_OWN_DONE);
 }
 
+/* Beside tenants that need little of the GPU together, a program may run ahead of the GPU, over its own pauses. */
+static void ahead_beside_light_ones(void) {
+    tenant(0, 1, 100);
+    for (unsigned i = 1; i <= 2; i++) {
+        tenant(i, 1, 100);
+        idle(i, now - GH_S / 2);
+        gpu.slot[i].saturated = 0;
+        gpu.slot[i].duty = GH_PPM / 16;
+    }
+    own.inflight = 9 * GH_MS;
+    MUST(gh_decide(&gpu, 0, &own, now, GH_MS).go);
+    MUST(!gh_decide(&gpu, 0, &own, now, 2 * GH_MS).go);
+    gpu.slot[2].duty++; /* together more than an eighth */
+    MUST(!gh_decide(&gpu, 0, &own, now, GH_MS).go);
+    gpu.slot[2].idle_since = gpu.slot[2].active_at = now - 2 * GH_S; /* but one of them has left */
+    MUST(gh_decide(&gpu, 0, &own, now, GH_MS).go);
+    gpu.slot[1].saturated = 1;
+    MUST(!gh_decide(&gpu, 0, &own, now, GH_MS).go);
+    gpu.slot[1].saturated = 0;
+    gpu.share[1].class_ = 2; /* online work must not find so much queued */
+    MUST(!gh_decide(&gpu, 0, &own, now, GH_MS).go);
+}
+
 /* A command longer than the window may follow the last quarter of another, unless online work may come. */
 static void long_ones_queue_behind_an_end(void) {
     tenant(0, 1, 100);
@@ -483,6 +506,7 @@ static const struct {
     N(open_alone),
     N(little_is_queued_while_others_may_come),
     N(guarded_after_company),
+    N(ahead_beside_light_ones),
     N(long_ones_queue_behind_an_end),
     N(rotate_by_least_v),
     N(equal_claims_lower_slot_wins),

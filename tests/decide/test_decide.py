@@ -60,6 +60,7 @@ def test_properties_longer(sanitized: Callable[..., Path], seed: int) -> None:
         ("if (until > now) {", "if (until > now + GH_S) {"),
         ("max64(until, add64(now, r->pacer_min))", "until + GH_S"),
         ("t.owner = c->least;", "t.owner = me;"),
+        ("!registered && light(gpu, me) ?", "0 ?"),
         ("s->end - s->start <= max64", "s->end - s->start >= max64"),
         ("quiet(gpu, s->done_at)) > gpu->rules.silent;", "quiet(gpu, s->done_at)) > GH_S;"),
         ("quiet(gpu, gpu->slot[i].idle_since) > gpu->rules.idle_release;", "0;"),
