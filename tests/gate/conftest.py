@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from simulator.tests.conftest import Sim, build_simulated
+from tests.compiled import ZIG, compiled
 from tests.gate.gpus import Box, Gpu, Tenant
 from tests.shim.box import ROOT
 
@@ -54,28 +55,27 @@ def shim() -> Path:
     return ROOT / "build" / platform.machine()
 
 
-def compiled(place: Path, name: str) -> Path:
-    cc = [sys.executable, "-m", "ziglang", "cc", "-O1", "-w", "-o", str(place / name)]
-    subprocess.run([*cc, str(Path(__file__).parent / f"{name}.c"), "-ldl", "-lpthread"], check=True)
-    return place / name
+def program(name: str) -> Path:
+    source = Path(__file__).parent / f"{name}.c"
+    return compiled(name, [*ZIG, "-O1", "-w", str(source), "-ldl", "-lpthread"])
 
 
 @pytest.fixture(scope="session")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def load() -> Path:
     """The compiled load.c."""
-    return compiled(tmp_path_factory.mktemp("load"), "load")
+    return program("load")
 
 
 @pytest.fixture(scope="session")
-def waiter(tmp_path_factory: pytest.TempPathFactory) -> str:
+def waiter() -> str:
     """The compiled wait.c."""
-    return str(compiled(tmp_path_factory.mktemp("wait"), "wait"))
+    return str(program("wait"))
 
 
 @pytest.fixture(scope="session")
-def calls(tmp_path_factory: pytest.TempPathFactory) -> str:
+def calls() -> str:
     """The compiled calls.c."""
-    return str(compiled(tmp_path_factory.mktemp("calls"), "calls"))
+    return str(program("calls"))
 
 
 @pytest.fixture

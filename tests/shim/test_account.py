@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from box import MIB, Box
-from conftest import HERE, ROOT, compile_c
+from conftest import HERE, ROOT, compile_c, compile_kept
 
 from oci_hook.observe import account
 from tests.long import long
@@ -145,15 +145,15 @@ def tools(tmp_path_factory: pytest.TempPathFactory, shim: Path) -> Path:
     out = tmp_path_factory.mktemp("tools")
     link = [f"-I{ROOT / 'oci_hook' / 'shim'}", str(shim / "libcuda.so.1"), "-Wl,--allow-shlib-undefined", "-ldl"]
     for name in ("stepper", "worker"):
-        compile_c(out / name, str(HERE / f"{name}.c"), *link)
+        (out / name).symlink_to(compile_kept(name, str(HERE / f"{name}.c"), *link))
     return out
 
 
 @pytest.fixture(scope="session")
-def noop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def noop() -> Path:
     """A driver that does nothing."""
     source = ROOT / "scripts" / "benches" / "shim_c" / "noop.c"
-    return compile_c(tmp_path_factory.mktemp("noop") / "noop.so", "-shared", "-fPIC", str(source))
+    return compile_kept("noop.so", "-shared", "-fPIC", str(source))
 
 
 def test_first_calls_of_threads_that_race_with_forks(tmp_path: Path, shim: Path, tools: Path, noop: Path) -> None:
