@@ -35,7 +35,7 @@ def test_properties(sanitized: Callable[..., Path]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [2, 3])
 def test_properties_longer(sanitized: Callable[..., Path], seed: int) -> None:
-    fuzz(sanitized("fuzz", HERE / "fuzz_decide.c", SHIM / "gate/decide.c"), 500_000 if long() else 100_000, seed)
+    fuzz(sanitized("fuzz", HERE / "fuzz_decide.c", SHIM / "gate/decide.c"), 500_000 if long() else 50_000, seed)
 
 
 @pytest.mark.parametrize(
