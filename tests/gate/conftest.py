@@ -4,6 +4,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.gate.gpus import Box, Gpu, Tenant
 from tests.shim.box import ROOT
 
 SCALE = 5
+simulated = cache(build_simulated)
 
 
 class Place:
@@ -30,7 +32,7 @@ class Place:
         mib: int,
         more: list[list[Tenant]],
     ) -> None:
-        self.sim = Sim(place, build_simulated(), mib)
+        self.sim = Sim(place, simulated(), mib)
         self.gpu = Gpu(place / "share", self.sim, tenants, scale)
         self.gpus = [self.gpu, *(Gpu(place / f"share{n}", self.sim, t, scale, n) for n, t in enumerate(more, 1))]
         self.boxes = [Box(self.gpus, i, shim) for i in range(len(tenants))]

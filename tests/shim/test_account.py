@@ -177,7 +177,7 @@ def test_first_calls_of_threads_that_race_with_forks(tmp_path: Path, shim: Path,
 def test_killed_at_every_instruction(tmp_path: Path, shim: Path, tools: Path, noop: Path, what: str) -> None:
     """A part of the instructions, each time another one; --long: all."""
     box = Box(tmp_path / "box", shim, noop)
-    step = 1 if long() else 17 if what.startswith(("sweep", "attach")) else 4
+    step = 1 if long() else 34 if what.startswith(("sweep", "attach")) else 8
     first = int(time.time()) % step
     out = box.run([str(tools / "stepper"), *what.split()], timeout=600, GH_STEP=str(step), GH_FIRST=str(first))
     assert int(out.stdout) > (3000 if "attach" in what else 400) // step, out.stdout
