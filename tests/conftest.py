@@ -11,6 +11,7 @@ import os
 import platform
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,10 @@ from oci_hook.linux.proc import boot_id
 from scripts import tiny_image
 from scripts.native_build import PYTHON
 from tests import installs
+
+# Else each of the thousands of Python processes that tests start compiles all that it imports, half of its time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 hypothesis.settings.register_profile("sure", deadline=None)  # else an example may take 0.2 s, also on a busy machine
 hypothesis.settings.load_profile("sure")

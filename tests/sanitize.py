@@ -3,7 +3,6 @@
 Otherwise, what depends on what the stack held before depends on the compiler and the machine, too.
 """
 
-import fcntl
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from oci_hook.shim import build
+from tests.compiled import compiled
 
 SHIM = Path(build.__file__).parent
 COMPILER = shutil.which("gcc")
@@ -47,20 +47,12 @@ def gcc(flags: tuple[str, ...] = ()) -> str:
     return COMPILER
 
 
-def shim_library(base: Path, flags: tuple[str, ...], native: Path) -> tuple[Path, list[str]]:
+def shim_library(flags: tuple[str, ...], native: Path) -> tuple[Path, list[str]]:
     """(libcuda.so.1, the command that compiles beside it): the shim with a sanitizer; the jump stubs and the table of
-    names are those of the build `native`. base: pytest's folder of this process; all processes of a run share one library.
+    names are those of the build `native`.
     """
     command = [gcc(flags), "-std=c11", "-g", *flags, "-fno-sanitize-recover=undefined", "-w"]
-    place = (base.parent if base.name.startswith("popen-") else base) / f"shim-{name(flags)}"
-    place.mkdir(exist_ok=True)
-    made, library = native / "shim" / "libcuda", place / "libcuda.so.1"
-    with open(place / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not library.exists():
-            shared = ["-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1", f"-I{made}", f"-I{SHIM}"]
-            needed = [str(made / "stubs.S"), "-Wl,--no-as-needed", str(made / "needed.so"), "-ldl", "-lpthread"]
-            new = place / "new.so"
-            subprocess.run([*command, *shared, "-o", str(new), *build.LIBRARIES[0].files(), *needed], check=True)
-            new.rename(library)
-    return library, command
+    made = native / "shim" / "libcuda"
+    shared = ["-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1", f"-I{made}", f"-I{SHIM}"]
+    needed = [str(made / "stubs.S"), "-Wl,--no-as-needed", str(made / "needed.so"), "-ldl", "-lpthread"]
+    return compiled("libcuda.so.1", [*command, *shared, *build.LIBRARIES[0].files(), *needed]), command

@@ -12,6 +12,20 @@ from simulator.tests.conftest import HERE, Sim
 # A mount namespace of its own, in which version 2 is where driver 615 wants it.
 SEE = "umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup && "
 names = itertools.count()
+# Each line of its input is run in a child of its own, as in a new process, but without the time in which one starts.
+ASK = """
+import os, traceback
+print("ready", flush=True)
+for line in sys.stdin:
+    if not os.fork():
+        try:
+            nvml.nvmlInit(); exec(line)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush(); os._exit(0)
+    os.wait()
+"""
 
 
 def top() -> Path | None:
@@ -30,6 +44,7 @@ class Groups:
         self.top = top
         self.name = f"/gh-sim-{os.getpid()}-{next(names)}"
         (top / self.name[1:]).mkdir()
+        self._asked: subprocess.Popen[str] | None = None
 
     def host(self, name: str = "") -> Path:
         """Its directory on this machine."""
@@ -73,14 +88,20 @@ class Groups:
     def set(self, name: str, hard_mib: int | None, soft_mib: int = 0, gpu: int = 0) -> None:
         """None: no limit."""
         hard = "nvml.NVML_DEVICE_MEMORY_LIMIT_MAX" if hard_mib is None else f"{hard_mib} * MIB"
-        code = f"nvml.nvmlInit(); set_limit({self.path(name)!r}, {hard}, {soft_mib} * MIB, {gpu}); print('set')"
-        assert self.python(None, code) == "set\n"
+        said = self._ask(f"set_limit({self.path(name)!r}, {hard}, {soft_mib} * MIB, {gpu}); print('set')")
+        assert said == "set\n", said
 
     def get(self, name: str, gpu: int = 0) -> list[int | None]:
         """Soft limit, hard limit and use in MiB; no hard limit is None."""
-        out = self.python(None, f"nvml.nvmlInit(); print(*get_limit({self.path(name)!r}, {gpu}))")
+        out = self._ask(f"print(*get_limit({self.path(name)!r}, {gpu}))")
         soft, hard, used = map(int, out.split())
         return [soft >> 20, None if hard == (1 << 64) - 1 else hard >> 20, used >> 20]
+
+    def _ask(self, code: str) -> str:
+        if self._asked is None:
+            self._asked = self.start(None, ASK)
+        self.sim.tell(self._asked, code + "\n")
+        return self.sim.line(self._asked)
 
     def close(self) -> None:
         deepest = sorted(self.host().rglob("*"), key=lambda path: -len(path.parts))

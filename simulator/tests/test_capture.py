@@ -8,6 +8,7 @@ import pytest
 from gpu_hook_simulator import driver_root
 from simulator.driver import build
 from simulator.tests.conftest import Sim
+from tests.compiled import compiled, source
 from tests.sanitize import ADDRESS, THREAD, gcc, name
 
 HERE = Path(__file__).parent
@@ -22,11 +23,10 @@ SANITIZER_ENDED = "ThreadSanitizer: CHECK failed: sanitizer_mutex.h"
 @pytest.fixture(scope="module", params=(ADDRESS, THREAD), ids=name)
 def storm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("storm")
-    cc = gcc(request.param)
-    (out / "rest.c").write_text(build.rest("libcuda-*.txt", 801))
+    rest = source("rest.c", build.rest("libcuda-*.txt", 801))
     sources = [str(build.HERE / word) for word in build.CUDA if word.endswith(".c") and word != "cuda-rest.c"]
-    command = [cc, "-std=c11", "-g", *request.param, "-w", "-pthread", f"-I{build.HERE}", "-o", str(out / "storm")]
-    subprocess.run([*command, str(HERE / "capture_storm.c"), *sources, str(out / "rest.c")], check=True)
+    command = [gcc(request.param), "-std=c11", "-g", *request.param, "-w", "-pthread", f"-I{build.HERE}"]
+    (out / "storm").symlink_to(compiled("storm", [*command, str(HERE / "capture_storm.c"), *sources, str(rest)]))
     (out / "races").write_text("".join(f"race:^{function}{'' if function[-1] == '_' else '$'}\n" for function in RACES))
     return out / "storm"
 

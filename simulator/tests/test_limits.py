@@ -497,11 +497,21 @@ def test_each_gpu_has_its_own(groups: Groups) -> None:
     assert REFUSED in groups.run("a", groups.sim.probe, "device", "1", "alloc", "300").stdout
 
 
-SETTER = """
-import random
-nvml.nvmlInit(); print("ready", flush=True); input()
-while True:
-    n = random.randrange(1, 500); set_limit(random.choice(PATHS), (2 * n + 1) * MIB, n * MIB)
+SETTERS = """
+import os, random, signal
+print("ready", flush=True)
+while input():
+    children = []
+    for _ in range(3):
+        children.append(os.fork())
+        if not children[-1]:
+            nvml.nvmlInit(); os.write(1, b"sets\\n")
+            while True:
+                n = random.randrange(1, 500); set_limit(random.choice(PATHS), (2 * n + 1) * MIB, n * MIB)
+    input()
+    for child in children: os.kill(child, signal.SIGKILL)
+    for child in children: os.waitpid(child, 0)
+    print("killed", flush=True)
 """
 
 
@@ -522,15 +532,13 @@ print(sorted(bad), len(seen) > 20, flush=True)
 """,
     )
     dice = random.Random(11)
+    setters = groups.start(None, f"PATHS = {paths!r}\n{SETTERS}")
     for _ in range(8):
-        setters = [groups.start(None, f"PATHS = {paths!r}\n{SETTER}") for _ in range(3)]
-        for child in setters:
-            Sim.tell(child)
+        Sim.tell(setters, "set\n")
+        assert [Sim.line(setters) for _ in range(3)] == ["sets\n"] * 3
         time.sleep(0.02 + dice.random() * 0.1)
-        for child in setters:
-            child.kill()
-        for child in setters:
-            child.wait()
+        Sim.tell(setters, "kill\n")
+        assert Sim.line(setters) == "killed\n"
     Sim.tell(watcher)
     assert Sim.line(watcher) == "[] True\n"
     for name in "abc":

@@ -5,14 +5,19 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
 from oci_hook.boundary import records
+from oci_hook.boundary.nvml_limits import LimitError, Nvml
+from oci_hook.cli.main import cli
+from oci_hook.config import settings
 from oci_hook.core.grant import Grant
 from oci_hook.install import settings_edit
-from oci_hook.ledger import slot_files, store
-from oci_hook.ledger.inventory import stamp
+from oci_hook.ledger import inventory, slot_files, store
 from tests import installs
 from tests.conftest import REPO, Runc, as_text
 from tests.e2e.stage import CC, GLIBC
@@ -23,18 +28,26 @@ NO_LIMIT = (1 << 64) - 1
 SCRIPT = "umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup"
 ASK = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "1Gi"}
 DRIVER = {**ASK, "gpu-hook.io/boundary": "driver"}
-FIGURES = """
-import sys
-from oci_hook.boundary.nvml_limits import Nvml, LimitError
-library, files, path, *uuids = sys.argv[1:]
-nvml = Nvml(library, (("GPU_HOOK_SIM_GPUS", files),))
-for uuid in uuids:
-    try:
-        f = nvml.get(uuid, path)
-        print(f.soft, f.hard)
-    except LimitError as e:
-        print(-1, e.code)
-"""
+
+
+def figures(library: Path, files: str, cgroup: str, uuids: Sequence[str]) -> list[int]:
+    """The hard limits in MiB that the driver has for this cgroup; -1: none, -2: it knows no such cgroup."""
+    nvml = Nvml(str(library), (("GPU_HOOK_SIM_GPUS", files),))
+    found = []
+    for uuid in uuids:
+        try:
+            hard = nvml.get(uuid, cgroup).hard
+        except LimitError:
+            found.append(-2)
+        else:
+            found.append(-1 if hard == NO_LIMIT else hard >> 20)
+    return found
+
+
+def set_up(words: list[str]) -> None:
+    """Runs gpu-hook in this process. Raises AssertionError if it fails."""
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
 
 
 class Node:
@@ -52,9 +65,9 @@ class Node:
         self.server: subprocess.Popen[str] | None = None
         options = ("--driver", driver, "--limits", limits, "--gpus", str(gpus), "--memory", f"{GPU_MIB}Mi")
         self.sim = ("sim", "up", *options, *(("--mig", mig) if mig else ()))
-        self.cli(*self.sim)
-        listed = json.loads(self.cli("gpus", "--json"))
-        self.uuids = [gpu["uuid"] for gpu in listed["gpus"]]
+        self.place.call(set_up, [*self.sim, "--prefix", str(self.prefix)])
+        self.settings = settings.load(str(self.prefix))
+        self.uuids = [gpu.uuid for gpu in inventory.load(self.settings).gpus]
         self.library = next((self.prefix / "sim/root").rglob("libnvidia-ml.so.1"))
 
     def set(self, **changes: object) -> None:
@@ -100,11 +113,8 @@ class Node:
     def limits(self, cgroup: str, *uuids: str) -> list[int]:
         """The hard limits in MiB that the driver has for this cgroup; -1: none, -2: it knows no such cgroup."""
         files = str(self.state / "sim/gpus")
-        named = uuids or tuple(self.uuids[:1])
-        done = self.run(sys.executable, "-c", FIGURES, str(self.library), files, cgroup, *named, cwd=REPO)
-        assert done.returncode == 0, done
-        found = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
-        return [-2 if soft < 0 else -1 if hard == NO_LIMIT else hard >> 20 for soft, hard in found]
+        found: list[int] = self.place.call(figures, self.library, files, cgroup, uuids or self.uuids[:1])
+        return found
 
     def serve(self) -> "subprocess.Popen[str]":
         command = self.place.enter(sys.executable, "-m", "oci_hook.boundary.server", str(self.prefix))
@@ -156,7 +166,7 @@ class Stub:
         self.real = data["libnvml"]
         data["environment"] = [["STUB", str(self.folder)]]
         shutil.copy(library, self.real)  # in its place, since containers get it mounted as well
-        data["stamp"] = [list(stamp(entry[0])) for entry in data["stamp"]]
+        data["stamp"] = [list(inventory.stamp(entry[0])) for entry in data["stamp"]]
         file.write_text(json.dumps(data))
 
     def fault(self, words: str) -> None:

@@ -21,12 +21,13 @@ from oci_hook.ledger import slot_files
 from oci_hook.linux import elf
 from scripts import tiny_image
 from tests import installs
+from tests.compiled import ZIG
 from tests.conftest import Runc
 
 ARCH = platform.machine()
 MULTIARCH = f"{ARCH}-linux-gnu"
 CLIENTS = Path(__file__).resolve().parent / "clients"
-CC = [sys.executable, "-m", "ziglang", "cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-fno-sanitize=undefined"]
+CC = [*ZIG, "-std=c11", "-O1", "-Wall", "-Wextra", "-fno-sanitize=undefined"]
 GLIBC = ["-target", f"{ARCH}-linux-gnu.2.17"]  # starts in every image with a C library since 2012
 MUSL = ["-target", f"{ARCH}-linux-musl", "-dynamic"]
 

@@ -4,16 +4,19 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simulator.tests.conftest import Sim, build_simulated
+from tests.compiled import ZIG, compiled
 from tests.gate.gpus import Box, Gpu, Tenant
 from tests.shim.box import ROOT
 
 SCALE = 5
+simulated = cache(build_simulated)
 
 
 class Place:
@@ -29,7 +32,7 @@ class Place:
         mib: int,
         more: list[list[Tenant]],
     ) -> None:
-        self.sim = Sim(place, build_simulated(), mib)
+        self.sim = Sim(place, simulated(), mib)
         self.gpu = Gpu(place / "share", self.sim, tenants, scale)
         self.gpus = [self.gpu, *(Gpu(place / f"share{n}", self.sim, t, scale, n) for n, t in enumerate(more, 1))]
         self.boxes = [Box(self.gpus, i, shim) for i in range(len(tenants))]
@@ -54,28 +57,27 @@ def shim() -> Path:
     return ROOT / "build" / platform.machine()
 
 
-def compiled(place: Path, name: str) -> Path:
-    cc = [sys.executable, "-m", "ziglang", "cc", "-O1", "-w", "-o", str(place / name)]
-    subprocess.run([*cc, str(Path(__file__).parent / f"{name}.c"), "-ldl", "-lpthread"], check=True)
-    return place / name
+def program(name: str) -> Path:
+    source = Path(__file__).parent / f"{name}.c"
+    return compiled(name, [*ZIG, "-O1", "-w", str(source), "-ldl", "-lpthread"])
 
 
 @pytest.fixture(scope="session")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def load() -> Path:
     """The compiled load.c."""
-    return compiled(tmp_path_factory.mktemp("load"), "load")
+    return program("load")
 
 
 @pytest.fixture(scope="session")
-def waiter(tmp_path_factory: pytest.TempPathFactory) -> str:
+def waiter() -> str:
     """The compiled wait.c."""
-    return str(compiled(tmp_path_factory.mktemp("wait"), "wait"))
+    return str(program("wait"))
 
 
 @pytest.fixture(scope="session")
-def calls(tmp_path_factory: pytest.TempPathFactory) -> str:
+def calls() -> str:
     """The compiled calls.c."""
-    return str(compiled(tmp_path_factory.mktemp("calls"), "calls"))
+    return str(program("calls"))
 
 
 @pytest.fixture

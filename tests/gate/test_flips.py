@@ -1,12 +1,11 @@
 """Arguments that change while a call is at the gate: the driver gets what the gate saw. A driver of the test's own."""
 
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.compiled import ZIG, compiled
 from tests.shim.box import MIB, Box, policy
 
 pytestmark = pytest.mark.root
@@ -14,14 +13,14 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def flips(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def flips() -> tuple[Path, Path]:
     """flip_driver.c and flips.c, compiled."""
-    out = tmp_path_factory.mktemp("flips")
-    cc = [sys.executable, "-m", "ziglang", "cc", "-O1", "-w"]
+    cc = [*ZIG, "-O1", "-w"]
     driver = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run([*cc, *driver, "-o", out / "driver", HERE / "flip_driver.c"], check=True)
-    subprocess.run([*cc, "-o", out / "flips", HERE / "flips.c", "-ldl"], check=True)
-    return out / "driver", out / "flips"
+    return (
+        compiled("driver", [*cc, *driver, str(HERE / "flip_driver.c")]),
+        compiled("flips", [*cc, str(HERE / "flips.c"), "-ldl"]),
+    )
 
 
 @pytest.mark.parametrize("what", ["attributes", "devices", "boxes", "batches"])

@@ -10,28 +10,29 @@ from typing import Any
 import pytest
 
 from oci_hook.core.tiers import MEMOPS
+from tests.compiled import compiled
 from tests.gate.gpus import LONG, OFFLINE, ONLINE, Tenant, measure
+from tests.long import long
 from tests.sanitize import BUILDS, SHIM, SMALL, gcc, name, shim_library
 
 HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("build", SMALL, ids=name)
-def test_any_bytes_are_a_slot_file(tmp_path: Path, build: tuple[str, ...]) -> None:
-    out = tmp_path / "fuzz_slot"
+def test_any_bytes_are_a_slot_file(build: tuple[str, ...]) -> None:
     flags = ["-std=c11", "-g", *build, "-fno-sanitize-recover=all", f"-I{SHIM}"]
     sources = [str(HERE / "fuzz_slot.c"), str(SHIM / "pages/slot_view.c"), str(SHIM / "gate/decide.c")]
-    subprocess.run([gcc(build), *flags, "-DGH_FUZZ_MAIN", "-o", str(out), *sources], check=True)
+    out = compiled("fuzz_slot", [gcc(build), *flags, "-DGH_FUZZ_MAIN", *sources])
+    inputs = "20000" if long() else "7000"
     for seed in "12":
-        done = subprocess.run([str(out), seed, "20000"], capture_output=True, text=True, timeout=LONG, check=False)
-        assert (done.returncode, done.stdout) == (0, "20000\n"), done.stderr
+        done = subprocess.run([str(out), seed, inputs], capture_output=True, text=True, timeout=LONG, check=False)
+        assert (done.returncode, done.stdout) == (0, f"{inputs}\n"), done.stderr
 
 
 @pytest.fixture(scope="module", params=BUILDS[:1], ids=name)
-def check_slot(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The program, and the private directory that it is compiled for."""
-    out = tmp_path_factory.mktemp("check_slot")
-    flags = ["-std=c11", "-g", *request.param, "-fno-sanitize-recover=all", f"-I{SHIM}", f'-DGH_PRIVATE="{out}/run"']
+def check_slot(request: pytest.FixtureRequest) -> Path:
+    """The program; its private directory is `run` in the working directory."""
+    flags = ["-std=c11", "-g", *request.param, "-fno-sanitize-recover=all", f"-I{SHIM}", '-DGH_PRIVATE="run"']
     sources = [
         str(HERE / "check_slot.c"),
         *(
@@ -39,9 +40,7 @@ def check_slot(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
             for n in ("gate/slot_file", "gate/slot_own", "gate/slot_peer", "pages/slot_view", "gate/decide")
         ),
     ]
-    command = [gcc(request.param), *flags, "-Wall", "-Werror", "-Wl,--wrap=syscall", "-o", str(out / "check"), *sources]
-    subprocess.run(command, check=True)
-    return out / "check", out / "run"
+    return compiled("check_slot", [gcc(request.param), *flags, "-Wall", "-Werror", "-Wl,--wrap=syscall", *sources])
 
 
 @pytest.mark.parametrize(
@@ -50,10 +49,9 @@ def check_slot(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     + [("finishes", "")]
     + [(what, odd) for what in ("account/slots", "slot/0") for odd in ("fifo", "directory", "link", "short")],
 )
-def test_what_others_make_costly_is_asked_for_rarely(check_slot: tuple[Path, Path], what: str, odd: str) -> None:
+def test_what_others_make_costly_is_asked_for_rarely(check_slot: Path, tmp_path: Path, what: str, odd: str) -> None:
     """odd: what is in the place of the container's own file."""
-    program, private = check_slot
-    shutil.rmtree(private, ignore_errors=True)
+    private = tmp_path / "run"
     for folder in ("account", "slot", "share/0/slot"):
         (private / folder).mkdir(parents=True)
     (private / "slot" / "0").write_bytes(bytes(8192))
@@ -68,8 +66,9 @@ def test_what_others_make_costly_is_asked_for_rarely(check_slot: tuple[Path, Pat
             path.symlink_to("/dev/zero")
         else:
             path.write_bytes(b"x")
-        what = str(path)
-    done = subprocess.run([str(program), what], capture_output=True, text=True, timeout=LONG, check=False)
+        what = f"run/{what}"
+    command = [str(check_slot), what]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=False, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
@@ -78,23 +77,23 @@ def test_locks_are_asked_for_rarely_whatever_others_write(tmp_path: Path, what: 
     """63 hostile containers: each one's locks at most every 50 ms, all of them in a hundredth of the time, in turns."""
     (tmp_path / "run/share/0/slot").mkdir(parents=True)
     build = BUILDS[0]
-    flags = ["-std=c11", "-g", *build, "-fno-sanitize-recover=all", f"-I{SHIM}", f'-DGH_PRIVATE="{tmp_path}/run"']
+    flags = ["-std=c11", "-g", *build, "-fno-sanitize-recover=all", f"-I{SHIM}", '-DGH_PRIVATE="run"']
     files = ("gate/peers", "gate/slot_file", "gate/slot_peer", "pages/slot_view", "gate/decide")
     sources = [str(HERE / "check_peers.c"), *(str(SHIM / f"{file}.c") for file in files)]
-    command = [gcc(build), *flags, "-Wall", "-Werror", "-Wl,--wrap=syscall", "-o", str(tmp_path / "check"), *sources]
-    subprocess.run(command, check=True)
-    done = subprocess.run([str(tmp_path / "check"), what], capture_output=True, text=True, timeout=LONG, check=False)
+    program = compiled("check_peers", [gcc(build), *flags, "-Wall", "-Werror", "-Wl,--wrap=syscall", *sources])
+    command = [str(program), what]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=False, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
 @pytest.fixture(scope="module", params=BUILDS, ids=name)
 def sanitized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shim: Path) -> Path:
     """Shim and load program built with a sanitizer."""
-    library, command = shim_library(tmp_path_factory.getbasetemp(), request.param, shim)
+    library, command = shim_library(request.param, shim)
     out = tmp_path_factory.mktemp("sanitized")
     shutil.copy(library, out)
     load = ["-D_GNU_SOURCE", "-std=gnu11", str(HERE / "load.c"), str(library), "-ldl", "-lpthread"]
-    subprocess.run([*command, "-o", str(out / "load"), *load, "-Wl,--allow-shlib-undefined"], check=True)
+    (out / "load").symlink_to(compiled("load", [*command, *load, "-Wl,--allow-shlib-undefined"]))
     return out
 
 

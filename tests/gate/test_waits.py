@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.compiled import compiled
 from tests.gate.gpus import OFFLINE, ONLINE, Load, Tenant, settles, until
 from tests.sanitize import BUILDS, SHIM, gcc, name
 
@@ -95,10 +96,9 @@ def test_who_waits_for_a_frozen_container_goes_on_with_it(place: Make, waiter: s
 
 
 @pytest.mark.parametrize("build", BUILDS[:1], ids=name)
-def test_what_is_learned_of_kernels_that_wait(tmp_path: Path, build: tuple[str, ...]) -> None:
-    out = tmp_path / "check_cost"
+def test_what_is_learned_of_kernels_that_wait(build: tuple[str, ...]) -> None:
     flags = ["-std=c11", "-g", *build, "-fno-sanitize-recover=all", f"-I{SHIM}", "-Wall", "-Werror"]
     sources = [str(Path(__file__).parent / "check_cost.c"), str(SHIM / "gate/cost.c"), str(SHIM / "gate/decide.c")]
-    subprocess.run([gcc(build), *flags, "-o", str(out), *sources], check=True)
+    out = compiled("check_cost", [gcc(build), *flags, *sources])
     done = subprocess.run([str(out)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

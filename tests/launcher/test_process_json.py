@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.compiled import compiled
 from tests.conftest import REPO
 from tests.sanitize import ADDRESS, PATTERN, gcc, name
 
@@ -42,12 +43,10 @@ PIECES = (
 
 
 @pytest.fixture(scope="module", params=(ADDRESS, (*ADDRESS, PATTERN)), ids=name)
-def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("json") / "process_json"
+def program(request: pytest.FixtureRequest) -> Path:
     sources = [REPO / "tests/launcher/process_json_main.c", LAUNCHER / "process_json.c"]
-    flags = ["-std=c11", "-g", *request.param, "-fno-sanitize-recover=all", "-o", str(out)]
-    subprocess.run([gcc(request.param), *flags, *map(str, sources)], check=True)
-    return out
+    flags = ["-std=c11", "-g", *request.param, "-fno-sanitize-recover=all"]
+    return compiled("process_json", [gcc(request.param), *flags, *map(str, sources)])
 
 
 def results(program: Path, pairs: list[tuple[bytes, bytes]]) -> list[bytes]:

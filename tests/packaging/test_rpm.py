@@ -25,12 +25,14 @@ def file(packages: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def newer(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same code as version 99, built from the spec that the package was built from."""
+    """The same code as version 99, built from the spec that the package was built from, but packed in less time."""
     code = (
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
         "import payload; payload.VERSION = '99'\n"
         "import rpm; old = rpm.contents\n"
         "rpm.contents = lambda a: {k: v for k, v in old(a).items() if not k.endswith('cli/translate.py')}\n"
+        "spec = rpm.described\n"
+        "rpm.described = lambda *a: spec(*a).replace('w6.xzdio', 'w1.gzdio')\n"
         "print(rpm.build(Path(sys.argv[2]), sys.argv[3]))"
     )
     command = [sys.executable, "-B", "-c", code, str(REPO / "packaging"), str(file.parent), file.suffixes[-2][1:]]

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.compiled import ZIG, compiled
 from tests.e2e.fetched import nvidia
 
 sys.path.insert(0, str(Path(__file__).parent))
 from box import ROOT, Box
 
 HERE = Path(__file__).parent
-CC = [sys.executable, "-m", "ziglang", "cc", "-O1", "-fno-sanitize=undefined"]
+CC = [*ZIG, "-O1", "-fno-sanitize=undefined"]
 
 
 @pytest.fixture(scope="session")
@@ -28,25 +29,28 @@ def shim() -> Path:
 
 
 def compile_c(out: Path, *args: str) -> Path:
-    """Compile something of the tests' own."""
+    """Compile what a test has written."""
     subprocess.run([*CC, "-o", str(out), *args], check=True)
     return out
 
 
+def compile_kept(name: str, *args: str) -> Path:
+    """Compile something of the tests' own, once for all runs."""
+    return compiled(name, [*CC, *args])
+
+
 @pytest.fixture(scope="session")
-def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fake_cuda() -> Path:
     """The tests' driver."""
-    out = tmp_path_factory.mktemp("fake") / "fake_cuda.so"
     link = ["-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1"]
-    return compile_c(out, *link, str(HERE / "fake_cuda.c"), "-ldl", "-lpthread")
+    return compile_kept("fake_cuda.so", *link, str(HERE / "fake_cuda.c"), "-ldl", "-lpthread")
 
 
 @pytest.fixture(scope="session")
-def fake_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fake_nvml() -> Path:
     """The tests' NVML."""
-    out = tmp_path_factory.mktemp("fake") / "fake_nvml.so"
     link = ["-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-soname,libnvidia-ml.so.1"]
-    return compile_c(out, *link, str(HERE / "fake_nvml.c"))
+    return compile_kept("fake_nvml.so", *link, str(HERE / "fake_nvml.c"))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from box import MIB, Box
-from conftest import HERE, ROOT, compile_c
+from conftest import HERE, ROOT, compile_c, compile_kept
 
 from oci_hook.observe import account
 from tests.long import long
@@ -145,15 +145,15 @@ def tools(tmp_path_factory: pytest.TempPathFactory, shim: Path) -> Path:
     out = tmp_path_factory.mktemp("tools")
     link = [f"-I{ROOT / 'oci_hook' / 'shim'}", str(shim / "libcuda.so.1"), "-Wl,--allow-shlib-undefined", "-ldl"]
     for name in ("stepper", "worker"):
-        compile_c(out / name, str(HERE / f"{name}.c"), *link)
+        (out / name).symlink_to(compile_kept(name, str(HERE / f"{name}.c"), *link))
     return out
 
 
 @pytest.fixture(scope="session")
-def noop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def noop() -> Path:
     """A driver that does nothing."""
     source = ROOT / "scripts" / "benches" / "shim_c" / "noop.c"
-    return compile_c(tmp_path_factory.mktemp("noop") / "noop.so", "-shared", "-fPIC", str(source))
+    return compile_kept("noop.so", "-shared", "-fPIC", str(source))
 
 
 def test_first_calls_of_threads_that_race_with_forks(tmp_path: Path, shim: Path, tools: Path, noop: Path) -> None:
@@ -177,7 +177,7 @@ def test_first_calls_of_threads_that_race_with_forks(tmp_path: Path, shim: Path,
 def test_killed_at_every_instruction(tmp_path: Path, shim: Path, tools: Path, noop: Path, what: str) -> None:
     """A part of the instructions, each time another one; --long: all."""
     box = Box(tmp_path / "box", shim, noop)
-    step = 1 if long() else 17 if what.startswith(("sweep", "attach")) else 4
+    step = 1 if long() else 34 if what.startswith(("sweep", "attach")) else 8
     first = int(time.time()) % step
     out = box.run([str(tools / "stepper"), *what.split()], timeout=600, GH_STEP=str(step), GH_FIRST=str(first))
     assert int(out.stdout) > (3000 if "attach" in what else 400) // step, out.stdout
@@ -213,9 +213,10 @@ def free_caches(box: Box) -> list[tuple[int, int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("what", "pause", "seed"), [("busy", 0.05, 1), ("busy", 0.05, 2), ("churn", 0.2, 3)])
 def test_never_over_the_limit_under_random_kills(box: Box, tools: Path, what: str, pause: float, seed: int) -> None:
+    """For two seconds; --long: six."""
     rng = random.Random(seed)
     running: list[subprocess.Popen[str]] = []
-    end = time.monotonic() + 6
+    end = time.monotonic() + (6 if long() else 2)
     patience = end + 120  # for a machine whose processors are busy
     started = taken = 0
 

@@ -6,35 +6,29 @@ from pathlib import Path
 import pytest
 from conftest import HERE
 
+from tests.compiled import compiled
 from tests.sanitize import BUILDS, SHIM, gcc, name
 
 
 @pytest.fixture(scope="module", params=BUILDS[:1], ids=name)
-def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("fuzz") / "fuzz_pages"
+def target(request: pytest.FixtureRequest) -> Path:
     sources = [str(path) for folder in ("account", "process") for path in sorted((SHIM / folder).glob("*.c"))]
     flags = ["-std=c11", "-g", *request.param, "-fno-sanitize-recover=all", f"-I{SHIM}"]
-    defines = ["-DGH_FUZZ_MAIN", f'-DGH_PRIVATE="{out.parent}"']
-    command = [
-        gcc(request.param),
-        *flags,
-        *defines,
-        "-o",
-        str(out),
-        str(HERE / "fuzz_pages.c"),
-        *sources,
-        "-lpthread",
-        "-ldl",
-    ]
-    subprocess.run(command, check=True)
-    return out
+    defines = ["-DGH_FUZZ_MAIN", '-DGH_PRIVATE="."']  # the working directory
+    command = [gcc(request.param), *flags, *defines, str(HERE / "fuzz_pages.c"), *sources, "-lpthread", "-ldl"]
+    return compiled("fuzz_pages", command)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_whatever_the_pages_say(target: Path, tmp_path: Path, seed: int) -> None:
     crash = tmp_path / "crash"
     done = subprocess.run(
-        [str(target), str(seed), "1000"], env={"GH_FUZZ_CRASH": str(crash)}, capture_output=True, text=True, timeout=100
+        [str(target), str(seed), "1000"],
+        env={"GH_FUZZ_CRASH": str(crash)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, f"seed {seed}, input {crash.read_bytes().hex()}\n{done.stderr}"
     assert done.stdout == "1000\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from box import MIB
-from conftest import HERE, ROOT, compile_c
+from conftest import HERE, ROOT, compile_kept
 from sim_box import CONTEXT, LIMIT, SimBox
 
 pytestmark = pytest.mark.root
@@ -221,7 +221,7 @@ def test_no_pid_namespace_makes_a_living_process_look_dead(box: SimBox) -> None:
 def test_a_storm_of_kills_leaves_what_the_gpu_has(box: SimBox, tmp_path: Path) -> None:
     """Processes that allocate and fork, killed at any moment. GH_STORM: how many kills; GH_SEED."""
     link = [f"-I{ROOT}", str(box.shim / "libcuda.so.1"), "-Wl,--allow-shlib-undefined", "-ldl"]
-    storm = compile_c(tmp_path / "storm", str(HERE / "storm.c"), *link)
+    storm = compile_kept("storm", str(HERE / "storm.c"), *link)
     kills, seed = os.environ.get("GH_STORM", "300"), os.environ.get("GH_SEED", "5")
     out = box.run([str(storm), kills, seed, str(box.gpus / "0")], timeout=10 + int(kills) / 10)
     done, compared, kept = map(int, out.stdout.split())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from box import ROOT, Box
-from conftest import HERE, compile_c
+from conftest import HERE, compile_c, compile_kept
 
 from scripts.driver_symbols import listed
 from tests.clients.fetch import wheels
@@ -24,8 +24,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory, shim: Path) -> Path:
     out = tmp_path_factory.mktemp("lookup")
     base = [f"-I{SHIM}", "-std=gnu11", "-w", str(HERE / "lookup.c")]
     link = [str(shim / "libcuda.so.1"), "-Wl,--allow-shlib-undefined", "-ldl"]
-    compile_c(out / "lookup", "-fPIE", *base, *link)
-    compile_c(out / "plugin.so", "-shared", "-fPIC", "-DPLUGIN", "-Wl,--as-needed", *base, *link)
+    (out / "lookup").symlink_to(compile_kept("lookup", "-fPIE", *base, *link))
+    plugin = compile_kept("plugin.so", "-shared", "-fPIC", "-DPLUGIN", "-Wl,--as-needed", *base, *link)
+    (out / "plugin.so").symlink_to(plugin)
     return out
 
 

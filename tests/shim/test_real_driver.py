@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 from box import Box
-from conftest import HERE, compile_c
+from conftest import HERE, compile_kept
 from test_build import exported, readelf
 
 from oci_hook.shim import build
 from scripts.driver_symbols import listed
+from tests.compiled import source
 from tests.e2e.real_drivers import DRIVERS, libraries
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -59,7 +60,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """every and ask, compiled once."""
     out = tmp_path_factory.mktemp("programs")
     for name in ("every", "ask"):
-        compile_c(out / name, "-w", str(HERE / f"{name}.c"), "-ldl")
+        (out / name).symlink_to(compile_kept(name, "-w", str(HERE / f"{name}.c"), "-ldl"))
     yield out
 
 
@@ -160,31 +161,30 @@ LINKS = {
 }
 
 
-def program_of_all(place: Path, library: str, names: list[str], how: str, real: Path) -> Path:
+def program_of_all(library: str, names: list[str], how: str, real: Path) -> Path:
     """A program with every one of these functions, linked to the driver's own file as programs are."""
     first = FIRST[library]
     lines = [*(f"int {n}();" for n in names), "static int (*const all[])() = {", *(f"{n}," for n in names), "};"]
     lines += ["#include <stdio.h>", "int main(void) { unsigned n = 0;"]
     lines += ["for (unsigned i = 0; i < sizeof all / sizeof *all; i++) n += all[i] != 0;"]
     lines += [f'printf("%u %d\\n", n, {first}(0)); return 0; }}']
-    source = place / "all.c"
-    source.write_text("\n".join(lines))
+    everything = source("all.c", "\n".join(lines))
     if how == "versioned":  # a stub with symbol versions, as somebody's toolkit might have it
-        (place / "stub.c").write_text("\n".join(f"int {n}(void) {{ return -1; }}" for n in names))
-        (place / "stub.map").write_text(VERSIONED.format(names="; ".join(names)))
-        link = ["-shared", "-fPIC", f"-Wl,-soname,{library}.so.1", f"-Wl,--version-script={place}/stub.map"]
-        real = compile_c(place / f"{library}.so", "-w", *link, str(place / "stub.c"))
-    return compile_c(
-        place / "all", "-w", "-std=gnu11", *LINKS[how], str(source), str(real), "-Wl,--allow-shlib-undefined"
+        stub = source("stub.c", "\n".join(f"int {n}(void) {{ return -1; }}" for n in names))
+        versions = source("stub.map", VERSIONED.format(names="; ".join(names)))
+        link = ["-shared", "-fPIC", f"-Wl,-soname,{library}.so.1", f"-Wl,--version-script={versions}"]
+        real = compile_kept(f"{library}.so", "-w", *link, str(stub))
+    return compile_kept(
+        "all", "-w", "-std=gnu11", *LINKS[how], str(everything), str(real), "-Wl,--allow-shlib-undefined"
     )
 
 
 @pytest.mark.parametrize("how", LINKS)
 @pytest.mark.parametrize("library", KINDS)
-def test_programs_linked_in_every_way(over: Box, driver: Driver, tmp_path: Path, library: str, how: str) -> None:
+def test_programs_linked_in_every_way(over: Box, driver: Driver, library: str, how: str) -> None:
     """With every function of the library, bound at the start or at the first call."""
     names = listed(driver.files[library])
-    program = program_of_all(tmp_path, library, names, how, driver.files[library])
+    program = program_of_all(library, names, how, driver.files[library])
     said = set()
     for folder in (driver.plain, over.shim):
         for env in ({}, {"LD_BIND_NOW": "1"}):

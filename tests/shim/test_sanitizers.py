@@ -10,6 +10,7 @@ from conftest import HERE
 from differential import play
 
 from simulator.tests.conftest import build_simulated
+from tests.compiled import compiled
 from tests.sanitize import BUILDS, SHIM, name, shim_library
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -18,11 +19,11 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 @pytest.fixture(scope="module", params=BUILDS, ids=name)
 def sanitized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shim: Path) -> Path:
     """Shim and worker built with a sanitizer."""
-    library, command = shim_library(tmp_path_factory.getbasetemp(), request.param, shim)
+    library, command = shim_library(request.param, shim)
     out = tmp_path_factory.mktemp("sanitized")
     shutil.copy(library, out)
     worker = ["-D_GNU_SOURCE", str(HERE / "worker.c"), str(library), "-Wl,--allow-shlib-undefined", "-lpthread"]
-    subprocess.run([*command, f"-I{SHIM}", "-o", str(out / "worker"), *worker], check=True)
+    (out / "worker").symlink_to(compiled("worker", [*command, f"-I{SHIM}", *worker]))
     return out
 
 

@@ -1,13 +1,22 @@
 """The model, compiled when its sources are newer."""
 
+import hashlib
+import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from gpu_hook_simulator import model_run
+from tests.compiled import KEPT
 from tests.decide.conftest import sanitized as sanitized
+from tests.long import long
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parents[2]
@@ -19,3 +28,26 @@ def share_model() -> Path:
     command = [sys.executable, REPO / "scripts/build", "--part", "sim/model"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return REPO / "build" / os.uname().machine / "sim/share-model"
+
+
+@pytest.fixture(scope="module")
+def kept_answers(share_model: Path) -> Iterator[None]:
+    """The same executable gives the same answers to the same text (test_model.py): each is asked for once, and kept below
+    build/. With --long, all are asked for again."""
+    place = KEPT / "model" / hashlib.sha256(share_model.read_bytes()).hexdigest()[:20]
+    if not place.exists() and place.parent.exists():
+        shutil.rmtree(place.parent, ignore_errors=True)  # those of an earlier one
+    place.mkdir(parents=True, exist_ok=True)
+    ask = model_run.run_text
+
+    def answers(text: str) -> list[dict[str, Any]]:
+        file = place / hashlib.sha256(text.encode()).hexdigest()[:20]
+        if long() or not file.exists():
+            new = file.with_name(f"{file.name}-{os.getpid()}")
+            new.write_text(json.dumps(ask(text)))
+            new.rename(file)
+        found: list[dict[str, Any]] = json.loads(file.read_text())
+        return found
+
+    with patch.object(model_run, "run_text", answers):
+        yield

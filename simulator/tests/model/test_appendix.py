@@ -7,7 +7,7 @@ import pytest
 from gpu_hook_simulator import model_run
 from gpu_hook_simulator.model import scenarios
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("share_model")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("kept_answers")]
 
 
 def figure(name: str, policy: str = "ledger", **changed: float) -> dict[str, Any]:

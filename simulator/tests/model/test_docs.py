@@ -24,7 +24,7 @@ def some_rows() -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("share_model")
+@pytest.mark.usefixtures("kept_answers")
 @pytest.mark.parametrize("row", some_rows(), ids=lambda row: "-".join(row.split()[:2]))
 def test_tables_are_what_the_commands_print(row: str) -> None:
     """After a change of a law: run the commands, look, and put their output in the document."""

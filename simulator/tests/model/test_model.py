@@ -16,6 +16,7 @@ from gpu_hook_simulator.cli_model import model
 from gpu_hook_simulator.model import metrics, scenarios
 from gpu_hook_simulator.model.scenarios import Scenario, gappy, launch_bound, requests, saturated
 from oci_hook.errors import GhError
+from tests.long import long
 
 REPO = Path(__file__).resolve().parents[3]
 MODEL = REPO / "simulator/model"
@@ -66,7 +67,7 @@ def check_invariants(scenario: Scenario, charge: str, result: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("policy", ["ledger", "learned", "split"])
-@pytest.mark.parametrize("count", [150, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [150, pytest.param(600 if long() else 200, marks=pytest.mark.slow)])
 def test_invariants_on_random_scenarios(policy: str, count: int) -> None:
     """v never goes back, GPU time adds up, caps hold, low classes keep off and return, no tenant is stuck."""
     draw = random.Random(count)

@@ -4,7 +4,6 @@ Shape and order are held, and the figures within tolerances: the study's own mod
 0.3 points, and some laws are sharper here (docs/compute-model.md says which). A change of a law that moves a row shows.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,7 +35,7 @@ MIXED = [n for n in STUDY if n not in SATURATED]
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["seed1", "seed2"])
-def table(request: pytest.FixtureRequest, share_model: Path) -> dict[tuple[str, str], dict[str, Any]]:
+def table(request: pytest.FixtureRequest, kept_answers: None) -> dict[tuple[str, str], dict[str, Any]]:
     rows = model_run.run_scenarios(scenarios.TABLE, seed=request.param)
     return {(row["scenario"], row["policy"]): row for row in rows}
 
