@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts.native_build import Plan
+from tests import compiled
 
 ROOT = Path(__file__).resolve().parents[1]
 CC = [sys.executable, "-m", "ziglang", "cc"]
@@ -90,3 +91,24 @@ def test_two_builds_at_once_make_each_file_once(sources: Sources) -> None:
     command = [sys.executable, "-c", code, str(sources.folder.parent), str(Path(__file__).parent), str(ROOT)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert sorted(process.communicate()[0].strip() for process in both) == ["", "one two"]
+
+
+def test_a_program_of_the_tests_follows_its_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "KEPT", tmp_path / "kept")
+    (tmp_path / "inc").mkdir()
+    (tmp_path / "a.c").write_text('#include "a.h"\n#include "b.h"\nint main(void) { return A * B; }\n')
+    header, other = tmp_path / "a.h", tmp_path / "inc/b.h"
+    header.write_text("#define A 3\n")
+    other.write_text("#define B 5\n")
+
+    def made() -> tuple[int, int]:
+        """Exit status and inode."""
+        program = compiled.compiled("a", [*compiled.ZIG, "-O0", f"-I{tmp_path}/inc", str(tmp_path / "a.c")])
+        return subprocess.run([program]).returncode, program.stat().st_ino
+
+    first = made()
+    assert first[0] == 15 and made() == first
+    header.write_text("#define A 4\n")
+    assert made()[0] == 20
+    other.write_text("#define B 6\n")
+    assert made()[0] == 24
