@@ -29,7 +29,8 @@ def test_a_hundred_and_twenty_five_processes(place: Make) -> None:
     p = place(Tenant(cap=0.5), Tenant(), scale=1, mib=10240)
     script = f"exec 3<&0; for i in $(seq 125); do {p.load} brief 20 <&3 & done; wait"
     crowd = p.boxes[0].start(["sh", "-c", script])
-    until(lambda: len(crowd.points) == 125)
+    until(lambda: len(crowd.points) == 125 or crowd.process.poll() is not None)
+    assert len(crowd.points) == 125, crowd.said()
     assert len(records(p.gpu, 0)) == PROCESSES
     assert all(owner and launched for owner, launched in records(p.gpu, 0))
     crowd.process.stdin.close()
