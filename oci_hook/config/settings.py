@@ -83,7 +83,9 @@ def read(prefix: str) -> bytes:
     try:
         return read_own(path, flat_yaml.MAX_SIZE + 1)
     except FileNotFoundError:
-        text = f"no gpu-hook install in {prefix}: `gpu-hook install --prefix {prefix}` makes one; or name yours"
+        from shlex import quote
+
+        text = f"no gpu-hook install in {prefix}: `gpu-hook install --prefix {quote(prefix)}` makes one; or name yours"
         raise refuse("GH-501", f"{text} with --prefix") from None
     except OSError as e:
         raise refuse("GH-501", f"{path}: {e.strerror}; it must be a file that can be read") from None

@@ -1,6 +1,7 @@
 """Which engines a machine has, and whether an install is safe to register with them."""
 
 import os
+import shlex
 from pathlib import Path
 
 from oci_hook.engines import NAMES, engine
@@ -52,7 +53,9 @@ def check_prefix(prefix: str) -> None:
     for program in ("gpu-hook-runtime", "oci-gpu-hook"):
         path = Path(prefix, "bin", program)
         if not path.is_file():
-            raise refuse("GH-504", f"{path} does not exist; run `gpu-hook install --prefix {prefix}` first")
+            raise refuse(
+                "GH-504", f"{path} does not exist; run `gpu-hook install --prefix {shlex.quote(prefix)}` first"
+            )
         if (part := own_path.changeable(str(path))) is not None:
             raise refuse("GH-504", f"{part} can be changed by others than root; run chown root and chmod go-w on it")
     if os.statvfs(prefix).f_flag & os.ST_NOEXEC:

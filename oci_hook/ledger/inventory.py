@@ -11,7 +11,7 @@ from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, GpuNode, Inventory
 from oci_hook.core.layout import DEFAULT_PREFIX, INVENTORY, UNLISTED
 from oci_hook.errors import GhError, refuse
-from oci_hook.linux.proc import boot_id, read_file
+from oci_hook.linux.proc import boot_id, is_running, read_file
 from oci_hook.oci import fastjson
 
 TYPE_CHECKING = False
@@ -87,17 +87,21 @@ def _stale(settings: Settings, why: str) -> GhError:
 
 
 def _look_again(settings: Settings) -> str:
-    prefix = f" --prefix {settings.prefix}" if settings.prefix != DEFAULT_PREFIX else ""
+    from shlex import quote
+
+    prefix = f" --prefix {quote(settings.prefix)}" if settings.prefix != DEFAULT_PREFIX else ""
     return f"run `gpu-hook gpus --refresh{prefix}`"
 
 
 def _missing(state_dir: str) -> "dict[str, int]":
-    """MiB by UUID, as the agent found it (agent/act/protection.py)."""
+    """MiB by UUID, as the agent found it (agent/act/protection.py). What an agent found that has ended may be free by now."""
     try:
         found = fastjson.loads(read_file(f"{state_dir}/{UNLISTED}", MAX_SIZE))
     except FileNotFoundError:
         return {}
-    return {str(uuid): int(mib) for uuid, mib in found.items()}
+    if not is_running(tuple(found["agent"])):
+        return {}
+    return {str(uuid): int(mib) for uuid, mib in found["mib"].items()}
 
 
 def _from_data(data: "Any", missing: "dict[str, int]") -> Inventory:

@@ -19,6 +19,7 @@ from oci_hook.core.units import MIB
 from oci_hook.discovery.save import put_file
 from oci_hook.errors import GhError
 from oci_hook.ledger import events, store
+from oci_hook.linux.proc import process_life
 
 
 class Protection:
@@ -50,6 +51,9 @@ class Protection:
         for uuid in set(self.guard.unexplained) - self._node.granted_gpus():
             self.guard.alone(uuid)
             del self.guard.unexplained[uuid]
+        if ended:  # what they hid is free by now
+            for uuid in [uuid for uuid, size in self.guard.unexplained.items() if size]:
+                self._sampler.look(uuid)
         self._tell_admission()
 
     def look_when_due(self, now: float) -> None:
@@ -115,7 +119,7 @@ class Protection:
         path = f"{self._node.state_dir}/{UNLISTED}"
         try:
             if found:
-                put_file(self._node.settings, UNLISTED, found)
+                put_file(self._node.settings, UNLISTED, {"agent": process_life(os.getpid()), "mib": found})
             elif os.path.lexists(path):
                 os.unlink(path)
             self._told = found

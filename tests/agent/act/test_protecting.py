@@ -197,3 +197,37 @@ def test_nobody_is_killed_for_what_somebody_hides(stage: Stage, root: Path, poli
         wait_for(lambda: [e for e in events(stage) if e["event"] == "unlisted-memory"][-1]["mib"] == 0)
         stage.start(root, "/bin/sleep", "600")
     (stage.state / "events").unlink()
+
+
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+def test_what_an_agent_found_counts_while_it_lives(stage: Stage, root: Path, end: str) -> None:
+    """What was hidden is free by then, and no agent is there to see it."""
+    stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=BIG)
+    cheat = stage.start(root, "/bin/sleep", "600")
+    with running(stage) as agent:
+        looked(agent)
+        time.sleep(1)  # until it has seen what the driver itself has
+        stage.runc("exec", "--detach", cheat, "/bin/bypass", "6500", "hide")
+        wait_for(lambda: [e for e in events(stage) if e["event"] == "unlisted-memory" and e["mib"]])
+        wait_for(lambda: (stage.state / "unlisted.json").exists())
+        assert "in use by nobody who can be told" in stage.refused(root, "GH-201")
+        agent.killed = True
+        getattr(agent.process, end)()
+        agent.process.wait()
+    stage.runc("delete", "--force", cheat)
+    stage.start(root, "/bin/sleep", "600")
+    (stage.state / "events").unlink()
+
+
+def test_hidden_memory_is_there_again_when_its_container_ends(stage: Stage, root: Path) -> None:
+    """At once, not at the agent's next look, which would be a minute after it started."""
+    stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=BIG)
+    cheat = stage.start(root, "/bin/sleep", "600")
+    with running(stage, "--interval", "60") as agent:
+        looked(agent)
+        time.sleep(1)  # until it has seen what the driver itself has
+        stage.runc("exec", "--detach", cheat, "/bin/bypass", "6500", "hide")
+        wait_for(lambda: (stage.state / "unlisted.json").exists())
+        stage.runc("delete", "--force", cheat)
+        wait_for(lambda: not (stage.state / "unlisted.json").exists(), 30)
+    (stage.state / "events").unlink()
