@@ -55,7 +55,10 @@ def install(
         for name in names:
             detect.require(name, wanted)  # before anything is installed
     head, lines = {"prefix": prefix, "dry_run": dry_run}, []
-    if not dry_run:
+    if dry_run:
+        installs.check(prefix)
+        lines.append(f"would install in {prefix}")
+    else:
         settings = installs.lay(prefix, runtime, python, state_dir)
         head.update(runtime=settings.runtime, state_dir=settings.state_dir)
         lines.append(f"installed in {prefix}: runtime {settings.runtime}, state in {settings.state_dir}")

@@ -51,7 +51,29 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
 
     Raises SettingsError GH-50x, GH-305.
     """
-    root = _absolute(prefix)
+    root, compiled = _absolute(prefix), _compiled_for(prefix)
+    try:
+        with _alone(root):
+            first = not _installed(root)
+            _refuse_foreign(root)
+            try:
+                return _lay(root, compiled, {"runtime": runtime, "python": python, "state_dir": state_dir})
+            except BaseException:
+                if first:
+                    _remove_files(root)
+                raise
+    except OSError as e:
+        raise refuse("GH-504", f"{e.filename or prefix}: {e.strerror}; run as root, or choose --prefix") from None
+
+
+def check(prefix: str) -> None:
+    """Raises SettingsError GH-504 if `lay` would refuse the prefix before it writes anything."""
+    _compiled_for(prefix)
+    _refuse_foreign(_absolute(prefix))
+
+
+def _compiled_for(prefix: str) -> Path:
+    """The folder of the compiled parts. Raises GH-504 if it lacks one, or if others than root can change what lies at the prefix."""
     if (part := own_path.changeable(prefix)) is not None:
         raise refuse(
             "GH-504", f"{part} can be changed by others than root; choose another --prefix, or chmod go-w, chown root"
@@ -61,19 +83,12 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
     missing = [path.name for path in wanted if not path.is_file()]
     if missing:
         raise refuse("GH-504", f"{compiled} lacks {', '.join(missing)}; run scripts/build in the checkout")
-    try:
-        with _alone(root):
-            first = not _installed(root)
-            if first and (found := next(_foreign(root), None)):
-                raise refuse("GH-504", f"{found} is not gpu-hook's; choose a --prefix that is empty or does not exist")
-            try:
-                return _lay(root, compiled, {"runtime": runtime, "python": python, "state_dir": state_dir})
-            except BaseException:
-                if first:
-                    _remove_files(root)
-                raise
-    except OSError as e:
-        raise refuse("GH-504", f"{e.filename or prefix}: {e.strerror}; run as root, or choose --prefix") from None
+    return compiled
+
+
+def _refuse_foreign(root: Path) -> None:
+    if not _installed(root) and (found := next(_foreign(root), None)):
+        raise refuse("GH-504", f"{found} is not gpu-hook's; choose a --prefix that is empty or does not exist")
 
 
 @contextlib.contextmanager

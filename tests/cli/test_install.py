@@ -61,11 +61,20 @@ def test_json(machine: Machine) -> None:
 
 def test_a_dry_run_changes_nothing(machine: Machine) -> None:
     text = machine.install("--dry-run")
+    assert text.startswith(f"would install in {machine.prefix}\n")
     assert f"docker: would create {machine.root / DOCKER}" in text and "+" in text
     assert not machine.prefix.exists() and not (machine.root / "etc").exists()
     machine.install("--no-engines")
     assert not (machine.root / "etc").exists()
     assert machine.run("uninstall", "--dry-run").stdout == "registered with no engine\n"
+
+
+def test_a_dry_run_refuses_what_an_install_would(machine: Machine) -> None:
+    machine.prefix.mkdir()
+    (machine.prefix / "notes").touch()
+    for flags in (("--dry-run",), ()):
+        refused = machine.run("install", "--no-engines", "--state-dir", str(machine.state), *flags, status=1).stderr
+        assert refused.startswith(f"GH-504: {machine.prefix}/notes is not gpu-hook's")
 
 
 def test_print_only_prints(machine: Machine) -> None:
