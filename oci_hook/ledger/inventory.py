@@ -99,7 +99,7 @@ def _missing(state_dir: str) -> "dict[str, int]":
         found = fastjson.loads(read_file(f"{state_dir}/{UNLISTED}", MAX_SIZE))
     except FileNotFoundError:
         return {}
-    if not is_running(tuple(found["agent"])):
+    if not is_running(tuple(found.get("agent") or (0, 0))):
         return {}
     return {str(uuid): int(mib) for uuid, mib in found["mib"].items()}
 

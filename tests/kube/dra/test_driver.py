@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from oci_hook.core.layout import UNLISTED
+from oci_hook.linux.proc import process_life
 from tests.conftest import MEMORY_MIB, UUIDS, Bundle, Install, Runc
 from tests.engines.cri import decode
 from tests.kube.dra.node import DEVICES, NODE, SERVICE, ApiServer, DraNode, answers, asked, result, until
@@ -225,8 +226,6 @@ def test_a_container_has_the_claims_share(node: DraNode, bundle: Bundle, runc: R
 
 
 def resource_claims_life(runc: Runc) -> tuple[int, int] | None:
-    from oci_hook.linux.proc import process_life
-
     return process_life(runc.pid(runc.ids[-1]))
 
 
@@ -417,5 +416,6 @@ def test_a_gpu_that_others_use_is_tainted(node: DraNode, bundle: Bundle, runc: R
     runc("delete", "--force", runc.ids[-1])
     until("none is", lambda: taints() == [None, None])
     assert node.prepare(ONE)[1] == ""
-    (node.install.state / UNLISTED).write_text(json.dumps({UUIDS[0]: 2000}))  # as the agent writes it
+    found = {"agent": process_life(os.getpid()), "mib": {UUIDS[0]: 2000}}  # as the agent writes it
+    (node.install.state / UNLISTED).write_text(json.dumps(found))
     until("the first is", lambda: taints() == [[{"key": "gpu-hook.io/taken", "effect": "NoSchedule"}], None])

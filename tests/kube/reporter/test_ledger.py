@@ -1,10 +1,12 @@
 """The node's own state as the reporter reads it."""
 
 import json
+import os
 import selectors
 
 from oci_hook.core.layout import UNLISTED
 from oci_hook.kube.reporter.ledger import Ledger
+from oci_hook.linux.proc import process_life
 from tests.conftest import Install
 
 
@@ -19,7 +21,7 @@ def test_memory_that_nobody_has_is_told_and_taken_back(prefix: Install) -> None:
         for missing in ({}, {uuid: 7}, {uuid: 900}, {}):
             file.unlink(missing_ok=True)
             if missing:
-                file.write_text(json.dumps(missing))
+                file.write_text(json.dumps({"agent": process_life(os.getpid()), "mib": missing}))
                 file.chmod(0o600)
             seen.append([gpu.missing_mib for gpu in ledger.inventory().inventory.gpus])
         ledger.close()
