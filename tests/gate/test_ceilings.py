@@ -3,6 +3,7 @@
 No bound below depends on a processor: a program that gets none launches less.
 """
 
+import shlex
 import time
 from collections.abc import Callable
 from typing import Any
@@ -108,7 +109,7 @@ def test_processes_that_follow_each_other_have_one_bucket(place: Make) -> None:
     p = place(Tenant(cap=0.3))
     box = p.boxes[0]
     # Longer and longer, since on a busy machine one may not have launched anything within a second.
-    lives = f"for s in 1 1 1 2 4 8 16 30; do timeout --foreground -s KILL $s {p.load} plain 80; done"
+    lives = f"for s in 1 1 1 2 4 8 16 30; do timeout --foreground -s KILL $s {shlex.quote(str(p.load))} plain 80; done"
     load = box.start(["sh", "-c", f"while :; do {lives}; done"])
     until(lambda: sum(one[1] > two[1] for one, two in zip(load.points, load.points[1:], strict=False)) >= 3)
     series = until(lambda: enough([launches(load)], 0.08, p.gpu.scale, 0.1, "plain"))

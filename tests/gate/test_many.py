@@ -1,6 +1,7 @@
 """More processes in a container than its slot file has process records for. Simulated GPU."""
 
 import fcntl
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ def test_a_process_without_a_record_is_gated_and_charged(place: Make) -> None:
 def test_a_hundred_and_twenty_five_processes(place: Make) -> None:
     """About as many as the simulated GPU allows: each launches, under a cap, while all run; none fails."""
     p = place(Tenant(cap=0.5), Tenant(), scale=1, mib=10240)
-    script = f"exec 3<&0; for i in $(seq 125); do {p.load} brief 20 <&3 & done; wait"
+    script = f"exec 3<&0; for i in $(seq 125); do {shlex.quote(str(p.load))} brief 20 <&3 & done; wait"
     crowd = p.boxes[0].start(["sh", "-c", script])
     until(lambda: len(crowd.points) == 125 or crowd.process.poll() is not None)
     assert len(crowd.points) == 125, crowd.said()
