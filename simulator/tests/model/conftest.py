@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,8 +34,6 @@ def kept_answers(share_model: Path) -> Iterator[None]:
     """The same executable gives the same answers to the same text (test_model.py): each is asked for once, and kept below
     build/. With --long, all are asked for again."""
     place = KEPT / "model" / hashlib.sha256(share_model.read_bytes()).hexdigest()[:20]
-    if not place.exists() and place.parent.exists():
-        shutil.rmtree(place.parent, ignore_errors=True)  # those of an earlier one
     place.mkdir(parents=True, exist_ok=True)
     ask = model_run.run_text
 
