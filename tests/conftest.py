@@ -100,7 +100,8 @@ class Install:
         )
         self.program = str(self.prefix / "bin/gpu-hook-runtime")
         self.inventory = make_inventory(self.driver, self.state)
-        self.set(driver_root=str(self.driver))
+        with installs.unasked():
+            self.set(driver_root=str(self.driver))
         save_inventory(self.settings, self.inventory)
 
     def set(self, **changes: object) -> None:
