@@ -51,13 +51,13 @@ def test_no_write_lease_on_what_the_agent_keeps_open(stage: Stage, image: Path, 
 @pytest.mark.parametrize("kind", ["try", "read"])
 def test_no_lease_on_a_slot_file_while_the_agent_runs(stage: Stage, image: Path, kind: str) -> None:
     """Neither a read nor a write lease, on the own one or a neighbour's: their owners open them to write."""
-    neighbour = stage.start(image)
-    command = f"sleep 1; {LEASE} /run/gpu-hook/share/0/slot/00 {kind}; {LEASE} /run/gpu-hook/slot/0 {kind}"
+    neighbour, tenant = stage.start(image), stage.start(image, edit=as_docker)
     with running(stage) as agent:
-        wait_for(lambda: agent.container(neighbour))
-        done = stage.run(image, "/bin/sh", "-c", command, edit=as_docker)
-        assert done.stdout == "Resource temporarily unavailable\n" * 2
-    stage.runc("delete", "--force", neighbour)
+        wait_for(lambda: agent.container(neighbour) and agent.container(tenant))
+        for path in ("/run/gpu-hook/share/0/slot/00", "/run/gpu-hook/slot/0"):
+            assert stage.runc.exec(tenant, LEASE, path, kind).stdout == "Resource temporarily unavailable\n"
+    for id in (neighbour, tenant):
+        stage.runc("delete", "--force", id)
 
 
 def test_a_lease_from_before_is_found_and_its_holder_killed(stage: Stage, image: Path) -> None:
