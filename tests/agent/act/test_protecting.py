@@ -185,8 +185,7 @@ def test_nobody_is_killed_for_what_somebody_hides(stage: Stage, root: Path, poli
     honest = stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=BIG)
     cheat = stage.start(root, "/bin/sleep", "600")
     with running(stage, "--policy", policy) as agent:
-        looked(agent)
-        time.sleep(1)  # until it has seen what the driver itself has
+        agent.looks(5)  # until it has seen what the driver itself has
         stage.runc("exec", "--detach", cheat, "/bin/bypass", "6500", "hide")
         wait_for(lambda: [e for e in events(stage) if e["event"] == "unlisted-memory" and e["mib"]])
         time.sleep(2)
@@ -205,8 +204,7 @@ def test_what_an_agent_found_counts_while_it_lives(stage: Stage, root: Path, end
     stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=BIG)
     cheat = stage.start(root, "/bin/sleep", "600")
     with running(stage) as agent:
-        looked(agent)
-        time.sleep(1)  # until it has seen what the driver itself has
+        agent.looks(5)  # until it has seen what the driver itself has
         stage.runc("exec", "--detach", cheat, "/bin/bypass", "6500", "hide")
         wait_for(lambda: [e for e in events(stage) if e["event"] == "unlisted-memory" and e["mib"]])
         wait_for(lambda: (stage.state / "unlisted.json").exists())
