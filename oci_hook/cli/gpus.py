@@ -7,7 +7,7 @@ import click
 from oci_hook.cli import named, output
 from oci_hook.config.settings import load as load_settings
 from oci_hook.core import tiers
-from oci_hook.core.grant import Grant, booked_compute, booked_memory
+from oci_hook.core.grant import Grant, booked_compute, booked_memory, memory_limits
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.terms import AUTO, DRIVER, SHIM
 from oci_hook.discovery import tiers as probed
@@ -77,6 +77,7 @@ def report(
     for gpu in inventory.gpus:
         shares = [share for grant in grants for share in grant.shares if share.uuid == gpu.uuid]
         memory, (compute, offline) = booked_memory(gpu.uuid, grants), booked_compute(gpu.uuid, grants)
+        limits = memory_limits(gpu.uuid, grants)
         tier = tier_of((seen or {}).get(gpu.uuid))
         fields = gpu.fields()
         why = fields.pop("no_limits")
@@ -87,13 +88,15 @@ def report(
                 "boundary_why": why,
                 "tier": tier,
                 "granted_mib": memory,
+                "limits_mib": limits,
                 "granted_compute": compute,
                 "granted_offline_compute": offline,
                 "containers": len(shares),
             }
         )
         name = gpu.name + (" (simulated)" if gpu.simulated and "imulated" not in gpu.name else "")
-        granted = (output.size(memory), output.compute(compute, offline), len(shares))
+        lent = f" (limits {output.size(limits)})" if limits > memory else ""
+        granted = (output.size(memory) + lent, output.compute(compute, offline), len(shares))
         shown = tier["name"] if tier else "-"
         rows.append((gpu.address, gpu.uuid, name, output.size(gpu.memory_mib), gpu.minor, shown, *granted))
     simulated = ", simulated" if inventory.simulated else ""

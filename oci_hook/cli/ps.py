@@ -8,6 +8,7 @@ import click
 
 from oci_hook.cli import live, named, output
 from oci_hook.config import settings as node_settings
+from oci_hook.core import words
 from oci_hook.core.boundary import expected
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
@@ -199,9 +200,7 @@ def as_rows(entry: dict[str, Any], words: str) -> list[tuple[object, ...]]:
 
 
 def limit(gpu: dict[str, Any]) -> str:
-    """16Gi; where memory is lent 16Gi (4Gi booked)."""
-    booked = gpu.get("booked_mib", gpu["memory_mib"])  # an agent of before does not say
-    return output.size(gpu["memory_mib"]) + (f" ({output.size(booked)} booked)" if booked < gpu["memory_mib"] else "")
+    return words.limit(gpu["memory_mib"], gpu.get("booked_mib", gpu["memory_mib"]))  # an agent of before does not say
 
 
 def state(grant: Grant) -> str:

@@ -12,6 +12,7 @@ from oci_hook.core import units, value_parsers
 from oci_hook.core.change import GrantChange, changed
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.units import show
+from oci_hook.core.words import limit
 from oci_hook.errors import GhError, Problem, RequestError
 from oci_hook.ledger import events, store
 from oci_hook.ledger import inventory as node_inventory
@@ -22,6 +23,7 @@ T = TypeVar("T")
 @click.command(name="set")
 @click.argument("container", shell_complete=named.complete)
 @click.option("--memory", metavar="SIZE", help="Memory limit on each of its GPUs: 4Gi, 512Mi, 2048 (MiB) or 30%.")
+@click.option("--memory-request", metavar="SIZE", help="What of the limit is booked, where the node lends the rest.")
 @click.option("--compute", metavar="N", help="Guaranteed compute on each of its GPUs, 1 to 100 per cent.")
 @click.option(
     "--compute-limit", metavar="N", help="Ceiling of burst-share and of class online, in per cent; 100: none."
@@ -33,6 +35,7 @@ def set_(
     prefix: str,
     container: str,
     memory: str | None,
+    memory_request: str | None,
     compute: str | None,
     compute_limit: str | None,
     policy: str | None,
@@ -59,6 +62,7 @@ def set_(
 
     wish = GrantChange(
         read("--memory", memory, units.memory),
+        read("--memory-request", memory_request, units.memory),
         read("--compute", compute, units.percent),
         read("--compute-limit", compute_limit, units.percent),
         read("--policy", policy, value_parsers.policy),
@@ -67,7 +71,9 @@ def set_(
     if problems:
         raise RequestError(*problems)
     if wish == GrantChange():
-        raise click.UsageError("say what to change: --memory, --compute, --compute-limit, --policy or --class")
+        raise click.UsageError(
+            "say what to change: --memory, --memory-request, --compute, --compute-limit, --policy or --class"
+        )
     settings = node_settings.load(prefix)
     inventory = node_inventory.load(settings)
 
@@ -141,4 +147,4 @@ def gpu_words(share: Share) -> str:
         return "whole"
     ceiling = f" up to {share.compute_limit}%" if share.compute < share.compute_limit < 100 else ""
     compute = f", compute {share.compute}%{ceiling}" if share.compute else ""
-    return f"memory {output.size(share.memory_mib)}{compute}"
+    return f"memory {limit(share.memory_mib, share.booked_mib)}{compute}"

@@ -93,6 +93,11 @@ def usage(inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tupl
     return tuple(_usage(gpu, taken.get(gpu.uuid, []), rules) for gpu in inventory.gpus)
 
 
+def in_force(rules: Rules, inventory: Inventory) -> Rules:
+    """The rules of a node with this driver: what is lent could not be had back from one that moves no memory."""
+    return rules if inventory.moves_memory else rules.replace(oversubscribe=100)
+
+
 def placement_of(request: Request, rules: Rules) -> str:
     """The name of the placement policy that applies: the container's, or else the node's."""
     return order_of(request.placement or rules.placement, request.terms.priority_class)
@@ -118,8 +123,7 @@ def allocate(
     if request.terms.imex_channels and inventory.imex_major < 0:
         why = "this node's driver had none when its GPUs were listed (`gpu-hook gpus --refresh`); drop imex-channels"
         return Refusal((Problem("GH-202", f"IMEX channels are asked for, and {why}"),))
-    if rules.lends and not inventory.moves_memory:  # what is lent could not be had back
-        rules = rules.replace(oversubscribe=100)
+    rules = in_force(rules, inventory)
     uses = usage(inventory, grants, rules)
     wishes, allowed, problems = wishes_of(request, inventory)
     if problems:
@@ -291,14 +295,14 @@ def share_of(gpu: Gpu, wish: GpuRequest, request: Request, rules: Rules) -> Shar
     limit = 100 if request.compute_limit is None else max(compute, request.compute_limit)
     if request.terms.policy == "fixed-share" and compute and not rules.competes(request.terms.priority_class):
         limit = compute
-    return Share(gpu.uuid, memory, compute, limit, request_mib=_request_mib(gpu, memory, wish, rules))
+    return Share(gpu.uuid, memory, compute, limit, request_mib=request_mib(gpu, memory, wish.memory_request, rules))
 
 
-def _request_mib(gpu: Gpu, memory_mib: int, wish: GpuRequest, rules: Rules) -> int:
+def request_mib(gpu: Gpu, memory_mib: int, wish: tuple[str, int] | None, rules: Rules) -> int:
     """Share.request_mib. A program's context is always a part of it, since no program runs without."""
-    if not rules.lends or wish.memory_request is None:
+    if not rules.lends or wish is None:
         return 0
-    request = max(memory_of(gpu, wish.memory_request, rules), gpu.context_mib)
+    request = max(memory_of(gpu, wish, rules), gpu.context_mib)
     return request if request < memory_mib else 0
 
 

@@ -1,8 +1,8 @@
 """Changes the limits in a living grant: `gpu-hook set`. Pure; a change that does not fit raises and changes nothing."""
 
-from oci_hook.core.allocate import TOO_SMALL, Usage, memory_of, round_up, usage
+from oci_hook.core.allocate import TOO_SMALL, Usage, in_force, memory_of, request_mib, round_up, usage
 from oci_hook.core.grant import Grant, Share
-from oci_hook.core.inventory import Inventory
+from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.rules import Rules
 from oci_hook.core.terms import Terms, compute_of
 from oci_hook.core.value import Value
@@ -10,9 +10,10 @@ from oci_hook.errors import NoRoomError, Problem, RequestError, refuse
 
 
 class GrantChange(Value):
-    """The changes to make; None keeps a value. memory: ("mib", n) or ("percent", n), of each GPU."""
+    """The changes to make; None keeps a value. memory, memory_request: ("mib", n) or ("percent", n), of each GPU."""
 
     memory: tuple[str, int] | None = None
+    memory_request: tuple[str, int] | None = None
     compute: int | None = None
     compute_limit: int | None = None
     policy: str | None = None
@@ -28,7 +29,7 @@ def changed(grant: Grant, wish: GrantChange, inventory: Inventory, others: tuple
         by_itself = f" for {grant.lent_to[:64]}, and comes back by itself; try again then"
         then = by_itself if grant.lent_to else "; `gpu-hook resume` it first"
         raise refuse("GH-411", f"container {grant.who.id[:64]} is suspended{then}")
-    gpus = {gpu.uuid: gpu for gpu in inventory.gpus}
+    rules = in_force(rules, inventory)
     there = {use.gpu.uuid: use for use in usage(inventory, others, rules)}
     if wish.replace(priority_class=None) == GrantChange():
         return _of_class(grant, wish, there)
@@ -37,27 +38,52 @@ def changed(grant: Grant, wish: GrantChange, inventory: Inventory, others: tuple
         raise refuse("GH-411", f"container {grant.who.id[:64]} {what}; only its class can be set")
     policy = _policy(grant, wish, rules)
     after = grant.replace(terms=_terms(grant, policy, wish))
+    if wish.memory_request:
+        if not rules.lends:
+            why = "says what of the limit is booked, and this node lends nothing (oversubscribe; drivers from 570 on)"
+            raise _contradiction(f"--memory-request {why}")
+        after = after.replace(memory_wait=grant.memory_wait or rules.memory_wait)
     shares, problems = [], []
     for share in grant.shares:
-        if share.uuid not in gpus:
+        if share.uuid not in there:
             raise NoRoomError(Problem("GH-202", f"GPU {share.uuid} is no longer there (`gpu-hook gpus`)"))
-        gpu, use = gpus[share.uuid], there[share.uuid]
-        new = share.replace(memory_mib=memory_of(gpu, wish.memory, rules) if wish.memory else share.memory_mib)
-        new = new.replace(request_mib=share.request_mib if share.request_mib < new.memory_mib else 0)
-        room = min(use.lendable_mib, gpu.memory_mib) if new.request_mib else use.free_mib
-        new = _compute(new, share, grant, after, wish, rules)
+        use = there[share.uuid]
+        new = _compute(_memory(share, use.gpu, wish, rules), share, grant, after, wish, rules)
         shares.append(new)
-        name = f"GPU {gpu.index} {gpu.uuid}"
-        if wish.memory and new.memory_mib < gpu.context_mib:
-            why = f"too little memory: {name} takes {gpu.context_mib} MiB {TOO_SMALL}, {new.memory_mib} asked"
-            problems.append(Problem("GH-201", f"{why}; ask for more"))
-        if new.memory_mib > max(room, share.memory_mib):
-            why = f"no room: {name} has {room} of {gpu.memory_mib} MiB for it beside the others"
-            problems.append(Problem("GH-201", f"{why}, {new.memory_mib} asked; ask for at most {room}"))
-        problems += _short(grant, after, share, new, use)
+        problems += _too_little(use.gpu, new, wish) + _full(share, new, use) + _short(grant, after, share, new, use)
     if problems:
         raise NoRoomError(*problems)
     return after.replace(shares=tuple(shares))
+
+
+def _memory(share: Share, gpu: Gpu, wish: GrantChange, rules: Rules) -> Share:
+    limit = memory_of(gpu, wish.memory, rules) if wish.memory else share.memory_mib
+    if wish.memory_request is None:
+        return share.replace(memory_mib=limit, request_mib=share.request_mib if share.request_mib < limit else 0)
+    asked = memory_of(gpu, wish.memory_request, rules)
+    if asked > limit:
+        raise _contradiction(f"the request of {asked} MiB is above the limit of {limit}; give --memory too")
+    return share.replace(memory_mib=limit, request_mib=request_mib(gpu, limit, wish.memory_request, rules))
+
+
+def _too_little(gpu: Gpu, new: Share, wish: GrantChange) -> list[Problem]:
+    if not wish.memory or new.memory_mib >= gpu.context_mib:
+        return []
+    name = f"GPU {gpu.index} {gpu.uuid}"
+    why = f"too little memory: {name} takes {gpu.context_mib} MiB {TOO_SMALL}, {new.memory_mib} asked"
+    return [Problem("GH-201", f"{why}; ask for more")]
+
+
+def _full(share: Share, new: Share, use: Usage) -> list[Problem]:
+    """The memory that the changed share asks for and does not get. It keeps what it has already."""
+    room = min(use.lendable_mib, use.gpu.memory_mib) if new.request_mib else use.free_mib
+    asked, what = new.memory_mib, "it"
+    if asked <= max(room, share.memory_mib):
+        room, asked, what = use.unbooked_mib, new.booked_mib, "requests"
+        if asked <= max(room, share.booked_mib):
+            return []
+    why = f"no room: GPU {use.gpu.index} {use.gpu.uuid} has {room} of {use.gpu.memory_mib} MiB for {what} beside the others"
+    return [Problem("GH-201", f"{why}, {asked} asked; ask for at most {room}")]
 
 
 def _terms(grant: Grant, policy: str, wish: GrantChange) -> Terms:

@@ -139,5 +139,10 @@ def booked_memory(uuid: str, grants: "Iterable[Grant]") -> int:
     return sum(share.booked_mib for _, share in _booked(uuid, grants))
 
 
+def memory_limits(uuid: str, grants: "Iterable[Grant]") -> int:
+    """The limits of those who have booked memory of a GPU, together, in MiB: more than that where it is lent."""
+    return sum(share.memory_mib for _, share in _booked(uuid, grants))
+
+
 def _booked(uuid: str, grants: "Iterable[Grant]") -> "Iterator[tuple[Grant, Share]]":
     return ((grant, share) for grant in grants if grant.booked for share in grant.shares if share.uuid == uuid)

@@ -11,3 +11,8 @@ def cut(text: str) -> str:
 def size(mib: int) -> str:
     """A size in MiB: 4Gi, 512Mi. Never rounded: 1025 MiB is 1025Mi."""
     return f"{mib // 1024}Gi" if mib and mib % 1024 == 0 else f"{mib}Mi"
+
+
+def limit(mib: int, booked_mib: int) -> str:
+    """A memory limit: 16Gi; where less is booked, 16Gi (4Gi booked)."""
+    return size(mib) + (f" ({size(booked_mib)} booked)" if booked_mib < mib else "")

@@ -4,7 +4,7 @@ import os
 import time
 
 from oci_hook.config.settings import Settings
-from oci_hook.core.allocate import Refusal, allocate
+from oci_hook.core.allocate import Refusal, allocate, in_force
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import TIERS
@@ -109,7 +109,7 @@ def admit_on(
                 born=time.monotonic_ns(),
                 linger=settings.rules.linger,
                 online_competes=settings.rules.online_competes,
-                memory_wait=settings.rules.memory_wait if settings.rules.lends and inventory.moves_memory else 0,
+                memory_wait=settings.rules.memory_wait if in_force(settings.rules, inventory).lends else 0,
             )
             real = tuple(s.uuid for s in grant.shares if not inventory.gpu(s.uuid).simulated)
             with Claims(real, settings.state_dir):

@@ -72,9 +72,11 @@ def unclear(state_dir: str, id: str, problems: "Sequence[Problem]") -> None:
 def granted(state_dir: str, grant: "Grant", seconds: float) -> None:
     """A container got its share. seconds: how long gpu-hook took, without the start of Python."""
     shares = [[s.uuid, s.memory_mib, s.compute] for s in grant.shares]
+    lent = any(s.request_mib for s in grant.shares)
+    booked = {"booked_mib": [s.booked_mib for s in grant.shares]} if lent else {}
     name = full_name(grant.who)
     took = round(seconds, 6)
-    record(state_dir, "granted", id=grant.who.id[:256], name=name, key=grant.key, shares=shares, seconds=took)
+    record(state_dir, "granted", id=grant.who.id[:256], name=name, key=grant.key, shares=shares, seconds=took, **booked)
 
 
 def moved(state_dir: str, event: str, grant: "Grant", **what: "Any") -> None:
@@ -99,11 +101,13 @@ def changed(state_dir: str, grant: "Grant", new: "Grant") -> None:
     before, after = ([[s.uuid, s.memory_mib] for s in g.shares] for g in (grant, new))
     changes = []
     for old, now in zip(grant.shares, new.shares, strict=True):
-        words = (
+        words = [
             ("memory", f"{old.memory_mib} MiB", f"{now.memory_mib} MiB"),
             ("compute", f"{old.compute} %", f"{now.compute} %"),
             ("ceiling", f"{old.compute_limit} %", f"{now.compute_limit} %"),
-        )
+        ]
+        if old.request_mib or now.request_mib:
+            words.append(("booked", f"{old.booked_mib} MiB", f"{now.booked_mib} MiB"))
         changes += [f"{old.uuid[:12]}: {what} {was} -> {is_}" for what, was, is_ in words if was != is_]
     terms = new.terms.data()
     changes += [f"{what} {was} -> {terms[what]}" for what, was in grant.terms.data().items() if was != terms[what]]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from oci_hook.core.words import cut, size
+from oci_hook.core.words import cut, limit, size
 
 
 def text_of(event: dict[str, Any]) -> str:
@@ -12,8 +12,10 @@ def text_of(event: dict[str, Any]) -> str:
 
 def granted(event: dict[str, Any]) -> str:
     shares = event.get("shares") or ()
+    booked = event.get("booked_mib") or [mib for _, mib, _ in shares]
     words = [
-        f"{gpu(uuid)}: {size(int(mib))}" + (f", compute {compute}%" if compute else "") for uuid, mib, compute in shares
+        f"{gpu(uuid)}: {limit(int(mib), int(part))}" + (f", compute {compute}%" if compute else "")
+        for (uuid, mib, compute), part in zip(shares, booked, strict=True)
     ]
     return f"{'; '.join(words) or 'driver files only'} (took {float(event.get('seconds', 0)) * 1000:.1f} ms)"
 

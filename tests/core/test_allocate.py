@@ -4,12 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oci_hook.core import change
 from oci_hook.core.allocate import Allocation, Refusal, allocate, usage
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.request import GpuRequest, Request, parse
 from oci_hook.core.rules import Rules
 from oci_hook.core.terms import Terms
+from oci_hook.errors import NoRoomError, RequestError
 from tests.core import allocate_oracle as oracle
 from tests.long import draws
 from tests.terms import changed, made
@@ -596,6 +598,37 @@ def test_lending_books_each_request_once(wishes, over, reserve, version):
         assert limits <= most and not any(s.request_mib for s in shares)
     (left,) = usage(inventory, tuple(grants), Rules(oversubscribe=over, memory_reserve=reserve))
     assert left.free_mib == min(left.unbooked_mib, left.lendable_mib) and left.unbooked_mib == most - booked
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 12000), st.none() | st.integers(1, 12000)), max_size=30),
+    st.integers(101, 1000),
+)
+def test_changes_keep_what_lending_books(wishes, over):
+    """A change never gives more than a start, and a refused one nothing."""
+    inventory, rules = node(8192).replace(driver_version="570"), Rules(oversubscribe=over)
+    grants: dict[int, Grant] = {}
+    for n, limit, request in wishes:
+        if n not in grants:
+            wish = ask(memory_mib=limit, memory_request=("mib", min(limit, request or limit)))
+            found = place(wish, inventory, list(grants.values()), oversubscribe=over)
+            if isinstance(found, Allocation):
+                grants[n] = grant(n, found.shares)
+            continue
+        others = tuple(g for m, g in grants.items() if m != n)
+        wish = change.GrantChange(memory=("mib", limit), memory_request=request and ("mib", request))
+        try:
+            grants[n] = change.changed(grants[n], wish, inventory, others, rules)
+        except RequestError:
+            assert request > limit
+        except NoRoomError as e:
+            assert e.problems[0].code == "GH-201"
+        else:
+            (share,) = grants[n].shares
+            assert share.memory_mib == limit and share.booked_mib == (request or share.booked_mib)
+        shares = [share for g in grants.values() for share in g.shares]
+        assert sum(s.booked_mib for s in shares) <= 8192 and sum(s.memory_mib for s in shares) <= 8192 * over // 100
+        assert all(s.memory_mib <= 8192 for s in shares)
 
 
 def test_a_context_is_always_part_of_a_request():

@@ -2,7 +2,7 @@
 
 GPU Fractioning names the container in the key: nvidia.com/container.NAME.gpu-memory.request. The others are for the pod's first
 container, or for gpu-fraction-container-name. A container on a node does not know its place in the pod: there they hold for each.
-A request and its limit default to each other, and what is booked is the limit, since no memory is promised twice here.
+A request and its limit default to each other; where the node lends, what is booked is the request, else the limit.
 gpu-memory is in MiB. gpu-compute.mode can only be time-slicing.
 """
 

@@ -2,9 +2,8 @@
 trust it. docs/reference/nvidia-toolkit.md has every difference.
 
 NVIDIA_DRIVER_CAPABILITIES is bounded by what a share may have. NVIDIA_GPU_MEMORY_LIMIT (the toolkit's since September
-2026, in MiB) is the share, and NVIDIA_GPU_MEMORY_REQUEST, which the toolkit wants beside it, may not exceed it: no memory is
-promised twice here, so what is booked is the limit. NVIDIA_REQUIRE_* are read by core/collect.py, since their names are
-anybody's.
+2026, in MiB) is the share, and NVIDIA_GPU_MEMORY_REQUEST, which the toolkit wants beside it, may not exceed it; it is what is
+booked where the node lends. NVIDIA_REQUIRE_* are read by core/collect.py, since their names are anybody's.
 """
 
 from oci_hook.core import value_parsers

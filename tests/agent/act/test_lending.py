@@ -74,11 +74,18 @@ def test_what_is_booked(node: Node) -> None:
     assert "requests of 5120" in said
     said = node.stage.refused(node.root, "GH-201", annotations={**TRAINER, KEY + "memory": "8193Mi"})
     assert "8192 MiB to grant" in said
-    node.tenant({**TRAINER, KEY + "memory-request": "5Gi"})
+    last = node.tenant({**TRAINER, KEY + "memory-request": "5Gi"})
+    assert "8Gi (limits 24Gi)" in node.say("gpus") and "6Gi (5Gi booked) (took" in node.say("events")
     node.stage.refused(node.root, "GH-201", annotations={**TRAINER, KEY + "memory": "2Gi"})
     assert first[0].grant.shares[0].booked_mib == 1024 and first[0].grant.memory_wait == 120
     node.say("set", first[0].id, "--memory", "2Gi")
     assert (first[0].grant.shares[0].memory_mib, first[0].grant.shares[0].booked_mib) == (2048, 1024)
+    said = node.say("set", first[0].id, "--memory-request", "1025Mi", status=1)
+    assert "GH-201" in said and "has 1024 of 8192 MiB for requests beside the others, 1025 asked" in said
+    assert "is above the limit of 6144" in node.say("set", last.id, "--memory-request", "6145Mi", status=1)
+    assert "memory 6Gi (4Gi booked)" in node.say("set", last.id, "--memory-request", "4Gi")
+    node.say("set", first[0].id, "--memory-request", "2Gi")
+    assert first[0].grant.shares[0].booked_mib == 2048 and "booked 1024 MiB -> 2048 MiB" in node.say("events")
     node.say("set", first[0].id, "--memory", "512Mi")
     assert first[0].grant.shares[0].booked_mib == 512
 
@@ -87,6 +94,7 @@ def test_without_the_setting_all_is_booked(node: Node) -> None:
     node.say("settings", "set", "oversubscribe=1.0")
     tenant = node.tenant(TRAINER)
     assert tenant.grant.shares[0].booked_mib == 6 * 1024 and not tenant.grant.memory_wait
+    assert "this node lends nothing" in node.say("set", tenant.id, "--memory-request", "1Gi", status=1)
     node.stage.refused(node.root, "GH-201", annotations=TRAINER)
     assert "belongs beside it" in node.stage.refused(node.root, "GH-103", annotations={KEY + "memory-request": "1Gi"})
 
