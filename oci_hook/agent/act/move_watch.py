@@ -88,11 +88,21 @@ def is_lent(node: Node, uuid: str) -> bool:
     return limits > gpu.memory_mib - node.settings.rules.reserve(gpu.memory_mib)
 
 
-class _Waiting:
-    """What a container's page says of an allocation that waits. tried: when its number of tries was seen to change last."""
+class _Known:
+    """What was seen of a container on a lent GPU; times in seconds."""
 
-    def __init__(self, size: int, number: int, now: float) -> None:
-        self.size, self.number, self.tried, self.since = size, number, -math.inf, now
+    def __init__(self, now: float) -> None:
+        # An allocation that waits: its bytes and tries by the container's page, when it tried last, since when it waits.
+        self.size, self.tries, self.tried, self.since = 0, -1, -math.inf, now
+        self.away: bool | None = None
+        self.here = self.back = 0.0  # since when it is here or away, and when it came back last
+        self.room_at = -math.inf  # when it could come back to this GPU last
+        self.wanted = self.had = 0  # bytes that it waited for, and had, when it was moved
+        self.not_before = 0.0
+        self.refused = 0  # times in a row that the driver did not move it
+
+    def waits(self, now: float) -> bool:
+        return now - self.tried < TRIES_SECONDS
 
 
 class _Lent:
@@ -109,17 +119,11 @@ class _Lent:
     ) -> None:
         self.uuid = uuid
         self._lent = lent  # all of them
-        self._ready: dict[str, float] = {}  # when a container could come back to this GPU last
         self.moving: Move | None = None
         self._node, self._accounts, self._auditing, self._response = node, accounts, auditing, response
         self._child = Child(PROGRAM, NOT_NOW, NOT_NOW)
         self._began = self._moved = self._sampled = 0.0
-        self._waiting: dict[str, _Waiting] = {}
-        self._here: dict[str, tuple[bool, float, float]] = {}  # away or not, since when, and when it came back last
-        self._away: dict[str, int] = {}  # bytes that a container waited for when it was moved
-        self._size: dict[str, int] = {}  # bytes that it had then
-        self._not_before: dict[str, float] = {}
-        self._refused: dict[str, int] = {}
+        self._known: dict[str, _Known] = {}  # those of the last look, by key
         self._pace = turns.Pace()
         self._doubt = turns.Doubt()
         self._others = self._excess = 0  # bytes in use that no container's page has: at two looks, at the last one
@@ -146,7 +150,7 @@ class _Lent:
         self._follow(sharing, now)
         if self.moving is not None and not self._ended(sharing, now):
             return True
-        if not any(grant.lent_to or self._waits(key, now) for key, grant in sharing.items()):
+        if not any(grant.lent_to or self._known[key].waits(now) for key, grant in sharing.items()):
             return False
         gpu, tenants = self._node.gpu(self.uuid), self._tenants(sharing, now)
         if gpu is None:
@@ -164,7 +168,8 @@ class _Lent:
                 self.moving = None
             elif move.lent_to:
                 mover = next(tenant for tenant in tenants if tenant.key == move.key)
-                self._away[move.key], self._size[move.key] = mover.waits, mover.used
+                known = self._known[move.key]
+                known.wanted, known.had = mover.waits, mover.used
         elif move is None:
             self._answer_stuck(tenants, free)
         return True
@@ -175,10 +180,13 @@ class _Lent:
             move = turns.decide(tenants, free, now, turn, self._pace)
             if move is None or move.lent_to:
                 return move
-            self._ready[move.key] = now
-            if all(now - other._ready.get(move.key, -math.inf) < TRIES_SECONDS for other in self._beside(move.key)):
+            self._known[move.key].room_at = now
+            if all(now - other._room_at(move.key) < TRIES_SECONDS for other in self._beside(move.key)):
                 return move
             tenants = tuple(t.replace(fixed=True) if t.key == move.key else t for t in tenants)
+
+    def _room_at(self, key: str) -> float:
+        return self._known[key].room_at if key in self._known else -math.inf
 
     def _beside(self, key: str) -> "list[_Lent]":
         """The other GPUs of this container whose memory is lent."""
@@ -187,25 +195,21 @@ class _Lent:
 
     def _follow(self, sharing: dict[str, Grant], now: float) -> None:
         """See which containers are here, and which of them wait."""
-        for known in (self._waiting, self._here, self._away, self._size, self._not_before, self._refused, self._ready):
-            for key in set(known) - set(sharing):
-                del known[key]
-        for key, (size, number) in self._accounts.waiting(sharing, self.uuid).items():
-            known_one = self._waiting.get(key)
-            if known_one is None:
-                self._waiting[key] = _Waiting(size, number, now)
-            elif number != known_one.number:
-                if not self._waits(key, now):
-                    known_one.since = now
-                known_one.size, known_one.number, known_one.tried = size, number, now
+        self._known = {key: self._known.get(key) or _Known(now) for key in sharing}
+        for key, (size, tries) in self._accounts.waiting(sharing, self.uuid).items():
+            known = self._known[key]
+            if known.tries == -1:  # the first look: it may have stood there for long
+                known.size, known.tries, known.since = size, tries, now
+            elif tries != known.tries:
+                if not known.waits(now):
+                    known.since = now
+                known.size, known.tries, known.tried = size, tries, now
         for key, grant in sharing.items():
-            self._node.watched[key].waits[self.uuid] = self._waiting[key].size if self._waits(key, now) else 0
-            away, _, back = self._here.get(key, (None, 0.0, 0.0))
-            if away != grant.off_gpu:
-                self._here[key] = grant.off_gpu, now, now if away else back
-
-    def _waits(self, key: str, now: float) -> bool:
-        return key in self._waiting and now - self._waiting[key].tried < TRIES_SECONDS
+            known = self._known[key]
+            self._node.watched[key].waits[self.uuid] = known.size if known.waits(now) else 0
+            if known.away != grant.off_gpu:
+                known.here, known.back = now, now if known.away else known.back
+                known.away = grant.off_gpu
 
     def _tenants(self, sharing: dict[str, Grant], now: float) -> tuple[Tenant, ...]:
         pages, unread = self._accounts.read(sharing)
@@ -216,18 +220,19 @@ class _Lent:
                 continue
             if grant.off_gpu and not grant.lent_to:
                 continue  # a person takes it away and brings it back
-            used = self._used(grant, pages.get(key))
+            known, used = self._known[key], self._used(grant, pages.get(key))
             found.append(
                 Tenant(
                     key,
                     CLASS_NUMBERS[grant.terms.priority_class],
                     used,
                     share.booked_mib * MIB,
-                    self._away.get(key, 0) if grant.off_gpu else self._node.watched[key].waits[self.uuid],
-                    self._waiting[key].since if key in self._waiting else now,
-                    *self._here[key][1:],
+                    known.wanted if grant.off_gpu else self._node.watched[key].waits[self.uuid],
+                    known.since if known.tries >= 0 else now,
+                    known.here,
+                    known.back,
                     grant.off_gpu,
-                    now < self._not_before.get(key, 0.0)
+                    now < known.not_before
                     or key in unread
                     or any(other.moving is not None and other.moving.key == key for other in self._beside(key)),
                     self._elsewhere(grant, used),
@@ -245,7 +250,8 @@ class _Lent:
         """Bytes on this GPU, or that it comes back with: by the container's page, and what the last look of NVML saw beyond that,
         whatever the container writes; without a page that makes sense, by NVML alone."""
         i, watched = grant.place(self.uuid), self._node.watched[grant.key]
-        had = self._size.get(grant.key, 0) if grant.off_gpu else 0
+        known = self._known.get(grant.key)
+        had = known.had if known and grant.off_gpu else 0
         seen = watched.uses[self.uuid].used if self.uuid in watched.uses and not grant.off_gpu else 0
         if not isinstance(page, Usage) or i >= len(page.totals):
             return max(seen, had)
@@ -259,7 +265,7 @@ class _Lent:
         status, move = self._child.status(), self.moving
         if status is None or move is None:
             return False
-        grant = sharing.get(move.key)
+        grant, known = sharing.get(move.key), self._known.get(move.key)
         if status == 0 and grant is not None and now - self._began < 60:
             # What a person has suspended meanwhile stays away.
             away = grant.suspended and (move.lent_to or grant.lent_to)
@@ -267,28 +273,30 @@ class _Lent:
                 return False
         self._child.stop()
         self.moving, self._moved = None, now
-        if status == 0 and grant is not None:
+        if grant is None or known is None:
+            return True
+        if status == 0:
             if move.lent_to and grant.lent_to and grant.host_mib:  # else it was a person who moved it
                 self._pace.measured(grant.host_mib * MIB, now - self._began)
-            self._refused.pop(move.key, None)
+            known.refused = 0
             if not move.lent_to:
-                self._away.pop(move.key, None)
-        elif grant is not None:
-            self._not_before[move.key] = now + NOT_NOW
+                known.wanted = 0
+        else:
+            known.not_before = now + NOT_NOW
             if not move.lent_to:
-                self._away[move.key] = self._away.get(move.key, 0) + MORE
+                known.wanted += MORE
             elif status == CANNOT:
-                self._refused[move.key] = self._refused.get(move.key, 0) + 1
+                known.refused += 1
         return True
 
     def _answer_stuck(self, tenants: tuple[Tenant, ...], free: int) -> None:
         """What the container itself keeps from being moved is memory that was only lent to it: it ends for who is within its
         request. A node without host memory is no such reason."""
         found = turns.stuck(tenants, free)
-        if found is None or self._refused.get(found[1], 0) < REFUSALS:
+        if found is None or self._known[found[1]].refused < REFUSALS:
             return
         claim, over = (next(t for t in tenants if t.key == key) for key in found)
-        self._refused[over.key] = -(1 << 30)  # once
+        self._known[over.key].refused = -(1 << 30)  # once
         name = self._node.grants[claim.key].who.id[:64]
         what = (
             f"{over.used // MIB} MiB in use, request {over.request // MIB} MiB; {name} waits for {claim.need // MIB} MiB within its"

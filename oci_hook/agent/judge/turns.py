@@ -85,12 +85,10 @@ class Tenant(Value):
 
 
 class Move(Value):
-    """key: who moves. lent_to: for whom it leaves the GPU; "": it comes back. forced: it has to leave, since the other one is
-    within its request."""
+    """key: who moves. lent_to: for whom it leaves the GPU; "": it comes back."""
 
     key: str
     lent_to: str = ""
-    forced: bool = False
 
 
 class Doubt:
@@ -137,7 +135,7 @@ def decide(tenants: tuple[Tenant, ...], free: int, now: float, turn: float, pace
         idle = {tenant.key for tenant in tenants if tenant.waits} - served
         chosen = _victims(claim, tenants, claim.need - free, now, turn, pace, idle)
         if chosen:
-            return Move(chosen[0].key, claim.key, claim.entitled)
+            return Move(chosen[0].key, claim.key)
     return None
 
 

@@ -28,20 +28,20 @@ def test_while_there_is_room_nobody_is_moved() -> None:
 
 def test_who_is_within_its_request_has_room_made_at_once() -> None:
     new = {"here": NOW}
-    assert move(at("a", 10, 2, **new), at("b", 2, 8, waits=4), free=2) == Move("a", "b", True)
+    assert move(at("a", 10, 2, **new), at("b", 2, 8, waits=4), free=2) == Move("a", "b")
     assert move(at("a", 10, 10), at("b", 2, 8, waits=4), free=2) is None  # it has no more than its own
     assert move(at("a", 10, 2, level=2), at("b", 2, 8, waits=4), free=2) is None  # a higher class
     lower = at("c", 10, 2, level=0, **new)
-    assert move(at("a", 10, 2, **new), lower, at("b", 2, 8, waits=4), free=2) == Move("c", "b", True)
+    assert move(at("a", 10, 2, **new), lower, at("b", 2, 8, waits=4), free=2) == Move("c", "b")
 
 
 def test_as_few_are_moved_as_make_room() -> None:
     tenants = at("a", 3, 2, level=0), at("c", 9, 2, level=0), at("b", 2, 20, waits=8)
-    assert move(*tenants) == Move("c", "b", True)
+    assert move(*tenants) == Move("c", "b")
     assert move(at("a", 3, 2), at("b", 2, 20, waits=8)) is None  # not where it would not be enough
     both = at("a", 5, 2, level=0), at("c", 5, 2, level=0, here=1.0), at("b", 2, 20, waits=8)
-    assert move(*both) == Move("a", "b", True)
-    assert move(both[0].replace(away=True), *both[1:], free=5) == Move("c", "b", True)  # the other half
+    assert move(*both) == Move("a", "b")
+    assert move(both[0].replace(away=True), *both[1:], free=5) == Move("c", "b")  # the other half
 
 
 def test_of_one_class_they_take_turns() -> None:
@@ -111,9 +111,8 @@ def test_a_claim_that_does_not_take_its_room_counts_for_nothing_for_a_turn() -> 
         now = NOW + seconds
         assert decide(doubt.believed((back, liar), 2 * GIB, now, TURN), 2 * GIB, now, TURN, Pace(0.0, RATE)) is None
     now = NOW + 9 + GRACE + TURN
-    assert decide(doubt.believed((back, liar), 2 * GIB, now, TURN), 2 * GIB, now, TURN, Pace(0.0, RATE)) == Move(
-        "a", "b", True
-    )
+    believed = doubt.believed((back, liar), 2 * GIB, now, TURN)
+    assert decide(believed, 2 * GIB, now, TURN, Pace(0.0, RATE)) == Move("a", "b")
 
 
 def test_nobody_leaves_for_one_that_does_not_come_back_yet() -> None:
@@ -123,9 +122,8 @@ def test_nobody_leaves_for_one_that_does_not_come_back_yet() -> None:
     assert move(away, there, free=2, now=NOW + stay - 1) is None
     assert move(away, there, free=2, now=NOW + stay) == Move("b", "a")
     assert move(away.replace(fixed=True), there, free=2, now=NOW + stay) is None
-    assert move(away.replace(request=10 * GIB), there, free=2, now=NOW + 1) == Move(
-        "b", "a", True
-    )  # it is its own by now
+    own = away.replace(request=10 * GIB)  # by now
+    assert move(own, there, free=2, now=NOW + 1) == Move("b", "a")
 
 
 def test_who_cannot_be_moved_and_keeps_anothers_own() -> None:
@@ -215,7 +213,6 @@ def test_whatever_they_write(tenants: tuple[Tenant, ...], free: int) -> None:
     claim = by_key[found.lent_to]
     assert not who.away and who.used > who.request and who is not claim and who.level <= claim.level
     assert claim.need > 0
-    assert found.forced == claim.entitled
     if who.level == claim.level and not claim.entitled and not who.waits:
         assert NOW - who.here >= TURN
 
