@@ -1,14 +1,12 @@
 """`gpu-hook doctor`: what is wrong on this node, on one screen."""
 
 import os
-from shlex import quote
 
 import click
 
 from oci_hook.cli import output, registration
 from oci_hook.cli.agent_check import check_agent
 from oci_hook.config import settings as node_settings
-from oci_hook.core.layout import DEFAULT_PREFIX
 from oci_hook.engines.doctor import FAIL, OK, STATES, WARN, CheckResult, examine
 from oci_hook.errors import GhError
 
@@ -34,7 +32,7 @@ def doctor(prefix: str, host_root: str, cluster: bool, kubeconfig: str | None) -
         from oci_hook.cli import doctor_cluster  # the cluster's part: not for every use
 
         return report(doctor_cluster.findings(kubeconfig))
-    option = "" if prefix == DEFAULT_PREFIX else f" --prefix {quote(prefix)}"
+    option = node_settings.option(prefix)
     findings = examine(prefix, host_root)
     try:
         settings = node_settings.load(prefix)

@@ -9,6 +9,7 @@ from typing import Any
 
 from oci_hook.cli import output
 from oci_hook.cli.cluster_objects import kinds
+from oci_hook.core import words
 from oci_hook.engines.doctor import FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.errors import GhError
 from oci_hook.kube.formats.claim_words import DRIVER, GPU_CLASS, GROUP, SHARE_CLASS
@@ -202,7 +203,7 @@ def namespaces(found: Found) -> Iterator[CheckResult]:
         if (one["metadata"].get("labels") or {}).get(NAMESPACE_LABEL) == ENABLED
     ]
     if opted:
-        yield CheckResult("namespaces", OK, f"{len(opted)} opted in: {_names(sorted(opted))}")
+        yield CheckResult("namespaces", OK, f"{len(opted)} opted in: {words.first(sorted(opted), MOST_NAMES)}")
     else:
         fix = f"kubectl label namespace NAMESPACE {NAMESPACE_LABEL}={ENABLED}"
         yield CheckResult("namespaces", NOTE, "none has opted in", "", fix)
@@ -228,10 +229,14 @@ def reports(found: Found, nodes: list[dict[str, Any]]) -> Iterator[CheckResult]:
     logs = f"kubectl -n {NAMESPACE} logs daemonset/gpu-hook-node -c agent"
     if silent:
         yield CheckResult(
-            "nodes", FAIL, f"{len(silent)} of {len(nodes)} report no GPUs: {_names(silent)}", "GH-608", logs
+            "nodes",
+            FAIL,
+            f"{len(silent)} of {len(nodes)} report no GPUs: {words.first(silent, MOST_NAMES)}",
+            "GH-608",
+            logs,
         )
     if keyless:
-        what = f"{len(keyless)} of {len(nodes)} have no valid keys, and verify no decision: {_names(keyless)}"
+        what = f"{len(keyless)} of {len(nodes)} have no valid keys, and verify no decision: {words.first(keyless, MOST_NAMES)}"
         yield CheckResult("nodes", FAIL, what, "GH-606", logs)
     if not silent and not keyless:
         yield CheckResult("nodes", OK, f"{len(nodes)} report {output.count(gpus, 'GPU')} and have keys")
@@ -240,7 +245,8 @@ def reports(found: Found, nodes: list[dict[str, Any]]) -> Iterator[CheckResult]:
 def claims(found: Found, nodes: list[str]) -> Iterator[CheckResult]:
     """nodes: those with shares by ResourceClaims."""
     if not _items(found, "deviceclasses") and not _items(found, "resourceslices"):
-        what = f"{_names(nodes)} have shares by claims, and the API server has no {GROUP} with DeviceClasses: Kubernetes 1.36 or newer"
+        who = words.first(nodes, MOST_NAMES)
+        what = f"{who} have shares by claims, and the API server has no {GROUP} with DeviceClasses: Kubernetes 1.36 or newer"
         yield CheckResult("claims", FAIL, what, "GH-608", APPLY_CLAIMS)
         return
     missing = [name for name in (SHARE_CLASS, GPU_CLASS) if _named(found, "deviceclasses", name) is None]
@@ -252,7 +258,9 @@ def claims(found: Found, nodes: list[str]) -> Iterator[CheckResult]:
     silent = [name for name in nodes if name not in published]
     if silent:
         fix = "kubectl -n gpu-hook-claims logs daemonset/gpu-hook-claims -c agent"
-        what = f"{len(silent)} of {len(nodes)} nodes with claims have no ResourceSlice: {_names(silent)}"
+        what = (
+            f"{len(silent)} of {len(nodes)} nodes with claims have no ResourceSlice: {words.first(silent, MOST_NAMES)}"
+        )
         yield CheckResult("claims", FAIL, what, "GH-608", fix)
     if not missing and not silent:
         yield CheckResult("claims", OK, f"{output.count(len(nodes), 'node')} with ResourceSlices")
@@ -279,8 +287,3 @@ def _decoded(text: str) -> str:
         return base64.b64decode(text).decode()
     except (binascii.Error, ValueError):
         return ""
-
-
-def _names(names: list[str]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more

@@ -12,7 +12,7 @@ import os
 from stat import S_ISREG
 
 from oci_hook.config import flat_yaml, keys
-from oci_hook.core.layout import CLUSTER_SETTINGS, SETTINGS_YAML, STATE_IN_USE
+from oci_hook.core.layout import CLUSTER_SETTINGS, DEFAULT_PREFIX, SETTINGS_YAML, STATE_IN_USE
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import show
 from oci_hook.core.value import Value
@@ -75,6 +75,13 @@ def load(prefix: str) -> Settings:
         move = f"`gpu-hook settings set state_dir={settings.state_dir}`"
         raise refuse("GH-504", f"state_dir in settings.yaml has changed, and {why}; move it with {move}")
     return settings
+
+
+def option(prefix: str) -> str:
+    """What commands need to mean this install: " --prefix PREFIX", or nothing for that at the usual place."""
+    from shlex import quote
+
+    return "" if prefix == DEFAULT_PREFIX else f" --prefix {quote(prefix)}"
 
 
 def read(prefix: str) -> bytes:

@@ -7,9 +7,9 @@ driver's version) are what they were. Otherwise loading it fails with GH-301, an
 import os
 import time
 
-from oci_hook.config.settings import Settings
+from oci_hook.config.settings import Settings, option
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, GpuNode, Inventory
-from oci_hook.core.layout import DEFAULT_PREFIX, INVENTORY, UNLISTED
+from oci_hook.core.layout import INVENTORY, UNLISTED
 from oci_hook.errors import GhError, refuse
 from oci_hook.linux.proc import boot_id, is_running, read_file
 from oci_hook.oci import fastjson
@@ -87,10 +87,7 @@ def _stale(settings: Settings, why: str) -> GhError:
 
 
 def _look_again(settings: Settings) -> str:
-    from shlex import quote
-
-    prefix = f" --prefix {quote(settings.prefix)}" if settings.prefix != DEFAULT_PREFIX else ""
-    return f"run `gpu-hook gpus --refresh{prefix}`"
+    return f"run `gpu-hook gpus --refresh{option(settings.prefix)}`"
 
 
 def _missing(state_dir: str) -> "dict[str, int]":

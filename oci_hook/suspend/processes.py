@@ -3,6 +3,7 @@ move. Asked of the driver on the host, by discovery/checkpoint.py, and of the co
 
 import sys
 
+from oci_hook.core import words
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.units import MIB
@@ -154,8 +155,7 @@ def _pids(grant: Grant, owners: "tuple[inside.Owner, ...]") -> list[int]:
 
 
 def _names(pids: list[int]) -> str:
-    more = f" and {len(pids) - SHOWN} more" if len(pids) > SHOWN else ""
-    return "process " + ", ".join(f"{pid} ({_name(pid)})" for pid in pids[:SHOWN]) + more
+    return "process " + words.first([f"{pid} ({_name(pid)})" for pid in pids], SHOWN)
 
 
 def _name(pid: int) -> str:

@@ -23,6 +23,7 @@ witnesses and their figures, and is only ever reported: no policy freezes or kil
 
 from oci_hook.agent.judge.audit_rules import Seen, driver_uses
 from oci_hook.agent.judge.gpu_sample import LOOKS, LOW, SECONDS, GpuSample
+from oci_hook.core import words
 from oci_hook.core.gpu_page import on_gpu, weights
 from oci_hook.core.slot_page import Gate
 from oci_hook.core.terms import CLASS_NUMBERS
@@ -208,9 +209,8 @@ def starvation(before: dict[str, dict[int, int]], now: dict[str, dict[int, int]]
 
 
 def evidence(hog: Hog, names: dict[str, str]) -> str:
-    who = ", ".join(names.get(key, key) for key in hog.witnesses[:3])
-    more = f" and {len(hog.witnesses) - 3} more" if len(hog.witnesses) > 3 else ""
+    who = words.first([names.get(key, key) for key in hog.witnesses], 3)
     return (
-        f"{who}{more}: held at the gate for it in {hog.held:.0f} % of the time; its share is {hog.share:.0f} %, and it had"
+        f"{who}: held at the gate for it in {hog.held:.0f} % of the time; its share is {hog.share:.0f} %, and it had"
         f" {hog.had:.0f} % of the GPU's time"
     )

@@ -5,11 +5,11 @@ Every check is a function that yields findings; if a check itself fails, the fai
 
 import os
 import re
-import shlex
 from collections.abc import Iterator
 
+from oci_hook.config import settings as node_settings
 from oci_hook.config.settings import Settings, load
-from oci_hook.core.layout import DEFAULT_PREFIX, SETTINGS_YAML
+from oci_hook.core.layout import SETTINGS_YAML
 from oci_hook.engines.doctor.cluster import check_cluster
 from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, STATES, WARN, CheckResult
 from oci_hook.engines.doctor.node import check_driver, check_inventory, check_kernel, check_leases, check_ledger
@@ -23,7 +23,7 @@ __all__ = ["FAIL", "NOTE", "OK", "STATES", "WARN", "CheckResult", "examine"]
 
 def examine(prefix: str, host_root: str = "/") -> list[CheckResult]:
     """All findings, from the install to the engines. host_root: where the machine's / is mounted."""
-    option = "" if prefix == DEFAULT_PREFIX else f" --prefix {shlex.quote(prefix)}"
+    option = node_settings.option(prefix)
     try:
         settings: Settings | None = load(prefix)
     except GhError:

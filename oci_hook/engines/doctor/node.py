@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oci_hook.config.settings import Settings
+from oci_hook.core import words
 from oci_hook.core.boundary import expected
 from oci_hook.core.inventory import MOVES_SINCE, Inventory
 from oci_hook.core.layout import LEDGER_DIR
@@ -103,9 +104,8 @@ def check_devices(gpus: Inventory, option: str) -> Iterator[CheckResult]:
         yield CheckResult("devices", OK, plural(len(wanted), "device node"))
     unlinked = [link for _, link in char_links.missing(gpus)]
     if unlinked:
-        more = f" and {len(unlinked) - 1} more" if len(unlinked) > 1 else ""
         message = (
-            f"{unlinked[0]}{more} missing: with runc before 1.1.7 or systemd before 240, containers lose their GPUs"
+            f"{words.first(unlinked)} missing: with runc before 1.1.7 or systemd before 240, containers lose their GPUs"
             " at `systemctl daemon-reload`"
         )
         yield CheckResult("devices", WARN, message, "GH-302", f"gpu-hook gpus --refresh{option}")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from oci_hook import __version__
 from oci_hook.config.settings import load
-from oci_hook.core import layout
+from oci_hook.core import layout, words
 from oci_hook.engines import detect
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.errors import GhError
@@ -39,11 +39,10 @@ def check_prefix(prefix: str, option: str) -> Iterator[CheckResult]:
     open_to_others = [path for path in sorted(Path(prefix).rglob("*")) if path != meant and changeable(path)]
     if open_to_others:
         quoted = shlex.quote(prefix)
-        more = f" and {len(open_to_others) - 1} more" if len(open_to_others) > 1 else ""
         yield CheckResult(
             "prefix",
             FAIL,
-            f"{open_to_others[0]}{more} can be changed by others than root",
+            f"{words.first([str(path) for path in open_to_others])} can be changed by others than root",
             "GH-504",
             f"chown -R root: {quoted} && chmod -R go-w {quoted} && {fix}",  # the install opens the account folder again
         )
