@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from oci_hook.ledger import store
 from scripts import tiny_image
 from tests.conftest import ARCH, REPO, Bundle, Install, Runc
 
@@ -125,6 +126,8 @@ def test_wrapper_and_hook(install: Install, bundle: Bundle, runc: Runc, tmp_path
         assert runc("start", id).returncode == 0
         results.append(seen(runc, id, root, install))
         runc("delete", "--force", id)
+        with store.open_ledger(str(install.state), seconds=60) as ledger:
+            assert not ledger.grants  # so both have the same slot
     wrapper, hook = results
     for what in wrapper:
         assert hook[what] == wrapper[what], what

@@ -5,12 +5,11 @@ inside the container. Whoever may unmount the page is trusted like root on the n
 """
 
 import os
-import time
 from errno import EINVAL, ENOENT, ESRCH
 
 from oci_hook.core.layout import PAGES_DIR
 from oci_hook.linux.cgroup_tree import belongs
-from oci_hook.linux.proc import inner_pid, pids, read_file, start_time
+from oci_hook.linux.proc import budget, inner_pid, pids, read_file, start_time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ PAGE = b"/policy"
 # Bytes of one namespace's list. The mounts that the runtime made come first in it, before what a tenant has added.
 MOUNTS_MAX = 1 << 20
 NEVER = 1 << 62
-WALL = 5
 
 
 def holds(pid: int, key: str, pages: str = "") -> bool:
@@ -67,21 +65,20 @@ def holders(
     """Look at the mounts of all processes: ((pid, start time) of a process that holds the grant, by the grant's key;
     the latest start time of a process that could not be looked at, 0 where there is none).
 
-    A process that could not be looked at can hold no grant that was made after it started. seconds: of processor time, and
-    WALL times as much on a busy machine; tenants can make more processes and namespaces than that is enough for, and then
-    the second value is NEVER.
+    A process that could not be looked at can hold no grant that was made after it started. seconds: as of
+    proc.budget; tenants can make more processes and namespaces than that is enough for, and then the second value is NEVER.
     living: cgroups of containers that are known to live. Their processes hold no other container's grant and are
     skipped. pages: the folder of the grants' pages; "": any. keys: which grants a list of mounts shows. The first
     process of a pid namespace is preferred: all others of the namespace end with it.
     """
-    until, latest = time.thread_time() + seconds, time.monotonic() + WALL * seconds
+    spent = budget(seconds)
     seen: dict[str, set[str]] = {}  # by mount namespace
     found: dict[str, tuple[int, int]] = {}
     first: set[str] = set()
     unseen = 0
     device = device_of(pages)
     for pid in pids():
-        if time.thread_time() > until or time.monotonic() > latest:
+        if spent():
             return found, NEVER
         try:
             namespace = os.readlink(f"/proc/{pid}/ns/mnt")

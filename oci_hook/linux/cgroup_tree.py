@@ -5,10 +5,9 @@ every walk has bounds, and works by directory descriptors.
 """
 
 import os
-import time
 from errno import ENODEV, ENOENT
 
-from oci_hook.linux.proc import cgroups, pids, read_file
+from oci_hook.linux.proc import budget, cgroups, pids, read_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,10 +93,10 @@ def belongs(pid: int, directories: "Iterable[str]") -> bool:
 
 
 def any_belongs(directory: str, seconds: float) -> bool:
-    """True if any process of the node is in this cgroup directory or below; after so many seconds, in doubt, yes."""
-    until = time.monotonic() + seconds
+    """True if any process of the node is in this cgroup directory or below; after so many seconds (proc.budget), in doubt, yes."""
+    spent = budget(seconds)
     for pid in pids():
-        if time.monotonic() > until:
+        if spent():
             return True
         try:
             if belongs(pid, (directory,)):

@@ -8,7 +8,15 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+WALL = 5  # a busy machine takes so much longer than the processor time
+
+
+def budget(seconds: float) -> "Callable[[], bool]":
+    """True once this thread has used so many seconds of processor time, or WALL times as many have passed."""
+    until, latest = time.thread_time() + seconds, time.monotonic() + WALL * seconds
+    return lambda: time.thread_time() > until or time.monotonic() > latest
 
 
 def read_file(path: str, limit: int = 1 << 16, folder: int | None = None) -> bytes:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.linux import cgroup_tree
+from oci_hook.linux import cgroup_tree, proc
 
 
 def make(top: Path, *names: str) -> None:
@@ -58,3 +58,14 @@ def test_a_hierarchy_that_is_not_mounted_has_no_directories(tmp_path: Path, monk
     assert cgroup_tree.directory_of(1) == f"{tmp_path}/b"
     (tmp_path / "devices").mkdir()
     assert cgroup_tree.directory_of(1) == f"{tmp_path}/devices/a"
+
+
+@pytest.mark.parametrize(("cpu", "wall", "doubts"), [(0.0, 0.4, False), (0.0, 0.6, True), (0.2, 0.2, True)])
+def test_a_look_may_take_longer_on_a_busy_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu: float, wall: float, doubts: bool
+) -> None:
+    """Seconds of processor time, and five times as many in all."""
+    for name, took in (("thread_time", cpu), ("monotonic", wall)):
+        times = iter([0.0])
+        monkeypatch.setattr(proc.time, name, lambda times=times, took=took: next(times, took))
+    assert cgroup_tree.any_belongs(str(tmp_path), 0.1) == doubts
