@@ -65,7 +65,7 @@ def end(p: "subprocess.Popen[str]", how: signal.Signals = signal.SIGKILL) -> Non
 
 def end_child(p: "subprocess.Popen[str]") -> None:
     """Wait for the end of all processes that have the pipe."""
-    p.communicate("\n", timeout=10)
+    p.communicate("\n", timeout=120)
 
 
 REFUSED = "cu.init(); r = cu.alloc({} * cu.MIB)[0]; assert r == cu.OOM, (r, cu.info()[0] >> 20)"
