@@ -49,7 +49,7 @@ def changed(event: dict[str, Any]) -> str:
 
 
 def suspended(event: dict[str, Any]) -> str:
-    whom = f", for {event['lent_to']}" if event.get("lent_to") else ""
+    whom = f", for {cut(str(event['lent_to']))}" if event.get("lent_to") else ""
     return f"its GPU memory is in the host's{whom}: {size(int(event.get('host_mib') or 0))} ({event.get('seconds')} s)"
 
 

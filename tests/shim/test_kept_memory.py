@@ -60,7 +60,7 @@ def family(box: SimBox, child: str = "pass", before: str = "", after: str = "for
 def end(p: "subprocess.Popen[str]", how: signal.Signals = signal.SIGKILL) -> None:
     """The process ends, its child does not."""
     p.send_signal(how)
-    p.wait(10)
+    p.wait(120)
 
 
 def end_child(p: "subprocess.Popen[str]") -> None:
