@@ -161,7 +161,9 @@ def test_who_keeps_lent_memory_ends_for_who_requests_it(node: Node, agent: Agent
     assert [keeper.program.hear(), keeper.program("share")] == ["0", "0"]
     server = node.tenant(SERVER)
     assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
-    (found,) = wait_for(lambda: [e for e in events(node.stage) if e.get("kind") == "keeps-lent-memory"])  # after the kill
+    (found,) = wait_for(
+        lambda: [e for e in events(node.stage) if e.get("kind") == "keeps-lent-memory"]
+    )  # after the kill
     assert (found["action"], found["id"]) == ("killed", keeper.id)
 
 
