@@ -25,6 +25,15 @@ def test_newest_first_and_refusals_stay(tmp_path: Path) -> None:
     assert Recent(str(tmp_path)).read() == seen  # an agent that begins now reads the old ones as well
 
 
+def test_the_name_that_the_end_has(tmp_path: Path) -> None:
+    for event, name in (("granted", ""), ("ended", "trainer")):
+        events.record(str(tmp_path), event, id="a" * 64, name=name)
+    events.record(str(tmp_path), "ended", id="", name="odd")
+    events.record(str(tmp_path), "refused", id="", messages=[])
+    seen = Recent(str(tmp_path)).read()["events"]
+    assert [(e["id"], e["container"]) for e in seen] == [("", ""), ("", "odd"), *[("a" * 12, "trainer")] * 2]
+
+
 def test_damaged_and_endless_events(tmp_path: Path) -> None:
     lines = [
         {"at": 1, "event": "granted", "shares": 7},
