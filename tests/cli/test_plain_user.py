@@ -148,7 +148,10 @@ def test_why_says_what_a_running_agent_tells_everybody(node: Install, monkeypatc
             assert node.text("why", "trainer", status=1) == nobody.replace("nobody", "trainer")
     assert web.startswith("web starts with policy")
     for text in ended:
-        assert f"{'b' * 12} ended at " in text and " ended: its share was released; it used at most 1Gi\n" in text
+        assert (
+            f"{'b' * 12} ended at " in text
+            and " ended: its share was released; the agent saw it use at most 1Gi\n" in text
+        )
         assert " granted: GPU-0: 2Gi, compute 20% (took 10.0 ms)\n" in text and "GPU-0: 1Gi" not in text
         assert text.endswith("\n(by the agent; root sees more)\n")
     assert " granted: GPU-0: 2Gi, compute 20% (took 10.0 ms)\n" in as_root and "by the agent" not in as_root

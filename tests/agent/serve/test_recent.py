@@ -18,7 +18,7 @@ def test_newest_first_and_refusals_stay(tmp_path: Path) -> None:
     assert [e["container"] for e in seen["events"]] == [
         f"ns/p/{i}" for i in reversed(range(2 * recent.MOST, 3 * recent.MOST))
     ]
-    assert seen["events"][0]["text"] == "its share was released; it used at most 1Gi"
+    assert seen["events"][0]["text"] == "its share was released; the agent saw it use at most 1Gi"
     (refused,) = seen["refused"]
     assert (refused["container"], refused["text"]) == ("a" * 12, "GH-201: no room; x")
     assert log.read() == seen  # nothing new
