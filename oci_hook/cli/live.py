@@ -47,6 +47,17 @@ def processes(settings: Settings, prefix: str, node: dict[str, Any]) -> list[dic
     return accounted(named.snapshot(settings))
 
 
+def told(settings: Settings, prefix: str) -> list[dict[str, Any]]:
+    """The last events, oldest first, as the agent tells them to everybody (agent/serve/recent.py); none without an agent."""
+    data = fetch(settings, prefix, "/api/events")
+    try:
+        parts = (e for part in ("refused", "events") for e in reversed(data[part]))
+        found = {(e["at"], e["event"], e["id"], e["text"]): {**e, "name": e["container"]} for e in parts}
+        return sorted(found.values(), key=lambda e: float(e["at"]))
+    except (TypeError, ValueError, LookupError):  # an agent of before, or another program
+        return []
+
+
 def fetch(settings: Settings, prefix: str, path: str) -> Any:
     """The JSON that whoever listens on the agent's address has at this path; None if there is none."""
     try:

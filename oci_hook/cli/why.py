@@ -2,6 +2,7 @@
 With --cluster it proposes moves that make room in a cluster."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -15,12 +16,14 @@ from oci_hook.core.request_data import from_data
 from oci_hook.core.suggest import changes
 from oci_hook.core.terms import CLASS_NUMBERS, compute_of
 from oci_hook.engines import unshared
-from oci_hook.errors import refuse
+from oci_hook.errors import GhError, refuse
 from oci_hook.ledger import admit, store
 from oci_hook.ledger import inventory as cache
 from oci_hook.ledger.admit import MIN_PREFIX
+from oci_hook.ledger.events import short
 from oci_hook.observe import engine_names
 from oci_hook.observe.event_log import Follower
+from oci_hook.observe.event_text import text_of
 from oci_hook.observe.stopped import by_agent
 from oci_hook.oci import request_mounts
 
@@ -92,8 +95,12 @@ def why(
     log = Follower(settings.state_dir, old=True).read()
     if living:
         return running(living[0], node, log)
-    if short := admit.too_short(store.snapshot(settings.state_dir), container):
-        raise refuse("GH-410", short)
+    try:
+        named.check_may_read(settings)
+    except GhError:  # so it is the agent that said which containers live
+        return past(settings, container, live.told(settings, prefix), ["(by the agent; root sees more)"])
+    if too_short := admit.too_short(store.snapshot(settings.state_dir), container):
+        raise refuse("GH-410", too_short)
     return past(settings, container, log)
 
 
@@ -113,12 +120,17 @@ def fold_lines(lines: list[str]) -> list[str]:
 # A container that does not run
 
 
-def past(settings: node_settings.Settings, container: str, log: list[dict[str, Any]]) -> output.Report:
-    """A container that was refused or has ended, by the last event about it. Raises GH-410 if there is none."""
+def past(
+    settings: node_settings.Settings, container: str, log: list[dict[str, Any]], end: Sequence[str] = ()
+) -> output.Report:
+    """A container that was refused or has ended, by the events about it. end: further lines. Raises GH-410 if there are none."""
     about = [e for e in log if e["event"] in ("granted", "refused", "ended")]
-    ids = engine_names.ids_of(container)
+    ids = {*engine_names.ids_of(container), short(container)}
     found = [e for e in about if e.get("id") in ids or matches(str(e.get("id")), str(e.get("name")), container)]
-    if not found and (known := unshared.find(container)):
+    known = None if found else unshared.find(container)
+    if known:  # a name that no event has
+        found = [e for e in about if e.get("id") in (known.id, short(known.id))]
+    if known and not found:
         why = unshared.reasons(known, settings.rules)
         lines = [
             f"{container} ({known.engine}, {output.short(known.id)}, {known.state}) has no share:",
@@ -126,25 +138,41 @@ def past(settings: node_settings.Settings, container: str, log: list[dict[str, A
         ]
         return output.Report({"id": known.id, "state": "without a share", "reasons": why}, fold_lines(lines))
     if not found:
-        raise refuse(
-            "GH-410", f"no container {container} holds a share, and no event is about it; see `gpu-hook events`"
+        none = (
+            "the last events that the agent tells are of others"
+            if end
+            else "no event is about it; see `gpu-hook events`"
         )
+        raise refuse("GH-410", f"no container {container} holds a share, and {none}")
     last = found[-1]
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["at"]))
     if last["event"] != "refused":
         ended = f"ended at {when}" if last["event"] == "ended" else f"got its share at {when}, and has ended since"
         stopped = by_agent(log, str(last.get("id")))
-        lines = [f"{last.get('id')} {ended}", *filter(None, [stopped])]
+        had = [
+            f"  {time.strftime('%H:%M:%S', time.localtime(e['at']))} {e['event']}: {words(e)}" for e in life(log, last)
+        ]
+        lines = [f"{last.get('id')} {ended}", *had, *filter(None, [stopped]), *end]
         return output.Report({"id": last.get("id"), "state": "ended", "stopped_by_agent": stopped}, fold_lines(lines))
-    lines = [
-        f"{last.get('id') or container} was refused at {when}:",
-        *(f"  {text}" for text in last.get("messages") or ()),
-    ]
+    messages = last.get("messages") or [words(last)]
+    lines = [f"{last.get('id') or container} was refused at {when}:", *(f"  {text}" for text in messages), *end]
     lines = [output.printable(text) for text in lines]
     request = request_of(last.get("request"))
     if request is None:
-        return output.Report({"id": last.get("id"), "state": "refused", "messages": last.get("messages")}, lines)
+        return output.Report({"id": last.get("id"), "state": "refused", "messages": messages}, lines)
     return room(settings, request, lines)
+
+
+def life(log: list[dict[str, Any]], last: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of this container since it last got its share."""
+    own = [e for e in log if e.get("id") == last.get("id")]
+    begun = max((i for i, e in enumerate(own) if e["event"] == "granted"), default=0)
+    return own[begun:]
+
+
+def words(event: dict[str, Any]) -> str:
+    """An event of the log, or one that the agent has put in words."""
+    return str(event["text"]) if "text" in event else text_of(event)
 
 
 def room(settings: node_settings.Settings, request: Request, head: list[str]) -> output.Report:

@@ -26,7 +26,9 @@ class Engine:
     version: str = ""
 
 
-Ask = Callable[[Sequence[str]], tuple[int, str]]  # (exit status, standard output and error) of a command
+Ask = Callable[
+    [Sequence[str]], tuple[int, str]
+]  # (exit status, standard output; after a failure also standard error) of a command
 
 
 def ask(command: Sequence[str]) -> tuple[int, str]:
@@ -34,14 +36,13 @@ def ask(command: Sequence[str]) -> tuple[int, str]:
         done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            capture_output=True,
             text=True,
             timeout=SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as e:
         return 1, str(e)
-    return done.returncode, done.stdout
+    return done.returncode, done.stdout + (done.stderr if done.returncode else "")  # docker warns there
 
 
 def choose(name: str | None = None, ask: Ask = ask, which: Callable[[str], str | None] = shutil.which) -> Engine:

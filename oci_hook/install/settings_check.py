@@ -101,7 +101,8 @@ def check_python(reading: Reading, program: str) -> None:
     except (OSError, subprocess.TimeoutExpired):
         answer = b""
     if answer != b"True\n":
-        reading.complain(f"python: {program} is not Python 3.10 or newer", reading.lines.get("python"))
+        why = "is not Python 3.10 or newer; name one that is, such as /usr/bin/python3.11"
+        reading.complain(f"python: {program} {why}", reading.lines.get("python"))
 
 
 def same_file(st: os.stat_result, other: str) -> bool:

@@ -563,11 +563,18 @@ static bool wanted(const char *bundle) {
     return served || (asked && !sandbox);
 }
 
-/* Whether the bundle asks in our own words, without a doubt. */
+/* Whether the bundle asks in our own words, without a doubt. Slurm writes each "/" as "\/". */
 static bool asks_plainly(const char *bundle) {
     static const char *const ours[] = {"gpu-hook.io/", 0};
     struct text t;
-    return read_spec(bundle, &t) == READ && (in_key(t, ours) || asks_by_mount(t));
+    if (read_spec(bundle, &t) != READ)
+        return false;
+    char *plain = malloc(t.size + 1), *to = plain;
+    for (const char *p = t.at, *end = t.at + t.size; plain && p < end; p++)
+        if (*p != '\\' || p + 1 == end || p[1] != '/')
+            *to++ = *p;
+    t = (struct text){plain, (size_t)(to - plain)};
+    return in_key(t, ours) || asks_by_mount(t);
 }
 #endif
 

@@ -31,7 +31,7 @@ def gpu(uuid: object) -> str:
 
 def ended(event: dict[str, Any]) -> str:
     peak = event.get("peak_mib")
-    return "its share was released" + (f"; it used at most {size(peak)}" if isinstance(peak, int) else "")
+    return "its share was released" + (f"; the agent saw it use at most {size(peak)}" if isinstance(peak, int) else "")
 
 
 def finding(event: dict[str, Any]) -> str:

@@ -9,10 +9,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
+from oci_hook.agent.serve.recent import Recent
 from oci_hook.cli import live, main
 from oci_hook.core.grant import Share
 from oci_hook.ledger import events, slot_files, store
@@ -78,32 +80,83 @@ def test_run_as_root(node: Install, command: tuple[str, ...]) -> None:
     assert [grant.who.id for grant in store.snapshot(str(node.state))] == ["web"]
 
 
-def test_ps_prints_what_a_running_agent_tells_everybody(node: Install) -> None:
-    """As root's table has it, but for what the ledger alone knows; an agent of another install is not believed."""
-    told = live.alone(node.settings)
-    as_root = node.text("ps").splitlines()
+@contextmanager
+def agent(node: Install, told: dict[str, Any]) -> Iterator[None]:
+    """One that answers so, by path."""
 
     class Agent(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(json.dumps(told if self.path == "/api/node" else None).encode())
+            self.wfile.write(json.dumps(told.get(self.path)).encode())
 
         def log_message(self, *args: object) -> None: ...
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Agent) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         node.text("settings", "set", f"agent.address=127.0.0.1:{server.server_port}")
+        try:
+            yield
+        finally:
+            server.shutdown()
+
+
+def test_ps_prints_what_a_running_agent_tells_everybody(node: Install) -> None:
+    """As root's table has it, but for what the ledger alone knows; an agent of another install is not believed."""
+    told = live.alone(node.settings)
+    as_root = node.text("ps").splitlines()
+    with agent(node, {"/api/node": told}):
         with plain_user():
             lines = node.text("ps").splitlines()
             (container,) = node.data("ps")["containers"]
         told["agent"]["state_dir"] = "/elsewhere"
         with plain_user():
             other = node.text("ps", status=1)
-        server.shutdown()
     assert lines == [*as_root, "(by the agent; root sees more)"] and "web" in lines[1]
     assert container["gpus"][0]["memory_mib"] == 4096
     assert other.startswith("GH-303")
+
+
+INSPECTED = """#!/bin/sh
+[ "$3" = eager ] && echo '[
+{"Id": "%s", "State": {"Status": "created"}, "HostConfig": {"Runtime": "gpu-hook"}, "Config": {}}]'
+"""
+
+
+def test_why_says_what_a_running_agent_tells_everybody(node: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of containers that run, that ended, and that were refused: by the engine's name and by the id."""
+    state, bygone, eager = str(node.state), "b" * 64, "e" * 64
+    events.record(state, "granted", id=bygone, name="", shares=[["GPU-0", 1024, 10]], seconds=0.01)
+    events.record(state, "ended", id=bygone, name="", peak_mib=512)
+    events.record(state, "granted", id=bygone, name="", shares=[["GPU-0", 2048, 20]], seconds=0.01)
+    events.record(state, "ended", id=bygone, name="trainer", peak_mib=1024)
+    events.record(state, "refused", id=eager, messages=["GH-201: no room"])
+    docker = node.state.parent / "docker"
+    docker.write_text(INSPECTED % eager)
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(docker.parent), prepend=":")
+    told = {"/api/node": live.alone(node.settings), "/api/events": Recent(state).read()}
+    told["/api/node"]["agent"]["state"] = "ok"
+    asked = ("web", "trainer", bygone[:8], bygone, "eager", eager)
+    with agent(node, told):
+        with plain_user():
+            web, *ended, by_name, by_id = (node.text("why", name) for name in asked)
+            nobody = node.text("why", "nobody", status=1)
+        as_root = node.text("why", "trainer")
+        del told["/api/events"]
+        with plain_user():
+            assert node.text("why", "trainer", status=1) == nobody.replace("nobody", "trainer")
+    assert web.startswith("web starts with policy")
+    for text in ended:
+        assert (
+            f"{'b' * 12} ended at " in text
+            and " ended: its share was released; the agent saw it use at most 1Gi\n" in text
+        )
+        assert " granted: GPU-0: 2Gi, compute 20% (took 10.0 ms)\n" in text and "GPU-0: 1Gi" not in text
+        assert text.endswith("\n(by the agent; root sees more)\n")
+    assert " granted: GPU-0: 2Gi, compute 20% (took 10.0 ms)\n" in as_root and "by the agent" not in as_root
+    assert by_name == by_id and f"{'e' * 12} was refused at " in by_id and "\n  GH-201: no room\n" in by_id
+    assert nobody.startswith("GH-410: no container nobody holds a share, and the last events that the agent tells are ")
 
 
 def test_root_sees_all_of_it(node: Install) -> None:

@@ -95,6 +95,14 @@ def test_docker_says_its_version_before_it_fails(install: Install, machine: Mach
     assert said == "GH-505: docker does not answer: Cannot connect to the Docker daemon\n"
 
 
+def test_docker_warns_beside_its_answer(install: Install, machine: Machine) -> None:
+    """As it does where HOME is another user's."""
+    machine.docker()
+    text = (machine.bin / "docker").read_text()
+    machine.program("docker", text.replace("case", "echo WARNING: a file cannot be read >&2\ncase", 1))
+    assert install.text_last("run", "--dry-run", "-m", "4Gi", "IMAGE").startswith("docker run ")
+
+
 def test_docker(install: Install, machine: Machine) -> None:
     machine.docker()
     said = install.text_last(

@@ -100,7 +100,7 @@ def test_events(install: Install) -> None:
         ["ended", "ffffffffffff"],
         ["finding", "first"],
     ]
-    assert lines[1].endswith("its share was released; it used at most 2Gi")
+    assert lines[1].endswith("its share was released; the agent saw it use at most 2Gi")
     assert lines[2].endswith("over-memory on GPU-0: e; frozen")
     assert [json.loads(line)["event"] for line in install.text("events", "--json", "-c", "first").splitlines()] == [
         "finding"

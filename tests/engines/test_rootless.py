@@ -78,6 +78,9 @@ def test_runc(user: User) -> None:
     assert done.returncode == 1 and REFUSED in done.stderr and len(done.stderr.splitlines()) == 1, done
     assert (asks / "config.json").read_bytes() == before and user.place.no_grants()
     assert user(program, "--root", root, "delete", "--force", "asks").returncode == 0
+    (asks / "config.json").write_bytes(before.replace(b"/", b"\\/"))  # as Slurm writes it
+    done = user(program, "--root", root, "run", "--bundle", str(asks), "asks")
+    assert done.returncode == 1 and REFUSED in done.stderr, done
     by_hand = user(f"{user.place.prefix}/bin/oci-gpu-hook", "createRuntime")
     assert by_hand.returncode == 1 and REFUSED in by_hand.stderr
 

@@ -1,14 +1,21 @@
 """runtime-config/: what a user copies by hand is what `gpu-hook install` writes."""
 
 import json
+import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import tomlkit
 
+from oci_hook.core.request import parse
+from oci_hook.core.rules import Rules
 from oci_hook.engines import register
 from oci_hook.engines.edits import Registration, pod_patterns
+from oci_hook.oci import request_mounts
 from tests.conftest import REPO
 
 SNIPPETS = REPO / "runtime-config"
@@ -77,3 +84,27 @@ def test_k0s_drop_in() -> None:
     data = parsed("", files[0][1])
     assert data["version"] == 2 and set(data) == {"version", "plugins"}
     assert "gpu-hook" in data["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]
+
+
+def test_jupyterhub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ml.md's two ways to ask from JupyterHub say the same."""
+    for module in ("docker", "docker.errors", "dockerspawner", "tornado", "tornado.web"):
+        monkeypatch.setitem(sys.modules, module, MagicMock(DockerSpawner=object))
+    by_annotations, by_mounts, by_profile = re.findall(
+        r"^```python\n(.*?)^```$", (REPO / "docs/guide/ml.md").read_text(), re.M | re.S
+    )
+    names: dict[str, Any] = {"c": MagicMock()}
+    exec(by_annotations, names)
+    config = names["c"]
+    user = SimpleNamespace(user_options=config.Spawner.options_from_form({"size": ["half"]}), mounts=[])
+    host = config.DockerSpawner.extra_create_kwargs(user)["host_config"]
+    assert host["Runtime"] == "gpu-hook" and "<option>half" in config.Spawner.options_form
+    request = parse(host["Annotations"], {}, "", Rules())
+    assert request is not None and request.gpus[0].memory
+    exec(by_mounts, names)
+    config.Spawner.pre_spawn_hook(user)
+    mounts = [{"destination": mount["target"], "source": mount["source"]} for mount in user.mounts]
+    assert parse({}, {}, "", Rules(), request_mounts.mounts({"mounts": mounts})) == request
+    exec(by_profile, names)
+    (profile,) = config.KubeSpawner.profile_list
+    assert parse(profile["kubespawner_override"]["extra_annotations"], {}, "", Rules())

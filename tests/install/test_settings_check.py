@@ -271,7 +271,10 @@ def test_python_must_be_new_enough(prefix: Path, body: str) -> None:
     python = program(prefix / "python")
     python.write_text(f"#!/bin/sh\n{body}\n")
     [line] = problems(prefix, base(prefix).replace(sys.executable, str(python)))
-    assert line == f"GH-501: FILE:2: python: {python} is not Python 3.10 or newer"
+    assert (
+        line
+        == f"GH-501: FILE:2: python: {python} is not Python 3.10 or newer; name one that is, such as /usr/bin/python3.11"
+    )
 
 
 def test_python_that_is_not_there_is_said_once(prefix: Path) -> None:

@@ -234,6 +234,13 @@ def test_says_what_the_machine_lacks(machine: Machine, pods: Any) -> None:
     pod = pods(ENGINES="none")
     assert pod.process.wait(60) == 1
     assert "/usr/bin/python3" in pod.log.read_text()
+    machine.sh(
+        """printf '#!/bin/sh\\n[ "$2" = -V ] && echo Python 3.9.21\\n' >/usr/bin/python3; chmod 755 /usr/bin/python3"""
+    )
+    pod = pods(ENGINES="none")
+    assert pod.process.wait(60) == 1
+    said = "gpu-hook: the machine's /usr/bin/python3 is Python 3.9.21; gpu-hook needs 3.10 or newer there\n"
+    assert pod.log.read_text() == said
     assert not machine.exists(f"{PREFIX}-cli")
 
 

@@ -21,13 +21,21 @@ class Recent:
         self._refused: deque[dict[str, Any]] = deque(maxlen=MOST)
 
     def read(self) -> dict[str, list[dict[str, Any]]]:
-        """Each event: at (Unix seconds), event (its kind), container (its name, else its id), text."""
+        """Each event: at (Unix seconds), event (its kind), id (as engines show it), container (its name, else its id), text. A
+        name that any event has, as its end has docker's, is that of all with this id."""
         for event in self._log.read():
             if shown := as_shown(event):
                 self._events.append(shown)
                 if shown["event"] == "refused":
                     self._refused.append(shown)
-        return {"events": list(self._events)[::-1], "refused": list(self._refused)[::-1]}
+        shown = {"events": self._events, "refused": self._refused}
+        names = {
+            e["id"]: e["container"] for part in shown.values() for e in part if e["id"] not in ("", e["container"])
+        }
+        return {
+            key: [{**e, "container": names.get(e["id"], e["container"])} for e in reversed(part)]
+            for key, part in shown.items()
+        }
 
 
 def as_shown(event: dict[str, Any]) -> dict[str, Any] | None:
@@ -36,7 +44,8 @@ def as_shown(event: dict[str, Any]) -> dict[str, Any] | None:
         at, text = float(event["at"]), text_of(event)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
-    who = str(event.get("name") or short(str(event.get("id", ""))))
+    id = short(str(event.get("id", "")))[:256]
+    who = str(event.get("name") or id)[:256]
     if not isfinite(at):
         return None
-    return {"at": at, "event": event["event"][:64], "container": who[:256], "text": text[:TEXT_MAX]}
+    return {"at": at, "event": event["event"][:64], "id": id, "container": who, "text": text[:TEXT_MAX]}

@@ -18,11 +18,20 @@ def test_newest_first_and_refusals_stay(tmp_path: Path) -> None:
     assert [e["container"] for e in seen["events"]] == [
         f"ns/p/{i}" for i in reversed(range(2 * recent.MOST, 3 * recent.MOST))
     ]
-    assert seen["events"][0]["text"] == "its share was released; it used at most 1Gi"
+    assert seen["events"][0]["text"] == "its share was released; the agent saw it use at most 1Gi"
     (refused,) = seen["refused"]
     assert (refused["container"], refused["text"]) == ("a" * 12, "GH-201: no room; x")
     assert log.read() == seen  # nothing new
     assert Recent(str(tmp_path)).read() == seen  # an agent that begins now reads the old ones as well
+
+
+def test_the_name_that_the_end_has(tmp_path: Path) -> None:
+    for event, name in (("granted", ""), ("ended", "trainer")):
+        events.record(str(tmp_path), event, id="a" * 64, name=name)
+    events.record(str(tmp_path), "ended", id="", name="odd")
+    events.record(str(tmp_path), "refused", id="", messages=[])
+    seen = Recent(str(tmp_path)).read()["events"]
+    assert [(e["id"], e["container"]) for e in seen] == [("", ""), ("", "odd"), *[("a" * 12, "trainer")] * 2]
 
 
 def test_damaged_and_endless_events(tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""Python 3.9, which RHEL 9 and Amazon Linux 2023 have: each entry says at once in a line which one it needs."""
+
+import ast
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oci_hook import cli
+from tests.conftest import REPO
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs before the check can be read by Python 3.9, too."""
+    monkeypatch.syspath_prepend(str(REPO / "packaging"))
+    packaged = importlib.import_module("payload").COMMAND
+    files = {name: (REPO / "oci_hook" / name).read_text() for name in ("__init__.py", "__main__.py", "cli/__init__.py")}
+    for text in (packaged, *files.values()):
+        ast.parse(text, feature_version=(3, 9))
+    for text in (packaged, files["__main__.py"]):  # and nothing else of ours does
+        assert [line for line in text.splitlines() if "import oci" in line or "from oci" in line] == [
+            "from oci_hook.cli.main import main"
+        ]
+    monkeypatch.setattr(sys, "version_info", (3, 9, 25, "final", 0))
+    monkeypatch.setattr(sys, "version", "3.9.25 (main, Jan 1 2026)")
+    with pytest.raises(SystemExit) as refused:
+        importlib.reload(cli)
+    assert refused.value.code == f"gpu-hook needs Python 3.10 or newer, and {sys.executable} is 3.9.25"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root installs system packages")
+def test_setup(tmp_path: Path) -> None:
+    """Before it installs anything."""
+    old = tmp_path / "python"
+    old.write_text("#!/bin/sh\n[ $1 = -V ] && echo Python 3.9.25\n")
+    (tmp_path / "apt-get").write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
+    for program in (old, tmp_path / "apt-get"):
+        program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "GPU_HOOK_PYTHON": str(old)}
+    done = subprocess.run([REPO / "scripts/setup"], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"setup: Python 3.10 or newer is needed, {old} is Python 3.9.25; name another by GPU_HOOK_PYTHON\n",
+    )
+    assert not (tmp_path / "called").exists()
