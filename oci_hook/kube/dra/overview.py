@@ -11,9 +11,10 @@ from oci_hook.errors import Problem
 from oci_hook.kube.answers.explain import Explanation, GpuView, Held, NodeView
 from oci_hook.kube.dra import slices
 from oci_hook.kube.formats import quantity
-from oci_hook.kube.formats.claim_words import COMPUTE, DRIVER, GPU_CLASS, MEMORY, SHARE_CLASS
+from oci_hook.kube.formats.claim_words import COMPUTE, DRIVER, GPU_CLASS, MEMORY, SHARE_CLASS, SHARES
 from oci_hook.kube.pod.asked import PodWords
 
+ANY = 1 << 30  # of shares
 NOT_JUDGED = "selectors and constraints of claims are not judged here"
 
 
@@ -26,7 +27,8 @@ class ClaimObjects(Value):
 
 
 class Device(Value):
-    """A GPU or MIG device of ours. mib, compute: its capacity. tainted: no claim is placed on it."""
+    """A GPU or MIG device of ours. mib, compute: its capacity. shares: how many claims may have a part of it, as an older driver did
+    not say. tainted: no claim is placed on it."""
 
     node: str
     name: str
@@ -35,6 +37,7 @@ class Device(Value):
     model: str
     mib: int
     compute: int
+    shares: int
     tainted: bool
 
 
@@ -152,7 +155,7 @@ def devices(objects: ClaimObjects) -> dict[tuple[str, str], Device]:
             found[pool, one["name"]] = Device(
                 *(pool, one["name"], _attribute(said, "uuid", one["name"]), _attribute(said, "index", 0)),
                 *(_attribute(said, "productName", ""), slices.mib(capacity[MEMORY]["value"])),
-                *(quantity.whole(capacity[COMPUTE]["value"]), bool(one.get("taints"))),
+                *(quantity.whole(capacity[COMPUTE]["value"]), _shares(capacity), bool(one.get("taints"))),
             )
     return found
 
@@ -185,14 +188,22 @@ def _node_view(
 def _gpu_view(device: Device, taken: dict[tuple[str, str], Taken], given: dict[str, tuple[str, ...]]) -> GpuView:
     has = taken.get((device.node, device.name), Taken())
     free, compute = device.mib - has.mib, device.compute - has.compute
-    note = "a container without a claim has a part of it" if device.tainted else ""
+    note = "as many claims as may share it have parts of it" if has.claims >= device.shares else ""
+    if device.tainted:
+        note = "a container without a claim has a part of it"
     head = (device.index, str(device.index), device.uuid, device.model, device.mib)
     return GpuView(*head, free, compute, compute, has.claims, note, given.get(device.name, ()))
 
 
 def _fits(one: Wanted, device: Device, has: Taken) -> bool:
     mib = device.mib if one.mib is None else one.mib
-    return not device.tainted and has.mib + mib <= device.mib and has.compute + one.compute <= device.compute
+    if device.tainted or has.claims >= device.shares:
+        return False
+    return has.mib + mib <= device.mib and has.compute + one.compute <= device.compute
+
+
+def _shares(capacity: Any) -> int:
+    return quantity.whole(capacity[SHARES]["value"]) if SHARES in capacity else ANY
 
 
 def _suggestions(views: tuple[NodeView, ...], wanted: list[list[Wanted]]) -> tuple[str, ...]:

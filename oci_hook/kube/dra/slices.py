@@ -3,12 +3,12 @@
 from collections.abc import Collection
 from typing import Any
 
-from oci_hook.core.allocate import round_up
+from oci_hook.core.allocate import places, round_up
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import MIB
 from oci_hook.kube.formats import quantity
-from oci_hook.kube.formats.claim_words import COMPUTE, DRIVER, MEMORY
+from oci_hook.kube.formats.claim_words import COMPUTE, DRIVER, MEMORY, SHARES
 
 OTHERS = f"{DRIVER}/taken"  # taint: somebody without a claim holds a part of the GPU
 MAX_DEVICES = (
@@ -46,6 +46,7 @@ def _device(gpu: Gpu, inventory: Inventory, rules: Rules, taken: bool, root: str
         return None
     span = {"min": size(low), **({"step": size(step)} if low + step <= high else {})}
     part = {"min": "0", "step": str(rules.compute_step)}
+    each = {"default": "1", "validValues": ["1"]}  # each claim consumes one, also one that does not name it
     device: dict[str, Any] = {
         "name": device_name(gpu.uuid),
         "allowMultipleAllocations": True,
@@ -53,6 +54,7 @@ def _device(gpu: Gpu, inventory: Inventory, rules: Rules, taken: bool, root: str
         "capacity": {
             MEMORY: {"value": size(high), "requestPolicy": {"default": size(high), "validRange": span}},
             COMPUTE: {"value": "100", "requestPolicy": {"default": "0", "validRange": part}},
+            SHARES: {"value": str(places(gpu, rules)), "requestPolicy": each},
         },
     }
     if taken:

@@ -47,6 +47,8 @@ def test_each_device_is_as_the_api_server_wants_it(
         return
     (device,) = found
     assert LABEL.fullmatch(device["name"])
+    shares = device["capacity"].pop("shares")  # validateRequestPolicyValidValues
+    assert int(shares["value"]) >= 1 and shares["requestPolicy"] == {"default": "1", "validValues": ["1"]}
     for capacity in device["capacity"].values():
         value, policy = quantity.whole(capacity["value"]), capacity["requestPolicy"]
         default, low = quantity.whole(policy["default"]), quantity.whole(policy["validRange"]["min"])
@@ -88,6 +90,13 @@ def test_a_mig_device_is_a_device_of_its_own() -> None:
     assert device["attributes"]["type"] == {"string": "mig"} and device["attributes"]["parentUUID"] == {
         "string": UUIDS[0]
     }
+
+
+def test_the_scheduler_knows_how_many_may_have_a_part() -> None:
+    """Else it places small claims on a GPU until its memory is full, and the node refuses all beyond the 64th."""
+    for rules, most in ((Rules(), "64"), (Rules(max_shares_per_gpu=3), "3"), (Rules(memory_per_share=8192), "3")):
+        for device in slices.devices(INVENTORY, rules, (), {}):
+            assert device["capacity"]["shares"]["value"] == most
 
 
 def test_what_the_server_adds_is_no_difference() -> None:
