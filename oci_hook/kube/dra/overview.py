@@ -155,7 +155,9 @@ def devices(objects: ClaimObjects) -> dict[tuple[str, str], Device]:
             found[pool, one["name"]] = Device(
                 *(pool, one["name"], _attribute(said, "uuid", one["name"]), _attribute(said, "index", 0)),
                 *(_attribute(said, "productName", ""), slices.mib(capacity[MEMORY]["value"])),
-                *(quantity.whole(capacity[COMPUTE]["value"]), _shares(capacity), bool(one.get("taints"))),
+                compute=quantity.whole(capacity[COMPUTE]["value"]),
+                shares=_shares(capacity),
+                tainted=bool(one.get("taints")),
             )
     return found
 
