@@ -89,7 +89,17 @@ def _amount(result: dict[str, Any], gpu: Gpu, rules: Rules, label: str) -> dict[
         memory = slices.mib(consumed[MEMORY]) if MEMORY in consumed else slices.most(gpu, rules)
         compute = quantity.whole(str(consumed.get(COMPUTE, "0")))
     except ValueError as e:
-        raise refuse("GH-101", f"ResourceClaim {label}: consumedCapacity {show(str(consumed))} {e}; {ANEW}") from None
+        raise refuse(
+            "GH-101", f"ResourceClaim {label}: consumedCapacity {show(str(consumed))} {e}; ask for whole amounts"
+        ) from None
+    for amount, step, unit in ((memory, rules.memory_step, "MiB"), (compute, rules.compute_step, "%")):
+        if amount % step:
+            less = amount - amount % step
+            more = f"{less} or {less + step}" if less else str(step)
+            raise refuse(
+                "GH-101",
+                f"ResourceClaim {label}: {amount} {unit} is no multiple of this node's step; ask for {more} {unit}",
+            )
     if memory >= slices.most(gpu, rules) and compute in (0, 100):
         return {"device": gpu.uuid}
     return {"device": gpu.uuid, "memory": f"{memory}Mi", **({"compute": str(compute)} if compute else {})}

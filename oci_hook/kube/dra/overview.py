@@ -129,7 +129,7 @@ def wants(obj: Any, objects: ClaimObjects) -> list[list[Wanted]]:
 def _wanted(claim: str, exactly: Any) -> Wanted:
     amounts = (exactly.get("capacity") or {}).get("requests") or {}
     mib = slices.mib(amounts[MEMORY]) if MEMORY in amounts else None
-    return Wanted(claim, mib, quantity.whole(str(amounts.get(COMPUTE, "0"))), int(exactly.get("count") or 1))
+    return Wanted(claim, mib, slices.per_cent(amounts.get(COMPUTE, "0")), int(exactly.get("count") or 1))
 
 
 def claim_names(obj: Any) -> list[str]:
@@ -155,7 +155,7 @@ def devices(objects: ClaimObjects) -> dict[tuple[str, str], Device]:
             found[pool, one["name"]] = Device(
                 *(pool, one["name"], _attribute(said, "uuid", one["name"]), _attribute(said, "index", 0)),
                 *(_attribute(said, "productName", ""), slices.mib(capacity[MEMORY]["value"])),
-                compute=quantity.whole(capacity[COMPUTE]["value"]),
+                compute=slices.per_cent(capacity[COMPUTE]["value"]),
                 shares=_shares(capacity),
                 tainted=bool(one.get("taints")),
             )
@@ -239,7 +239,7 @@ def _consumed(result: Any, device: Device | None) -> tuple[int, int]:
     """(MiB, per cent). Without an amount: the whole device."""
     amounts = result.get("consumedCapacity") or {}
     mib = slices.mib(amounts[MEMORY]) if MEMORY in amounts else device.mib if device else 0
-    return mib, quantity.whole(str(amounts.get(COMPUTE, "0")))
+    return mib, slices.per_cent(amounts.get(COMPUTE, "0"))
 
 
 def _pods(claim: Any) -> list[str]:
