@@ -20,6 +20,12 @@ MAX_ANSWER = 64 << 20  # bytes; a node's pods
 MAX_LINE = 4 << 20
 FAILURES = (OSError, http.client.HTTPException, ValueError)  # ssl.SSLError and timeouts are OSErrors
 
+CLOSED = (
+    http.client.RemoteDisconnected,
+    ConnectionError,
+    ssl.SSLEOFError,
+)  # by the server, while nobody used the connection
+
 
 class ApiError(Exception):
     """The server answered with an error. status: of HTTP."""
@@ -45,7 +51,7 @@ class Api:
         kept = self._connection is not None
         try:
             return self._call(method, path, body, kind)
-        except (http.client.RemoteDisconnected, ConnectionError):
+        except CLOSED:
             self.close()
             if not kept:
                 raise
