@@ -13,7 +13,7 @@ A message names the act, the object, the value and the next step, on one line of
 
 CODES = {
     "GH-101": "a value cannot be parsed or is out of bounds",
-    "GH-102": "an unknown or misplaced key that begins with gpu-hook.io/",
+    "GH-102": "an unknown or misplaced key that begins with gpu-hook.io/, or word of a claim's configuration",
     "GH-103": "two keys contradict each other",
     "GH-104": "two dialects disagree about one container",
     "GH-105": "the input is too large or has forbidden characters",

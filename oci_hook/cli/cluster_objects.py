@@ -1,6 +1,5 @@
 """Reads a cluster's nodes and pods for commands, from its API server or from a dump."""
 
-import json
 import shutil
 import subprocess
 from typing import Any
@@ -9,6 +8,7 @@ from urllib.parse import urlencode
 from oci_hook.errors import GhError, refuse
 from oci_hook.kube import kubeconfig as kube_config
 from oci_hook.kube.dra.overview import ClaimObjects
+from oci_hook.kube.formats import shallow
 from oci_hook.kube.formats.claim_words import GROUP
 from oci_hook.kube.placing.state import ClusterState
 from oci_hook.kube.preemption.disruption import Budget, budget
@@ -116,7 +116,7 @@ def _by_kubectl(kubectl: list[str], path: str, optional: bool) -> list[dict[str,
             return []
         if done.returncode:
             raise OSError(done.stderr.decode(errors="replace").strip()[-200:])
-        return json.loads(done.stdout)["items"] or []
+        return shallow.loads(done.stdout)["items"] or []
     except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError) as e:
         raise refuse("GH-608", f"{path.rpartition('/')[2]} cannot be read by kubectl: {e}") from None
 
@@ -129,12 +129,12 @@ def _items(path: str) -> list[dict[str, Any]]:
     """The output of `kubectl get nodes,pods,pdb -A -o json`. Raises ClusterError GH-608."""
     try:
         with open(path, "rb") as f:
-            data = json.loads(f.read(MAX_DUMP))
+            data = shallow.loads(f.read(MAX_DUMP))
         items = data["items"]
         return [item for item in items if item["metadata"]["name"]]
     except OSError as e:
         raise refuse("GH-608", f"{path} cannot be read: {e.strerror or e}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise _no_list(path) from None
 
 

@@ -105,6 +105,25 @@ def test_ps_has_the_shares_of_claims(dump: str) -> None:
     assert "claim c-runs" in run("ps", "--cluster", "--dump", dump).output
 
 
+def test_fractions_are_rounded(dump: str) -> None:
+    """The slices have no steps, so a claim consumes what it asks for to the last digit; the node refuses such compute."""
+    data = json.loads(Path(dump).read_text())
+    found = next(item for item in data["items"] if item["metadata"]["name"] == "c-runs")
+    found["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"] = {"memory": "4G", "compute": "29500m"}
+    Path(dump).write_text(json.dumps(data))
+    (row,) = json.loads(run("ps", "--cluster", "--dump", dump, "--json").output)["pods"]
+    assert (row["memory_mib"], row["compute"]) == (3814, 30)
+
+
+def test_a_tenants_deep_claim_hides_nobody(dump: str) -> None:
+    """The API server takes 1000 levels and more in a claim's configuration, and in the managedFields of any object."""
+    text = Path(dump).read_text()
+    deep = json.dumps(claim("deep"))[:-1] + ', "x": ' + '{"a":' * 3000 + "{}" + "}" * 3001
+    Path(dump).write_text(text[:-2] + f", {deep}]}}")
+    (row,) = json.loads(run("ps", "--cluster", "--dump", dump, "--json").output)["pods"]
+    assert row["pod"] == "runs" and run("explain", "--pod", "fits", "--dump", dump).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("name", "status", "said"),
     [

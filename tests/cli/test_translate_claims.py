@@ -180,9 +180,11 @@ def test_what_no_claim_can_say_is_refused(text: str, why: str) -> None:
 
 
 def test_what_the_scheduler_cannot_be_told_is_a_note() -> None:
-    text = pod({"gpu-hook.io/memory": "1Gi", "gpu-hook.io/apart-from": "web", "gpu-hook.io/placement": "spread"})
+    asked = {"memory": "1Gi", "memory-request": "512Mi", "apart-from": "web", "placement": "spread"}
+    text = pod({f"gpu-hook.io/{key}": value for key, value in asked.items()})
     said = run(text).stderr.splitlines()
     assert said == [
+        "note: Pod p: container main: memory-request: 512Mi has no equivalent in a claim, and is left out",
         "note: Pod p: container main: placement: spread has no equivalent in a claim, and is left out",
         "note: Pod p: container main: apart-from: web has no equivalent in a claim, and is left out",
     ]

@@ -243,6 +243,22 @@ def test_what_is_wrong_is_an_event_with_its_code(claims: Claims) -> None:
     claims.says("both", "GH-103")
 
 
+def test_a_claim_keeps_its_finalizer_as_long_as_its_share(claims: Claims) -> None:
+    """Who may edit it could delete it else, keep the share, and have the scheduler place others on the same room."""
+    own = {**template("kept", "2Gi"), "kind": "ResourceClaim"}
+    own["spec"] = own["spec"]["spec"]
+    claims.apply(own, pod("kept", resourceClaims=[{"name": "gpu", "resourceClaimName": "kept"}]))
+    claims.sees("kept", 2048)
+    without = ("patch", "resourceclaim", "kept", "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
+    with pytest.raises(RuntimeError, match="stays while the claim has a share of a GPU; delete the pod"):
+        claims.kubectl(*without)
+    claims.kubectl("delete", "resourceclaim", "kept", "--wait=false")
+    with pytest.raises(RuntimeError, match="stays while the claim has a share"):
+        claims.kubectl(*without)
+    claims.kubectl("delete", "pod", "kept", "--grace-period=1")
+    lab.wait(60, "the claim has gone by itself", lambda: not claims.objects("resourceclaims"))
+
+
 def test_one_claim_for_two_pods_serves_one_at_a_time(claims: Claims) -> None:
     shared = template("one", "2Gi")
     claim = {

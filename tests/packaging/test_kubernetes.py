@@ -178,7 +178,7 @@ def test_the_chart_has_either_way_or_both(chart: Path) -> None:
     made = rendered(chart, annotations="false", claims="true", pullSecrets='[{"name": "s"}]', **values)
     listed = yaml.safe_load((BASE / "dra/kustomization.yaml").read_text())["resources"]
     assert made.keys() == {f"dra/{name}" for name in listed}
-    for name in ("namespace.yaml", "classes.yaml"):
+    for name in ("namespace.yaml", "classes.yaml", "policy.yaml"):
         assert in_order(made[f"dra/{name}"]) == in_order(yaml.safe_load_all((BASE / "dra" / name).read_text()))
     (daemonset,) = (d for d in made["dra/daemonset.yaml"] if d["kind"] == "DaemonSet")
     pod = daemonset["spec"]["template"]["spec"]

@@ -8,14 +8,15 @@ from oci_hook.core.layout import PREFIX_KEY
 from oci_hook.core.nearest import nearest
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import show
-from oci_hook.errors import GhError, refuse
+from oci_hook.errors import GhError, Problem, RequestError, refuse
 from oci_hook.kube.dra import slices
 from oci_hook.kube.dra.messages import ClaimName
 from oci_hook.kube.formats import quantity
-from oci_hook.kube.formats.claim_words import API, BY_CLAIM, COMPUTE, DRIVER, KIND, MEMORY, WORDS
+from oci_hook.kube.formats.claim_words import API, BY_CLAIM, COMPUTE, DRIVER, KIND, MEMORY, UNPLACED, WORDS
 from oci_hook.ledger.resource_claims import ClaimedDevice, PreparedClaim
 from oci_hook.oci.request_mounts import decode
 
+REQUEST = PREFIX_KEY + "request"
 ANEW = "delete the pod, so that its owner makes it anew"
 
 
@@ -48,8 +49,13 @@ def asked(claim: Any, name: ClaimName, node: str, inventory: Inventory, rules: R
             "GH-103",
             f"ResourceClaim {label} has two parts of one GPU; ask for one part, or constrain it with distinctAttribute",
         )
-    annotations = {PREFIX_KEY + "request": _json(amounts), **words[0]}
-    found = request.parse(annotations, {}, "", rules, decode=decode)
+    annotations = {REQUEST: _json(amounts), **words[0]}
+    try:
+        found = request.parse(annotations, {}, "", rules, decode=decode)
+    except RequestError as e:
+        raise RequestError(
+            *(Problem(one.code, _in_the_claims_words(one.message, annotations)) for one in e.problems)
+        ) from None
     if found is None:  # not reached: an amount is asked for
         raise refuse("GH-610", f"ResourceClaim {label} asks for nothing")
     pod, pod_uid = _pod(status)
@@ -83,7 +89,17 @@ def _amount(result: dict[str, Any], gpu: Gpu, rules: Rules, label: str) -> dict[
         memory = slices.mib(consumed[MEMORY]) if MEMORY in consumed else slices.most(gpu, rules)
         compute = quantity.whole(str(consumed.get(COMPUTE, "0")))
     except ValueError as e:
-        raise refuse("GH-101", f"ResourceClaim {label}: consumedCapacity {show(str(consumed))} {e}; {ANEW}") from None
+        raise refuse(
+            "GH-101", f"ResourceClaim {label}: consumedCapacity {show(str(consumed))} {e}; ask for whole amounts"
+        ) from None
+    for amount, step, unit in ((memory, rules.memory_step, "MiB"), (compute, rules.compute_step, "%")):
+        if amount % step:
+            less = amount - amount % step
+            more = f"{less} or {less + step}" if less else str(step)
+            raise refuse(
+                "GH-101",
+                f"ResourceClaim {label}: {amount} {unit} is no multiple of this node's step; ask for {more} {unit}",
+            )
     if memory >= slices.most(gpu, rules) and compute in (0, 100):
         return {"device": gpu.uuid}
     return {"device": gpu.uuid, "memory": f"{memory}Mi", **({"compute": str(compute)} if compute else {})}
@@ -113,6 +129,8 @@ def _read(parameters: Any, label: str) -> dict[str, str]:
             continue
         if key in BY_CLAIM:
             raise refuse("GH-102", f"{head} has {key}, which the claim's requests say; drop it")
+        if key in UNPLACED:
+            raise refuse("GH-102", f"{head} has {key}, by which Kubernetes' scheduler places no claim; drop it")
         if key not in WORDS:
             near = nearest(key, WORDS) if len(key) < 60 else ""
             raise refuse(
@@ -129,6 +147,14 @@ def _word(value: Any, where: str) -> str:
     if isinstance(value, str) or type(value) is int:
         return str(value)
     raise refuse("GH-101", f"{where} is neither text nor a whole number nor true or false")
+
+
+def _in_the_claims_words(message: str, annotations: dict[str, str]) -> str:
+    """What annotations are called in the claim that they come from."""
+    amounts = f"{REQUEST}={show(annotations[REQUEST])}"
+    for key in annotations:
+        message = message.replace(amounts, "capacity.requests").replace(f"{key}=", f"{key.removeprefix(PREFIX_KEY)}=")
+    return message
 
 
 def _pod(status: dict[str, Any]) -> tuple[str, str]:

@@ -68,9 +68,10 @@ class Claims:
         return "; ".join(filter(None, problems))
 
     def forget_deleted(self) -> str:
-        """Unprepare the claims that the API server does not have any more, where a kubelet has lost its own memory of them.
-        Returns the problem, "" for none."""
+        """Unprepare the claims that the API server does not have any more: a kubelet has lost its own memory of them, or somebody
+        has taken away the finalizer that keeps a claim as long as its pod. Returns the problem, "" for none."""
         settings = node_settings.load(self._prefix)
+        problems = []
         for uid in resource_claims.uids(settings):
             try:
                 claim = resource_claims.load(uid, settings)
@@ -78,9 +79,8 @@ class Claims:
                     continue
             except (ApiError, *FAILURES) as e:
                 return f"ResourceClaims cannot be read: {words(e)}"
-            if why := self._tried(lambda uid=uid: self._unprepare(uid)):  # type: ignore[misc]
-                return why
-        return ""
+            problems.append(self._tried(lambda uid=uid: self._unprepare(uid)))  # type: ignore[misc]
+        return "; ".join(filter(None, problems))
 
     def withdraw(self) -> None:
         """Remove all that waits, and the CDI files, when the driver leaves the node. Raises GhError."""

@@ -27,6 +27,7 @@ REGISTRATION = "/pluginregistration.Registration"
 LOOK = 5.0  # seconds between two steps without an event
 GAP = 1.0  # seconds between two writes
 FORGET = 300.0  # seconds between two looks for claims that the API server has no more
+SOON = 15.0  # the same where a claim had no room: the scheduler takes such a claim's share for free
 CDI = "/var/run/cdi"  # of what lives until the next boot (SPEC.md of CDI)
 
 
@@ -65,6 +66,7 @@ class Driver(Loop):
         self._ledger = Ledger(prefix, self._selector)
         self._backoff = Backoff(FIRST, MOST, random.random)
         self._next_write = self._next_forget = 0.0
+        self._no_room = False  # for a claim since the last look
         self._kubelet = self._watch = ""  # their problems
         self._roots: tuple[Inventory | None, dict[str, str]] = (None, {})
         self._servers: dict[str, tuple[Server, int]] = {}
@@ -77,8 +79,8 @@ class Driver(Loop):
             self._ledger.follow()
             problems["claims"] = self.claims.repair()  # before the kubelet is served: it may ask for what is repaired
             problems["sockets"] = self._serve()
-            if now >= self._next_forget:
-                self._next_forget = now + FORGET
+            if now >= self._next_forget - (FORGET - SOON if self._no_room else 0):
+                self._next_forget, self._no_room = now + FORGET, False
                 problems["claims"] = problems["claims"] or self.claims.forget_deleted()
         except GhError as e:
             problems["node"] = str(e)
@@ -115,7 +117,11 @@ class Driver(Loop):
         return found
 
     def _prepare(self, data: bytes) -> bytes:
-        return messages.prepared(self.claims.prepare(messages.claim_names(data)))
+        found = self.claims.prepare(messages.claim_names(data))
+        if any(one.error.startswith("GH-201") for one in found.values()):
+            self._no_room = True
+            self._wake_up()
+        return messages.prepared(found)
 
     def _unprepare(self, data: bytes) -> bytes:
         return messages.unprepared(self.claims.unprepare(messages.claim_names(data)))

@@ -11,9 +11,10 @@ from oci_hook.errors import Problem
 from oci_hook.kube.answers.explain import Explanation, GpuView, Held, NodeView
 from oci_hook.kube.dra import slices
 from oci_hook.kube.formats import quantity
-from oci_hook.kube.formats.claim_words import COMPUTE, DRIVER, GPU_CLASS, MEMORY, SHARE_CLASS
+from oci_hook.kube.formats.claim_words import COMPUTE, DRIVER, GPU_CLASS, MEMORY, SHARE_CLASS, SHARES
 from oci_hook.kube.pod.asked import PodWords
 
+ANY = 1 << 30  # of shares
 NOT_JUDGED = "selectors and constraints of claims are not judged here"
 
 
@@ -26,7 +27,8 @@ class ClaimObjects(Value):
 
 
 class Device(Value):
-    """A GPU or MIG device of ours. mib, compute: its capacity. tainted: no claim is placed on it."""
+    """A GPU or MIG device of ours. mib, compute: its capacity. shares: how many claims may have a part of it, as an older driver did
+    not say. tainted: no claim is placed on it."""
 
     node: str
     name: str
@@ -35,6 +37,7 @@ class Device(Value):
     model: str
     mib: int
     compute: int
+    shares: int
     tainted: bool
 
 
@@ -126,7 +129,7 @@ def wants(obj: Any, objects: ClaimObjects) -> list[list[Wanted]]:
 def _wanted(claim: str, exactly: Any) -> Wanted:
     amounts = (exactly.get("capacity") or {}).get("requests") or {}
     mib = slices.mib(amounts[MEMORY]) if MEMORY in amounts else None
-    return Wanted(claim, mib, quantity.whole(str(amounts.get(COMPUTE, "0"))), int(exactly.get("count") or 1))
+    return Wanted(claim, mib, slices.per_cent(amounts.get(COMPUTE, "0")), int(exactly.get("count") or 1))
 
 
 def claim_names(obj: Any) -> list[str]:
@@ -152,7 +155,9 @@ def devices(objects: ClaimObjects) -> dict[tuple[str, str], Device]:
             found[pool, one["name"]] = Device(
                 *(pool, one["name"], _attribute(said, "uuid", one["name"]), _attribute(said, "index", 0)),
                 *(_attribute(said, "productName", ""), slices.mib(capacity[MEMORY]["value"])),
-                *(quantity.whole(capacity[COMPUTE]["value"]), bool(one.get("taints"))),
+                compute=slices.per_cent(capacity[COMPUTE]["value"]),
+                shares=_shares(capacity),
+                tainted=bool(one.get("taints")),
             )
     return found
 
@@ -185,14 +190,22 @@ def _node_view(
 def _gpu_view(device: Device, taken: dict[tuple[str, str], Taken], given: dict[str, tuple[str, ...]]) -> GpuView:
     has = taken.get((device.node, device.name), Taken())
     free, compute = device.mib - has.mib, device.compute - has.compute
-    note = "a container without a claim has a part of it" if device.tainted else ""
+    note = "as many claims as may share it have parts of it" if has.claims >= device.shares else ""
+    if device.tainted:
+        note = "a container without a claim has a part of it"
     head = (device.index, str(device.index), device.uuid, device.model, device.mib)
     return GpuView(*head, free, compute, compute, has.claims, note, given.get(device.name, ()))
 
 
 def _fits(one: Wanted, device: Device, has: Taken) -> bool:
     mib = device.mib if one.mib is None else one.mib
-    return not device.tainted and has.mib + mib <= device.mib and has.compute + one.compute <= device.compute
+    if device.tainted or has.claims >= device.shares:
+        return False
+    return has.mib + mib <= device.mib and has.compute + one.compute <= device.compute
+
+
+def _shares(capacity: Any) -> int:
+    return quantity.whole(capacity[SHARES]["value"]) if SHARES in capacity else ANY
 
 
 def _suggestions(views: tuple[NodeView, ...], wanted: list[list[Wanted]]) -> tuple[str, ...]:
@@ -226,7 +239,7 @@ def _consumed(result: Any, device: Device | None) -> tuple[int, int]:
     """(MiB, per cent). Without an amount: the whole device."""
     amounts = result.get("consumedCapacity") or {}
     mib = slices.mib(amounts[MEMORY]) if MEMORY in amounts else device.mib if device else 0
-    return mib, quantity.whole(str(amounts.get(COMPUTE, "0")))
+    return mib, slices.per_cent(amounts.get(COMPUTE, "0"))
 
 
 def _pods(claim: Any) -> list[str]:

@@ -3,12 +3,12 @@
 from collections.abc import Collection
 from typing import Any
 
-from oci_hook.core.allocate import round_up
+from oci_hook.core.allocate import places, round_up
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import MIB
 from oci_hook.kube.formats import quantity
-from oci_hook.kube.formats.claim_words import COMPUTE, DRIVER, MEMORY
+from oci_hook.kube.formats.claim_words import COMPUTE, DRIVER, MEMORY, SHARES
 
 OTHERS = f"{DRIVER}/taken"  # taint: somebody without a claim holds a part of the GPU
 MAX_DEVICES = (
@@ -41,11 +41,12 @@ def most(gpu: Gpu, rules: Rules) -> int:
 
 
 def _device(gpu: Gpu, inventory: Inventory, rules: Rules, taken: bool, root: str) -> dict[str, Any] | None:
-    low, high, step = least(gpu, rules), most(gpu, rules), rules.memory_step
+    low, high = least(gpu, rules), most(gpu, rules)
     if high < low:
         return None
-    span = {"min": size(low), **({"step": size(step)} if low + step <= high else {})}
-    part = {"min": "0", "step": str(rules.compute_step)}
+    # Without a step: Kubernetes 1.36 rounds up in 64 bits, and a claim of 8Ei would consume less than nothing of the GPU.
+    span, part = {"min": size(low)}, {"min": "0"}
+    each = {"default": "1", "validValues": ["1"]}  # each claim consumes one, also one that does not name it
     device: dict[str, Any] = {
         "name": device_name(gpu.uuid),
         "allowMultipleAllocations": True,
@@ -53,6 +54,7 @@ def _device(gpu: Gpu, inventory: Inventory, rules: Rules, taken: bool, root: str
         "capacity": {
             MEMORY: {"value": size(high), "requestPolicy": {"default": size(high), "validRange": span}},
             COMPUTE: {"value": "100", "requestPolicy": {"default": "0", "validRange": part}},
+            SHARES: {"value": str(places(gpu, rules)), "requestPolicy": each},
         },
     }
     if taken:
@@ -97,8 +99,13 @@ def size(mib: int) -> str:
 
 
 def mib(text: object) -> int:
-    """A quantity of bytes in MiB, rounded up. Raises ValueError."""
-    return -(-quantity.whole(text) // MIB) if isinstance(text, str) else _no_quantity()
+    """A quantity of bytes in MiB, rounded down: a node never gives more than the scheduler has counted. Raises ValueError."""
+    return quantity.milli(text) // (1000 * MIB) if isinstance(text, str) else _no_quantity()
+
+
+def per_cent(text: object) -> int:
+    """Compute, rounded up; a node refuses fractions. Raises ValueError."""
+    return -(-quantity.milli(text) // 1000) if isinstance(text, str) else _no_quantity()
 
 
 def same(published: object, wanted: list[dict[str, Any]]) -> bool:

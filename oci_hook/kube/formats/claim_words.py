@@ -5,15 +5,12 @@ from oci_hook.core.dialects import native
 DRIVER = "gpu-hook.io"
 GROUP = "resource.k8s.io/v1"
 SHARE_CLASS, GPU_CLASS = f"gpu-share.{DRIVER}", f"gpu.{DRIVER}"  # packaging/kubernetes/dra/classes.yaml
-MEMORY, COMPUTE = "memory", "compute"  # capacities of a device: bytes, per cent
-API, KIND = f"{DRIVER}/v1", "Share"  # of the opaque configuration
-BY_CLAIM = (
+MEMORY, COMPUTE, SHARES = (
     "memory",
-    "memory-request",
     "compute",
-    "gpus",
-    "devices",
-    "placement",
-    "node",
-)  # words that the claim itself says
-WORDS = tuple(key for key in native.KEYS if key not in BY_CLAIM)
+    "shares",
+)  # capacities of a device: bytes, per cent, how many may have a part
+API, KIND = f"{DRIVER}/v1", "Share"  # of the opaque configuration
+BY_CLAIM = ("memory", "compute", "gpus", "devices")  # words that the claim itself says
+UNPLACED = ("memory-request", "placement", "apart-from", "node")  # words that Kubernetes' scheduler does not know
+WORDS = tuple(key for key in native.KEYS if key not in (*BY_CLAIM, *UNPLACED))

@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from oci_hook.core.collect import is_addressed, split
-from oci_hook.core.layout import NO_REQUEST
+from oci_hook.core.layout import NO_REQUEST, PREFIX_KEY
 from oci_hook.core.request import Request
 from oci_hook.core.terms import GpuRequest
 from oci_hook.core.units import show
@@ -20,13 +20,13 @@ from oci_hook.kube.formats.claim_words import (
     KIND,
     MEMORY,
     SHARE_CLASS,
+    UNPLACED,
     WORDS,
 )
-from oci_hook.kube.formats.names import APART_FROM, PREFIX_KEY
 
 MAX_NAME, MAX_LABEL = 253, 63
 BEGIN = "gpu-"  # of the pod's name of a claim
-DROPPED = ("placement", APART_FROM.removeprefix(PREFIX_KEY))  # what Kubernetes' scheduler cannot be told of a claim
+DROPPED = tuple(key for key in UNPLACED if key != "node")  # a claim for a whole node is refused
 
 
 def spec(request: Request, words: Mapping[str, str], container: str) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def spec(request: Request, words: Mapping[str, str], container: str) -> dict[str
     found: dict[str, Any] = {"requests": requests}
     if len(request.gpus) > 1:  # a claim has one part of each GPU
         found["constraints"] = [{"distinctAttribute": f"{DRIVER}/uuid"}]
-    if said := {key: words[key] for key in WORDS if key in words and key not in (*DROPPED, "exclusive")}:
+    if said := {key: words[key] for key in WORDS if key in words and key != "exclusive"}:
         parameters = {"apiVersion": API, "kind": KIND, **said}
         found["config"] = [{"opaque": {"driver": DRIVER, "parameters": parameters}}]
     return {"devices": found}

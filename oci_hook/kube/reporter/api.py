@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from oci_hook.kube.formats import shallow
 from oci_hook.kube.kubeconfig import Credential
 
 JSON = "application/json"
@@ -18,6 +19,12 @@ WATCH_SECONDS = 300  # of one watch; the server ends it then
 MAX_ANSWER = 64 << 20  # bytes; a node's pods
 MAX_LINE = 4 << 20
 FAILURES = (OSError, http.client.HTTPException, ValueError)  # ssl.SSLError and timeouts are OSErrors
+
+CLOSED = (
+    http.client.RemoteDisconnected,
+    ConnectionError,
+    ssl.SSLEOFError,
+)  # by the server, while nobody used the connection
 
 
 class ApiError(Exception):
@@ -44,7 +51,7 @@ class Api:
         kept = self._connection is not None
         try:
             return self._call(method, path, body, kind)
-        except (http.client.RemoteDisconnected, ConnectionError):
+        except CLOSED:
             self.close()
             if not kept:
                 raise
@@ -68,7 +75,7 @@ class Api:
             while line := response.readline(MAX_LINE):
                 if not line.endswith(b"\n"):
                     raise ValueError("an event is too long")
-                event = json.loads(line)
+                event = shallow.loads(line)
                 if isinstance(event, dict):
                     yield event
         finally:
@@ -90,7 +97,7 @@ class Api:
         if not 200 <= response.status < 300:
             self.close()  # also for a partly read answer, and for a rotated token (401)
             raise _error(response.status, answer)
-        return json.loads(answer)
+        return shallow.loads(answer)
 
     def _headers(self) -> dict[str, str]:
         token = self._credential.bearer()
@@ -129,7 +136,7 @@ def connect(credential: Credential, seconds: float) -> Connection:
 
 def _error(status: int, answer: bytes) -> ApiError:
     try:
-        what = str(json.loads(answer)["message"])[:200]
+        what = str(shallow.loads(answer)["message"])[:200]
     except (ValueError, KeyError, TypeError):
         what = http.client.responses.get(status, "no success")
     return ApiError(status, what)

@@ -19,6 +19,7 @@ from tests.engines.cri import decode
 from tests.kube.reporter.test_http import Server
 
 NODE = "n1"
+DEEP = "a value of 3000 levels"
 SERVICE = "/k8s.io.kubelet.pkg.apis.dra.{}.DRAPlugin/{}"
 DEVICES = tuple(slices.device_name(uuid) for uuid in UUIDS)
 
@@ -49,7 +50,8 @@ class ApiServer:
             status, body = (
                 self._answer(method, path) if not self.down else (503, {"message": "the test's server is down"})
             )
-        return status, json.dumps(body).encode() if body is not None else b""
+        text = json.dumps(body).replace(json.dumps(DEEP), '{"a":' * 3000 + "{}" + "}" * 3000)
+        return status, text.encode() if body is not None else b""
 
     def _answer(self, method: str, path: str) -> tuple[int, Any]:
         head, _, query = path.partition("?")

@@ -17,11 +17,12 @@ from oci_hook.core.layout import UNLISTED
 from oci_hook.linux.proc import process_life
 from tests.conftest import MEMORY_MIB, UUIDS, Bundle, Install, Runc
 from tests.engines.cri import decode
-from tests.kube.dra.node import DEVICES, NODE, SERVICE, ApiServer, DraNode, answers, asked, result, until
+from tests.kube.dra.node import DEEP, DEVICES, NODE, SERVICE, ApiServer, DraNode, answers, asked, result, until
 from tests.kube.reporter.test_http import Server, pki  # noqa: F401
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 ONE, TWO = "11111111-aaaa-4000-8000-000000000001", "22222222-bbbb-4000-8000-000000000002"
+THREE = "33333333-cccc-4000-8000-000000000003"
 Pki = dict[str, tuple[Path, Path]]
 
 
@@ -115,8 +116,10 @@ def test_what_is_wrong_is_refused_and_leaves_nothing(node: DraNode) -> None:
         ("GH-101", result(compute="1500m"), None),
         ("GH-102", result(), config(polcy="fixed-share")),
         ("GH-102", result(), config(memory="1Gi")),
+        ("GH-102", result(), config(**{"apart-from": "web"})),
         ("GH-101", result(compute="30"), config(policy="no-such")),
         ("GH-101", result(), config(policy=deep)),
+        ("GH-101", result(), config(policy=DEEP)),
         ("GH-101", result(), config(policy={"a": 1})),
         ("GH-103", result(), config(exclusive=True)),
         ("GH-101", result(), [{"opaque": {"driver": "gpu-hook.io", "parameters": [1, 2]}}]),
@@ -128,6 +131,9 @@ def test_what_is_wrong_is_refused_and_leaves_nothing(node: DraNode) -> None:
         ids, error = node.prepare(ONE)
         assert error.startswith(code) and "\n" not in error and len(error) < 1000, (code, error)
         assert ids == [] and node.nothing_left()
+    node.api.claim(ONE, result(), config=config(policy="fixed-share"))
+    said = node.prepare(ONE)[1]  # in the words of the claim, not in those that they are translated to
+    assert said.startswith("GH-103: policy='fixed-share' and capacity.requests contradict each other: "), said
     node.api.claim(ONE, result(), result(memory="1Gi", request="two"))
     assert node.prepare(ONE)[1].startswith("GH-103")  # twice the same GPU
     node.api.claim(ONE, result())
@@ -360,6 +366,27 @@ def test_claims_that_the_api_server_has_no_more_go(node: DraNode) -> None:
     assert node.nothing_left()
 
 
+def test_gpus_of_claims_that_were_deleted_under_their_containers_are_tainted(
+    node: DraNode, bundle: Bundle, runc: Runc
+) -> None:
+    """A tenant may take the finalizer from its claim and delete it: the scheduler then takes the GPU for free. As soon as that
+    has cost one pod its place, all such GPUs are looked for."""
+    until("it is published", lambda: node.api.slices)
+    for number, uid in enumerate((ONE, TWO)):
+        node.api.claim(uid, result("20Gi", gpu=number), name=f"c{number}")
+        assert node.prepare(uid, f"c{number}")[1] == ""
+        assert runc.create(node.container(bundle, uid)).returncode == 0
+    node.api.claims.clear()
+    node.api.claim(THREE, result("20Gi"))
+    assert node.prepare(THREE)[1].startswith("GH-201")
+    taint = [{"key": "gpu-hook.io/taken", "effect": "NoSchedule"}]
+    until("both are tainted", lambda: taints(node) == [taint, taint])
+    for id in runc.ids:
+        runc("delete", "--force", id)
+    until("none is", lambda: taints(node) == [None, None])
+    assert node.prepare(THREE)[1] == ""
+
+
 def test_withdraw_removes_all(node: DraNode) -> None:
     node.api.claim(ONE, result("20Gi"))
     until("it is published", lambda: node.api.slices)
@@ -371,6 +398,11 @@ def test_withdraw_removes_all(node: DraNode) -> None:
 
 
 # ---- the slice ----
+
+
+def taints(node: DraNode) -> list[Any]:
+    ((_, found),) = node.api.slices.items()
+    return [device.get("taints") for device in found["spec"]["devices"]]
 
 
 def test_the_slice_is_written_once_and_comes_back(node: DraNode) -> None:
@@ -406,16 +438,14 @@ def test_a_gpu_that_others_use_is_tainted(node: DraNode, bundle: Bundle, runc: R
     assert runc.create(bundle({"gpu-hook.io/memory": "8Gi", "gpu-hook.io/devices": "1"}), node.install).returncode == 0
     node.install.set(cluster="dra")
 
-    def taints() -> list[Any]:
-        ((_, found),) = node.api.slices.items()
-        return [device.get("taints") for device in found["spec"]["devices"]]
-
-    until("the second is tainted", lambda: taints() == [None, [{"key": "gpu-hook.io/taken", "effect": "NoSchedule"}]])
+    until(
+        "the second is tainted", lambda: taints(node) == [None, [{"key": "gpu-hook.io/taken", "effect": "NoSchedule"}]]
+    )
     node.api.claim(ONE, result("20Gi", gpu=1))
     assert node.prepare(ONE)[1].startswith("GH-201")
     runc("delete", "--force", runc.ids[-1])
-    until("none is", lambda: taints() == [None, None])
+    until("none is", lambda: taints(node) == [None, None])
     assert node.prepare(ONE)[1] == ""
     found = {"agent": process_life(os.getpid()), "mib": {UUIDS[0]: 2000}}  # as the agent writes it
     (node.install.state / UNLISTED).write_text(json.dumps(found))
-    until("the first is", lambda: taints() == [[{"key": "gpu-hook.io/taken", "effect": "NoSchedule"}], None])
+    until("the first is", lambda: taints(node) == [[{"key": "gpu-hook.io/taken", "effect": "NoSchedule"}], None])

@@ -10,22 +10,23 @@ from oci_hook.kube.dra.overview import ClaimObjects, explain
 from oci_hook.kube.formats.claim_words import DRIVER, SHARE_CLASS
 from oci_hook.kube.pod.asked import words
 from tests.conftest import MEMORY_MIB
-from tests.kube.dra.node import NODE
+from tests.kube.dra.node import NODE, result
 from tests.kube.dra.test_pure import INVENTORY, Rules
 
+PLAIN = Rules()
 POD = {
     "metadata": {"uid": "1-1", "namespace": "default", "name": "p1"},
     "spec": {"containers": [{"name": "main"}], "resourceClaims": [{"name": "gpu", "resourceClaimName": "c1"}]},
 }
 
 
-def said(*requests: dict[str, Any]) -> Explanation:
-    """By a node with the two GPUs of INVENTORY, all of them free."""
+def said(*requests: dict[str, Any], rules: Rules = PLAIN, others: tuple[dict[str, Any], ...] = ()) -> Explanation:
+    """By a node with the two GPUs of INVENTORY, of which others' claims have parts."""
     pool = {"name": NODE, "generation": 1}
-    devices = slices.devices(INVENTORY, Rules(), (), {})
+    devices = slices.devices(INVENTORY, rules, (), {})
     one = {"spec": {"driver": DRIVER, "nodeName": NODE, "pool": pool, "devices": devices}}
     claim = {"metadata": {"namespace": "default", "name": "c1"}, "spec": {"devices": {"requests": list(requests)}}}
-    found = explain(words(POD), POD, ClaimObjects((claim,), (one,)))
+    found = explain(words(POD), POD, ClaimObjects((claim, *others), (one,)))
     assert found is not None
     return found
 
@@ -54,3 +55,17 @@ def test_of_first_available_any_one_that_fits_is_enough(choices: list[dict[str, 
 def test_the_next_request_has_the_room_that_the_chosen_one_leaves() -> None:
     first = {"name": "a", "firstAvailable": [ask(MEMORY_MIB + 1), ask(MEMORY_MIB, count=2)]}
     assert said(first).nodes[0].fits and not said(first, {"name": "b", "exactly": ask(1)}).nodes[0].fits
+
+
+def test_a_gpu_with_as_many_claims_as_may_share_it_has_no_room() -> None:
+    small = [
+        {"metadata": {"name": f"s{gpu}"}, "status": {"allocation": {"devices": {"results": [result("64Mi", gpu=gpu)]}}}}
+        for gpu in (0, 1)
+    ]
+    ask_one = {"name": "gpu", "exactly": ask(64)}
+    (node,) = said(ask_one, rules=Rules(max_shares_per_gpu=1), others=(small[0],)).nodes
+    assert [gpu.note for gpu in node.gpus] == ["as many claims as may share it have parts of it", ""] and node.gpus[
+        1
+    ].given
+    found = said(ask_one, rules=Rules(max_shares_per_gpu=1), others=tuple(small))
+    assert not found.nodes[0].fits and not found.suggestions

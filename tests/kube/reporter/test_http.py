@@ -122,6 +122,23 @@ def test_a_token_is_read_anew_for_each_call(server: Server, known: Credential, t
     api.close()
 
 
+@pytest.mark.parametrize("how", (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), BrokenPipeError(32, "x")))
+def test_a_kept_connection_that_the_server_has_closed_is_made_anew(
+    server: Server, known: Credential, monkeypatch: pytest.MonkeyPatch, how: Exception
+) -> None:
+    api = Api(known)
+    server.answer = lambda *_: (200, b"1")
+    assert api.get("/x") == 1
+
+    def closed(*_: Any) -> None:
+        raise how
+
+    assert api._connection is not None
+    monkeypatch.setattr(api._connection, "request", closed)
+    assert api.get("/y") == 1 and [asked[1] for asked in server.asked] == ["/x", "/y"]
+    api.close()
+
+
 def test_a_server_of_another_authority_is_not_asked(server: Server, known: Credential, pki: Any) -> None:
     with pytest.raises(ssl.SSLError):
         Api(known.replace(ca=str(pki["other"][0]))).get("/x")

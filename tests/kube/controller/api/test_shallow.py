@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from oci_hook.kube.controller.api.objects import EVENTS, PODS
-from oci_hook.kube.controller.api.shallow import MOST, decode, shallow
+from oci_hook.kube.controller.api.shallow import decode
+from oci_hook.kube.formats.shallow import MOST, loads, shallow
 
 
 def nested(levels: int) -> str:
@@ -23,7 +24,7 @@ def test_deep_fields_do_not_hide_the_pod(levels: int) -> None:
     event = decode(line, EVENTS)
     found = decode(event.object, PODS.objects)
     assert found["metadata"]["uid"] == "u" and found["spec"]["priority"] == 7
-    assert decode(text.encode())["metadata"]["name"] == "p"
+    assert decode(text.encode())["metadata"]["name"] == loads(text.encode())["metadata"]["name"] == "p"
 
 
 def test_shallow_json_stays_as_it_is() -> None:
@@ -61,3 +62,5 @@ def test_what_is_too_deep_becomes_null_and_nothing_else(seed: int) -> None:
 def test_deep_text_that_is_no_json_is_refused(text: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode(text)
+    with pytest.raises(ValueError, match="ends too early|Expecting"):
+        loads(text)
