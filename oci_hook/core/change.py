@@ -2,7 +2,7 @@
 
 from oci_hook.core.allocate import TOO_SMALL, Usage, in_force, memory_of, request_mib, round_up, usage
 from oci_hook.core.grant import Grant, Share
-from oci_hook.core.inventory import Gpu, Inventory
+from oci_hook.core.inventory import MOVES_SINCE, Gpu, Inventory
 from oci_hook.core.rules import Rules
 from oci_hook.core.terms import Terms, compute_of
 from oci_hook.core.value import Value
@@ -40,8 +40,10 @@ def changed(grant: Grant, wish: GrantChange, inventory: Inventory, others: tuple
     after = grant.replace(terms=_terms(grant, policy, wish))
     if wish.memory_request:
         if not rules.lends:
-            why = "says what of the limit is booked, and this node lends nothing (oversubscribe; drivers from 570 on)"
-            raise _contradiction(f"--memory-request {why}")
+            why = "this node lends nothing; `gpu-hook settings set oversubscribe=2.0` has it lend"
+            if not inventory.moves_memory:
+                why = f"driver {inventory.driver_version} cannot move memory, so none is lent; {MOVES_SINCE} and newer can"
+            raise _contradiction(f"--memory-request says what of the limit is booked, and {why}")
         after = after.replace(memory_wait=grant.memory_wait or rules.memory_wait)
     shares, problems = [], []
     for share in grant.shares:
@@ -62,7 +64,8 @@ def _memory(share: Share, gpu: Gpu, wish: GrantChange, rules: Rules) -> Share:
         return share.replace(memory_mib=limit, request_mib=share.request_mib if share.request_mib < limit else 0)
     asked = memory_of(gpu, wish.memory_request, rules)
     if asked > limit:
-        raise _contradiction(f"the request of {asked} MiB is above the limit of {limit}; give --memory too")
+        fix = "ask for less" if wish.memory else "give --memory too"
+        raise _contradiction(f"the request of {asked} MiB is above the limit of {limit}; {fix}")
     return share.replace(memory_mib=limit, request_mib=request_mib(gpu, limit, wish.memory_request, rules))
 
 

@@ -95,14 +95,14 @@ class _Known:
         # An allocation that waits: its bytes and tries by the container's page, when it tried last, since when it waits.
         self.size, self.tries, self.tried, self.since = 0, -1, -math.inf, now
         self.away: bool | None = None
-        self.here = self.back = 0.0  # since when it is here or away, and when it came back last
+        self.here = self.back = 0.0  # since when it is away, or has its turn here, and when it came back last
         self.room_at = -math.inf  # when it could come back to this GPU last
         self.wanted = self.had = 0  # bytes that it waited for, and had, when it was moved
         self.not_before = 0.0
         self.refused = 0  # times in a row that the driver did not move it
 
     def waits(self, now: float) -> bool:
-        return now - self.tried < TRIES_SECONDS
+        return self.size > 0 and now - self.tried < TRIES_SECONDS
 
 
 class _Lent:
@@ -169,7 +169,7 @@ class _Lent:
             elif move.lent_to:
                 mover = next(tenant for tenant in tenants if tenant.key == move.key)
                 known = self._known[move.key]
-                known.wanted, known.had = mover.waits, mover.used
+                known.wanted, known.had = min(mover.waits, self._most(mover.key, mover.used)), mover.used
         elif move is None:
             self._answer_stuck(tenants, free)
         return True
@@ -184,6 +184,12 @@ class _Lent:
             if all(now - other._room_at(move.key) < TRIES_SECONDS for other in self._beside(move.key)):
                 return move
             tenants = tuple(t.replace(fixed=True) if t.key == move.key else t for t in tenants)
+
+    def _most(self, key: str, used: int) -> int:
+        """Bytes beside those that this container can have here at most: its limit, and what others do not keep of the GPU."""
+        grant, gpu = self._node.grants[key], self._node.gpu(self.uuid)
+        limit = grant.shares[grant.place(self.uuid)].memory_mib * MIB
+        return max(0, (min(limit, gpu.memory_mib * MIB - self._others) if gpu else limit) - used)
 
     def _room_at(self, key: str) -> float:
         return self._known[key].room_at if key in self._known else -math.inf
@@ -278,13 +284,17 @@ class _Lent:
         if status == 0:
             if move.lent_to and grant.lent_to and grant.host_mib:  # else it was a person who moved it
                 self._pace.measured(grant.host_mib * MIB, now - self._began)
+            if (
+                move.lent_to in self._known
+            ):  # the turn of the other one begins, however long that was there without room
+                self._known[move.lent_to].here = now
             known.refused = 0
             if not move.lent_to:
                 known.wanted = 0
         else:
             known.not_before = now + NOT_NOW
             if not move.lent_to:
-                known.wanted += MORE
+                known.wanted = min(known.wanted + MORE, self._most(move.key, known.had))
             elif status == CANNOT:
                 known.refused += 1
         return True

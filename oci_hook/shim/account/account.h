@@ -26,7 +26,7 @@ uint64_t gh_own_units(struct gh_state *st, unsigned gpu);
 void gh_press(struct gh_state *st, unsigned gpu);
 bool gh_pressed(struct gh_state *st, unsigned gpu);
 void gh_count_contexts(struct gh_state *st, unsigned gpu, int more);
-/* Tells the host that an allocation of so many units waits for room on the GPU. Called again while it waits. */
+/* Tells the host that an allocation of so many units waits for room on the GPU. Called again while it waits; 0: it is over. */
 void gh_note_waiting(struct gh_state *st, unsigned gpu, uint64_t units);
 /* Units that the container may have now under this limit. Beyond its request it has memory that must go to the host when others
  * need it: so memory that the driver cannot move there has to be within the request. fixed: it is for such memory. */

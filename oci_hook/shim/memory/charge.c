@@ -11,10 +11,17 @@
 #define FIRST_WAIT_MS 5
 #define LONGEST_WAIT_MS 100
 
+void end_wait(struct gh_state *st, int gpu, unsigned waited) {
+    if (waited > 1)
+        gh_note_waiting(st, (unsigned)gpu, 0);
+}
+
 bool wait_for_room(struct gh_state *st, int gpu, uint64_t units, unsigned *waited) {
     uint64_t most = 1000ull * gh_policy_memory_wait(st);
-    if (*waited >= most)
+    if (*waited >= most) {
+        end_wait(st, gpu, *waited);
         return false;
+    }
     if (!*waited) { /* what our own pools keep for later may be enough */
         bool closed = pieces_reclaim(st);
         *waited = 1;
@@ -30,8 +37,10 @@ bool wait_for_room(struct gh_state *st, int gpu, uint64_t units, unsigned *waite
 
 bool charge_again(struct charge *c, CUresult r, unsigned *waited) {
     uint64_t units = c->units;
-    if (r != CUDA_ERROR_OUT_OF_MEMORY || !units || c->at.gpu < 0)
+    if (r != CUDA_ERROR_OUT_OF_MEMORY || !units || c->at.gpu < 0) {
+        end_wait(c->st, c->at.gpu, *waited);
         return false;
+    }
     uncharge(c);
     return wait_for_room(c->st, c->at.gpu, units, waited);
 }

@@ -19,6 +19,8 @@ struct charge {
 bool wait_for_room(struct gh_state *st, int gpu, uint64_t units, unsigned *waited);
 /* The same with a charge, which it undoes, and the driver's answer. */
 bool charge_again(struct charge *c, CUresult r, unsigned *waited);
+/* Tells the host that this wait, of so many milliseconds, is over. wait_for_room does where it returns false. */
+void end_wait(struct gh_state *st, int gpu, unsigned waited);
 /* Charges, asks the driver, and does both again as long as room is made: the answer is in r, and the charge is made if that is
  * CUDA_SUCCESS. */
 #define CHARGE_AND_ASK(r, c, charging, asking) \

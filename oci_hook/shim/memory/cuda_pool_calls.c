@@ -126,6 +126,8 @@ static CUresult alloc_charged(struct gh_state *st, const struct variant *v, cons
         ended = pool_end(&g);
     } while (r == CUDA_ERROR_OUT_OF_MEMORY && g.pool &&
              wait_for_room(st, atomic_load(&pool->gpu), gh_units(q->bytes), &waited));
+    if (r != CUDA_ERROR_OUT_OF_MEMORY)
+        end_wait(st, atomic_load(&pool->gpu), waited);
     if (ended && r == CUDA_SUCCESS) {
         struct owed o = begin_free(LINEAR, *made);
         end_free(&o, v->free(*made, q->stream));

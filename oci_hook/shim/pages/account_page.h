@@ -9,7 +9,7 @@
  * committed        value:34 | tag:20             what the owner is charged after its operation `tag`
  * ack              tag                           the last operation of this slot that another process saw take effect
  * free_cache       idle:24 | taken:40            of what is charged: freed but not released; what others took of that
- * waiting[GPU]     units that an allocation within its limit waits for; waits counts its tries
+ * waiting[GPU]     units that an allocation within its limit waits for, 0: none; waits counts its tries
  * surcharge[GPU]   units                         contexts, modules: what NVML sees in use beyond the total
  * fixed            a bit for each slot: its process has memory that the driver cannot move to the host
  * owner[slot]      pid:32 | start:32   0 free; shown to people, and proof of nothing
@@ -44,7 +44,7 @@ struct gh_account_gpu {
     _Atomic uint64_t surcharge; /* units that NVML sees in use beyond the total; the node's agent writes it */
     _Atomic uint64_t pressure;  /* counts refusals; processes with idle pool memory release it when this changes */
     _Atomic uint64_t cached;    /* 1 once any slot has had something in its free cache */
-    _Atomic uint64_t waiting;   /* units that one allocation waits for, since the GPU has no room for them */
+    _Atomic uint64_t waiting;   /* units that one allocation waits for, since the GPU has no room for them; 0: none */
     _Atomic uint64_t waits;     /* counts its tries: who reads it anew sees whether it still waits */
     uint8_t reserved[16];       /* each GPU has its own cache line */
 };

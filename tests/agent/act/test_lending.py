@@ -49,15 +49,16 @@ def trainer(node: Node, mib: int, **more: str) -> Tenant:
     return tenant
 
 
-def crowded(node: Node) -> tuple[Tenant, Tenant]:
-    """A server, and the one of two trainers that was moved for it."""
+def crowded(node: Node) -> tuple[Tenant, Tenant, Tenant]:
+    """A server, the one of two trainers that was moved for it, and the other one."""
     both = trainer(node, 3500), trainer(node, 3500)
     assert [tenant.program.hear() for tenant in both] == ["0", "0"]
     server = node.tenant(SERVER)
     assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
-    (away,) = (tenant for tenant in both if tenant.grant.off_gpu)
+    away, there = sorted(both, key=lambda tenant: not tenant.grant.off_gpu)
+    assert not there.grant.off_gpu
     wait_for(lambda: away.grant.suspended)
-    return server, away
+    return server, away, there
 
 
 def moved(node: Node, what: str) -> "list[str]":
@@ -97,6 +98,24 @@ def test_without_the_setting_all_is_booked(node: Node) -> None:
     assert "this node lends nothing" in node.say("set", tenant.id, "--memory-request", "1Gi", status=1)
     node.stage.refused(node.root, "GH-201", annotations=TRAINER)
     assert "belongs beside it" in node.stage.refused(node.root, "GH-103", annotations={KEY + "memory-request": "1Gi"})
+
+
+def test_who_has_waited_has_a_turn(node: Node, agent: Agent) -> None:
+    """However long it was there before. Then the other one has its own, and at last there is room for both."""
+    server, away, one = crowded(node)  # the agent learns how long a move takes
+    for tenant in (server, away):
+        node.stage.runc("delete", "--force", tenant.id, program=node.stage.program)
+    node.say("settings", "set", "memory_turn=4")
+    late = node.tenant(TRAINER)
+    assert [late.program("begin"), late.program("alloc 20 late")] == ["0", "0"]
+    agent.looks(25)
+    assert late.program("hold 5500") == "0"
+    wait_for(lambda: late.grant.suspended and not one.grant.off_gpu)
+    left = {e["id"]: e["at"] for e in events(node.stage) if e["event"] == "suspended"}
+    assert left[late.id] - left[one.id] > 4
+    node.stage.runc("delete", "--force", one.id, program=node.stage.program)
+    wait_for(lambda: not late.grant.off_gpu)
+    assert len(late.program("digest")) == 64
 
 
 def test_a_request_has_room_made_at_once(node: Node, agent: Agent) -> None:
@@ -210,7 +229,7 @@ def test_without_waiting_it_fails_at_once(node: Node) -> None:
 
 def test_an_agent_that_is_killed_while_somebody_is_away(node: Node) -> None:
     with running(node.stage) as agent:
-        server, away = crowded(node)
+        server, away, _ = crowded(node)
         agent.kill()
     node.stage.runc("delete", "--force", server.id, program=node.stage.program)
     time.sleep(0.5)
@@ -222,7 +241,7 @@ def test_an_agent_that_is_killed_while_somebody_is_away(node: Node) -> None:
 
 def test_a_person_brings_it_back(node: Node, agent: Agent) -> None:
     """Where there is no room it stays away, whoever asks."""
-    _, away = crowded(node)
+    _, away, _ = crowded(node)
     said = node.say("resume", away.id, status=1)
     assert "GH-201" in said and "it stays suspended, and comes back by itself once there is room" in said
     assert away.grant.lent_to
@@ -230,7 +249,7 @@ def test_a_person_brings_it_back(node: Node, agent: Agent) -> None:
 
 def test_a_person_keeps_it_away(node: Node, agent: Agent) -> None:
     """Who suspends what is away for another has it stay so, its booking free."""
-    server, away = crowded(node)
+    server, away, _ = crowded(node)
     since = away.grant.suspended
     assert node.data("suspend", away.id)["changed"] and not away.grant.booked and away.grant.suspended == since
     assert not node.data("suspend", away.id)["changed"]
