@@ -85,6 +85,8 @@ class Gpu:
             self.free += t.used
         away = bool(self.move.lent_to)
         self.tenants[t.key] = t.replace(away=away, here=self.now, back=t.back if away else self.now)
+        if away and not (other := self.tenants[self.move.lent_to]).away:
+            self.tenants[other.key] = other.replace(here=self.now)
         self.move = None
 
     def claim(self, gib):

@@ -284,10 +284,9 @@ class _Lent:
         if status == 0:
             if move.lent_to and grant.lent_to and grant.host_mib:  # else it was a person who moved it
                 self._pace.measured(grant.host_mib * MIB, now - self._began)
-            if (
-                move.lent_to in self._known
-            ):  # the turn of the other one begins, however long that was there without room
-                self._known[move.lent_to].here = now
+            other = self._known.get(move.lent_to)
+            if other and not other.away:  # its turn begins, however long it was there without room
+                other.here = now
             known.refused = 0
             if not move.lent_to:
                 known.wanted = 0
