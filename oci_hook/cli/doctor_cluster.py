@@ -203,7 +203,7 @@ def namespaces(found: Found) -> Iterator[CheckResult]:
         if (one["metadata"].get("labels") or {}).get(NAMESPACE_LABEL) == ENABLED
     ]
     if opted:
-        yield CheckResult("namespaces", OK, f"{len(opted)} opted in: {words.first(sorted(opted), MOST_NAMES)}")
+        yield CheckResult("namespaces", OK, f"{len(opted)} opted in: {_names(sorted(opted))}")
     else:
         fix = f"kubectl label namespace NAMESPACE {NAMESPACE_LABEL}={ENABLED}"
         yield CheckResult("namespaces", NOTE, "none has opted in", "", fix)
@@ -229,14 +229,10 @@ def reports(found: Found, nodes: list[dict[str, Any]]) -> Iterator[CheckResult]:
     logs = f"kubectl -n {NAMESPACE} logs daemonset/gpu-hook-node -c agent"
     if silent:
         yield CheckResult(
-            "nodes",
-            FAIL,
-            f"{len(silent)} of {len(nodes)} report no GPUs: {words.first(silent, MOST_NAMES)}",
-            "GH-608",
-            logs,
+            "nodes", FAIL, f"{len(silent)} of {len(nodes)} report no GPUs: {_names(silent)}", "GH-608", logs
         )
     if keyless:
-        what = f"{len(keyless)} of {len(nodes)} have no valid keys, and verify no decision: {words.first(keyless, MOST_NAMES)}"
+        what = f"{len(keyless)} of {len(nodes)} have no valid keys, and verify no decision: {_names(keyless)}"
         yield CheckResult("nodes", FAIL, what, "GH-606", logs)
     if not silent and not keyless:
         yield CheckResult("nodes", OK, f"{len(nodes)} report {output.count(gpus, 'GPU')} and have keys")
@@ -245,8 +241,7 @@ def reports(found: Found, nodes: list[dict[str, Any]]) -> Iterator[CheckResult]:
 def claims(found: Found, nodes: list[str]) -> Iterator[CheckResult]:
     """nodes: those with shares by ResourceClaims."""
     if not _items(found, "deviceclasses") and not _items(found, "resourceslices"):
-        who = words.first(nodes, MOST_NAMES)
-        what = f"{who} have shares by claims, and the API server has no {GROUP} with DeviceClasses: Kubernetes 1.36 or newer"
+        what = f"{_names(nodes)} have shares by claims, and the API server has no {GROUP} with DeviceClasses: Kubernetes 1.36 or newer"
         yield CheckResult("claims", FAIL, what, "GH-608", APPLY_CLAIMS)
         return
     missing = [name for name in (SHARE_CLASS, GPU_CLASS) if _named(found, "deviceclasses", name) is None]
@@ -258,9 +253,7 @@ def claims(found: Found, nodes: list[str]) -> Iterator[CheckResult]:
     silent = [name for name in nodes if name not in published]
     if silent:
         fix = "kubectl -n gpu-hook-claims logs daemonset/gpu-hook-claims -c agent"
-        what = (
-            f"{len(silent)} of {len(nodes)} nodes with claims have no ResourceSlice: {words.first(silent, MOST_NAMES)}"
-        )
+        what = f"{len(silent)} of {len(nodes)} nodes with claims have no ResourceSlice: {_names(silent)}"
         yield CheckResult("claims", FAIL, what, "GH-608", fix)
     if not missing and not silent:
         yield CheckResult("claims", OK, f"{output.count(len(nodes), 'node')} with ResourceSlices")
@@ -287,3 +280,7 @@ def _decoded(text: str) -> str:
         return base64.b64decode(text).decode()
     except (binascii.Error, ValueError):
         return ""
+
+
+def _names(names: list[str]) -> str:
+    return words.first(names, MOST_NAMES)

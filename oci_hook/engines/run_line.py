@@ -26,9 +26,8 @@ class Engine:
     version: str = ""
 
 
-Ask = Callable[
-    [Sequence[str]], tuple[int, str]
-]  # (exit status, standard output; after a failure also standard error) of a command
+# (exit status, standard output; after a failure also standard error) of a command
+Ask = Callable[[Sequence[str]], tuple[int, str]]
 
 
 def ask(command: Sequence[str]) -> tuple[int, str]:

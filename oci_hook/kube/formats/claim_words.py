@@ -5,11 +5,8 @@ from oci_hook.core.dialects import native
 DRIVER = "gpu-hook.io"
 GROUP = "resource.k8s.io/v1"
 SHARE_CLASS, GPU_CLASS = f"gpu-share.{DRIVER}", f"gpu.{DRIVER}"  # packaging/kubernetes/dra/classes.yaml
-MEMORY, COMPUTE, SHARES = (
-    "memory",
-    "compute",
-    "shares",
-)  # capacities of a device: bytes, per cent, how many may have a part
+# Capacities of a device: bytes, per cent, how many may have a part.
+MEMORY, COMPUTE, SHARES = "memory", "compute", "shares"
 API, KIND = f"{DRIVER}/v1", "Share"  # of the opaque configuration
 BY_CLAIM = ("memory", "compute", "gpus", "devices")  # words that the claim itself says
 UNPLACED = ("memory-request", "placement", "apart-from", "node")  # words that Kubernetes' scheduler does not know

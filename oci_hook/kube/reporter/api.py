@@ -20,11 +20,8 @@ MAX_ANSWER = 64 << 20  # bytes; a node's pods
 MAX_LINE = 4 << 20
 FAILURES = (OSError, http.client.HTTPException, ValueError)  # ssl.SSLError and timeouts are OSErrors
 
-CLOSED = (
-    http.client.RemoteDisconnected,
-    ConnectionError,
-    ssl.SSLEOFError,
-)  # by the server, while nobody used the connection
+# By the server, while nobody used the connection.
+CLOSED = (ConnectionError, ssl.SSLEOFError)
 
 
 class ApiError(Exception):

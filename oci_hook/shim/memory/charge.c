@@ -12,7 +12,7 @@
 #define LONGEST_WAIT_MS 100
 
 void end_wait(struct gh_state *st, int gpu, unsigned waited) {
-    if (waited > 1)
+    if (waited > 1) /* at 1 only our own pools were looked at, and the host was not told */
         gh_note_waiting(st, (unsigned)gpu, 0);
 }
 
