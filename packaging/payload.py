@@ -33,6 +33,7 @@ main()
 """
 
 
+@functools.cache
 def epoch() -> int:
     """SOURCE_DATE_EPOCH, else the time of the checkout's last commit; seconds since 1970."""
     if given := os.environ.get("SOURCE_DATE_EPOCH"):

@@ -4,6 +4,7 @@ Everything lives below tmp_path; containers that a test leaves behind are killed
 """
 
 import contextlib
+import gc
 import glob
 import itertools
 import json
@@ -62,6 +63,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
 
     items.sort(key=rank)
+
+
+def pytest_collection() -> None:
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """The collector of garbage need not look at eight thousand tests again and again: a twentieth of all the work."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -85,6 +85,12 @@ class Box:
         except subprocess.CalledProcessError:
             return None
 
+    def read_each(self, *paths: str) -> list[str | None]:
+        """The same for several files, by one process."""
+        script = 'for file; do cat "$file" && printf "+\\0" || printf "\\0"; done'
+        found = self.run("sh", "-c", script, "sh", *paths).split("\0")[:-1]
+        return [text[:-1] if text.endswith("+") else None for text in found]
+
     def mounts(self) -> list[tuple[str, str]]:
         """(mount point in the container, options) of everything mounted below the root."""
         found = []

@@ -12,37 +12,42 @@ import ziglang
 from tests.conftest import REPO
 from tests.engines import box
 from tests.engines.box import IMAGE, Place
+from tests.long import long
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 STEPS = 11
 
 
-def test_from_a_clone_to_a_share_and_away_again(native: Path, tmp_path: Path) -> None:
-    place = Place(native)
-    try:
-        flags = (f"--data-root={place.dir}/data", f"--cgroup-parent=/{place.cgroup}", "--bridge=none")
-        command = place.hideout.command("dockerd", *flags, "--iptables=false", "--ip-forward=false")
-        ready = lambda: place.hideout.run("docker", "version").returncode == 0  # noqa: E731
-        process = box.serve(command, place.dir / "dockerd.log", ready)
+if (
+    long()
+):  # all that is C is compiled once more; each run of CI begins with set-up in a fresh clone, and test_docker installs
+
+    def test_from_a_clone_to_a_share_and_away_again(native: Path, tmp_path: Path) -> None:
+        place = Place(native)
         try:
-            assert place.hideout.run("docker", "load", "--quiet", "--input", str(place.archive)).returncode == 0
-            source = tmp_path / "source"
-            as_it_is(source)
-            script = [str(REPO / "scripts/newcomer"), "--from", str(source), "--image", IMAGE]
-            # In its mount namespace alone: set-up may need the network. zig keeps the C libraries that it has compiled by
-            # the place of their sources: those of this checkout's zig are there, and take it 40 s of processor time else.
-            variables = (f"TMPDIR={tmp_path}", f"ZIG_LIB_DIR={Path(ziglang.__file__).parent / 'lib'}")
-            enter = ("nsenter", f"--target={place.hideout.keeper.pid}", "--mount", "--", "env", *variables)
-            done = box.run(*enter, *script, "--prefix", f"{place.dir}/new", seconds=600)
+            flags = (f"--data-root={place.dir}/data", f"--cgroup-parent=/{place.cgroup}", "--bridge=none")
+            command = place.hideout.command("dockerd", *flags, "--iptables=false", "--ip-forward=false")
+            ready = lambda: place.hideout.run("docker", "version").returncode == 0  # noqa: E731
+            process = box.serve(command, place.dir / "dockerd.log", ready)
+            try:
+                assert place.hideout.run("docker", "load", "--quiet", "--input", str(place.archive)).returncode == 0
+                source = tmp_path / "source"
+                as_it_is(source)
+                script = [str(REPO / "scripts/newcomer"), "--from", str(source), "--image", IMAGE]
+                # In its mount namespace alone: set-up may need the network. zig keeps the C libraries that it has compiled by
+                # the place of their sources: those of this checkout's zig are there, and take it 40 s of processor time else.
+                variables = (f"TMPDIR={tmp_path}", f"ZIG_LIB_DIR={Path(ziglang.__file__).parent / 'lib'}")
+                enter = ("nsenter", f"--target={place.hideout.keeper.pid}", "--mount", "--", "env", *variables)
+                done = box.run(*enter, *script, "--prefix", f"{place.dir}/new", seconds=600)
+            finally:
+                process.terminate()
+                process.wait(box.WAIT)
         finally:
-            process.terminate()
-            process.wait(box.WAIT)
-    finally:
-        place.close()
-    assert done.returncode == 0, done.stdout + done.stderr
-    times = re.findall(r"^ *([\d.]+) s  ", done.stdout, re.M)
-    assert len(times) == STEPS + 1 and float(times[-1]) >= max(map(float, times[:-1]))
-    assert list(tmp_path.iterdir()) == [source]
+            place.close()
+        assert done.returncode == 0, done.stdout + done.stderr
+        times = re.findall(r"^ *([\d.]+) s  ", done.stdout, re.M)
+        assert len(times) == STEPS + 1 and float(times[-1]) >= max(map(float, times[:-1]))
+        assert list(tmp_path.iterdir()) == [source]
 
 
 def as_it_is(folder: Path) -> None:
