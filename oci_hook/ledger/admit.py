@@ -132,7 +132,8 @@ def _pinned(
 
 
 def _tell(who: Identity, problems: "Sequence[Problem]", settings: Settings, request: Request) -> None:
-    events.refused(settings.state_dir, who.id, problems, events.full_name(who), request, who.pod_uid)
+    name = events.full_name(who)
+    events.refused(settings.state_dir, who.id, problems, name, request, who.pod_uid, who.bundle)
 
 
 def _check_free(ledger: "store.Ledger", key: str, who: Identity, instead_of: str) -> None:

@@ -52,15 +52,28 @@ def refused(
     name: str = "",
     request: "Request | None" = None,
     pod_uid: str = "",
+    bundle: str = "",
 ) -> None:
-    """A container was refused. request: what it asked for, where that could be parsed. pod_uid: "" outside Kubernetes."""
+    """A container was refused. request: what it asked for, where that could be parsed. pod_uid: "" outside Kubernetes.
+    bundle: where it is known, and name is "", the engine's name is recorded: with --rm, nobody knows it a moment later."""
     more: dict[str, Any] = {"uid": pod_uid[:64]} if pod_uid else {}
     if request is not None:
         from oci_hook.core.request_data import as_data
 
         more["request"] = as_data(request)
+    name = name or (_engine_name(id, bundle) if bundle else "")
     lines = [str(p) for p in problems[:5]]
     record(state_dir, "refused", id=id[:256], name=name[:256], codes=[p.code for p in problems], messages=lines, **more)
+
+
+def _engine_name(id: str, bundle: str) -> str:
+    from oci_hook.ledger.life import valid_id  # loaded here, since most containers are not refused
+    from oci_hook.oci import engine_name
+
+    try:
+        return engine_name.look(id, bundle) if valid_id(id) else ""
+    except MemoryError:
+        return ""
 
 
 def unclear(state_dir: str, id: str, problems: "Sequence[Problem]") -> None:

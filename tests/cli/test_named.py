@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.core.grant import Grant, Share
-from oci_hook.errors import Problem
-from oci_hook.ledger import events
-from oci_hook.observe import engine_names
-from tests.cli.box import Install
+from oci_hook.core.grant import Grant, Identity, Share
+from oci_hook.core.request import GpuRequest, Request
+from oci_hook.errors import NoRoomError, Problem
+from oci_hook.ledger import admit, events
+from oci_hook.oci import engine_name
+from tests.cli.box import Install, this_process
 from tests.cli.test_release import dead, held
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of others than root are not believed")
@@ -21,7 +22,7 @@ REFUSED = "beef" * 16
 @pytest.fixture
 def web(install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Grant:
     """The grant of docker's container `web`; docker also knows `big`, which does not run."""
-    monkeypatch.setattr(engine_names, "DOCKER", str(tmp_path / "docker"))
+    monkeypatch.setattr(engine_name, "DOCKER", str(tmp_path / "docker"))
     for id, name in ((ID, "web"), (REFUSED, "big")):
         file = tmp_path / "docker/containers" / id / "config.v2.json"
         file.parent.mkdir(parents=True)
@@ -49,6 +50,32 @@ def test_why_of_a_refused_one(install: Install, web: Grant) -> None:
     events.refused(str(install.state), REFUSED, [Problem("GH-201", "no room")])
     assert "was refused" in install.text("why", "big")
     assert "GH-410" in install.text("why", "small", status=1)
+
+
+def test_why_of_a_refused_one_that_its_engine_forgets_at_once(install: Install, web: Grant, tmp_path: Path) -> None:
+    """As docker does with --rm, also where it had another container of this name before."""
+    events.record(str(install.state), "ended", id="cafe" * 16, name="job")
+    file = tmp_path / "docker/containers" / REFUSED / "config.v2.json"
+    file.write_text(json.dumps({"ID": REFUSED, "Name": "/job"}))
+    who = Identity("/run/runc", REFUSED, "/bundles/job")
+    with pytest.raises(NoRoomError):
+        admit.admit(Request((GpuRequest("0", ("mib", 24000), 0),)), who, this_process(), install.settings)
+    file.unlink()
+    assert "was refused at" in install.text("why", "job")
+    assert install.text("events", "-c", "job").splitlines()[1].split()[2:4] == ["refused", "job"]
+
+
+def test_why_of_one_whose_name_nobody_knew(install: Install, web: Grant) -> None:
+    """As with `ctr run`: then a refusal that is newer than what is known of the name is pointed at."""
+    events.record(str(install.state), "ended", id="cafe" * 16, name="job")
+    assert "whose name" not in install.text("why", "job")
+    events.refused(str(install.state), "d00d" * 16, [Problem("GH-201", "no room")])
+    said = "a container whose name is not known was refused at "
+    for text in (install.text("why", "job"), install.text("why", "task", status=1)):
+        assert said in text and "(GH-201): `gpu-hook why d00dd00dd00d` says more" in text
+    assert said not in install.text("why", "cafecafe") and said not in install.text("why", "d00dd00dd00d")
+    events.refused(str(install.state), "f00d" * 16, [Problem("GH-201", "no room")], "ns/pod")
+    assert said not in install.text("why", "job")
 
 
 def test_who_is_to_be_waited_for(install: Install, web: Grant) -> None:

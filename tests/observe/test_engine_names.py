@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from oci_hook.core.grant import Grant, Identity, Life
-from oci_hook.observe import engine_names
 from oci_hook.observe.engine_names import Names, ids_of, look, named
+from oci_hook.oci import engine_name
 
 ID = "0123456789abcdef" * 4
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of others than root are not believed")
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of others than 
 
 @pytest.fixture(autouse=True)
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_names, "DOCKER", str(tmp_path / "docker"))
-    monkeypatch.setattr(engine_names, "DAEMON", str(tmp_path / "daemon.json"))
-    monkeypatch.setattr(engine_names, "PODMAN", (str(tmp_path / "overlay-containers"),))
+    monkeypatch.setattr(engine_name, "DOCKER", str(tmp_path / "docker"))
+    monkeypatch.setattr(engine_name, "DAEMON", str(tmp_path / "daemon.json"))
+    monkeypatch.setattr(engine_name, "PODMAN", (str(tmp_path / "overlay-containers"),))
 
 
 def grant(bundle: Path | str = "/nowhere", id: str = ID, born: int = 1, **who: str) -> Grant:
