@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from oci_hook.cli import live, named, output
-from oci_hook.cli.explain import pairs
+from oci_hook.cli.explain import keys_without_prefix, pairs
 from oci_hook.config import settings as node_settings
 from oci_hook.core.allocate import Refusal, allocate
 from oci_hook.core.request import Request, parse
@@ -16,7 +16,7 @@ from oci_hook.core.request_data import from_data
 from oci_hook.core.suggest import changes
 from oci_hook.core.terms import CLASS_NUMBERS, compute_of
 from oci_hook.engines import unshared
-from oci_hook.errors import GhError, refuse
+from oci_hook.errors import GhError, RequestError, refuse
 from oci_hook.ledger import admit, store
 from oci_hook.ledger import inventory as cache
 from oci_hook.ledger.admit import MIN_PREFIX
@@ -80,7 +80,10 @@ def why(
         raise click.UsageError("name a CONTAINER, or describe one by --annotation; not both")
     settings = node_settings.load(prefix)
     if annotation:
-        request = parse(pairs("--annotation", annotation), {}, "", settings.rules, (), request_mounts.decode)
+        asked = pairs("--annotation", annotation)
+        if bare := keys_without_prefix(asked):
+            raise RequestError(*bare)
+        request = parse(asked, {}, "", settings.rules, (), request_mounts.decode)
         if request is None:
             return output.Report({"fits": True, "changes": []}, ["these annotations request no GPU"])
         return room(settings, request, [])
@@ -143,8 +146,11 @@ def past(
             if end
             else "no event is about it; see `gpu-hook events`"
         )
-        raise refuse("GH-410", f"no container {container} holds a share, and {none}")
+        newer = "; ".join(unnamed(log, 0))
+        raise refuse("GH-410", f"no container {container} holds a share, and {none}" + (newer and f"; {newer}"))
     last = found[-1]
+    if not matches(str(last.get("id")), "", container):  # by a name, which another container may have had since
+        end = [*unnamed(log, last["at"]), *end]
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["at"]))
     if last["event"] != "refused":
         ended = f"ended at {when}" if last["event"] == "ended" else f"got its share at {when}, and has ended since"
@@ -161,6 +167,18 @@ def past(
     if request is None:
         return output.Report({"id": last.get("id"), "state": "refused", "messages": messages}, lines)
     return room(settings, request, lines)
+
+
+def unnamed(log: list[dict[str, Any]], since: float) -> list[str]:
+    """A line about the last refusal after this Unix time, if nobody knows that container's name: it may be the one that is meant."""
+    last = next((e for e in reversed(log) if e["event"] == "refused" and e["at"] > since), None)
+    if last is None or last.get("name") not in (None, "", short(str(last.get("id")))):
+        return []
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["at"]))
+    code = str((last.get("messages") or [words(last)])[0]).partition(":")[0]
+    id = short(str(last.get("id") or ""))[:64]
+    see = f"`gpu-hook why {id}`" if id else "`gpu-hook events`"
+    return [f"a container whose name is not known was refused at {when} ({code}): {see} says more"]
 
 
 def life(log: list[dict[str, Any]], last: dict[str, Any]) -> list[dict[str, Any]]:
