@@ -55,13 +55,13 @@ def refused(
     bundle: str = "",
 ) -> None:
     """A container was refused. request: what it asked for, where that could be parsed. pod_uid: "" outside Kubernetes.
-    bundle: where it is known, and name is "", the engine's name is recorded: with --rm, nobody knows it a moment later."""
+    bundle: "" where it is not known. Without a name, the engine's is recorded: with --rm, nobody knows it a moment later."""
     more: dict[str, Any] = {"uid": pod_uid[:64]} if pod_uid else {}
     if request is not None:
         from oci_hook.core.request_data import as_data
 
         more["request"] = as_data(request)
-    name = name or (_engine_name(id, bundle) if bundle else "")
+    name = name or _engine_name(id, bundle)
     lines = [str(p) for p in problems[:5]]
     record(state_dir, "refused", id=id[:256], name=name[:256], codes=[p.code for p in problems], messages=lines, **more)
 

@@ -31,7 +31,10 @@ def look(id: str, bundle: str) -> str:
     not known."""
     if bundle.endswith(f"-containers/{id}/userdata"):
         return _podman_name(bundle, id)
-    return _docker_name(bundle, id)
+    name = _docker_name(bundle, id)
+    if not name and not bundle:  # podman's stage precreate knows none yet
+        name = next((found for folder in PODMAN if (found := _listed(folder, id))), "")
+    return name
 
 
 def _docker_name(bundle: str, id: str) -> str:

@@ -70,6 +70,7 @@ def test_podman(tmp_path: Path, volatile: bool) -> None:
     entries = [{"id": "other", "names": ["x"]}, {"id": ID, "names": ["db", "db2"]}]
     (tmp_path / f"overlay-containers/{'volatile-' * volatile}containers.json").write_text(json.dumps(entries))
     assert look(grant(bundle)) == "db" and ids_of("db") == {ID}
+    assert look(grant("")) == "db" and look(grant("", id="f" * 64)) == ""  # podman's stage precreate knows no bundle
     elsewhere = mounting(tmp_path / f"graph/overlay-containers/{ID}/userdata", str(bundle / "hosts"))
     assert look(grant(elsewhere)) == "db"
 
