@@ -16,6 +16,7 @@ from oci_hook.errors import GhError
 from oci_hook.ledger import inventory as cache
 from oci_hook.ledger.slot_files import read_gate
 from oci_hook.observe import account
+from oci_hook.observe.event_text import text_of
 from oci_hook.observe.processes import accounted
 
 SECONDS = 2.0  # to wait for the agent's answer
@@ -56,6 +57,11 @@ def told(settings: Settings, prefix: str) -> list[dict[str, Any]]:
         return sorted(found.values(), key=lambda e: float(e["at"]))
     except (TypeError, ValueError, LookupError):  # an agent of before, or another program
         return []
+
+
+def words(event: dict[str, Any]) -> str:
+    """An event of the log, or one that the agent has put in words."""
+    return str(event["text"]) if "text" in event else text_of(event)
 
 
 def fetch(settings: Settings, prefix: str, path: str) -> Any:

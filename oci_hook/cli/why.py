@@ -23,7 +23,6 @@ from oci_hook.ledger.admit import MIN_PREFIX
 from oci_hook.ledger.events import short
 from oci_hook.observe import engine_names
 from oci_hook.observe.event_log import Follower
-from oci_hook.observe.event_text import text_of
 from oci_hook.observe.stopped import by_agent
 from oci_hook.oci import request_mounts
 
@@ -156,11 +155,12 @@ def past(
         ended = f"ended at {when}" if last["event"] == "ended" else f"got its share at {when}, and has ended since"
         stopped = by_agent(log, str(last.get("id")))
         had = [
-            f"  {time.strftime('%H:%M:%S', time.localtime(e['at']))} {e['event']}: {words(e)}" for e in life(log, last)
+            f"  {time.strftime('%H:%M:%S', time.localtime(e['at']))} {e['event']}: {live.words(e)}"
+            for e in life(log, last)
         ]
         lines = [f"{last.get('id')} {ended}", *had, *filter(None, [stopped]), *end]
         return output.Report({"id": last.get("id"), "state": "ended", "stopped_by_agent": stopped}, fold_lines(lines))
-    messages = last.get("messages") or [words(last)]
+    messages = last.get("messages") or [live.words(last)]
     lines = [f"{last.get('id') or container} was refused at {when}:", *(f"  {text}" for text in messages), *end]
     lines = [output.printable(text) for text in lines]
     request = request_of(last.get("request"))
@@ -175,7 +175,7 @@ def unnamed(log: list[dict[str, Any]], since: float) -> list[str]:
     if last is None or last.get("name") not in (None, "", short(str(last.get("id")))):
         return []
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["at"]))
-    code = str((last.get("messages") or [words(last)])[0]).partition(":")[0]
+    code = str((last.get("messages") or [live.words(last)])[0]).partition(":")[0]
     id = short(str(last.get("id") or ""))[:64]
     see = f"`gpu-hook why {id}`" if id else "`gpu-hook events`"
     return [f"a container whose name is not known was refused at {when} ({code}): {see} says more"]
@@ -186,11 +186,6 @@ def life(log: list[dict[str, Any]], last: dict[str, Any]) -> list[dict[str, Any]
     own = [e for e in log if e.get("id") == last.get("id")]
     begun = max((i for i, e in enumerate(own) if e["event"] == "granted"), default=0)
     return own[begun:]
-
-
-def words(event: dict[str, Any]) -> str:
-    """An event of the log, or one that the agent has put in words."""
-    return str(event["text"]) if "text" in event else text_of(event)
 
 
 def room(settings: node_settings.Settings, request: Request, head: list[str]) -> output.Report:
