@@ -103,6 +103,14 @@ def full_name(who: "Identity") -> str:
     return "/".join([part[:64] for part in (who.namespace, who.pod, who.container) if part])
 
 
+def title(who: "Identity") -> str:
+    """A container in a line for people: its name, else the one that its engine has for it, and its id as engines show it."""
+    name, id = full_name(who) or _engine_name(who.id, who.bundle), short(who.id)
+    id = id if len(id) <= 64 else id[:64] + "…"
+    said = f"{name} ({id})" if name and name != id else id
+    return "".join(c if c.isprintable() else "?" for c in said)  # names come from tenants
+
+
 def short(id: str) -> str:
     """The first twelve digits of an id of 64 hex digits, as engines show them; another id as it is."""
     return id[:12] if len(id) == 64 and all(c in "0123456789abcdef" for c in id) else id
