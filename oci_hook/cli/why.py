@@ -92,11 +92,11 @@ def why(
     ]
     living = [c for c in living if c["id"] == container] or living
     if len(living) > 1:
-        ids = ", ".join(c["id"][:20] for c in living[:5])
+        ids = ", ".join(title(c) for c in living[:5])
         raise refuse("GH-410", f"{len(living)} containers match {container}: {ids}; name one by its id")
     log = Follower(settings.state_dir, old=True).read()
     if living:
-        return running(living[0], node, log)
+        return running(living[0], node, log, node["agent"]["state"] != "none" or live.agent_runs(settings))
     try:
         named.check_may_read(settings)
     except GhError:  # so it is the agent that said which containers live
@@ -217,9 +217,10 @@ def room(settings: node_settings.Settings, request: Request, head: list[str]) ->
 Reasons = list[str]
 
 
-def running(c: dict[str, Any], node: dict[str, Any], log: list[dict[str, Any]]) -> output.Report:
-    """The things that slow down a running container: its state, its share, its neighbours, and what the GPUs report."""
-    reasons = by_state(c, by_agent(log, c["id"]))
+def running(c: dict[str, Any], node: dict[str, Any], log: list[dict[str, Any]], kept: bool = True) -> output.Report:
+    """The things that slow down a running container: its state, its share, its neighbours, and what the GPUs report. kept:
+    whether an agent runs."""
+    reasons = by_state(c, by_agent(log, c["id"]), kept)
     if c.get("account_problem"):
         reasons.append(f"its account page cannot be read ({c['account_problem']}), so its memory use is unknown")
     for share in c["gpus"]:
@@ -227,18 +228,22 @@ def running(c: dict[str, Any], node: dict[str, Any], log: list[dict[str, Any]]) 
         reasons += [f"{where}: {text}" for reason in ON_GPU for text in reason(c, share, node)]
     reasons += [f"finding {f['kind']}: {f['evidence']}" for f in c["findings"]]
     verb = "starts" if c["state"] == "starting" else "runs"
-    name, id = "/".join(filter(None, (c["namespace"], c["pod"], c["name"]))), output.short(c["id"])
-    who = f"{name} ({id})" if name and name != id else id
-    lines = [f"{who} {verb} with policy {c['policy']}, class {c['class']}"]
+    lines = [f"{title(c)} {verb} with policy {c['policy']}, class {c['class']}"]
     lines += [f"  {text}" for text in reasons] or ["  gpu-hook knows of nothing that slows it down"]
     if node["agent"]["state"] == "none":
         lines.append("(no agent runs, so the use of the GPUs is unknown; start one by `gpu-hook agent`)")
     return output.Report({"id": c["id"], "state": c["state"], "reasons": reasons}, fold_lines(lines))
 
 
-def by_state(c: dict[str, Any], agent: str) -> Reasons:
+def title(c: dict[str, Any]) -> str:
+    """A container that runs, in a line: its name and its id."""
+    name, id = "/".join(filter(None, (c["namespace"], c["pod"], c["name"]))), output.short(c["id"])
+    return f"{name} ({id})" if name and name != id else id
+
+
+def by_state(c: dict[str, Any], agent: str, kept: bool = True) -> Reasons:
     """Reasons in the container's state. agent: what the agent did to the container, as by_agent() says; "" if
-    nothing."""
+    nothing. kept: whether an agent runs."""
     if c["state"] == "starting":
         seconds = c.get("waits_seconds")
         if seconds is None:
@@ -250,9 +255,10 @@ def by_state(c: dict[str, Any], agent: str) -> Reasons:
     if c["state"] == "suspended":
         since, held = time.strftime("%H:%M:%S", time.localtime(c["suspended_since"])), output.size(c["host_mib"])
         if c.get("lent_to"):
+            then = "the agent brings it back once there is room, or at its turn"
             return [
                 f"it had more GPU memory than it requests, and container {output.short(c['lent_to'])} needed it: since {since}, {held} are"
-                " in the host's memory; it comes back by itself once there is room, or at its turn"
+                f" in the host's memory; {then if kept else live.NOT_BACK.format(output.short(c['id']))}"
             ]
         return [f"it is suspended since {since}, with {held} in the host's memory; `gpu-hook resume` continues it"]
     if c["state"] == "moving":

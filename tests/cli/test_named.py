@@ -8,7 +8,8 @@ import pytest
 
 from oci_hook.core.grant import Grant, Identity, Share
 from oci_hook.core.request import GpuRequest, Request
-from oci_hook.errors import NoRoomError, Problem
+from oci_hook.errors import NoRoomError, Problem, SettingsError
+from oci_hook.install import prefix
 from oci_hook.ledger import admit, events
 from oci_hook.oci import engine_name
 from tests.cli.box import Install, this_process
@@ -43,6 +44,23 @@ def test_every_command_takes_the_name(install: Install, web: Grant) -> None:
     assert "GH-407" in install.text("release", "web", status=1)
     assert install.data("release", "web", "--force") == {"released": [web.key]}
     assert "GH-410" in install.text("set", "web", "--memory", "8Gi", status=1)
+
+
+def test_messages_have_the_name_first(install: Install, web: Grant, tmp_path: Path) -> None:
+    """And no id that is cut without a sign of it."""
+    title = "web (abcdef000000)"
+    with pytest.raises(SettingsError, match=r"GH-504: 2 container\(s\) hold shares \(other, web \(abcdef000000\)\)"):
+        prefix.refuse_while_held(str(install.state), force=False)
+    assert f"container {title} is alive and holds grant " in install.text("release", "web", status=1)
+    assert f"container {title} holds this grant and lives" in install.text("release", "--key", web.key, status=1)
+    (tmp_path / "docker/containers/other").mkdir()
+    (tmp_path / "docker/containers/other/config.v2.json").write_text(json.dumps({"ID": "other", "Name": "/web"}))
+    assert f": {title}, web (other); name one by its id" in install.text("why", "web", status=1)
+
+
+def test_a_title_is_one_line_whatever_it_says() -> None:
+    assert events.title(Identity("/r", "i" * 100, "/b")) == "i" * 64 + "…"
+    assert events.title(Identity("/r", "i", "/b", container="\x1b[31mred\n")) == "?[31mred? (i)"
 
 
 def test_why_of_a_refused_one(install: Install, web: Grant) -> None:
