@@ -73,7 +73,9 @@ class Hook(program.Program):
         elif self.stage == "poststop":
             forget(given, settings)
         else:
-            start(_with_bundle(given), settings, self, self.claim)
+            given = _with_bundle(given)
+            self.bundle = given.bundle
+            start(given, settings, self, self.claim)
 
     def report(self, problems: "Sequence[Problem]") -> None:
         log.report_hook(self.container, problems)

@@ -1,11 +1,12 @@
 """podman's stage before a container is made, `oci-gpu-hook precreate`: config.json on standard input, edited on output.
 
-The one kind of hook that can change the environment. At this stage nobody says whose container it will be, nor who
-makes it: the grant gets a random key, which the marker annotation carries, and counts for WAIT seconds, or until podman
-ends. In that time the createRuntime hook finds the key there and makes the grant the container's; gpu-hook-runtime, if it is the runtime,
-gives its own instead. A spec that asks for nothing goes out as it came in. Exit status 1, a coded line on standard
-error and in the journal, and nothing on standard output: podman makes no container. podman does not show that line;
-so if our createRuntime hook is in the spec, the refusal is left to it, whose lines podman shows.
+The one kind of hook that can change the environment. At this stage nobody says for sure whose container it will be, nor who
+makes it: the grant has the id by which the spec's cgroup goes, for people, and a random key, which the marker annotation
+carries, and counts for WAIT seconds, or until podman ends. In that time the createRuntime hook finds the key there and
+makes the grant the container's; gpu-hook-runtime, if it is the runtime, gives its own instead. A spec that asks for
+nothing goes out as it came in. Exit status 1, a coded line on standard error and in the journal, and nothing on standard
+output: podman makes no container. podman does not show that line; so if our createRuntime hook is in the spec, the
+refusal is left to it, whose lines podman shows.
 """
 
 import os
@@ -19,6 +20,7 @@ from oci_hook.core.grant import Life
 from oci_hook.core.terms import DRIVER
 from oci_hook.errors import GhError, refuse
 from oci_hook.hook import DEADLINE
+from oci_hook.ledger import events
 from oci_hook.ledger.admit import admit, release
 from oci_hook.ledger.life import BUNDLE_ROOT
 from oci_hook.linux import limits
@@ -52,7 +54,7 @@ class Precreate(program.Program):
             data = stdin.read(spec.MAX_SIZE + 1)
         found = spec.parse(data, STDIN)
         settings = node_settings.load(self.prefix)
-        self.state_dir = settings.state_dir
+        self.container, self.state_dir = _id(found), settings.state_dir
         try:
             out, key = edited(found, data, settings)
         except GhError:
@@ -100,7 +102,8 @@ def edited(found: "Spec", data: bytes, settings: "Settings") -> tuple[bytes, str
         from oci_hook.config import cluster
 
         request, decided = cluster.obeyed(request, doc, asking, settings)
-    who = annotations.identity(BUNDLE_ROOT, os.urandom(16).hex(), "", asking, spec.cgroups_path(doc))
+    random = os.urandom(16).hex()  # so that nobody else knows the key
+    who = annotations.identity(BUNDLE_ROOT + random, _id(doc) or random, "", asking, spec.cgroups_path(doc))
     life = Life(boot_id(), _podman(), deadline=int(time.monotonic()) + WAIT, space=pid_space())
     record = not _is_hooked(found, settings)  # a hooked container is refused again by its hook, which records it
     marked = to_spec.marked(found)
@@ -118,6 +121,13 @@ def edited(found: "Spec", data: bytes, settings: "Settings") -> tuple[bytes, str
     except BaseException:
         _release(admission.grant.key, settings)
         raise
+
+
+def _id(doc: "Spec") -> str:
+    """The container's id, with which its linux.cgroupsPath ends (podman 4 and 5: libpod-ID, SLICE:libpod:ID); "" where it does
+    not."""
+    id = spec.cgroups_path(doc)[-64:]
+    return id if events.short(id) != id else ""
 
 
 def _is_seen(root: str) -> bool:

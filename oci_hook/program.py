@@ -21,17 +21,18 @@ class Program:
     """One run of one program.
 
     name: what messages call it. deadline: seconds that its work may take. failed: the exit status when the work fails.
-    container: its id, once known. pod: namespace/pod/container, once known. state_dir: where the event of a failure goes;
-    "" until the settings are read, and then there is none. pod_uid: the pod's, "" outside Kubernetes.
+    container, bundle: its id and its bundle, once known. pod: namespace/pod/container, once known. pod_uid: the pod's, ""
+    outside Kubernetes. state_dir: where the event of a failure goes; "" until the settings are read, and then there is none.
     """
 
-    __slots__ = ("name", "deadline", "failed", "container", "state_dir", "pod", "pod_uid")
+    __slots__ = ("name", "deadline", "failed", "container", "bundle", "state_dir", "pod", "pod_uid")
 
-    def __init__(self, name: str, deadline: float, failed: int = 1, container: str = "") -> None:
+    def __init__(self, name: str, deadline: float, failed: int = 1, container: str = "", bundle: str = "") -> None:
         self.name = name
         self.deadline = deadline
         self.failed = failed
         self.container = container
+        self.bundle = bundle
         self.state_dir = ""
         self.pod = ""
         self.pod_uid = ""
@@ -63,7 +64,8 @@ def run(program: Program) -> int:
         limits.lift()
         problems = e.problems
         if program.state_dir and not isinstance(e, NoRoomError):  # admit() has recorded those
-            events.refused(program.state_dir, program.container, problems, program.pod, pod_uid=program.pod_uid)
+            who = program.container, problems, program.pod
+            events.refused(program.state_dir, *who, pod_uid=program.pod_uid, bundle=program.bundle)
     except MemoryError:
         limits.lift()
         problems = [_no_memory(program.name)]

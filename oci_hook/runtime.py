@@ -50,7 +50,7 @@ class Runtime(program.Program):
         self.prefix = prefix
         self.args = args
         self.call = read_call(args)
-        super().__init__("gpu-hook", DEADLINE, container=self.call.id)
+        super().__init__("gpu-hook", DEADLINE, container=self.call.id, bundle=self.call.bundle)
 
     def work(self) -> None:
         """Does not return when all is well."""

@@ -104,6 +104,21 @@ def test_a_podman_that_fails_leaves_no_grant(install, bundle):
     nothing_is_booked(install)
 
 
+@pytest.mark.parametrize("path", ("/parent/libpod-{id}", "machine.slice:libpod:{id}"))
+def test_the_grant_has_the_containers_id_from_the_beginning(install, bundle, path):
+    """So that the agent's event of its end has it as well, however short it lived. The key stays random."""
+    id, keys = "0123456789abcdef" * 4, set()
+    for _ in range(2):
+        spec = config(bundle(ASK))
+        spec["linux"]["cgroupsPath"] = path.format(id=id)
+        assert precreate(install, spec).returncode == 0
+        (grant,) = install.grants()
+        assert grant.who.id == id
+        keys.add(grant.key)
+        assert store.forget(str(install.state), grant.key)
+    assert len(keys) == 2
+
+
 def test_a_podman_that_lives_long_keeps_it_until_the_deadline(install, bundle):
     """`podman system service` is such a one."""
     process = by_podman(install, bundle(ASK), "read end")

@@ -7,7 +7,7 @@ from oci_hook.core.boundary import changed_limits, expected, limits_on
 from oci_hook.core.terms import DRIVER
 from oci_hook.core.value import Value
 from oci_hook.errors import refuse
-from oci_hook.ledger import admit, store
+from oci_hook.ledger import admit, events, store
 from oci_hook.ledger import inventory as node_inventory
 
 TYPE_CHECKING = False
@@ -81,7 +81,7 @@ def _raise(settings: "Settings", grant: "Grant", larger: "tuple[Limit, ...]") ->
     except LimitError as e:
         _agree(settings, grant.key)
         why = f"the driver does not take the new limit: {str(e)[:150]}; the former one is in effect"
-        raise refuse("GH-414", f"container {grant.who.id[:64]} is not changed: {why}") from None
+        raise refuse("GH-414", f"container {events.title(grant.who)} is not changed: {why}") from None
 
 
 def _give(settings: "Settings", grant: "Grant") -> str:

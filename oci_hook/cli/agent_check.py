@@ -8,11 +8,13 @@ from oci_hook import __version__
 from oci_hook.agent import options
 from oci_hook.agent.serve import whereabouts
 from oci_hook.boundary import records
-from oci_hook.cli import live, output
+from oci_hook.cli import live, named, output
 from oci_hook.config.settings import Settings
+from oci_hook.core import words
 from oci_hook.core.layout import AGENT_LOCK
 from oci_hook.engines.doctor import NOTE, OK, WARN, CheckResult
 from oci_hook.errors import GhError
+from oci_hook.ledger import events
 
 UNIT = "gpu-hook-agent"
 UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
@@ -42,6 +44,17 @@ def _has_records(state_dir: str) -> bool:
         return False
 
 
+def _lent(settings: Settings) -> tuple[bool, str]:
+    """(whether memory is lent, by the setting or by grants of before; the containers that are away for others)"""
+    try:
+        grants = named.snapshot(settings)
+    except GhError:  # reported by another check
+        grants = ()
+    away = words.first([events.title(grant.who) for grant in grants if grant.lent_to], 3)
+    lends = settings.rules.lends or any(share.request_mib for grant in grants for share in grant.shares)
+    return lends or bool(away), away
+
+
 def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[CheckResult]:
     pid, node = whereabouts.holder(f"{settings.state_dir}/{AGENT_LOCK}"), live.ask(settings, prefix)
     here = any(os.path.exists(f"{folder}/{UNIT}.service") for folder in UNIT_FOLDERS)
@@ -49,11 +62,13 @@ def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[CheckR
     if not pid and node is None:
         start = f"systemctl enable --now {UNIT}" if managed else f"gpu-hook agent{option}"
         message = "does not run: nothing detects containers that bypass their limits; containers do not need it"
-        if settings.rules.lends:
-            message = "does not run, and memory is lent (oversubscribe): only the agent makes room for allocations that find none"
+        lent, away = _lent(settings)
+        if lent:
+            message = "does not run, and memory is lent: only the agent makes room for allocations that find none"
+            message += ", and brings back who was moved for them" + (away and f" (away now: {away})")
         if _has_records(settings.state_dir):
             message += ", but no driver's limit that is lost, or could not be set, is set again without it"
-        yield CheckResult("agent", WARN if settings.rules.lends else NOTE, message, "", start)
+        yield CheckResult("agent", WARN if lent else NOTE, message, "", start)
         return
     restart = f"systemctl restart {UNIT}" if managed else f"kill {pid}; gpu-hook agent{option}"
     of = f" (process {pid})" if pid else ""  # only root can see who holds the lock

@@ -309,14 +309,14 @@ def unclear_words(
     found += near_misses.in_environment(given.env, settings.rules, asks, by_hand=True)
     found += near_misses.in_labels(labels, asks)
     warnings = unclear.judge(list(dict.fromkeys(found)), strictness.refuses(settings, named=True))
-    return [*warnings, *([] if asks else keys_without_prefix(given))]
+    return [*warnings, *([] if asks else keys_without_prefix(given.annotations))]
 
 
-def keys_without_prefix(given: ExplainedContainer) -> list[Problem]:
-    """A warning for each key that gpu-hook would know if it had its prefix. The runtime cannot say so: other programs have
+def keys_without_prefix(annotations: dict[str, str]) -> list[Problem]:
+    """A problem for each key that gpu-hook would know if it had its prefix. The runtime cannot say so: other programs have
     keys of these names, too."""
     known = (*native.KEYS, "containers", "request")
-    keys = [key for key in given.annotations if key.partition(".")[0] in known and not near_misses.is_suspect(key)]
+    keys = [key for key in annotations if key.partition(".")[0] in known and not near_misses.is_suspect(key)]
     return [
         Problem("GH-108", f"{show(key)} is no key of gpu-hook without the prefix {PREFIX_KEY}; add it") for key in keys
     ]

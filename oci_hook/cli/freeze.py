@@ -59,7 +59,7 @@ def frozen(since: int) -> "admit.Alteration":
         if not any(share.slot for share in grant.shares):
             what = "has its GPUs alone, without a gate" if grant.shares else "has no GPU"
             advice = "stop the container itself, for example by `docker pause`"
-            raise refuse("GH-411", f"container {grant.who.id[:64]} {what}: there is nothing to freeze; {advice}")
+            raise refuse("GH-411", f"container {named.title(grant)} {what}: there is nothing to freeze; {advice}")
         return grant.replace(frozen=grant.frozen if grant.frozen and since else since)
 
     return change

@@ -12,19 +12,27 @@ from oci_hook.agent.watched import Watched
 from oci_hook.cli import named
 from oci_hook.config.settings import Settings
 from oci_hook.core.inventory import Inventory
+from oci_hook.core.layout import AGENT_LOCK
 from oci_hook.errors import GhError
 from oci_hook.ledger import inventory as cache
 from oci_hook.ledger.slot_files import read_gate
 from oci_hook.observe import account
+from oci_hook.observe.event_text import text_of
 from oci_hook.observe.processes import accounted
 
 SECONDS = 2.0  # to wait for the agent's answer
+NOT_BACK = "no agent runs to bring it back: start one (`gpu-hook agent`), or run `gpu-hook resume {}`"
 MAX = 16 << 20  # bytes of its answer
 
 
 def node(settings: Settings, prefix: str) -> dict[str, Any]:
     """The form of agent.view.view(); agent.state is "none" if no agent of this install answers. Raises NodeError GH-303."""
     return ask(settings, prefix) or alone(settings)
+
+
+def agent_runs(settings: Settings) -> bool:
+    """True if an agent of this install runs, also one that cannot be asked. Only root can see it."""
+    return whereabouts.holder(f"{settings.state_dir}/{AGENT_LOCK}") > 0
 
 
 def ask(settings: Settings, prefix: str) -> dict[str, Any] | None:
@@ -56,6 +64,11 @@ def told(settings: Settings, prefix: str) -> list[dict[str, Any]]:
         return sorted(found.values(), key=lambda e: float(e["at"]))
     except (TypeError, ValueError, LookupError):  # an agent of before, or another program
         return []
+
+
+def words(event: dict[str, Any]) -> str:
+    """An event of the log, or one that the agent has put in words."""
+    return str(event["text"]) if "text" in event else text_of(event)
 
 
 def fetch(settings: Settings, prefix: str, path: str) -> Any:

@@ -5,7 +5,6 @@ from errno import EACCES
 
 import click
 
-from oci_hook.cli import output
 from oci_hook.config.settings import Settings, load
 from oci_hook.core.grant import Grant
 from oci_hook.core.layout import DEFAULT_PREFIX
@@ -51,7 +50,4 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 def title(grant: Grant) -> str:
     """A container in a line for people: its name and its id, or its id alone."""
-    (found,) = engine_names.named((grant,))
-    name = events.full_name(found.who)
-    id = found.who.id
-    return f"{output.printable(name)} ({output.short(id)})" if name and name != id else id
+    return events.title(grant.who)

@@ -70,7 +70,11 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
     for grant, entry, found in zip(grants, data, waits, strict=True):
         rows += as_rows(entry, state_words(grant, found))
     lines = output.table(HEADER, rows, SPARE) if rows else ["no container holds a share"]
+    runs = live.agent_runs(settings)
     for entry in data:
+        if entry["lent_to"] and not runs:
+            id = output.short(entry["id"])
+            lines.append(f"{id}: it made room for another container, and {live.NOT_BACK.format(id)}")
         if entry["account_problem"]:
             lines.append(f"account page of {output.short(entry['id'])}: {entry['account_problem']}")
         if entry["boundary_failed"]:

@@ -43,11 +43,12 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
     for grant in living:
         if not force:
             raise refuse(
-                "GH-407", f"container {grant.who.id} is alive and holds grant {grant.key}; stop it, or use --force"
+                "GH-407",
+                f"container {named.title(grant)} is alive and holds grant {grant.key}; stop it, or use --force",
             )
         if grant.off_gpu:
             why = "is suspended, and nobody could resume it then; run `gpu-hook resume` first, or stop it"
-            raise refuse("GH-411", f"container {grant.who.id[:64]} {why}")
+            raise refuse("GH-411", f"container {named.title(grant)} {why}")
         if len(matching) > 1:
             keys = ", ".join(g.key for g in living)
             how = (

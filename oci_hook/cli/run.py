@@ -9,13 +9,13 @@ from typing import NoReturn
 import click
 
 from oci_hook.cli import output
-from oci_hook.cli.explain import pairs
+from oci_hook.cli.explain import keys_without_prefix, pairs
 from oci_hook.config import settings as node_settings
 from oci_hook.config.settings import Settings
 from oci_hook.core.layout import PREFIX_KEY
 from oci_hook.core.request import parse
 from oci_hook.engines import run_line
-from oci_hook.errors import GhError
+from oci_hook.errors import GhError, RequestError
 from oci_hook.oci import request_mounts
 
 
@@ -44,6 +44,7 @@ class Front(click.Command):
 @click.command(cls=Front)
 @output.prefix_option
 @click.option("--memory", "-m", metavar="SIZE", help="Memory on each of its GPUs: 4Gi, 512Mi, 2048 (MiB) or 30%.")
+@click.option("--memory-request", metavar="SIZE", help="What of the memory is booked, where the node lends the rest.")
 @click.option("--compute", "-c", metavar="N", help="Compute share on each of its GPUs, 1 to 100 per cent.")
 @click.option("--compute-limit", metavar="N", help="With burst-share: a ceiling at or above --compute.")
 @click.option("--gpus", metavar="N", help="How many GPUs: 1 to 16, all or none. [default: 1]")
@@ -84,6 +85,8 @@ def run(
         raise click.UsageError(f"{twice} is asked for twice: by its own option and by --annotation")
     wanted |= others
     try:
+        if bare := keys_without_prefix(others):
+            raise RequestError(*bare)
         settings = node_settings.load(prefix)
         check(settings, wanted)
         if not words:
@@ -94,9 +97,12 @@ def run(
             click.echo(
                 "note: -m after the engine's first option is memory of the host; for the GPU's, put it first", err=True
             )
-        line = run_line.line(run_line.choose(engine), wanted, words)
+        taken = run_line.choose(engine)
+        line = run_line.line(taken, wanted, words)
     except GhError as e:
         output.fail(e, as_json)
+    if taken.instead:
+        click.echo(f"note: podman is taken: {taken.instead}; --engine names one", err=True)
     if dry_run:
         click.echo(json.dumps({"command": line}, indent=2) if as_json else shlex.join(line))
         return

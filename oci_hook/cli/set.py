@@ -11,11 +11,12 @@ from oci_hook.config import settings as node_settings
 from oci_hook.core import units, value_parsers
 from oci_hook.core.change import GrantChange, changed
 from oci_hook.core.grant import Grant, Share
-from oci_hook.core.units import show
-from oci_hook.core.words import limit
+from oci_hook.core.units import MIB, show
+from oci_hook.core.words import cut, limit, size
 from oci_hook.errors import GhError, Problem, RequestError
 from oci_hook.ledger import events, store
 from oci_hook.ledger import inventory as node_inventory
+from oci_hook.observe import account
 
 T = TypeVar("T")
 
@@ -122,9 +123,24 @@ def report(done: live.Altered) -> output.Report:
     lines += [] if delivered else [PENDING.format(old="the former share")]
     lines += [DRIVER_PENDING.format(why=done.driver)] if done.driver else []
     lines += [DRIVER_WITHOUT.format(why=done.without)] if done.without else []
+    lines += over(after)
     in_effect = delivered and not done.driver
     data = {"id": after.who.id, "key": after.key, "before": old, "after": new, "in_effect": in_effect}
     return output.Report(data, lines, exit_status=0 if in_effect else PENDING_STATUS)
+
+
+def over(grant: Grant) -> list[str]:
+    """A line for each GPU on which the container uses more than its limit now is."""
+    usage = account.look(grant)
+    if not isinstance(usage, account.Usage):
+        return []
+    used = [(share, -(-n // MIB)) for share, n in zip(grant.shares, usage.totals, strict=False)]
+    then = "it keeps that, and gets no more until it has freed enough to be below"
+    return [
+        f"  it uses {size(mib)} of GPU {cut(share.uuid)}, above its limit of {size(share.memory_mib)}: {then}"
+        for share, mib in used
+        if mib > share.memory_mib and not share.whole
+    ]
 
 
 def as_data(grant: Grant) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class Screen:
         """The last lines: the columns without room, and the keys."""
         every, shown = (top_processes.ALL, top_processes.titles(width)) if self.processes else (ALL, self.titles(width))
         hidden = [title for title in every if title not in shown]
-        text = f"no room for {', '.join(hidden)}" if hidden and self.rows() else ""
+        text = f"too narrow for the columns {', '.join(hidden)}" if hidden and self.rows() else ""
         lines = [fit(line, "dim") for line in output.folded(text, width) if text]
         if self.keys:
             keys = KEYS if width >= WIDE else "? help   q quit   p processes" if width >= NARROW else "? help"

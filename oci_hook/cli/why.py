@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from oci_hook.cli import live, named, output
-from oci_hook.cli.explain import pairs
+from oci_hook.cli.explain import keys_without_prefix, pairs
 from oci_hook.config import settings as node_settings
 from oci_hook.core.allocate import Refusal, allocate
 from oci_hook.core.request import Request, parse
@@ -16,14 +16,13 @@ from oci_hook.core.request_data import from_data
 from oci_hook.core.suggest import changes
 from oci_hook.core.terms import CLASS_NUMBERS, compute_of
 from oci_hook.engines import unshared
-from oci_hook.errors import GhError, refuse
+from oci_hook.errors import GhError, RequestError, refuse
 from oci_hook.ledger import admit, store
 from oci_hook.ledger import inventory as cache
 from oci_hook.ledger.admit import MIN_PREFIX
 from oci_hook.ledger.events import short
 from oci_hook.observe import engine_names
 from oci_hook.observe.event_log import Follower
-from oci_hook.observe.event_text import text_of
 from oci_hook.observe.stopped import by_agent
 from oci_hook.oci import request_mounts
 
@@ -80,7 +79,10 @@ def why(
         raise click.UsageError("name a CONTAINER, or describe one by --annotation; not both")
     settings = node_settings.load(prefix)
     if annotation:
-        request = parse(pairs("--annotation", annotation), {}, "", settings.rules, (), request_mounts.decode)
+        asked = pairs("--annotation", annotation)
+        if bare := keys_without_prefix(asked):
+            raise RequestError(*bare)
+        request = parse(asked, {}, "", settings.rules, (), request_mounts.decode)
         if request is None:
             return output.Report({"fits": True, "changes": []}, ["these annotations request no GPU"])
         return room(settings, request, [])
@@ -90,11 +92,11 @@ def why(
     ]
     living = [c for c in living if c["id"] == container] or living
     if len(living) > 1:
-        ids = ", ".join(c["id"][:20] for c in living[:5])
+        ids = ", ".join(title(c) for c in living[:5])
         raise refuse("GH-410", f"{len(living)} containers match {container}: {ids}; name one by its id")
     log = Follower(settings.state_dir, old=True).read()
     if living:
-        return running(living[0], node, log)
+        return running(living[0], node, log, node["agent"]["state"] != "none" or live.agent_runs(settings))
     try:
         named.check_may_read(settings)
     except GhError:  # so it is the agent that said which containers live
@@ -143,18 +145,22 @@ def past(
             if end
             else "no event is about it; see `gpu-hook events`"
         )
-        raise refuse("GH-410", f"no container {container} holds a share, and {none}")
+        newer = "; ".join(unnamed(log, 0))
+        raise refuse("GH-410", f"no container {container} holds a share, and {none}" + (newer and f"; {newer}"))
     last = found[-1]
+    if not matches(str(last.get("id")), "", container):  # by a name, which another container may have had since
+        end = [*unnamed(log, last["at"]), *end]
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["at"]))
     if last["event"] != "refused":
         ended = f"ended at {when}" if last["event"] == "ended" else f"got its share at {when}, and has ended since"
         stopped = by_agent(log, str(last.get("id")))
         had = [
-            f"  {time.strftime('%H:%M:%S', time.localtime(e['at']))} {e['event']}: {words(e)}" for e in life(log, last)
+            f"  {time.strftime('%H:%M:%S', time.localtime(e['at']))} {e['event']}: {live.words(e)}"
+            for e in life(log, last)
         ]
         lines = [f"{last.get('id')} {ended}", *had, *filter(None, [stopped]), *end]
         return output.Report({"id": last.get("id"), "state": "ended", "stopped_by_agent": stopped}, fold_lines(lines))
-    messages = last.get("messages") or [words(last)]
+    messages = last.get("messages") or [live.words(last)]
     lines = [f"{last.get('id') or container} was refused at {when}:", *(f"  {text}" for text in messages), *end]
     lines = [output.printable(text) for text in lines]
     request = request_of(last.get("request"))
@@ -163,16 +169,23 @@ def past(
     return room(settings, request, lines)
 
 
+def unnamed(log: list[dict[str, Any]], since: float) -> list[str]:
+    """A line about the last refusal after this Unix time, if nobody knows that container's name: it may be the one that is meant."""
+    last = next((e for e in reversed(log) if e["event"] == "refused" and e["at"] > since), None)
+    if last is None or last.get("name") not in (None, "", short(str(last.get("id")))):
+        return []
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["at"]))
+    code = str((last.get("messages") or [live.words(last)])[0]).partition(":")[0]
+    id = short(str(last.get("id") or ""))[:64]
+    see = f"`gpu-hook why {id}`" if id else "`gpu-hook events`"
+    return [f"a container whose name is not known was refused at {when} ({code}): {see} says more"]
+
+
 def life(log: list[dict[str, Any]], last: dict[str, Any]) -> list[dict[str, Any]]:
     """The events of this container since it last got its share."""
     own = [e for e in log if e.get("id") == last.get("id")]
     begun = max((i for i, e in enumerate(own) if e["event"] == "granted"), default=0)
     return own[begun:]
-
-
-def words(event: dict[str, Any]) -> str:
-    """An event of the log, or one that the agent has put in words."""
-    return str(event["text"]) if "text" in event else text_of(event)
 
 
 def room(settings: node_settings.Settings, request: Request, head: list[str]) -> output.Report:
@@ -204,9 +217,10 @@ def room(settings: node_settings.Settings, request: Request, head: list[str]) ->
 Reasons = list[str]
 
 
-def running(c: dict[str, Any], node: dict[str, Any], log: list[dict[str, Any]]) -> output.Report:
-    """The things that slow down a running container: its state, its share, its neighbours, and what the GPUs report."""
-    reasons = by_state(c, by_agent(log, c["id"]))
+def running(c: dict[str, Any], node: dict[str, Any], log: list[dict[str, Any]], kept: bool = True) -> output.Report:
+    """The things that slow down a running container: its state, its share, its neighbours, and what the GPUs report. kept:
+    whether an agent runs."""
+    reasons = by_state(c, by_agent(log, c["id"]), kept)
     if c.get("account_problem"):
         reasons.append(f"its account page cannot be read ({c['account_problem']}), so its memory use is unknown")
     for share in c["gpus"]:
@@ -214,18 +228,22 @@ def running(c: dict[str, Any], node: dict[str, Any], log: list[dict[str, Any]]) 
         reasons += [f"{where}: {text}" for reason in ON_GPU for text in reason(c, share, node)]
     reasons += [f"finding {f['kind']}: {f['evidence']}" for f in c["findings"]]
     verb = "starts" if c["state"] == "starting" else "runs"
-    name, id = "/".join(filter(None, (c["namespace"], c["pod"], c["name"]))), output.short(c["id"])
-    who = f"{name} ({id})" if name and name != id else id
-    lines = [f"{who} {verb} with policy {c['policy']}, class {c['class']}"]
+    lines = [f"{title(c)} {verb} with policy {c['policy']}, class {c['class']}"]
     lines += [f"  {text}" for text in reasons] or ["  gpu-hook knows of nothing that slows it down"]
     if node["agent"]["state"] == "none":
         lines.append("(no agent runs, so the use of the GPUs is unknown; start one by `gpu-hook agent`)")
     return output.Report({"id": c["id"], "state": c["state"], "reasons": reasons}, fold_lines(lines))
 
 
-def by_state(c: dict[str, Any], agent: str) -> Reasons:
+def title(c: dict[str, Any]) -> str:
+    """A container that runs, in a line: its name and its id."""
+    name, id = "/".join(filter(None, (c["namespace"], c["pod"], c["name"]))), output.short(c["id"])
+    return f"{name} ({id})" if name and name != id else id
+
+
+def by_state(c: dict[str, Any], agent: str, kept: bool = True) -> Reasons:
     """Reasons in the container's state. agent: what the agent did to the container, as by_agent() says; "" if
-    nothing."""
+    nothing. kept: whether an agent runs."""
     if c["state"] == "starting":
         seconds = c.get("waits_seconds")
         if seconds is None:
@@ -237,9 +255,10 @@ def by_state(c: dict[str, Any], agent: str) -> Reasons:
     if c["state"] == "suspended":
         since, held = time.strftime("%H:%M:%S", time.localtime(c["suspended_since"])), output.size(c["host_mib"])
         if c.get("lent_to"):
+            then = "the agent brings it back once there is room, or at its turn"
             return [
                 f"it had more GPU memory than it requests, and container {output.short(c['lent_to'])} needed it: since {since}, {held} are"
-                " in the host's memory; it comes back by itself once there is room, or at its turn"
+                f" in the host's memory; {then if kept else live.NOT_BACK.format(output.short(c['id']))}"
             ]
         return [f"it is suspended since {since}, with {held} in the host's memory; `gpu-hook resume` continues it"]
     if c["state"] == "moving":

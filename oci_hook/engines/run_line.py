@@ -18,12 +18,14 @@ SECONDS = 20  # for an answer of the engine
 
 @dataclass(frozen=True)
 class Engine:
-    """program: what to call. podman: whether it speaks podman's language. annotations: whether it passes them on."""
+    """program: what to call. podman: whether it speaks podman's language. annotations: whether it passes them on. instead: why
+    docker, which comes first, was not taken; "" where it was, is not there, or another was named."""
 
     program: str
     podman: bool
     annotations: bool
     version: str = ""
+    instead: str = ""
 
 
 # (exit status, standard output; after a failure also standard error) of a command
@@ -49,6 +51,7 @@ def choose(name: str | None = None, ask: Ask = ask, which: Callable[[str], str |
 
     Raises SettingsError GH-505 where there is none, GH-510 where docker does not know our runtime.
     """
+    instead = ""
     problem = "neither docker nor podman is on this machine; with plain runc, see docs/guide/runc.md"
     if name in (None, "docker") and which("docker"):
         status, said = ask(("docker", "--version"))
@@ -57,11 +60,11 @@ def choose(name: str | None = None, ask: Ask = ask, which: Callable[[str], str |
         found = _docker(ask)
         if isinstance(found, Engine):
             return found
-        problem = found
+        problem = instead = found
     elif name:
         problem = f"{name} is not on this machine"
     if name in (None, "podman") and which("podman"):
-        return Engine("podman", True, True)
+        return Engine("podman", True, True, instead=instead)
     raise refuse("GH-505", problem)
 
 
@@ -72,7 +75,10 @@ def _docker(ask: Ask) -> "Engine | str":
     if status or len(words) != 2:
         if len(words) > 1 and words[0][0].isdigit():  # the client's version, which comes first also without a daemon
             words = words[1:]
-        return f"docker does not answer: {' '.join(words)[-160:]}"
+        why = " ".join(words)
+        if "permission denied" in why:
+            return "this user may not use docker's socket; use sudo, or have root add this user to the group docker"
+        return f"docker does not answer: {'…' * (len(why) > 160)}{why[-160:]}"
     status, runtimes = ask(("docker", "info", "--format", "{{json .Runtimes}}"))
     try:
         known = status == 0 and NAME in json.loads(runtimes)

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from oci_hook.config.settings import Settings, state_in_use
-from oci_hook.core import layout
+from oci_hook.core import layout, words
 from oci_hook.core.policy_page import MAX_GPUS
 from oci_hook.errors import GhError, NodeError, refuse
 from oci_hook.install import own_path, settings_edit, state_move, state_owner
 from oci_hook.install.files import locked, remove_empty, write
 from oci_hook.install.settings_template import default_settings_yaml
-from oci_hook.ledger import claims, store
+from oci_hook.ledger import claims, events, store
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # Containers need whole folders and the modules beside them; everything else is for commands and the agent.
@@ -278,7 +278,7 @@ def refuse_while_held(state_dir: str, force: bool) -> None:
             raise
         living = ()
     if living and not force:
-        names = ", ".join(grant.who.id[:40] for grant in living[:3])
+        names = words.first([events.title(grant.who) for grant in living], 3)
         raise refuse("GH-504", f"{len(living)} container(s) hold shares ({names}); end them, or uninstall with --force")
 
 

@@ -18,7 +18,7 @@ from oci_hook.core import layout
 from oci_hook.errors import refuse
 from oci_hook.install import state_owner
 from oci_hook.install.files import write
-from oci_hook.ledger import claims, slot_files, store
+from oci_hook.ledger import claims, events, slot_files, store
 from oci_hook.linux.lock import lock_file
 
 
@@ -70,7 +70,7 @@ def refuse_while_held(state_dir: str) -> None:
     if living:
         raise refuse(
             "GH-501",
-            f"state_dir: {len(living)} container(s) hold shares in {state_dir[:80]} ({living[0].who.id[:40]});"
+            f"state_dir: {len(living)} container(s) hold shares in {state_dir[:80]} ({events.title(living[0].who)});"
             f" end them, or keep state_dir: {state_dir[:80]}",
         )
 

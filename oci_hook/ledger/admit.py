@@ -132,7 +132,8 @@ def _pinned(
 
 
 def _tell(who: Identity, problems: "Sequence[Problem]", settings: Settings, request: Request) -> None:
-    events.refused(settings.state_dir, who.id, problems, events.full_name(who), request, who.pod_uid)
+    name = events.full_name(who)
+    events.refused(settings.state_dir, who.id, problems, name, request, who.pod_uid, who.bundle)
 
 
 def _check_free(ledger: "store.Ledger", key: str, who: Identity, instead_of: str) -> None:
@@ -146,7 +147,7 @@ def _check_free(ledger: "store.Ledger", key: str, who: Identity, instead_of: str
             # Both containers would start with what the second one writes into config.json.
             raise refuse(
                 "GH-407",
-                f"container {held.who.id[:100]} is being made from the bundle {who.bundle[:100]}; wait until it is,"
+                f"container {events.title(held.who)} is being made from the bundle {who.bundle[:100]}; wait until it is,"
                 " or give each its own bundle",
             )
 
@@ -203,7 +204,8 @@ def release(key: str, settings: Settings, force: bool = False) -> bool:
         for held in ledger.grants:
             if held.key == key:
                 raise refuse(
-                    "GH-407", f"container {held.who.id[:100]} holds this grant and {_alive(held, ledger, 'stop it')}"
+                    "GH-407",
+                    f"container {events.title(held.who)} holds this grant and {_alive(held, ledger, 'stop it')}",
                 )
         return any(ended.key == key for ended in ledger.swept)
 

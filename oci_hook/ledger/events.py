@@ -52,15 +52,28 @@ def refused(
     name: str = "",
     request: "Request | None" = None,
     pod_uid: str = "",
+    bundle: str = "",
 ) -> None:
-    """A container was refused. request: what it asked for, where that could be parsed. pod_uid: "" outside Kubernetes."""
+    """A container was refused. request: what it asked for, where that could be parsed. pod_uid: "" outside Kubernetes.
+    bundle: "" where it is not known. Without a name, the engine's is recorded: with --rm, nobody knows it a moment later."""
     more: dict[str, Any] = {"uid": pod_uid[:64]} if pod_uid else {}
     if request is not None:
         from oci_hook.core.request_data import as_data
 
         more["request"] = as_data(request)
+    name = name or _engine_name(id, bundle)
     lines = [str(p) for p in problems[:5]]
     record(state_dir, "refused", id=id[:256], name=name[:256], codes=[p.code for p in problems], messages=lines, **more)
+
+
+def _engine_name(id: str, bundle: str) -> str:
+    from oci_hook.ledger.life import valid_id  # loaded here, since most containers are not refused
+    from oci_hook.oci import engine_name
+
+    try:
+        return engine_name.look(id, bundle) if valid_id(id) else ""
+    except MemoryError:
+        return ""
 
 
 def unclear(state_dir: str, id: str, problems: "Sequence[Problem]") -> None:
@@ -88,6 +101,14 @@ def moved(state_dir: str, event: str, grant: "Grant", **what: "Any") -> None:
 def full_name(who: "Identity") -> str:
     """namespace/pod/container, without the parts that are not known."""
     return "/".join([part[:64] for part in (who.namespace, who.pod, who.container) if part])
+
+
+def title(who: "Identity") -> str:
+    """A container in a line for people: its name, else the one that its engine has for it, and its id as engines show it."""
+    name, id = full_name(who) or _engine_name(who.id, who.bundle), short(who.id)
+    id = id if len(id) <= 64 else id[:64] + "…"
+    said = f"{name} ({id})" if name and name != id else id
+    return "".join(c if c.isprintable() else "?" for c in said)  # names come from tenants
 
 
 def short(id: str) -> str:

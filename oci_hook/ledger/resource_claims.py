@@ -16,7 +16,7 @@ from oci_hook.core.request import Request
 from oci_hook.core.request_data import as_data, from_data
 from oci_hook.core.value import Value
 from oci_hook.errors import GhError, refuse
-from oci_hook.ledger import store
+from oci_hook.ledger import events, store
 from oci_hook.ledger.admit import admit, adopt, waits
 from oci_hook.ledger.life import BUNDLE_ROOT, NO_END
 from oci_hook.linux.lock import own_dir
@@ -230,7 +230,7 @@ def release(uid: str, settings: "Settings") -> None:
                 ledger.remove(key)
             elif grant.key == key:
                 raise refuse(
-                    "GH-407", f"container {grant.who.id[:100]} of ResourceClaim {uid[:40]} still lives; stop it"
+                    "GH-407", f"container {events.title(grant.who)} of ResourceClaim {uid[:40]} still lives; stop it"
                 )
 
 

@@ -422,8 +422,10 @@ def shared(grant: Grant) -> list[Share]:
 
 def unusable(state_dir: str, e: OSError) -> GhError:
     if isinstance(e, PermissionError) and os.geteuid():
-        others = "others see theirs on the agent's page, and in a container by `nvidia-smi` and GPU_HOOK_*"
-        return refuse("GH-303", f"the ledger in {state_dir} is root's alone, {others}; or run this as root")
+        others = "while the agent runs, `gpu-hook ps`, `top`, `why` and `events` answer every user"
+        return refuse(
+            "GH-303", f"only root may read or change the ledger in {state_dir}; {others}; else run this as root"
+        )
     what = f"{e.strerror} ({e.filename})" if e.filename else str(e.strerror or e)
     return refuse("GH-303", f"ledger in {state_dir}: {what}; check its file system (df, mount) and rights, then retry")
 

@@ -116,7 +116,7 @@ def resume(settings: "Settings", key: str, if_so: "Callable[[Grant], object]" = 
                 since = before.suspended or int(time.time())
                 admit.alter(settings, key, lambda g, _: rules.arrived(g, since))
                 why += "; it stays suspended" + (
-                    ", and comes back by itself once there is room" if before.lent_to else ""
+                    ", and an agent that runs brings it back once there is room" if before.lent_to else ""
                 )
             else:
                 why += "; it is half moved: run this again, or leave it to the agent"
@@ -188,7 +188,7 @@ def _check_cgroup(grant: Grant, need_mib: int) -> None:
     if room is not None and need_mib > room // MIB:
         raise refuse(
             "GH-415",
-            f"container {grant.who.id[:64]} is not suspended: it has {need_mib} MiB on its GPUs, and may take"
+            f"container {events.title(grant.who)} is not suspended: it has {need_mib} MiB on its GPUs, and may take"
             f" {room // MIB} MiB of host memory until its cgroup's limit; give it a larger limit",
         )
 
@@ -255,4 +255,4 @@ def _for(lent_to: str) -> "dict[str, str]":
 
 
 def _refusal(grant: Grant, what: str, why: str, code: str = "GH-415") -> GhError:
-    return refuse(code, f"container {grant.who.id[:64]} is not {what}: {why[:200]}")
+    return refuse(code, f"container {events.title(grant.who)} is not {what}: {why[:200]}")

@@ -11,6 +11,7 @@ from oci_hook.core.value import Value
 from oci_hook.discovery.checkpoint import CHECKPOINTED, FAILED
 from oci_hook.discovery.discover import ask, environment, every_gpu
 from oci_hook.errors import refuse
+from oci_hook.ledger import events
 from oci_hook.linux import proc
 from oci_hook.observe import account, inside
 
@@ -85,7 +86,7 @@ def listed(grant: Grant) -> "tuple[Process, ...]":
     pids = inside.pids(grant.life.init[0], grant.life.cgroup) if grant.life.init else None
     if not pids:
         why = "its processes are not known: its cgroup cannot be read, has too many, or is not its own"
-        raise refuse("GH-415", f"container {grant.who.id[:64]}: {why}")
+        raise refuse("GH-415", f"container {events.title(grant.who)}: {why}")
     found = []
     for pid in pids:
         try:
@@ -100,18 +101,21 @@ def find(grant: Grant, inventory: Inventory, locks: "tuple[int, ...]") -> Found:
     there = listed(grant)
     said = call(inventory, "look", there, LOOK_SECONDS, locks)
     if "states" not in said:
-        raise refuse("GH-417", f"container {grant.who.id[:64]}: {str(said.get('error'))[:180]}; nothing is changed")
+        raise refuse(
+            "GH-417", f"container {events.title(grant.who)}: {str(said.get('error'))[:180]}; nothing is changed"
+        )
     states = {int(pid): int(state) for pid, state in said["states"].items()}
     usage = account.look(grant)
     accounted, kept = (usage.totals, usage.kept) if isinstance(usage, account.Usage) else ((), ())
     seen = {int(pid): size for pid, size in (said["used"] or {}).items()}
     if strange := [pid for pid, size in seen.items() if size and pid not in states]:
         raise refuse(
-            "GH-415", f"container {grant.who.id[:64]}: {_names(strange)} is on a GPU, and the driver has no state of it"
+            "GH-415",
+            f"container {events.title(grant.who)}: {_names(strange)} is on a GPU, and the driver has no state of it",
         )
     if sum(accounted) > sum(kept) and not states:
         why = "its account page has memory in use, and the driver knows none of its processes"
-        raise refuse("GH-415", f"container {grant.who.id[:64]}: {why}")
+        raise refuse("GH-415", f"container {events.title(grant.who)}: {why}")
     left = sum(size or 0 for size in seen.values())
     used = max(sum(accounted), left)
     if states and (said["used"] is None or None in seen.values()):  # the driver does not say: at most its limits

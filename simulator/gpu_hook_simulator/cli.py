@@ -13,7 +13,7 @@ from gpu_hook_simulator import release as releases
 from oci_hook.cli import named, output
 from oci_hook.config.settings import Settings
 from oci_hook.config.settings import load as load_settings
-from oci_hook.core import units
+from oci_hook.core import units, words
 from oci_hook.core.layout import INVENTORY, SETTINGS_YAML, TIERS
 from oci_hook.discovery import char_links
 from oci_hook.discovery.discover import discover
@@ -21,8 +21,8 @@ from oci_hook.discovery.mark import MARK
 from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import GhError, refuse
 from oci_hook.install import settings_edit, state_owner
+from oci_hook.ledger import events, slot_files, store
 from oci_hook.ledger import inventory as cache
-from oci_hook.ledger import slot_files, store
 
 
 @click.group()
@@ -221,9 +221,9 @@ def refuse_while_used(settings: Settings, command: str, force: bool) -> None:
     gpus = driver_root.gpus_of(settings.state_dir)
     if force or not gpus.exists():
         return
-    grants = [grant.who.id for grant in store.snapshot(settings.state_dir) if grant.shares]
+    grants = [events.title(grant.who) for grant in store.snapshot(settings.state_dir) if grant.shares]
     if grants:
-        names = ", ".join(name[:40] for name in grants[:3])
+        names = words.first(grants, 3)
         raise refuse(
             "GH-306",
             f"{len(grants)} container(s) use the simulated GPUs: {names}; stop them, or `gpu-hook sim {command}"

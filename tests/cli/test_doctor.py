@@ -733,6 +733,26 @@ def test_the_fix_names_the_file_and_nothing_more(message: str, fix: str) -> None
     assert registered.edit(message) == fix
 
 
+def test_lending_of_before(well: Node) -> None:
+    """The setting is off, and containers that began before still lend."""
+    there = inventory.load(load(str(well.prefix)))
+    uuid, life = there.gpus[0].uuid, Life(boot_id(), creator=process_life(os.getpid()))
+
+    def hold(id: str, share: Share, **more: Any) -> None:
+        grant = Grant(store.grant_key("/r", id), Identity("/r", id, f"/b/{id}"), life, (share,), **more)
+        with store.open_ledger(str(well.state)) as ledger:
+            ledger.put(grant, policy_page(grant, there))
+
+    hold("whole", Share(uuid, 256))
+    assert not well.wrong()
+    hold("lends", Share(uuid, 512, request_mib=256))
+    (found,) = well.wrong()
+    assert found["check"] == "agent" and found["message"].endswith("and brings back who was moved for them")
+    hold("away", Share(uuid, 512, request_mib=256), suspended=7, lent_to="lends")
+    (found,) = well.wrong()
+    assert found["message"].endswith("and brings back who was moved for them (away now: away)")
+
+
 def test_what_lending_needs(well: Node) -> None:
     """A driver that moves memory (570), and the agent."""
     well.run("settings", "set", "oversubscribe=1.0")

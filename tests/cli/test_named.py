@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.core.grant import Grant, Share
-from oci_hook.errors import Problem
-from oci_hook.ledger import events
-from oci_hook.observe import engine_names
-from tests.cli.box import Install
+from oci_hook.core.grant import Grant, Identity, Share
+from oci_hook.core.request import GpuRequest, Request
+from oci_hook.errors import NoRoomError, Problem, SettingsError
+from oci_hook.install import prefix
+from oci_hook.ledger import admit, events
+from oci_hook.oci import engine_name
+from tests.cli.box import Install, this_process
 from tests.cli.test_release import dead, held
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of others than root are not believed")
@@ -21,7 +23,7 @@ REFUSED = "beef" * 16
 @pytest.fixture
 def web(install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Grant:
     """The grant of docker's container `web`; docker also knows `big`, which does not run."""
-    monkeypatch.setattr(engine_names, "DOCKER", str(tmp_path / "docker"))
+    monkeypatch.setattr(engine_name, "DOCKER", str(tmp_path / "docker"))
     for id, name in ((ID, "web"), (REFUSED, "big")):
         file = tmp_path / "docker/containers" / id / "config.v2.json"
         file.parent.mkdir(parents=True)
@@ -44,11 +46,54 @@ def test_every_command_takes_the_name(install: Install, web: Grant) -> None:
     assert "GH-410" in install.text("set", "web", "--memory", "8Gi", status=1)
 
 
+def test_messages_have_the_name_first(install: Install, web: Grant, tmp_path: Path) -> None:
+    """And no id that is cut without a sign of it."""
+    title = "web (abcdef000000)"
+    with pytest.raises(SettingsError, match=r"GH-504: 2 container\(s\) hold shares \(other, web \(abcdef000000\)\)"):
+        prefix.refuse_while_held(str(install.state), force=False)
+    assert f"container {title} is alive and holds grant " in install.text("release", "web", status=1)
+    assert f"container {title} holds this grant and lives" in install.text("release", "--key", web.key, status=1)
+    (tmp_path / "docker/containers/other").mkdir()
+    (tmp_path / "docker/containers/other/config.v2.json").write_text(json.dumps({"ID": "other", "Name": "/web"}))
+    assert f": {title}, web (other); name one by its id" in install.text("why", "web", status=1)
+
+
+def test_a_title_is_one_line_whatever_it_says() -> None:
+    assert events.title(Identity("/r", "i" * 100, "/b")) == "i" * 64 + "…"
+    assert events.title(Identity("/r", "i", "/b", container="\x1b[31mred\n")) == "?[31mred? (i)"
+
+
 def test_why_of_a_refused_one(install: Install, web: Grant) -> None:
     """Its event has the id alone."""
     events.refused(str(install.state), REFUSED, [Problem("GH-201", "no room")])
     assert "was refused" in install.text("why", "big")
     assert "GH-410" in install.text("why", "small", status=1)
+
+
+def test_why_of_a_refused_one_that_its_engine_forgets_at_once(install: Install, web: Grant, tmp_path: Path) -> None:
+    """As docker does with --rm, also where it had another container of this name before."""
+    events.record(str(install.state), "ended", id="cafe" * 16, name="job")
+    file = tmp_path / "docker/containers" / REFUSED / "config.v2.json"
+    file.write_text(json.dumps({"ID": REFUSED, "Name": "/job"}))
+    who = Identity("/run/runc", REFUSED, "/bundles/job")
+    with pytest.raises(NoRoomError):
+        admit.admit(Request((GpuRequest("0", ("mib", 24000), 0),)), who, this_process(), install.settings)
+    file.unlink()
+    assert "was refused at" in install.text("why", "job")
+    assert install.text("events", "-c", "job").splitlines()[1].split()[2:4] == ["refused", "job"]
+
+
+def test_why_of_one_whose_name_nobody_knew(install: Install, web: Grant) -> None:
+    """As with `ctr run`: then a refusal that is newer than what is known of the name is pointed at."""
+    events.record(str(install.state), "ended", id="cafe" * 16, name="job")
+    assert "whose name" not in install.text("why", "job")
+    events.refused(str(install.state), "d00d" * 16, [Problem("GH-201", "no room")])
+    said = "a container whose name is not known was refused at "
+    for text in (install.text("why", "job"), install.text("why", "task", status=1)):
+        assert said in text and "(GH-201): `gpu-hook why d00dd00dd00d` says more" in text
+    assert said not in install.text("why", "cafecafe") and said not in install.text("why", "d00dd00dd00d")
+    events.refused(str(install.state), "f00d" * 16, [Problem("GH-201", "no room")], "ns/pod")
+    assert said not in install.text("why", "job")
 
 
 def test_who_is_to_be_waited_for(install: Install, web: Grant) -> None:

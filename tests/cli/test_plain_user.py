@@ -145,7 +145,7 @@ def test_why_says_what_a_running_agent_tells_everybody(node: Install, monkeypatc
         as_root = node.text("why", "trainer")
         del told["/api/events"]
         with plain_user():
-            assert node.text("why", "trainer", status=1) == nobody.replace("nobody", "trainer")
+            untold = node.text("why", "trainer", status=1)
     assert web.startswith("web starts with policy")
     for text in ended:
         assert (
@@ -156,7 +156,30 @@ def test_why_says_what_a_running_agent_tells_everybody(node: Install, monkeypatc
         assert text.endswith("\n(by the agent; root sees more)\n")
     assert " granted: GPU-0: 2Gi, compute 20% (took 10.0 ms)\n" in as_root and "by the agent" not in as_root
     assert by_name == by_id and f"{'e' * 12} was refused at " in by_id and "\n  GH-201: no room\n" in by_id
-    assert nobody.startswith("GH-410: no container nobody holds a share, and the last events that the agent tells are ")
+    of_others = "GH-410: no container {} holds a share, and the last events that the agent tells are of others"
+    assert nobody.startswith(of_others.format("nobody") + "; a container whose name is not known was refused at ")
+    assert untold == of_others.format("trainer") + "\n"
+
+
+def test_events_are_those_that_a_running_agent_tells_everybody(node: Install) -> None:
+    """By the engine's name and by the id, and no agent of another install is believed."""
+    state = str(node.state)
+    events.record(state, "refused", id="e" * 64, name="eager", messages=["GH-201: no room"])
+    told = {"/api/node": live.alone(node.settings), "/api/events": Recent(state).read()}
+    as_root = node.text("events")
+    with agent(node, told):
+        with plain_user():
+            said, one = node.run("events"), node.run("events", "-c", "eager", "--json")
+            nobody = node.text("events", "-c", "nobody", status=1)
+        told["/api/node"]["agent"]["state_dir"] = "/elsewhere"
+        with plain_user():
+            other = node.text("events", status=1)
+    assert said.stdout == as_root and "  eager  GH-201: no room\n" in as_root
+    assert said.stderr == "(by the agent: the last events; root sees all)\n"
+    assert json.loads(one.stdout)["text"] == "GH-201: no room"
+    assert "GH-410: no event is about nobody" in nobody
+    assert other.startswith("GH-303: only root may read or change the ledger in ")
+    assert "`gpu-hook ps`, `top`, `why` and `events` answer every user" in other
 
 
 def test_root_sees_all_of_it(node: Install) -> None:

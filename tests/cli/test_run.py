@@ -155,10 +155,40 @@ def test_podman(install: Install, machine: Machine) -> None:
     machine.docker()
     assert install.text_last("run", "--dry-run", "--engine", "podman", "--exclusive", "--name", "x", "IMAGE") == line
     machine.docker(up=False)  # then podman, if there is no word which engine
-    assert install.text_last("run", "--dry-run", "--exclusive", "--name", "x", "IMAGE") == line
+    said = install.text_last("run", "--dry-run", "--exclusive", "--name", "x", "IMAGE")
+    why = "note: podman is taken: docker does not answer: Cannot connect to the Docker daemon; --engine names one\n"
+    assert said == why + line
+    assert install.text_last("run", "--dry-run", "--engine", "podman", "--exclusive", "--name", "x", "IMAGE") == line
     machine.program("docker", "#!/bin/sh\necho podman version 4.3.1\n")  # the package podman-docker
     said = install.text_last("run", "--dry-run", "--exclusive", "--name", "x", "IMAGE")
     assert said == line.replace("podman", "docker", 1)
+
+
+def test_a_docker_that_this_user_may_not_use(install: Install, machine: Machine) -> None:
+    machine.docker(up=False)
+    text = (machine.bin / "docker").read_text()
+    said = "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock"
+    machine.program("docker", text.replace("Cannot connect to the Docker daemon", said))
+    why = "this user may not use docker's socket; use sudo, or have root add this user to the group docker"
+    assert install.text_last("run", "--dry-run", "-m", "1Gi", "IMAGE", status=1) == f"GH-505: {why}\n"
+    machine.program("podman")
+    lines = install.text_last("run", "--dry-run", "-m", "1Gi", "IMAGE").splitlines()
+    assert lines[0] == f"note: podman is taken: {why}; --engine names one" and lines[1].startswith("podman ")
+
+
+@pytest.mark.parametrize("key", ("memory", "memory-request", "class"))
+@pytest.mark.parametrize("command", ("run", "why"))
+def test_an_annotation_without_our_prefix(install: Install, machine: Machine, command: str, key: str) -> None:
+    machine.docker("20.10.24", "20.10.24")
+    more = ("-m", "4Gi", "IMAGE") if command == "run" else ()
+    said = install.text_last(command, "-a", f"{key}=2Gi", *more, status=1)
+    assert said == f"GH-108: '{key}' is no key of gpu-hook without the prefix gpu-hook.io/; add it\n"
+
+
+def test_memory_that_is_lent(install: Install, machine: Machine) -> None:
+    machine.docker()
+    said = install.text_last("run", "--dry-run", "-m", "4Gi", "--memory-request", "2Gi", "IMAGE")
+    assert "--annotation gpu-hook.io/memory=4Gi --annotation gpu-hook.io/memory-request=2Gi" in said
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from oci_hook.core.grant import Grant, Share
 from oci_hook.core.policy_page import policy_page
 from oci_hook.ledger import slot_files, store
 from tests.cli.box import Install
+from tests.cli.test_ps import container, page
 from tests.terms import changed
 
 NO_ROOM = "GH-201: no room: GPU 0 GPU-0 has "
@@ -179,6 +180,18 @@ def test_containers_that_cannot_be_changed(install: Install, two: tuple[Grant, G
     assert install.ledger() == before
     install.text("set", "other/shop/web", "--class", "online")
     install.text("set", "whole", "--class", "online")
+
+
+@pytest.mark.root
+def test_a_limit_below_what_is_in_use(install: Install, tmp_path: Path) -> None:
+    """It is set, and what the container has stays; `set` says so."""
+    (tmp_path / "page").write_bytes(page(100, 2048))
+    with container(f"cp {tmp_path}/page page") as life:
+        install.grant("c", Share("GPU-0", 4096), Share("GPU-1", 4096), life=life)
+        assert "above" not in install.text("set", "c", "--memory", "2Gi")
+        (line,) = install.text("set", "c", "--memory", "1Gi").splitlines()[2:]
+    then = "it keeps that, and gets no more until it has freed enough to be below"
+    assert line == f"  it uses 2Gi of GPU GPU-1, above its limit of 1Gi: {then}"
 
 
 def test_freeze_and_resume(install: Install, two: tuple[Grant, Grant]) -> None:

@@ -49,14 +49,14 @@ def test_the_screen(busy: Install) -> None:
     memory = next(line for line in lines if line.startswith("  memory  "))
     wide = 120 - 42
     assert memory[10 : 10 + wide].rstrip("·") == "train".ljust(wide // 2) + "two?[2J".ljust(wide // 4 + 1)
-    assert not any(line.startswith("no room") for line in lines)
+    assert not any(line.startswith("too narrow") for line in lines)
     assert memory.endswith(" 18Gi of 24Gi")
     row = next(line for line in lines if "ml/p/train" in line)
     assert row.split() == ["■", "ml/p/train", "0", "-", "12Gi", "30%", "-", "-", "burst-share", "default", "starting"]
     assert any("two?[2J" in line and "online" in line for line in lines) and "\x1b[2J" not in "".join(lines)
     narrow = drawn(screen, 80).splitlines()
     assert all(len(line) <= 80 for line in narrow) and "POLICY" not in next(line for line in narrow if "STATE" in line)
-    assert narrow[-2] == "no room for SHORT, POLICY, CLASS"
+    assert narrow[-2] == "too narrow for the columns SHORT, POLICY, CLASS"
 
 
 def test_keys(busy: Install) -> None:
@@ -101,8 +101,10 @@ def test_it_fits_the_terminal(busy: Install, width: int, height: int, gpus: int)
     assert max(map(len, lines)) <= width and len(lines) <= height, "\n".join(lines)
     header = next(line for line in lines if line.startswith("CONTAINER"))
     assert header.split()[:3] == ["CONTAINER", "GPU", "MEMORY"] and header.split()[-1] == "STATE"
-    end = next((i for i, line in enumerate(lines) if line.startswith("no room for ")), -1)
-    hidden = " ".join(lines[end:-1]).removeprefix("no room for ").replace(",", "").split() if end > 0 else []
+    end = next((i for i, line in enumerate(lines) if line.startswith("too narrow for the columns ")), -1)
+    hidden = (
+        " ".join(lines[end:-1]).removeprefix("too narrow for the columns ").replace(",", "").split() if end > 0 else []
+    )
     assert {t for t in top.ALL if t not in header.split()} == set(hidden) and bool(hidden) == (width < top.WIDER)
     rows = lines[lines.index(header) + 1 : end]
     assert len(rows) >= 3 and all({"11Gi", "100%"} <= set(row.split()) for row in rows), rows

@@ -1,5 +1,6 @@
 """`why` and `events` without an agent: from the ledger, account pages and the event log."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -7,8 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from oci_hook.cli import why
 from oci_hook.core.grant import Identity, Share
+from oci_hook.core.layout import AGENT_LOCK
 from oci_hook.core.request import GpuRequest, Request
 from oci_hook.errors import NoRoomError
 from oci_hook.ledger import admit, events
@@ -127,6 +131,20 @@ def test_events_as_they_come(install: Install) -> None:
             assert told == [f"n{n}" for n in range(300)]  # nothing lost, nothing twice
         finally:
             p.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root sees who holds the agent's lock")
+def test_who_made_room_for_others_comes_back_by_an_agent(install: Install) -> None:
+    """Where none runs, `why` and `ps` say so."""
+    share = Share("GPU-0", 4096, request_mib=1024, slot=1)
+    install.grant("a" * 64, share, suspended=1_800_000_000, lent_to="b" * 64, host_mib=2048)
+    alone = "no agent runs to bring it back: start one (`gpu-hook agent`), or run `gpu-hook resume aaaaaaaaaaaa`"
+    assert alone in install.text("why", "a" * 64)
+    assert f"aaaaaaaaaaaa: it made room for another container, and {alone}\n" in install.text("ps")
+    with open(install.state / AGENT_LOCK, "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "the agent brings it back once there is room, or at its turn" in install.text("why", "a" * 64)
+        assert "no agent runs to" not in install.text("ps")
 
 
 def test_what_stopped_a_container() -> None:

@@ -120,7 +120,7 @@ def test_its_share_is_not_changed_meanwhile() -> None:
     away, wish = suspended(grant("a", 10)), GrantChange(memory=("mib", 20))
     with pytest.raises(ApplyError, match="GH-411.*suspended.*`gpu-hook resume` it first"):
         changed(away, wish, INVENTORY, (), RULES)
-    with pytest.raises(ApplyError, match="GH-411.*suspended for other, and comes back by itself"):
+    with pytest.raises(ApplyError, match="GH-411.*suspended for other, and an agent that runs brings it back"):
         changed(away.replace(lent_to="other"), wish, INVENTORY, (), RULES)
 
 

@@ -141,8 +141,9 @@ def test_names(docker: Docker) -> None:
 
 
 def test_what_cannot_be_given_is_said_by_docker_run(docker: Docker) -> None:
-    done = docker.run(*docker.ask(99999))
+    done = docker.run("--name=greedy", *docker.ask(99999))
     assert done.returncode == 125 and "OCI runtime create failed" in done.stderr and "GH-201: " in done.stderr
+    assert docker("ps", "-aq").stdout == "" and "was refused at" in docker.place.gpu_hook("why", "greedy")
 
 
 def test_a_label_is_no_request_and_is_told_so(docker: Docker) -> None:

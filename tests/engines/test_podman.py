@@ -127,10 +127,10 @@ def refusals(podman: Podman) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("runtime", ("gpu-hook", "runc"))
 def test_a_refusal_is_said(podman: Podman, runtime: str) -> None:
     before = len(refusals(podman))
-    done = podman.run("--annotation", "gpu-hook.io/memory=99Gi", runtime=runtime)
+    done = podman.run("--name=greedy", "--annotation", "gpu-hook.io/memory=99Gi", runtime=runtime)
     assert done.returncode != 0 and "GH-201: " in done.stderr, done.stderr
     (told,) = refusals(podman)[before:]  # once, whatever number of stages saw it
-    assert told["codes"] == ["GH-201"] and told["id"]
+    assert told["codes"] == ["GH-201"] and told["id"] and told["name"] == "greedy"
 
 
 def test_detached_exec_and_end(podman: Podman) -> None:

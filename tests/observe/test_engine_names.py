@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from oci_hook.core.grant import Grant, Identity, Life
-from oci_hook.observe import engine_names
 from oci_hook.observe.engine_names import Names, ids_of, look, named
+from oci_hook.oci import engine_name
 
 ID = "0123456789abcdef" * 4
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of others than root are not believed")
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of others than 
 
 @pytest.fixture(autouse=True)
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_names, "DOCKER", str(tmp_path / "docker"))
-    monkeypatch.setattr(engine_names, "DAEMON", str(tmp_path / "daemon.json"))
-    monkeypatch.setattr(engine_names, "PODMAN", (str(tmp_path / "overlay-containers"),))
+    monkeypatch.setattr(engine_name, "DOCKER", str(tmp_path / "docker"))
+    monkeypatch.setattr(engine_name, "DAEMON", str(tmp_path / "daemon.json"))
+    monkeypatch.setattr(engine_name, "PODMAN", (str(tmp_path / "overlay-containers"),))
 
 
 def grant(bundle: Path | str = "/nowhere", id: str = ID, born: int = 1, **who: str) -> Grant:
@@ -70,6 +70,7 @@ def test_podman(tmp_path: Path, volatile: bool) -> None:
     entries = [{"id": "other", "names": ["x"]}, {"id": ID, "names": ["db", "db2"]}]
     (tmp_path / f"overlay-containers/{'volatile-' * volatile}containers.json").write_text(json.dumps(entries))
     assert look(grant(bundle)) == "db" and ids_of("db") == {ID}
+    assert look(grant("")) == "db" and look(grant("", id="f" * 64)) == ""  # podman's stage precreate knows no bundle
     elsewhere = mounting(tmp_path / f"graph/overlay-containers/{ID}/userdata", str(bundle / "hosts"))
     assert look(grant(elsewhere)) == "db"
 

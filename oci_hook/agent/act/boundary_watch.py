@@ -153,7 +153,7 @@ class BoundaryWatch:
         return self._sweep_error and f"limits of ended containers cannot be cleared: {self._sweep_error}"
 
     def _id(self, key: str) -> str:
-        return self._node.grants[key].who.id[:40] if key in self._node.grants else key[:40]
+        return events.title(self._node.grants[key].who) if key in self._node.grants else key
 
 
 def own_cgroup(grant: Grant) -> list[str]:

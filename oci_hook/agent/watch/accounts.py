@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from oci_hook.agent.judge.audit_rules import Kept
 from oci_hook.agent.node import Node
 from oci_hook.core.grant import Grant
+from oci_hook.ledger import events
 from oci_hook.observe.account import Account, DamagedPage
 
 
@@ -27,7 +28,7 @@ class Accounts:
             except OSError as e:
                 found[key], unread[key] = None, e
         if grants is self._node.grants:
-            why = next((f"of {grants[key].who.id[:40]}: {e}" for key, e in unread.items()), "")
+            why = next((f"of {events.title(grants[key].who)}: {e}" for key, e in unread.items()), "")
             self._node.problem("accounts", why and f"{len(unread)} account pages cannot be read, {why}")
         return found, frozenset(unread)
 

@@ -15,7 +15,7 @@ from oci_hook.core.units import MIB
 from oci_hook.discovery import char_links, discover, driver_files, mark
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.errors import GhError
-from oci_hook.ledger import inventory, store
+from oci_hook.ledger import events, inventory, store
 from oci_hook.linux import cgroup, mount, openat2, proc
 from oci_hook.observe import boundary
 from oci_hook.observe.orphans import orphans
@@ -138,11 +138,11 @@ def check_ledger(settings: Settings, option: str) -> Iterator[CheckResult]:
     for grant in living:
         found, _ = boundary.look(settings.state_dir, grant, gpus)
         if grant.life.init is not None and expected(grant, gpus).name == DRIVER != found.name:
-            message = f"container {grant.who.id[:40]} runs without the driver's memory limit: {found.why}"
+            message = f"container {events.title(grant.who)} runs without the driver's memory limit: {found.why}"
             yield CheckResult("boundary", WARN, message, "GH-414")
         for share in grant.shares:
             if share.uuid not in known:
-                message = f"container {grant.who.id[:40]} holds {share.uuid}, a GPU that this node does not have"
+                message = f"container {events.title(grant.who)} holds {share.uuid}, a GPU that this node does not have"
                 yield CheckResult("ledger", WARN, message, "GH-202", f"gpu-hook gpus --refresh{option}")
 
 

@@ -126,7 +126,7 @@ def test_a_request_has_room_made_at_once(node: Node, agent: Agent) -> None:
     away = [t for t in (one, two) if t.grant.lent_to]
     assert len(away) == 1 and away[0].grant.lent_to == server.id
     wait_for(lambda: away[0].grant.suspended)
-    assert f"for {server.id[:12]}" in node.say("ps") and "comes back by itself" in node.say("why", away[0].id)
+    assert f"for {server.id[:12]}" in node.say("ps") and "the agent brings it back" in node.say("why", away[0].id)
     assert node.data("gpus")["gpus"][0]["granted_mib"] == 2 * 1024 + 5 * 1024  # it keeps its booking
     node.stage.refused(node.root, "GH-201", annotations={**TRAINER, KEY + "memory-request": "2Gi"})
     node.stage.runc("delete", "--force", server.id, program=node.stage.program)
@@ -243,7 +243,7 @@ def test_a_person_brings_it_back(node: Node, agent: Agent) -> None:
     """Where there is no room it stays away, whoever asks."""
     _, away, _ = crowded(node)
     said = node.say("resume", away.id, status=1)
-    assert "GH-201" in said and "it stays suspended, and comes back by itself once there is room" in said
+    assert "GH-201" in said and "it stays suspended, and an agent that runs brings it back once there is room" in said
     assert away.grant.lent_to
 
 
