@@ -62,3 +62,11 @@ def test_setup_refuses_a_python_that_is_not_there() -> None:
 def test_setup_refuses_what_follows_a_word_that_it_knows() -> None:
     done = called(REPO / "scripts/setup", "--tests", "--engine")
     assert (done.returncode, done.stderr) == (2, "setup: unknown argument --tests --engine\n")
+
+
+@pytest.mark.parametrize("folder", ["/proc/x", "/proc", "/etc/hostname"])
+def test_a_package_for_a_folder_that_cannot_be_written(folder: str) -> None:
+    command = [REPO / ".venv/bin/python", "-B", REPO / "packaging/build.py", "deb", "--out", folder]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith(f"scripts/package: {folder}: ")
+    assert done.stderr.count("\n") == 1

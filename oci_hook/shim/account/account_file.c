@@ -87,7 +87,7 @@ static bool stamp(struct gh_account_page *page) {
     return (!magic || magic == GH_ACCOUNT_MAGIC) && (!version || version == GH_ACCOUNT_VERSION);
 }
 
-#define UNUSABLE(remedy)                                                                                               \
+#define UNUSABLE(remedy) \
     "gpu-hook: GH-308: the account page " GH_ACCOUNT_FILE " cannot be used: device memory is refused; " remedy "\n"
 
 static const char *unusable(int error) {
