@@ -101,7 +101,9 @@ def main() -> None:
         args.out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=args.out).close()
     except OSError as e:
-        raise SystemExit(f"scripts/package: {args.out}: {e.strerror}; name a folder that can be written by --out") from None
+        raise SystemExit(
+            f"scripts/package: {args.out}: {e.strerror}; name a folder that can be written by --out"
+        ) from None
     if args.kind == "push":
         print(push(args.out.resolve(), args.arch, args.registry, args.plain_http))
         return
