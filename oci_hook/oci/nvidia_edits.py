@@ -161,10 +161,12 @@ def without_hooks(spec: "Spec") -> "Spec":
 def without_void(spec: "Spec") -> "Spec":
     """The spec less NVIDIA_VISIBLE_DEVICES=void. Where CDI has acted, that is CDI's own word to the NVIDIA runtime, and no
     wish of the container's. The same object where it is not there."""
-    env = (spec.get("process") or {}).get("env") or []
+    process: Process = {**(spec.get("process") or {})}
+    env = process.get("env") or []
     if f"{VISIBLE}={VOID}" not in env:
         return spec
-    return {**spec, "process": {**spec["process"], "env": [entry for entry in env if entry != f"{VISIBLE}={VOID}"]}}
+    process["env"] = [entry for entry in env if entry != f"{VISIBLE}={VOID}"]
+    return {**spec, "process": process}
 
 
 def check_hooks(spec: "Spec") -> None:
