@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import chart
@@ -96,7 +97,13 @@ def main() -> None:
     if (args.kind == "push") != bool(args.registry):
         parser.error("push needs a REGISTRY, and nothing else takes one")
     os.umask(0o022)
-    args.out.mkdir(parents=True, exist_ok=True)
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=args.out).close()
+    except OSError as e:
+        raise SystemExit(
+            f"scripts/package: {args.out}: {e.strerror}; name a folder that can be written by --out"
+        ) from None
     if args.kind == "push":
         print(push(args.out.resolve(), args.arch, args.registry, args.plain_http))
         return

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from payload import VERSION, epoch
 
-from oci_hook.cli.main import ELSEWHERE, SUMMARIES, Absent, cli
+from oci_hook.cli.main import PACKAGED, SUMMARIES, Absent, cli, without_simulator
 
 ABOUT = """\
 .SH EXIT STATUS
@@ -59,11 +59,11 @@ def _cli() -> str:
     ]
     root = click.Context(cli, info_name="gpu-hook")
     for name in sorted(SUMMARIES):
-        command = Absent(name, ELSEWHERE[name]) if name in ELSEWHERE else cli.get_command(root, name)
+        command = Absent(name, "") if name == "sim" else cli.get_command(root, name)
         assert command is not None
         lines += commands(command, click.Context(command, parent=root, info_name=name))
-        if name in ELSEWHERE:
-            lines.append(roff(f"See gpu-hook-{name}(1). Where it is missing: {ELSEWHERE[name]}."))
+        if name == "sim":
+            lines.append(roff(f"See gpu-hook-{name}(1). Where it is missing: {without_simulator(PACKAGED)}."))
     return "\n".join(lines) + "\n" + ABOUT
 
 

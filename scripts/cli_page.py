@@ -2,6 +2,7 @@
 """docs/reference/cli.md from the commands' own help. Run it after a change of a command; a test compares the page."""
 
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,4 +66,6 @@ def _sections(command: click.Command, context: click.Context, level: int) -> Ite
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        sys.exit(__doc__)
     PAGE.write_text(page())

@@ -18,6 +18,8 @@ def lowest() -> list[str]:
 
 
 def main() -> None:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
     folder, pins = Path(sys.argv[1]), lowest()
     print(f"lowest: {' '.join(pins)}", flush=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)

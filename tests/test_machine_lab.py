@@ -1,6 +1,8 @@
 """scripts/machine: what it does without a machine."""
 
+import importlib
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,3 +39,19 @@ def test_a_machine_that_is_not_up(words: list[str], says: str, tmp_path: Path) -
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, says in done.stderr) == (2 if says else 0, True), done
     assert len(done.stderr.splitlines()) == bool(says) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds", "command"),
+    [
+        (["--timeout", "5", "trixie", "uname", "-a"], 5, ["uname", "-a"]),
+        (["trixie", "--timeout", "5", "uname", "-a"], 5, ["uname", "-a"]),
+        (["trixie", "podman", "stop", "--timeout", "5", "box"], 600, ["podman", "stop", "--timeout", "5", "box"]),
+    ],
+)
+def test_options_of_run_end_where_its_command_begins(
+    words: list[str], seconds: float, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the program puts the checkout there
+    options = importlib.import_module("scripts.machine_lab.__main__").parser().parse_args(["run", *words])
+    assert (options.timeout, options.words) == (seconds, command)

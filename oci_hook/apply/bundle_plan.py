@@ -37,10 +37,13 @@ class BundlePlan(Value):
 def unedited(found: "Spec", settings: "Settings") -> "Spec":
     """The spec as it was before gpu-hook, and with it the NVIDIA runtime, edited it; `found` itself if they did not."""
     doc = to_spec.scrub(found)
-    if doc is not found and settings.mode != "standalone":
+    if settings.mode != "standalone":
         from oci_hook.oci import nvidia_edits
 
-        doc = nvidia_edits.without_hooks(doc)
+        if doc is not found:
+            doc = nvidia_edits.without_hooks(doc)
+        if nvidia_edits.injected(found):
+            doc = nvidia_edits.without_void(doc)
     return doc
 
 
@@ -90,5 +93,5 @@ def _check_rules(doc: "Spec", grant: "Grant", inventory: "Inventory") -> None:
         raise refuse(
             "GH-403",
             f"the container's device rules reach {', '.join(reachable)} beside its share; "
-            "run it without --privileged and without --device of GPUs",
+            "run it without --privileged, --device of GPUs and CDI devices",
         )

@@ -71,11 +71,22 @@ OTHER_WORDS = {
     "unpause": "resume", "update": "set", "validate": "doctor", "watch": "top",
 }  # fmt: skip
 
-# Commands that packages of their own bring, and how to get them.
-ELSEWHERE = {
-    "sim": "the simulator is not installed: install the package gpu-hook-simulator, or `pip install 'gpu-hook[sim]'`;"
-    " in a checkout run scripts/setup",
-}
+HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PACKAGED = "/usr/lib/gpu-hook"  # where the packages for Debian and Red Hat have their Python code
+
+
+def without_simulator(home: str) -> str:
+    """How this install gets the simulator: no index of packages has it."""
+    if os.path.exists(os.path.join(home, "scripts/setup")):
+        how = "run scripts/setup"
+    else:
+        kinds = (
+            "`scripts/package simulator-deb` or simulator-rpm"
+            if home == PACKAGED
+            else "`scripts/package simulator-wheel`"
+        )
+        how = f"{kinds} builds it in a checkout of gpu-hook's sources; install that"
+    return f"the simulator is not installed: {how}"
 
 
 class Absent(click.Command):
@@ -105,8 +116,8 @@ class LazyGroup(click.Group):
             command = getattr(__import__(module, fromlist=[attribute]), attribute)
         except ModuleNotFoundError as e:
             missing = (e.name or "").partition(".")[0]
-            if cmd_name in ELSEWHERE and missing == module.partition(".")[0]:
-                return Absent(cmd_name, ELSEWHERE[cmd_name])
+            if cmd_name == "sim" and missing == module.partition(".")[0]:
+                return Absent(cmd_name, without_simulator(HOME))
             if missing in ("", "oci_hook", "gpu_hook_simulator"):
                 raise
             why = f"it needs the Python package {missing}, which is missing; Debian and Ubuntu have it as python3-{missing}"

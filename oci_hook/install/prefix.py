@@ -7,6 +7,7 @@ and the engine never calls half a program.
 import contextlib
 import os
 import platform
+import re
 import shutil
 import stat
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 from oci_hook.config.settings import Settings, state_in_use
 from oci_hook.core import layout, words
 from oci_hook.core.policy_page import MAX_GPUS
-from oci_hook.errors import GhError, NodeError, refuse
+from oci_hook.errors import GhError, NodeError, Problem, refuse
 from oci_hook.install import own_path, settings_edit, state_move, state_owner
 from oci_hook.install.files import locked, remove_empty, write
 from oci_hook.install.settings_template import default_settings_yaml
@@ -143,10 +144,12 @@ def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
         write(str(yaml), default_settings_yaml(prefix=str(root), **given))
     try:
         settings = settings_edit.change(str(root))
-    except GhError:
-        if new:  # otherwise the next install would keep these wrong values
-            yaml.unlink()
-        raise
+    except GhError as e:
+        if not new:
+            raise
+        yaml.unlink()  # otherwise the next install would keep these wrong values; so no message may name its lines
+        place = re.compile(rf"{re.escape(str(yaml))}(:\d+)?: ")
+        raise type(e)(*(Problem(p.code, place.sub("", p.message, count=1)) for p in e.problems)) from None
     for key, value in given.items():
         if getattr(settings, key) != value:
             raise refuse("GH-504", f"{yaml} says {key}: {getattr(settings, key)}; change it there, then install again")

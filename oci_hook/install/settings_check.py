@@ -1,7 +1,9 @@
 """The whole check of settings.yaml, for commands: what every start checks, and the programs, the owners of paths, the
 state directory and the agent's settings. All problems are reported at once, with their lines."""
 
+import contextlib
 import os
+import signal
 import stat
 import subprocess
 
@@ -13,6 +15,7 @@ from oci_hook.install import agent_settings, own_path, state_owner
 from oci_hook.ledger import claims
 
 RUNTIME_NAME = "gpu-hook-runtime"
+ANSWER_SECONDS = 20.0  # how long `python` may take to say its version
 
 
 def check(prefix: str) -> Settings:
@@ -93,16 +96,31 @@ def check_python(reading: Reading, program: str) -> None:
     """Python must start, and be new enough for the code that it will run."""
     if any("python: " in problem.message for problem in reading.problems):
         return
-    question = "import sys; print(sys.version_info >= (3, 10))"
-    try:
-        answer = subprocess.run(
-            [program, "-I", "-S", "-c", question], stdin=subprocess.DEVNULL, capture_output=True, timeout=20
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        answer = b""
-    if answer != b"True\n":
+    if answer_of([program, "-I", "-S", "-c", "import sys; print(sys.version_info >= (3, 10))"]) != b"True\n":
         why = "is not Python 3.10 or newer; name one that is, such as /usr/bin/python3.11"
         reading.complain(f"python: {program} {why}", reading.lines.get("python"))
+
+
+def answer_of(command: list[str]) -> bytes:
+    """Its standard output; nothing of a program that cannot be started or hangs. No process that it started stays."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError:
+        return b""
+    try:
+        return process.communicate(timeout=ANSWER_SECONDS)[0]
+    except subprocess.TimeoutExpired:
+        return b""
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the group: also what a script started
+        process.communicate()
 
 
 def same_file(st: os.stat_result, other: str) -> bool:

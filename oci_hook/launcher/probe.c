@@ -1,5 +1,6 @@
 /* gpu-hook-probe: takes memory of GPU 0 in pieces of 64 MiB until the driver refuses one, and says what it got. It is mounted into
- * a container to see its limit. Exit status: 0 if memory was refused as a limit refuses it, 1 if not, 3 without driver or GPU. */
+ * a container to see its limit. Exit status: 0 if memory was refused as a limit refuses it, 1 if not, 2 usage, 3 without
+ * driver or GPU. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
@@ -21,7 +22,18 @@ static int failed(const char *function, int code) {
     return code;
 }
 
-int main(void) {
+static int help(const char *word) {
+    int asked = !strcmp(word, "-h") || !strcmp(word, "--help");
+    fprintf(asked ? stdout : stderr,
+            "usage: gpu-hook-probe\n\n"
+            "Takes memory of GPU 0 until it is refused, and says how much it got. Mounted into a container, it\n"
+            "shows its limit: `gpu-hook probe` prints its path. It takes no arguments.\n");
+    return asked ? 0 : 2;
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1)
+        return help(argv[1]);
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     if (!driver) {
         fprintf(stderr, "gpu-hook-probe: %s: does this container have a GPU?\n", dlerror());

@@ -10,7 +10,7 @@ from oci_hook.core.device_rules import CONTROL_MINOR
 from oci_hook.core.layout import NVIDIA_MAJOR, PRIVATE
 from oci_hook.core.plan import DeviceNode
 from oci_hook.core.value import Value
-from oci_hook.core.value_parsers import WITH_A_SHARE
+from oci_hook.core.value_parsers import VOID, WITH_A_SHARE
 from oci_hook.errors import refuse
 from oci_hook.oci import request_mounts
 from oci_hook.oci.nvidia_hooks import LEGACY, program
@@ -99,7 +99,7 @@ def decline(spec: "Spec") -> "Spec":
     linux = spec.get("linux") or {}
     out = _without_nodes({**spec, "mounts": mounts}, set(), None, False)
     out = _hooks(out, keep=False)
-    out = ask(out, "void", True)
+    out = ask(out, VOID, True)
     changed = (
         len(mounts) != len(spec.get("mounts") or ())
         or len((out.get("linux") or {}).get("devices") or ()) != len(linux.get("devices") or ())
@@ -156,6 +156,17 @@ def has_legacy_hook(spec: "Spec") -> bool:
 def without_hooks(spec: "Spec") -> "Spec":
     """The spec less the NVIDIA toolkit's hooks: they are of an earlier edit, and that runtime adds them anew."""
     return _hooks(spec, keep=False)
+
+
+def without_void(spec: "Spec") -> "Spec":
+    """The spec less NVIDIA_VISIBLE_DEVICES=void. Where CDI has acted, that is CDI's own word to the NVIDIA runtime, and no
+    wish of the container's. The same object where it is not there."""
+    process: Process = {**(spec.get("process") or {})}
+    env = process.get("env") or []
+    if f"{VISIBLE}={VOID}" not in env:
+        return spec
+    process["env"] = [entry for entry in env if entry != f"{VISIBLE}={VOID}"]
+    return {**spec, "process": process}
 
 
 def check_hooks(spec: "Spec") -> None:

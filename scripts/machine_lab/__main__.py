@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     p = command("up", do_up, "boot it: about a minute")
     p.add_argument("--with", dest="beside", type=Path, metavar="DIR", help="a folder that it has as /share/with")
     p = command("run", do_run, "run a command of bash in it, as root; its output and exit status are the command's")
-    p.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND")
+    p.add_argument("words", nargs=argparse.PARSER, metavar="COMMAND")
     p.add_argument("--timeout", type=float, default=600, metavar="SECONDS", help="default: %(default)s")
     command("console", do_console, "print what its console showed")
     command("cut", do_cut, "as if the power failed: end it at once; up boots it again with its disk")

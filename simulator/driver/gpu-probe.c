@@ -345,11 +345,13 @@ static char *next_input(void) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 2) {
-        fprintf(stderr, "usage: gpu-probe info | device N | alloc MIB | fill MIB | free | launch US COUNT | "
-                        "run US SECONDS | bench COUNT | "
-                        "fork | hold SECONDS | pause ...\n       gpu-probe -   (commands from standard input)\n");
-        return 2;
+    int asked = argc > 1 && (!strcmp(argv[1], "-h") || !strcmp(argv[1], "--help"));
+    if (argc < 2 || asked) {
+        fprintf(asked ? stdout : stderr,
+                "usage: gpu-probe info | device N | alloc MIB | fill MIB | free | launch US COUNT | "
+                "run US SECONDS | bench COUNT | "
+                "fork | hold SECONDS | pause ...\n       gpu-probe -   (commands from standard input)\n");
+        return asked ? 0 : 2;
     }
     int r = open_driver();
     if (r)

@@ -98,7 +98,11 @@ def test_a_command_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.
         result = CliRunner().invoke(main.cli, words)
         assert (result.exit_code, result.stdout) == (2, "")
         (line,) = result.stderr.splitlines()
-        assert "pip install 'gpu-hook[sim]'" in line and "scripts/setup" in line
+        assert line.endswith("the simulator is not installed: run scripts/setup")
+    for home, kind in ((main.PACKAGED, "simulator-deb"), ("/opt/venv/lib/python3.11/site-packages", "simulator-wheel")):
+        monkeypatch.setattr(main, "HOME", home)
+        (line,) = CliRunner().invoke(main.cli, ["sim"]).stderr.splitlines()
+        assert f"`scripts/package {kind}`" in line and "pip install" not in line and len(line) < 300
     assert CliRunner().invoke(main.cli, ["--help"]).exit_code == 0
 
 

@@ -126,6 +126,9 @@ def test_a_first_try_with_wrong_values_leaves_nothing(place: Path) -> None:
     with pytest.raises(GhError) as e:
         lay(place, python="/bin/true/python")
     assert code(e) == "GH-501" and not place.exists()
+    with pytest.raises(GhError) as e:
+        lay(place, python="/bin/false")
+    assert str(e.value).startswith("GH-501: python: /bin/false is not Python") and not place.exists()
     lay(place, runtime="/bin/true")
     with pytest.raises(GhError):  # what is there stays
         lay(place, runtime="/nowhere/runc")

@@ -1,8 +1,10 @@
 """settings.yaml as commands check it: what is valid, what is refused and in which line, what a change writes."""
 
 import os
+import signal
 import stat
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -275,6 +277,21 @@ def test_python_must_be_new_enough(prefix: Path, body: str) -> None:
         line
         == f"GH-501: FILE:2: python: {python} is not Python 3.10 or newer; name one that is, such as /usr/bin/python3.11"
     )
+
+
+def test_a_python_that_hangs_ends_with_what_it_started(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings_check, "ANSWER_SECONDS", 1.0)
+    python = program(prefix / "python")
+    python.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! >{prefix}/child\nwait\n")
+    [line] = problems(prefix, base(prefix).replace(sys.executable, str(python)))
+    assert "is not Python 3.10 or newer" in line
+    child = Path("/proc", (prefix / "child").read_text().strip(), "status")
+    for _ in range(500):  # a process that is killed takes a moment to go
+        if not child.exists() or "\nState:\tZ" in child.read_text():
+            return
+        time.sleep(0.01)
+    os.kill(int(child.parent.name), signal.SIGKILL)
+    pytest.fail("what it started lives on")
 
 
 def test_python_that_is_not_there_is_said_once(prefix: Path) -> None:

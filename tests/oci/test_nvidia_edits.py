@@ -2,6 +2,10 @@
 
 from typing import Any
 
+import pytest
+
+from oci_hook.apply import bundle_plan
+from oci_hook.config.settings import Settings
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.plan import DeviceNode
@@ -27,3 +31,20 @@ def test_imex_channels_that_only_the_image_asked_for_go() -> None:
     linux = nvidia_edits.narrow(spec, grant, inventory, nodes, lambda a, b: False).spec["linux"]
     assert [node["path"] for node in linux["devices"]] == ["/dev/nvidia0", f"{CHANNEL}3"]
     assert [(rule["major"], rule["minor"]) for rule in linux["resources"]["devices"]] == [(195, 0), (237, 3)]
+
+
+@pytest.mark.parametrize("by", ["hook", "mount", ""])
+def test_void_is_cdis_own_word_where_cdi_has_acted(by: str) -> None:
+    """Its specs set that variable, so that no other program of NVIDIA's serves the container; in an image, it declines GPUs."""
+    env = ["A=1", "NVIDIA_VISIBLE_DEVICES=void", "B=2"]
+    spec: dict[str, Any] = {"process": {"env": env}, "mounts": [], "hooks": {}}
+    if by == "hook":
+        spec["hooks"] = {
+            "createContainer": [{"path": "/usr/bin/nvidia-cdi-hook", "args": ["nvidia-cdi-hook", "chmod"]}]
+        }
+    elif by == "mount":
+        spec["mounts"] = [{"destination": "/usr/lib64/libcuda.so.580.1", "source": "/usr/lib64/libcuda.so.580.1"}]
+    for mode in ("below", "standalone"):
+        found = bundle_plan.unedited(spec, Settings("/opt/gpu-hook", mode=mode))
+        assert found["process"]["env"] == (["A=1", "B=2"] if by and mode == "below" else env)
+        assert found["hooks"] == spec["hooks"] and env == spec["process"]["env"]

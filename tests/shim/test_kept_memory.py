@@ -157,6 +157,7 @@ for _ in range(2):
     assert r == cu.OOM, r
 """)
     assert out.stderr.count("GH-308") == 1 == out.stderr.count("\n"), out.stderr
+    assert "(ulimit -n)" in out.stderr, out.stderr
     box.python(GRANTED.format(900))
 
 

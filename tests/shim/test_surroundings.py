@@ -53,6 +53,8 @@ def test_where_the_page_cannot_be_made_memory_is_refused(box: Box, why: str) -> 
         mount = "import os; assert not os.system('mount -t tmpfs -o size=64k none /run/gpu-hook/account')\n"
         out = box.python(mount + code)
     assert out.stderr.count("GH-308") == 1 and out.stderr.count("\n") == 1, out.stderr
+    assert ("(ulimit -f)" if why == "limit" else "its folder is full") in out.stderr and len(out.stderr) < 300
+    assert "gpu-hook install" not in out.stderr
     assert box.peak() == 0
 
 

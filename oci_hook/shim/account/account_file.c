@@ -43,16 +43,20 @@ static bool allocate(int fd, off_t has, off_t size) {
     bool raise = has < size && !getrlimit(RLIMIT_FSIZE, &old) && old.rlim_cur < (rlim_t)size;
     if (raise) {
         enough = (struct rlimit){(rlim_t)size, old.rlim_max};
-        if (setrlimit(RLIMIT_FSIZE, &enough))
+        if (setrlimit(RLIMIT_FSIZE, &enough)) {
+            errno = EFBIG;
             return false;
+        }
     }
     bool done = !syscall(SYS_fallocate, fd, 0, (off_t)0, size);
+    int error = errno;
     if (raise)
         setrlimit(RLIMIT_FSIZE, &old);
+    errno = error;
     return done;
 }
 
-/* With st->attach held, since the process has one RLIMIT_FSIZE. */
+/* With st->attach held, since the process has one RLIMIT_FSIZE. NULL: errno says why, 0 a file that is no account page. */
 static struct gh_account_page *map_page(struct gh_state *st) {
     const size_t size = sizeof(struct gh_account_page);
     int fd = open_page();
@@ -60,15 +64,18 @@ static struct gh_account_page *map_page(struct gh_state *st) {
     void *p = MAP_FAILED;
     if (fd < 0)
         return NULL;
+    int error = 0;
     if (!fstat(fd, &file) && S_ISREG(file.st_mode)) {
         if ((file.st_mode & 0666) != 0666 && file.st_uid == geteuid())
             fchmod(fd, 0666); /* the umask has removed some bits */
         if (allocate(fd, file.st_size, (off_t)size))
             p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        error = errno;
         atomic_store(&st->account_device, file.st_dev);
         atomic_store(&st->account_inode, file.st_ino);
     }
     syscall(SYS_close, fd);
+    errno = error;
     return p == MAP_FAILED ? NULL : p;
 }
 
@@ -80,19 +87,34 @@ static bool stamp(struct gh_account_page *page) {
     return (!magic || magic == GH_ACCOUNT_MAGIC) && (!version || version == GH_ACCOUNT_VERSION);
 }
 
-void gh_account_unusable(void) {
-    gh_say(GH_SAID_ACCOUNT, "gpu-hook: GH-308: the account page " GH_ACCOUNT_FILE
-                            " cannot be used: device memory is refused; run `gpu-hook install` on the "
-                            "host, then make the container anew\n");
+#define UNUSABLE(remedy) \
+    "gpu-hook: GH-308: the account page " GH_ACCOUNT_FILE " cannot be used: device memory is refused; " remedy "\n"
+
+static const char *unusable(int error) {
+    switch (error) {
+    case ENOENT:
+    case EACCES:
+    case EPERM:
+    case EROFS: return UNUSABLE("run `gpu-hook install` on the host, then make the container anew");
+    case ENOSPC: return UNUSABLE("its folder is full: remove other files there, then start the program again");
+    case EFBIG: return UNUSABLE("start the program with a larger file size limit (ulimit -f)");
+    case EMFILE:
+    case ENFILE: return UNUSABLE("no file descriptor was left: start the program with a larger limit (ulimit -n)");
+    default: return UNUSABLE("something in the container changed it: make the container anew");
+    }
 }
+
+void gh_account_unusable(int error) { gh_say(GH_SAID_ACCOUNT, unusable(error)); }
 
 struct gh_account_page *gh_account_page(struct gh_state *st) {
     struct gh_account_page *page = LOAD_ACQUIRE(&st->account), *none = NULL;
     if (page)
         return page;
     page = NULL;
+    int error = 0;
     if (gh_lock(&st->attach)) {
         page = map_page(st);
+        error = page ? 0 : errno;
         gh_unlock(&st->attach);
     }
     if (page && !stamp(page)) {
@@ -100,7 +122,7 @@ struct gh_account_page *gh_account_page(struct gh_state *st) {
         page = NULL;
     }
     if (!page) {
-        gh_account_unusable();
+        gh_account_unusable(error);
         return NULL;
     }
     if (!CAS_ACQ_REL(&st->account, &none, page)) {

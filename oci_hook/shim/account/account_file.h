@@ -6,7 +6,7 @@
 
 /* Maps the page without taking a slot, for callers that only read. NULL: no page (a line was written). */
 struct gh_account_page *gh_account_page(struct gh_state *st);
-/* Writes the line that says why device memory is refused. */
-void gh_account_unusable(void);
+/* Writes the line that says that device memory is refused, with what helps where the file failed with this errno; 0: none. */
+void gh_account_unusable(int error);
 
 #endif

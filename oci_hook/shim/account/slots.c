@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "account/slots.h"
 
+#include <errno.h>
 #include <time.h>
 
 #include "account/free_cache.h"
@@ -258,11 +259,12 @@ bool gh_account_attach(struct gh_state *st) {
     struct gh_account_page *page = gh_account_page(st);
     if (!page)
         return false;
+    errno = 0;
     switch (attach_once(st, page)) {
-    case NO_LOCKS: gh_account_unusable(); return false;
+    case NO_LOCKS: gh_account_unusable(errno); return false;
     case NO_SLOT:
         gh_say(GH_SAID_FULL, "gpu-hook: GH-308: the account page has no free slot: more than 1000 processes of this "
-                             "container use the GPU; device memory is refused\n");
+                             "container use the GPU; device memory is refused; end some of them\n");
         return false;
     case TOO_LATE: return false; /* cuInit has written the line */
     case ATTACHED: break;

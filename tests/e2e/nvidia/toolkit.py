@@ -75,7 +75,8 @@ def edit(spec):
         spec["linux"].setdefault("devices", []).append({"path": path, "type": "c", "major": major, "minor": minor})
         rule = {"allow": True, "type": "c", "major": major, "minor": minor, "access": "rwm"}
         spec["linux"]["resources"]["devices"].append(rule)
-    spec["process"]["env"].append("NVIDIA_CTK_LIBCUDA_DIR=" + CONF["folder"])
+    env = [entry for entry in spec["process"]["env"] if not entry.startswith("NVIDIA_VISIBLE_DEVICES=")]
+    spec["process"]["env"] = [*env, "NVIDIA_CTK_LIBCUDA_DIR=" + CONF["folder"], "NVIDIA_VISIBLE_DEVICES=void"]
     hook = "nvidia-cdi-hook"
     links = ["--link", f"libcuda.so.1::{CONF['folder']}/libcuda.so", "--link", "libcuda.so.1::/opt/links/libcuda.so"]
     links += ["--link", f"libnvidia-allocator.so.1::{CONF['folder']}/gbm/nvidia-drm_gbm.so"]

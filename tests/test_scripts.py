@@ -1,0 +1,72 @@
+"""Programs of scripts/ as somebody new calls them: with --help, and with words that they do not know."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPO
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Path:
+    """They, beside a setup that only leaves a trace, and in a checkout without a virtual environment."""
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    for path in (REPO / "scripts").iterdir():
+        if path.is_dir():
+            (folder / path.name).symlink_to(path)
+        else:
+            (folder / path.name).write_bytes(path.read_bytes())
+            (folder / path.name).chmod(path.stat().st_mode)
+    (folder / "setup").write_text(f"#!/bin/sh\ntouch {tmp_path}/called\nexit 9\n")
+    return folder
+
+
+def called(program: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([program, *words], env={**os.environ, **more}, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", ["bench", "cluster", "demo", "machine", "newcomer", "package", "test"])
+def test_help_only_helps(scripts: Path, name: str) -> None:
+    for word in ("-h", "--help"):
+        done = called(scripts / name, word)
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        assert len(done.stdout.splitlines()) > 2
+    assert not (scripts.parent / "called").exists()
+
+
+def test_the_demo_takes_no_arguments(scripts: Path) -> None:
+    assert called(scripts / "demo", "--help").stdout.endswith("\nusage: scripts/demo\n")
+    done = called(scripts / "demo", "--gpus")
+    assert (done.returncode, done.stderr) == (2, "demo: unknown argument --gpus: it takes none\n")
+    assert not (scripts.parent / "called").exists()
+
+
+def test_what_writes_without_arguments_refuses_any(scripts: Path) -> None:
+    page = REPO / "docs/reference/cli.md"
+    before = page.stat().st_mtime_ns
+    for name in ("cli_page.py", "lowest.py"):
+        command = [REPO / ".venv/bin/python", REPO / "scripts" / name, "--help"]
+        done = subprocess.run(command, cwd=scripts, capture_output=True, text=True)
+        assert done.returncode == 1 and done.stderr.count("\n") < 4, done.stderr
+    assert page.stat().st_mtime_ns == before and not (scripts / "--help").exists()
+
+
+def test_setup_refuses_a_python_that_is_not_there() -> None:
+    done = called(REPO / "scripts/setup", GPU_HOOK_PYTHON="/nonexist")
+    assert (done.returncode, done.stderr) == (1, "setup: GPU_HOOK_PYTHON=/nonexist: no such program\n")
+
+
+def test_setup_refuses_what_follows_a_word_that_it_knows() -> None:
+    done = called(REPO / "scripts/setup", "--tests", "--engine")
+    assert (done.returncode, done.stderr) == (2, "setup: unknown argument --tests --engine\n")
+
+
+@pytest.mark.parametrize("folder", ["/proc/x", "/proc", "/etc/hostname"])
+def test_a_package_for_a_folder_that_cannot_be_written(folder: str) -> None:
+    command = [REPO / ".venv/bin/python", "-B", REPO / "packaging/build.py", "deb", "--out", folder]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith(f"scripts/package: {folder}: ")
+    assert done.stderr.count("\n") == 1
