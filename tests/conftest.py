@@ -38,6 +38,7 @@ from tests import installs
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+installs.ask_once()
 hypothesis.settings.register_profile("sure", deadline=None)  # else an example may take 0.2 s, also on a busy machine
 hypothesis.settings.load_profile("sure")
 hypothesis.settings.register_profile("quick", max_examples=15)  # scripts/test --quick
@@ -111,8 +112,7 @@ class Install:
         )
         self.program = str(self.prefix / "bin/gpu-hook-runtime")
         self.inventory = make_inventory(self.driver, self.state)
-        with installs.unasked():
-            self.set(driver_root=str(self.driver))
+        self.set(driver_root=str(self.driver))
         save_inventory(self.settings, self.inventory)
 
     def set(self, **changes: object) -> None:

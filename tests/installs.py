@@ -1,11 +1,10 @@
 """Lays an install for a test. Compiling its modules takes most of the time and gives the same pack each time, so one process
-compiles once for each Python; its 140 files do not wait for the disk, and nobody asks whether its Python is new enough.
+compiles once for each Python; its 140 files do not wait for the disk.
 tests/install lays every install whole."""
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,19 +13,29 @@ from oci_hook.install import prefix as installs
 from oci_hook.install import settings_check
 
 _compile = installs._pack
+_ask = settings_check.answer_of
+NEW_ENOUGH = b"True\n"
 _packs: dict[str, tuple[str, bytes]] = {}  # Python -> name and contents of its pack
 
 
 def lay(prefix: str, *, runtime: str | None = None, state_dir: str | None = None) -> Settings:
-    with patch.object(installs, "_pack", _pack), patch.object(installs, "_copy", _copy), unasked():
+    with patch.object(installs, "_pack", _pack), patch.object(installs, "_copy", _copy):
         return installs.lay(prefix, runtime=runtime, state_dir=state_dir)
 
 
-@contextmanager
-def unasked() -> Iterator[None]:
-    """Settings change without a start of the install's Python."""
-    with patch.object(settings_check, "check_python"):
-        yield
+def ask_once() -> None:
+    """From now on, each Python is asked once whether it is new enough, until its file changes."""
+    known = set()
+
+    def answer_of(command: list[str]) -> bytes:
+        program = command[0]
+        asked = (*command, os.stat(program).st_mtime_ns, os.stat(program).st_ino) if os.path.exists(program) else ()
+        answer = NEW_ENOUGH if asked in known else _ask(command)
+        if answer == NEW_ENOUGH:
+            known.add(asked)
+        return answer
+
+    settings_check.answer_of = answer_of
 
 
 def _copy(source: Path, target: Path, mode: int) -> None:

@@ -1,7 +1,6 @@
 """The whole check of settings.yaml, for commands: what every start checks, and the programs, the owners of paths, the
 state directory and the agent's settings. All problems are reported at once, with their lines."""
 
-import contextlib
 import os
 import signal
 import stat
@@ -102,7 +101,7 @@ def check_python(reading: Reading, program: str) -> None:
 
 
 def answer_of(command: list[str]) -> bytes:
-    """Its standard output; nothing of a program that cannot be started or hangs. No process that it started stays."""
+    """Its standard output; nothing of a program that cannot be started. One that hangs ends with all that it started."""
     try:
         process = subprocess.Popen(
             command,
@@ -116,11 +115,9 @@ def answer_of(command: list[str]) -> bytes:
     try:
         return process.communicate(timeout=ANSWER_SECONDS)[0]
     except subprocess.TimeoutExpired:
-        return b""
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # the group: also what a script started
+        os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so the number is still its own
         process.communicate()
+        return b""
 
 
 def same_file(st: os.stat_result, other: str) -> bool:
