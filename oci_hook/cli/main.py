@@ -85,7 +85,7 @@ def without_simulator(home: str) -> str:
             if home == PACKAGED
             else "`scripts/package simulator-wheel`"
         )
-        how = f"{kinds} builds it in a checkout of gpu-hook's sources; install that"
+        how = f"install the package gpu-hook-simulator, which {kinds} builds in a checkout of gpu-hook's sources"
     return f"the simulator is not installed: {how}"
 
 
