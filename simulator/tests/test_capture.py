@@ -25,7 +25,7 @@ def storm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     out = tmp_path_factory.mktemp("storm")
     rest = source("rest.c", build.rest("libcuda-*.txt", 801))
     sources = [str(build.HERE / word) for word in build.CUDA if word.endswith(".c") and word != "cuda-rest.c"]
-    command = [gcc(request.param), "-std=c11", "-g", *request.param, "-w", "-pthread", f"-I{build.HERE}"]
+    command = [gcc(request.param), "-std=c11", "-g", *request.param, "-O0", "-w", "-pthread", f"-I{build.HERE}"]
     (out / "storm").symlink_to(compiled("storm", [*command, str(HERE / "capture_storm.c"), *sources, str(rest)]))
     (out / "races").write_text("".join(f"race:^{function}{'' if function[-1] == '_' else '$'}\n" for function in RACES))
     return out / "storm"
