@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from oci_hook.apply import bundle_plan, to_spec, to_text
+from oci_hook.apply import bundle_plan, to_text
 from oci_hook.apply.sources import check_sources
 from oci_hook.cli import output
 from oci_hook.config import cluster, strictness
@@ -132,7 +132,7 @@ def explain(
         objects = cluster_objects.read_with_budgets(dump, kubeconfig)
         return explain_pod.report(pod, *objects, lambda: cluster_objects.claims(dump, kubeconfig))
     settings = node_settings.load(prefix)
-    given = describe(spec, pairs("--annotation", annotation), pairs("--env", env), volumes(volume), container)
+    given = describe(settings, spec, pairs("--annotation", annotation), pairs("--env", env), volumes(volume), container)
     labels = pairs("--label", label)
     grants = store.snapshot(settings.state_dir)
     named = container_names(given.annotations, request_mounts.decode)
@@ -200,6 +200,7 @@ def chosen(
 
 
 def describe(
+    settings: node_settings.Settings,
     spec: str | None,
     annotations: dict[str, str],
     env: dict[str, str],
@@ -210,7 +211,7 @@ def describe(
     if spec is None:
         name = container or oci_annotations.container_name(annotations)
         return ExplainedContainer(name, annotations, env, request_mounts.mounts({"mounts": mounts}), "", None, mounts)
-    doc = to_spec.scrub(oci_spec.load(spec))
+    doc = bundle_plan.unedited(oci_spec.load(spec), settings)
     annotations = {**(doc.get("annotations") or {}), **annotations}
     env = {**oci_spec.environment(doc), **env}
     name = container or oci_annotations.container_name(annotations)

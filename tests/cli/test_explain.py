@@ -390,6 +390,17 @@ def test_an_edited_bundle_is_explained_as_it_was(install: Install, bundle: Path)
     assert with_grant == first
 
 
+def test_a_bundle_that_cdi_edited_asks_as_before(install: Install, bundle: Path) -> None:
+    settings_edit.change(str(install.prefix), mode="below")
+    spec = ["explain", "--spec", str(bundle / "config.json")]
+    edit(bundle, process={"env": ["PATH=/bin"]})
+    first = install.data(*spec)["request"]
+    env = ["PATH=/bin", "NVIDIA_VISIBLE_DEVICES=void"]
+    hook = {"path": "/usr/bin/nvidia-cdi-hook", "args": ["nvidia-cdi-hook", "chmod"]}
+    edit(bundle, process={"env": env}, hooks={"createContainer": [hook]})
+    assert first and install.data(*spec)["request"] == first
+
+
 def test_what_the_runtime_would_refuse(install: Install, bundle: Path) -> None:
     spec = str(bundle / "config.json")
     edit(bundle, linux={"resources": {"devices": [{"allow": True, "access": "rwm"}]}})
