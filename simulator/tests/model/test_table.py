@@ -10,6 +10,7 @@ import pytest
 
 from gpu_hook_simulator import model_run
 from gpu_hook_simulator.model import scenarios
+from tests.long import long
 
 # Sum of normalised throughputs in the study: native, strict, ledger; None: the study has no figure.
 STUDY: dict[str, tuple[float | None, float, float]] = {
@@ -34,7 +35,7 @@ SATURATED = [n for n in STUDY if not any(word in n for word in ("gappy", "launch
 MIXED = [n for n in STUDY if n not in SATURATED]
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["seed1", "seed2"])
+@pytest.fixture(scope="module", params=[1, 2] if long() else [1], ids="seed{}".format)
 def table(request: pytest.FixtureRequest, kept_answers: None) -> dict[tuple[str, str], dict[str, Any]]:
     rows = model_run.run_scenarios(scenarios.TABLE, seed=request.param)
     return {(row["scenario"], row["policy"]): row for row in rows}
