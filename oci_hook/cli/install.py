@@ -56,13 +56,17 @@ def install(
             detect.require(name, wanted)  # before anything is installed
     head, lines = {"prefix": prefix, "dry_run": dry_run}, []
     if dry_run:
-        installs.check(prefix)
+        installs.check(prefix, runtime, python, state_dir)
+    results = (
+        [] if no_engines else register.register(names, wanted, True, restart)
+    )  # what an engine refuses is not installed
+    if dry_run:
         lines.append(f"would install in {prefix}")
     else:
         settings = installs.lay(prefix, runtime, python, state_dir)
         head.update(runtime=settings.runtime, state_dir=settings.state_dir)
         lines.append(f"installed in {prefix}: runtime {settings.runtime}, state in {settings.state_dir}")
-    results = [] if no_engines else register.register(names, wanted, dry_run, restart)
+        results = [] if no_engines else register.register(names, wanted, False, restart)
     data, engines = registration.as_report(results, dry_run)
     lines += [] if no_engines else engines
     if way == "hook":

@@ -75,6 +75,20 @@ def test_a_dry_run_refuses_what_an_install_would(machine: Machine) -> None:
     for flags in (("--dry-run",), ()):
         refused = machine.run("install", "--no-engines", "--state-dir", str(machine.state), *flags, status=1).stderr
         assert refused.startswith(f"GH-504: {machine.prefix}/notes is not gpu-hook's")
+    (machine.prefix / "notes").unlink()
+    for flags in (("--dry-run",), ()):
+        refused = machine.run("install", "--state-dir", "/", *flags, status=1).stderr
+        assert refused == "GH-501: state_dir: '/' must be a directory of its own\n"
+
+
+def test_what_an_engine_refuses_is_not_installed(machine: Machine) -> None:
+    (machine.root / "etc/docker").mkdir(parents=True)
+    (machine.root / DOCKER).write_text("{")
+    refused = machine.run("install", "--state-dir", str(machine.state), status=1).stderr
+    assert refused.startswith("GH-506: ") and not machine.prefix.exists() and not machine.state.exists()
+    machine.install("--no-engines")
+    machine.run("install", status=1)
+    assert machine.prefix.exists()  # what was there stays
 
 
 def test_print_only_prints(machine: Machine) -> None:
