@@ -295,17 +295,19 @@ def _remove_files(root: Path) -> None:
         remove_empty(root / folder)  # others' files in it stay
 
 
-def refuse_while_held(state_dir: str, force: bool) -> None:
-    """Raises GH-504 while containers hold shares; NodeError GH-303 if that cannot be found out."""
+def refuse_while_held(state_dir: str, force: bool) -> str:
+    """The containers that hold shares, in words. Raises GH-504 if there are any, NodeError GH-303 if that cannot be found
+    out; unless it is forced."""
     try:
         living = store.snapshot(state_dir)
     except NodeError:
         if not force:
             raise
         living = ()
+    names = words.first([events.title(grant.who) for grant in living], 3)
     if living and not force:
-        names = words.first([events.title(grant.who) for grant in living], 3)
         raise refuse("GH-504", f"{len(living)} container(s) hold shares ({names}); end them, or uninstall with --force")
+    return names
 
 
 def _folder(path: Path) -> None:
