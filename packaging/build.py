@@ -67,6 +67,13 @@ ANY_ARCHITECTURE = tuple(kind for kind in KINDS if not kind.endswith("wheel"))
 NAMES = {debian: arch for arch, debian in deb.ARCHITECTURES.items()}  # amd64, arm64
 
 
+def folder(text: str) -> Path:
+    """Raises argparse.ArgumentTypeError for an empty name, which would mean the checkout."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; name a folder, such as dist")
+    return Path(text)
+
+
 def registry(text: str) -> str:
     """HOST[:PORT][/PATH] as image names have it. Raises argparse.ArgumentTypeError."""
     if not re.fullmatch(r"[a-zA-Z0-9.-]+(:[0-9]+)?(/[a-z0-9][a-z0-9._-]*)*", text) or not re.search(
@@ -83,7 +90,7 @@ def main() -> None:
         "registry", nargs="?", type=registry, metavar="REGISTRY", help="of push: such as HOST:PORT/team"
     )
     parser.add_argument("--plain-http", action="store_true", help="of push: the registry has no TLS")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist")
+    parser.add_argument("--out", type=folder, default=ROOT / "dist", help="default: dist")
     parser.add_argument(
         "--arch",
         default=platform.machine(),

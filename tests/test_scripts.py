@@ -70,3 +70,9 @@ def test_a_package_for_a_folder_that_cannot_be_written(folder: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.startswith(f"scripts/package: {folder}: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_package_for_a_folder_without_a_name() -> None:
+    command = [REPO / ".venv/bin/python", "-B", REPO / "packaging/build.py", "deb", "--out", ""]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "argument --out: is empty; name a folder" in done.stderr

@@ -129,7 +129,8 @@ def uninstall(
     data, lines = registration.as_report(results, dry_run, remove=True)
     if not dry_run and any(result.engine == "docker" and result.changed for result in results):
         lines += [
-            f"docker: {told.message}" + (f": `{told.fix}`" if told.fix else "") for told in registered.still_offered()
+            f"docker: {told.message}" + (f": `{told.fix}`" if told.fix else "")
+            for told in registered.still_offered(wanted)
         ]
     left: list[str] = []
     if not names and not dry_run:

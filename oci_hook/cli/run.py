@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 import click
@@ -13,8 +13,10 @@ from oci_hook.cli import output
 from oci_hook.cli.explain import keys_without_prefix, pairs, unlent_memory
 from oci_hook.config import settings as node_settings
 from oci_hook.config.settings import Settings
+from oci_hook.core.collect import guessed
 from oci_hook.core.layout import PREFIX_KEY
 from oci_hook.core.request import parse
+from oci_hook.core.units import show
 from oci_hook.engines import run_line
 from oci_hook.errors import GhError, RequestError
 from oci_hook.ledger import inventory as node_inventory
@@ -90,7 +92,7 @@ def run(
         if bare := keys_without_prefix(others):
             raise RequestError(*bare)
         settings = node_settings.load(prefix)
-        check(settings, wanted)
+        check(settings, wanted, f"{words[0]}=".partition("=")[0] if words else "", [*asked, "exclusive"])
         if not words:
             raise click.UsageError("name the IMAGE, after the options of gpu-hook")
         run_line.check_words(wanted, words)
@@ -111,10 +113,16 @@ def run(
     become(line)
 
 
-def check(settings: Settings, annotations: dict[str, str]) -> None:
-    """Raises RequestError for what no container could have, and UsageError for nothing. Says what is of no effect here."""
+def check(settings: Settings, annotations: dict[str, str], first: str, own: Iterable[str]) -> None:
+    """first: the first word that is the engine's. own: this command's options that ask.
+
+    Raises RequestError for what no container could have, and UsageError for nothing. Says what is of no effect here."""
     request = parse(annotations, {}, "", settings.rules, (), request_mounts.decode)
     if request is None:
+        names = [name.rstrip("_").replace("_", "-") for name in own]
+        near = guessed(first[2:], names) if first.startswith("--") and first[2:] not in names else ""
+        if near:
+            raise click.UsageError(f"{show(first)} is no option of gpu-hook; did you mean --{near}?")
         raise click.UsageError(
             "say what the container may have of a GPU, before the engine's options: -m SIZE, -c N, --gpus N, --exclusive"
         )

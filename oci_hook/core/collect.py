@@ -166,8 +166,13 @@ def from_mounts(
                 why = f"what is mounted there asks for a GPU and must be /dev/null, not {show(source)}"
                 problems.append(Problem("GH-102", f"{show_key('mount ' + destination)}: {why}"))
             elif not equals or name not in native.KEYS:
-                keys = ", ".join(native.KEYS)
-                problems.append(Problem("GH-102", f"{show_key(where)} is not KEY=VALUE with a key of {keys}"))
+                guess = guessed(name, native.KEYS) if equals else ""
+                why = (
+                    f"is not a key; did you mean {guess}?"
+                    if guess
+                    else f"is not KEY=VALUE with a key of {', '.join(native.KEYS)}"
+                )
+                problems.append(Problem("GH-102", f"{show_key(where)} {why}"))
             else:
                 read(native.KEYS[name], where, text, bool(container), dialects.NATIVE, found, problems)
         elif "nvidia-volumes" in rules.dialects and source == "/dev/null":
@@ -421,14 +426,18 @@ def nameless(key: str) -> Problem:
 def unknown(key: str, native: "ModuleType") -> Problem:
     if split(key)[0] == "containers":
         return Problem("GH-102", f"{show_key(key)}: containers takes no container name after it")
+    keys = (*native.KEYS, "containers", "request")
+    near = guessed(split(key)[0], keys)
+    guess = f"did you mean {PREFIX_KEY}{near}?" if near else f"the keys are {', '.join(keys)}"
+    return Problem("GH-102", f"{show_key(key)} is not a key; {guess}")
+
+
+def guessed(word: str, keys: "Iterable[str]") -> str:
+    """The key that a word which is none most likely means; "" if nobody can tell."""
     from oci_hook.core.near_misses import other_word  # only for what is refused
     from oci_hook.core.nearest import nearest
 
-    keys = (*native.KEYS, "containers", "request")
-    word = split(key)[0]
-    near = nearest(word, keys) or other_word(word.lower())
-    guess = f"did you mean {PREFIX_KEY}{near}?" if near else f"the keys are {', '.join(keys)}"
-    return Problem("GH-102", f"{show_key(key)} is not a key; {guess}")
+    return nearest(word, keys) or other_word(word.lower())
 
 
 def show_key(key: str) -> str:

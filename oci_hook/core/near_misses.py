@@ -298,7 +298,8 @@ def in_environment(env: dict[str, str], rules: "Rules", asks: bool, by_hand: boo
     if not names:
         return []
     key = "devices" if names[0] == VISIBLE else native.get(names[0], "memory")
-    why = f"asks for nothing, since an image can set it; use the annotation {PREFIX_KEY}{key}, or `trust_env`"
+    why = f"asks for nothing, since an image can set it; use the annotation {PREFIX_KEY}{key}"
+    why += f" (docker before 24: -v /dev/null:{REQUEST_DIR}/{key}=…), or `trust_env`"
     return [Miss(Problem(CODE, f"env {show_key(names[0])}={show(env[names[0]])} {why}"), False)]
 
 

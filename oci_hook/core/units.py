@@ -61,10 +61,12 @@ def _meant(text: str) -> str:
     """The size that was probably meant; "" if nobody can tell."""
     number = text.rstrip("bBiIkKmMgGtT ")
     unit = text[len(number) :].strip(" ").lower().removesuffix("b").removesuffix("i")
-    mib = _number(number, SIZES.get(f"{unit.upper()}i", 0))
-    if not 1 <= mib <= MAX_MEMORY_MIB:
-        return ""
-    return f"{mib >> 10}Gi" if mib % 1024 == 0 else f"{mib}Mi"
+    bare = "." in number and not unit  # a fraction: of 1 GiB, or of the GPU
+    mib = _number(number, SIZES["Gi"] if bare else SIZES.get(f"{unit.upper()}i", 0))
+    meant = [f"{mib >> 10}Gi" if mib % 1024 == 0 else f"{mib}Mi"] if 1 <= mib <= MAX_MEMORY_MIB else []
+    if bare and 1 <= (share := _number(number, 100)) <= 100:
+        meant.append(f"{share}%")
+    return " or ".join(meant)
 
 
 def _number(text: str, factor: int) -> int:

@@ -39,7 +39,8 @@ def checked(prefix: str, data: bytes) -> Settings:
         if (part := own_path.changeable(folder)) is not None:
             why = f"{part} can be changed by others than root; choose another place, or chmod go-w, chown root"
             reading.complain(f"{name}: {why}", reading.lines.get(name))
-    check_state_dir(reading, prefix, settings.state_dir)
+    if "state_dir" in reading.values or "state_dir" not in reading.lines:
+        check_state_dir(reading, prefix, settings.state_dir)
     if reading.problems:
         raise SettingsError(*reading.problems)
     return settings

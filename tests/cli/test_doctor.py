@@ -412,7 +412,15 @@ def test_a_dockerd_that_does_not_answer(
 
 def test_docker_offers_what_was_uninstalled(well: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reload does not take the last runtime away: both commands say so, if dockerd can be asked."""
-    for answer, offered in ((None, False), ('{"runc":{}}', False), ('{"gpu-hook":{},"runc":{}}', True)):
+    answers = (
+        (None, False),
+        ('{"runc":{}}', False),
+        ('{"gpu-hook":{},"runc":{}}', True),
+        ('{"gpu-hook":{"path":"/nonexistent/bin/gpu-hook-runtime"}}', True),
+        ('{"gpu-hook":{"path":"/usr/bin/dockerd"}}', False),  # another install's program, which is there
+    )
+    (well.root / "usr/bin/dockerd").touch()
+    for answer, offered in answers:
         monkeypatch.setattr(daemons, "docker_runtimes", lambda host, answer=answer: answer)
         monkeypatch.setattr(daemons, "docker_hosts", lambda: [daemons.SOCKET])
         well.run("install", "--engine", "docker", "--host-root", str(well.root))

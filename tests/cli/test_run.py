@@ -198,6 +198,9 @@ def test_memory_that_is_lent(install: Install, machine: Machine) -> None:
     ("args", "says"),
     [
         (("IMAGE",), "say what the container may have of a GPU, before the engine's options"),
+        (("--mem=4Gi", "IMAGE"), "'--mem' is no option of gpu-hook; did you mean --memory?"),
+        (("--rm", "--mem=4Gi", "IMAGE"), "say what the container may have of a GPU, before the engine's options"),
+        (("-m", "0.5", "IMAGE"), "did you mean 512Mi or 50%?"),
         (("-it", "-m", "4Gi", "IMAGE"), "say what the container may have of a GPU, before the engine's options"),
         ((), "say what the container may have"),
         (("-m", "4Gi"), "name the IMAGE"),

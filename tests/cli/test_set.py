@@ -11,6 +11,7 @@ import pytest
 from oci_hook.core.gpu_page import gpu_page, head
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.policy_page import policy_page
+from oci_hook.discovery.save import save_inventory
 from oci_hook.ledger import slot_files, store
 from tests.cli.box import Install
 from tests.cli.test_ps import container, page
@@ -130,6 +131,13 @@ def test_what_does_not_fit_changes_nothing(
     assert install.text("set", "web", *options, status=1).startswith(said)
     assert install.ledger() == before
     assert now(install, two[0]) == two[0]
+
+
+def test_a_number_without_its_unit(install: Install, two: tuple[Grant, Grant]) -> None:
+    gpus = tuple(gpu.replace(context_mib=300) for gpu in install.inventory.gpus)
+    save_inventory(install.settings, install.inventory.replace(gpus=gpus))
+    for asked, said in (("4", "4 asked; did you mean 4Gi?\n"), ("200", "200 asked; ask for more\n")):
+        assert install.text("set", "web", "--memory", asked, status=1).endswith(said)
 
 
 def test_the_event_says_what_was_changed(install: Install, two: tuple[Grant, Grant]) -> None:

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oci_hook.core import near_misses, nearest
+from oci_hook.core import collect, near_misses, nearest
 from oci_hook.core.rules import Rules
+from oci_hook.errors import Problem
 from tests.long import draws
 
 P = "gpu-hook.io/"
@@ -193,6 +194,21 @@ def test_mounts(path: str, key: str) -> None:
     assert near_misses.in_mounts([(path, "/etc/hosts")]) == []
 
 
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("mem=4Gi", "mount /run/gpu-hook/request/mem is not a key; did you mean memory?"),
+        ("comput=30", "did you mean compute?"),
+        ("zzzzzzzz=1", "is not KEY=VALUE with a key of memory, "),
+        ("memory", "mount /run/gpu-hook/request/memory is not KEY=VALUE with a key of "),
+    ],
+)
+def test_mounts_with_another_key(entry: str, says: str) -> None:
+    problems: list[Problem] = []
+    collect.from_mounts([(f"/run/gpu-hook/request/{entry}", "/dev/null")], "", RULES, problems)
+    assert [says in str(problem) for problem in problems] == [True]
+
+
 def test_mounts_of_others() -> None:
     paths = ("/run/gpu-hook/request/memory=4Gi", "/proc/kcore", "/run/gpus/x", "/var/run/nvidia-container-devices/0")
     assert near_misses.in_mounts([(path, "/dev/null") for path in paths]) == []
@@ -204,7 +220,7 @@ def test_labels_and_environment() -> None:
     assert near_misses.in_labels({"maintainer": "x", "com.nvidia.gpu": "y"}, False) == []
     env = {"GPU_HOOK_MEMORY": "4Gi", "NVIDIA_VISIBLE_DEVICES": "all"}
     [miss] = near_misses.in_environment(env, RULES, False)
-    assert not miss.sure and "gpu-hook.io/memory, or `trust_env`" in str(miss.problem)
+    assert not miss.sure and "gpu-hook/request/memory=…), or `trust_env`" in str(miss.problem)
     assert near_misses.in_environment(env, Rules(trust_env=True), False) == []
     assert near_misses.in_environment(env, RULES, True) == []
     del env["GPU_HOOK_MEMORY"]

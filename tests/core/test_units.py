@@ -106,6 +106,9 @@ def test_a_shown_value_is_cut() -> None:
         *((units.memory, text, "4Gi") for text in ("4gi", "4GiB", "4 Gi", "4G", "4gb", "4.0Gi", "4096M", "4Gi ")),
         (units.memory, "1.5Gi", "1536Mi"),
         (units.memory, "0.5Gi", "512Mi"),
+        (units.memory, "0.5", "512Mi or 50%"),
+        (units.memory, "0.3", "30%"),
+        (units.memory, "1.5", "1536Mi"),
         *((units.percent, text, "30") for text in ("0.3", "30 %", "30.0", "0.30")),
     ],
 )
@@ -114,9 +117,7 @@ def test_what_was_probably_meant(reader: Callable[[str], object], text: str, mea
         reader(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "x", "GB", ".5Gi", "-4Gi", "1e3Gi", "\u0663Gi", "1.0001Gi", "0.0001M", "0.5", "9" * 80]
-)
+@pytest.mark.parametrize("text", ["", "x", "GB", ".5Gi", "-4Gi", "1e3Gi", "\u0663Gi", "1.0001Gi", "0.0001M", "9" * 80])
 def test_nothing_is_guessed(text: str) -> None:
     with pytest.raises(ValueError) as e:
         units.memory(text)

@@ -161,6 +161,7 @@ def test_a_check_refuses_what_the_first_one_would(place: Path) -> None:
         with pytest.raises(GhError) as laid:
             installs.lay(str(place), **{"state_dir": str(taken), **chosen})
         assert str(checked.value) == str(laid.value) and os.listdir(place.parent) == []
+        code(checked)  # one line
     installs.lay(str(place), state_dir=str(taken))
     with pytest.raises(GhError, match="GH-501: state_dir: .* is that of the install in"):
         installs.check(f"{place}2", state_dir=str(taken))

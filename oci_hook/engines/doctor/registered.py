@@ -1,5 +1,6 @@
 """For each engine on this machine: whether this install is registered completely and the engine has read that."""
 
+import json
 import os
 import re
 import shlex
@@ -58,7 +59,7 @@ def check_engine(
         lost = "was registered, but its lines are gone from the configuration" if recorded else "is not registered"
         yield CheckResult(name, state, f"gpu-hook {lost}", "GH-510" if recorded else "", fix)
         if name == "docker":
-            yield from still_offered()
+            yield from still_offered(registration)
         return
     incomplete = [change for change in changes if change.old != change.new and not migrated(name, change)]
     for change in incomplete:
@@ -123,10 +124,12 @@ def docker_findings(change: FileChange, settings: Settings | None, option: str) 
         yield CheckResult("docker", WARN, message, "GH-510", daemons.command("docker", change.path))
 
 
-def still_offered() -> Iterator[CheckResult]:
+def still_offered(registration: Registration) -> Iterator[CheckResult]:
     """A dockerd that was told of us once: a reload does not take the last entry of `runtimes` away."""
     for host in daemons.docker_hosts():
-        if NAME in (daemons.docker_runtimes(host) or ""):
+        offered = json.loads(daemons.docker_runtimes(host) or "{}").get(NAME)
+        program = (offered or {}).get("path") or registration.program
+        if offered is not None and (program == registration.program or not os.path.exists(registration.host(program))):
             where, fix = ("", "systemctl restart docker") if host == daemons.SOCKET else (f" at {host}", "")
             message = f"the running dockerd{where} still offers the runtime {NAME}, until it is restarted"
             yield CheckResult("docker", WARN, message, "GH-510", fix)
