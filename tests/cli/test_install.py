@@ -1,7 +1,9 @@
 """`gpu-hook install` and `uninstall` of one machine's engines, seen from the command line."""
 
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -92,6 +94,16 @@ def test_what_an_engine_refuses_is_not_installed(machine: Machine) -> None:
     machine.install("--no-engines")
     machine.run("install", status=1)
     assert machine.prefix.exists()  # what was there stays
+
+
+def test_a_place_where_no_program_can_run_is_not_installed_to(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    for flags in (("--dry-run",), ()):
+        refused = machine.run("install", "--state-dir", str(machine.state), *flags, status=1).stderr
+        assert refused.startswith(f"GH-504: {machine.prefix} is on a file system mounted noexec")
+        assert not machine.prefix.exists() and not machine.state.exists()
 
 
 def test_uninstalled_by_force_beside_a_container(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
