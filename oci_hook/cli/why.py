@@ -220,6 +220,7 @@ Reasons = list[str]
 def running(c: dict[str, Any], node: dict[str, Any], log: list[dict[str, Any]], kept: bool = True) -> output.Report:
     """The things that slow down a running container: its state, its share, its neighbours, and what the GPUs report. kept:
     whether an agent runs."""
+    node = {**node, "kept": kept}
     reasons = by_state(c, by_agent(log, c["id"]), kept)
     if c.get("account_problem"):
         reasons.append(f"its account page cannot be read ({c['account_problem']}), so its memory use is unknown")
@@ -299,7 +300,8 @@ def memory(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Re
 def wait_for_memory(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Reasons:
     if not (waits := share.get("waits_mib")):
         return []
-    return [f"an allocation of {waits} MiB waits for room, which the agent makes (docs/guide/lending.md)"]
+    maker = ", which the agent makes" if node["kept"] else f", and {live.NO_MAKER}"
+    return [f"an allocation of {waits} MiB waits for room{maker} (docs/guide/lending.md)"]
 
 
 def neighbours(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Reasons:

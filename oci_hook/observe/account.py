@@ -398,6 +398,17 @@ def look(grant: Grant, by_process: bool = False) -> "Usage | str | None":
     return None
 
 
+def waiting(grant: Grant) -> "tuple[tuple[int, int], ...]":
+    """Account.waiting of a container's page; () where it cannot be read."""
+    if grant.life.init is not None and grant.shares:
+        try:
+            with Account(*grant.life.init, grant.life.cgroup) as account:
+                return account.waiting(len(grant.shares))
+        except (DamagedPage, OSError):
+            pass
+    return ()
+
+
 def immovable(grant: Grant) -> "tuple[tuple[Owner, ...], tuple[Owner, ...]]":
     """Account.immovable of a container's page; nobody where it cannot be read."""
     if grant.life.init is not None and grant.shares:

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.cli import why
+from oci_hook.cli import live, why
 from oci_hook.core.grant import Identity, Share
-from oci_hook.core.layout import AGENT_LOCK
+from oci_hook.core.layout import ACCOUNT_FILE, AGENT_LOCK
 from oci_hook.core.request import GpuRequest, Request
+from oci_hook.core.units import MIB
 from oci_hook.errors import NoRoomError
 from oci_hook.ledger import admit, events
+from oci_hook.observe import account
 from tests.cli.box import Install, this_process
+from tests.cli.test_ps import container, page
 
 BIG = Request((GpuRequest("0", ("mib", 20000), 50),))
 ESCAPE = "\x1b[31mred"
@@ -145,6 +148,28 @@ def test_who_made_room_for_others_comes_back_by_an_agent(install: Install) -> No
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "the agent brings it back once there is room, or at its turn" in install.text("why", "a" * 64)
         assert "no agent runs to" not in install.text("ps")
+
+
+@pytest.mark.root
+def test_an_allocation_that_waits_without_an_agent(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tries again and again; one that was killed while it waited does not."""
+    file, waits = tmp_path / "page", account.GPU.pack(0, 0, 0, 0, 3000 * MIB // account.UNIT, 7)
+    file.write_bytes(page(7)[: account.GPUS_OFFSET] + waits + page(7)[account.GPUS_OFFSET + account.GPU.size :])
+    text = "an allocation of 3000 MiB waits for room, and no agent runs to make it; start one by `gpu-hook agent`"
+    with container(f"cp {file} page") as life:
+        assert life.init
+        install.grant("c", Share("GPU-0", 4096), life=life)
+        assert "waits for room" not in install.text("why", "c")
+
+        def again(seconds: float) -> None:
+            with open(f"/proc/{life.init[0]}/root{ACCOUNT_FILE}", "r+b") as f:  # type: ignore[index]
+                f.seek(account.GPUS_OFFSET + 5 * account.WORD.size)
+                f.write(account.WORD.pack(8))
+
+        monkeypatch.setattr(live.time, "sleep", again)
+        assert text in install.text("why", "c")
 
 
 def test_what_stopped_a_container() -> None:
