@@ -223,7 +223,7 @@ def running(c: dict[str, Any], node: dict[str, Any], log: list[dict[str, Any]], 
     node = {**node, "kept": kept}
     reasons = by_state(c, by_agent(log, c["id"]), kept)
     if c.get("account_problem"):
-        reasons.append(f"its account page cannot be read ({c['account_problem']}), so its memory use is unknown")
+        reasons.append(f"its memory use is unknown, since its account page cannot be read: {c['account_problem']}")
     for share in c["gpus"]:
         where = f"GPU {share['index']}" if share["index"] is not None else f"GPU {share['uuid']}"
         reasons += [f"{where}: {text}" for reason in ON_GPU for text in reason(c, share, node)]
@@ -290,10 +290,17 @@ def memory(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Re
     used, limit = share["used_mib"], share["memory_mib"]
     if used is None or share["whole"] or used < limit * NEARLY_FULL:
         return []
+    past = any((f["kind"], f["uuid"]) == ("over-memory", share["uuid"]) for f in c["findings"])
+    lowered = (share.get("accounted_mib") or 0) > limit
+    if used > limit and (past or lowered):
+        then = "as `set` lowered that: it keeps them, and gets no more until it is below"
+        then = then if lowered else "past the shim"
+        return [f"it uses {used} MiB, {used - limit} more than its limit, {then}"]
+    nearly = "nearly " if used < limit else ""
     contexts = f", {share['surcharge_mib']} MiB of it by contexts and modules" if share["surcharge_mib"] else ""
     kept = f", {share['kept_mib']} MiB of it by exited processes, whose children keep it" if share["kept_mib"] else ""
     return [
-        f"memory is nearly used up: {used} of {limit} MiB{contexts}{kept}; allocations beyond the limit are refused"
+        f"memory is {nearly}used up: {used} of {limit} MiB{contexts}{kept}; allocations beyond the limit are refused"
     ]
 
 

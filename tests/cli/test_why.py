@@ -172,6 +172,22 @@ def test_an_allocation_that_waits_without_an_agent(
         assert text in install.text("why", "c")
 
 
+def test_a_container_beyond_its_limit() -> None:
+    def said(used: int, accounted: int, *found: str) -> str:
+        share = {"uuid": "G", "whole": False, "memory_mib": 1024, "used_mib": used, "accounted_mib": accounted}
+        findings = [{"kind": kind, "uuid": "G"} for kind in found]
+        return "".join(why.memory({"findings": findings}, {**share, "surcharge_mib": 0, "kept_mib": 0}, {}))
+
+    assert said(5064, 0, "no-shim", "over-memory") == "it uses 5064 MiB, 4040 more than its limit, past the shim"
+    lowered = "as `set` lowered that: it keeps them, and gets no more until it is below"
+    assert (
+        said(2048, 2000) == said(2048, 2000, "over-memory") == f"it uses 2048 MiB, 1024 more than its limit, {lowered}"
+    )
+    full = "used up: {} of 1024 MiB; allocations beyond the limit are refused"
+    assert said(1000, 1000) == "memory is nearly " + full.format(1000)
+    assert said(1100, 1000) == "memory is " + full.format(1100)  # within the tolerance
+
+
 def test_what_stopped_a_container() -> None:
     killed = "the agent killed it: over-memory on GPU-0: e"
     frozen = killed.replace("killed", "froze")
