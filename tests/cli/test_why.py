@@ -16,8 +16,8 @@ from oci_hook.core.layout import ACCOUNT_FILE, AGENT_LOCK
 from oci_hook.core.request import GpuRequest, Request
 from oci_hook.core.units import MIB
 from oci_hook.errors import NoRoomError
-from oci_hook.ledger import admit, events
-from oci_hook.observe import account
+from oci_hook.ledger import admit, events, store
+from oci_hook.observe import account, engine_names
 from tests.cli.box import Install, this_process
 from tests.cli.test_ps import container, page
 
@@ -78,6 +78,38 @@ def test_why_is_it_slow(install: Install) -> None:
         and "no agent runs" in text
     )
     assert install.data("why", "quick-")["id"] == "quick-one"
+
+
+def test_a_share_released_by_force(install: Install) -> None:
+    """Its container lives, so nothing has ended."""
+    for id, how in (("by-name", ("by-name",)), ("by-key", ("--key", store.grant_key("/run/runc", "by-key")))):
+        install.grant(id, Share("GPU-0", 1024), who={"container": f"{id}-1"})
+        install.run("release", "--force", *how)
+        text = install.text("why", f"{id}-1")
+        assert text.startswith(f"{id} lost its share at ")
+        assert " by `gpu-hook release --force`; what of it still runs is unaccounted\n" in text
+        assert install.data("why", id)["state"] == "released"
+        assert "released" in install.text("events", "-c", id)
+
+
+def test_a_name_of_several_that_ended(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, one, two = str(install.state), "abc123" + "0" * 58, "abc123" + "f" * 58
+    for id, name in ((one, ""), (two, "job"), ("c" * 64, "abc123"), ("d" * 64, "job"), ("e" * 64, "ns/p/web")):
+        events.record(state, "ended", id=id, name=name)
+    events.record(state, "ended", id="f" * 64, name="ns/q/web")
+    assert install.text("why", "job").startswith("d" * 64)  # one after the other
+    assert install.text("why", one).startswith(one) and install.text("why", one[:12]).startswith(one)
+    several = "GH-410: 3 containers that do not run match abc123: abc123000000, job (abc123ffffff), abc123 (cccccccccccc); name one"
+    assert install.text("why", "abc123", status=1).startswith(several)
+    assert "2 containers that do not run match web: ns/p/web (" in install.text("why", "web", status=1)
+    monkeypatch.setattr(engine_names, "ids_of", lambda name: {two, "d" * 64})  # docker has one, and podman the other
+    assert "2 containers that do not run match job: " in install.text("why", "job", status=1)
+
+
+def test_a_name_that_nobody_kept(install: Install) -> None:
+    events.record(str(install.state), "granted", id="a" * 64, name="", shares=[], seconds=0.01)
+    none = "no event has this name or id; without an agent no names of containers that ended are kept"
+    assert none in install.text("why", "gone", status=1)
 
 
 def test_an_event_that_says_nothing_useful(install: Install) -> None:
