@@ -34,15 +34,27 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root installs system packages")
 def test_setup(tmp_path: Path) -> None:
     """Before it installs anything."""
-    old = tmp_path / "python"
-    old.write_text("#!/bin/sh\n[ $1 = -V ] && echo Python 3.9.25\n")
-    (tmp_path / "apt-get").write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
-    for program in (old, tmp_path / "apt-get"):
-        program.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "GPU_HOOK_PYTHON": str(old)}
-    done = subprocess.run([REPO / "scripts/setup"], env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (
-        1,
-        f"setup: Python 3.10 or newer is needed, {old} is Python 3.9.25; name another by GPU_HOOK_PYTHON\n",
-    )
-    assert not (tmp_path / "called").exists()
+    programs = {
+        "python": ("echo False 3.9.25", "is Python 3.9.25"),
+        "bytes": ("printf '\\033\\001\\377\\000x'; printf '\\033\\001' >&2", "is no Python that answers"),
+        "many": ("yes True", "is no Python that answers"),
+        "true": ("true", "is no Python that answers"),
+        "echo": ('echo "$@"', "is no Python that answers"),
+        "hangs": ("sleep 1000", "is no Python that answers"),
+        "timeout": ('[ "$1 $2 $3" = "-k 1 20" ] && exec /usr/bin/timeout -k 1 1 "$4" "$5" "$6"', ""),
+        "apt-get": (f"touch {tmp_path}/called", ""),
+    }
+    for name, (text, _) in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    for name, (_, what) in programs.items():
+        if not what:
+            continue
+        old = str(tmp_path / name)
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "GPU_HOOK_PYTHON": old}
+        done = subprocess.run([REPO / "scripts/setup"], env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (
+            1,
+            f"setup: Python 3.10 or newer is needed, {old} {what}; name another by GPU_HOOK_PYTHON\n",
+        )
+        assert not (tmp_path / "called").exists()

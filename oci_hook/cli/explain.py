@@ -14,6 +14,7 @@ from oci_hook.config import settings as node_settings
 from oci_hook.core import near_misses
 from oci_hook.core.allocate import Allocation, Refusal, allocate, placement_of
 from oci_hook.core.boundary import Boundary, expected
+from oci_hook.core.change import lends_nothing
 from oci_hook.core.collect import container_names
 from oci_hook.core.decided import pinned
 from oci_hook.core.dialects import native
@@ -164,7 +165,7 @@ def explain(
     found = allocate(request, inventory, grants, settings.rules, bounds, given.who)
     if isinstance(found, Refusal):
         raise NoRoomError(*found.problems)
-    warnings += tight_shares(found, inventory)
+    warnings += tight_shares(found, inventory) + unlent_memory(request, inventory, settings.rules)
     steps, late = plan_for(given, request, found, inventory, settings, warnings)
     plan = to_text.lines(steps, late)
     held = expected(Grant(KEY, given.who, Life(""), found.shares, request.terms), inventory)
@@ -298,6 +299,14 @@ def tight_shares(found: Allocation, inventory: Inventory) -> list[Problem]:
             text = f"GPU {gpu.address}: one program's context takes {gpu.context_mib} of these {share.memory_mib} MiB"
             tight.append(Problem("GH-408", f"{text}; {left} MiB are left for its data, and no second program fits"))
     return tight
+
+
+def unlent_memory(request: Request, inventory: Inventory, rules: Rules) -> list[Problem]:
+    """A warning where the node books all of the limit although less is requested."""
+    why = lends_nothing(rules, inventory)
+    if not why or all(gpu.memory_request in (None, gpu.memory) for gpu in request.gpus):
+        return []
+    return [Problem("GH-103", f"memory-request says what of the memory is booked, and {why}; all of it is booked")]
 
 
 def unclear_words(

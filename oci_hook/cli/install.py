@@ -6,7 +6,7 @@ import click
 
 from oci_hook.agent.serve import whereabouts
 from oci_hook.cli import output, registration
-from oci_hook.config.settings import state_in_use
+from oci_hook.config.settings import option, state_in_use
 from oci_hook.core.layout import AGENT_LOCK, SIM_ROOT, STATE_IN_USE
 from oci_hook.discovery import mark
 from oci_hook.engines import containerd_spec, detect, register
@@ -56,13 +56,17 @@ def install(
             detect.require(name, wanted)  # before anything is installed
     head, lines = {"prefix": prefix, "dry_run": dry_run}, []
     if dry_run:
-        installs.check(prefix)
+        installs.check(prefix, runtime, python, state_dir)
+    results = (
+        [] if no_engines else register.register(names, wanted, True, restart)
+    )  # what an engine refuses is not installed
+    if dry_run:
         lines.append(f"would install in {prefix}")
     else:
         settings = installs.lay(prefix, runtime, python, state_dir)
         head.update(runtime=settings.runtime, state_dir=settings.state_dir)
         lines.append(f"installed in {prefix}: runtime {settings.runtime}, state in {settings.state_dir}")
-    results = [] if no_engines else register.register(names, wanted, dry_run, restart)
+        results = [] if no_engines else register.register(names, wanted, False, restart)
     data, engines = registration.as_report(results, dry_run)
     lines += [] if no_engines else engines
     if way == "hook":
@@ -95,8 +99,14 @@ def simulated_folders(prefix: str, state_dir: str) -> list[Path]:
     return [path for path in named if path.is_relative_to(prefix) or path.is_relative_to(state_dir)]
 
 
+FORCED = (
+    "Even while containers hold shares. They keep running, unaccounted, and their engine has no runtime any more to remove"
+    " them: end them first, or install again to end them."
+)
+
+
 @click.command()
-@click.option("--force", is_flag=True, help="Even while containers hold shares; they keep running, unaccounted.")
+@click.option("--force", is_flag=True, help=FORCED)
 @registration.options()
 @output.answers
 def uninstall(
@@ -114,8 +124,7 @@ def uninstall(
     only unregisters from that engine.
     """
     wanted = Registration(prefix, False, host_root, config)
-    if not names:
-        registration.refuse_while_held(prefix, force)
+    held = "" if names else registration.refuse_while_held(prefix, force)
     results = register.unregister(names, wanted, dry_run, restart)
     data, lines = registration.as_report(results, dry_run, remove=True)
     if not dry_run and any(result.engine == "docker" and result.changed for result in results):
@@ -131,4 +140,7 @@ def uninstall(
             *(f"stays, since it is not part of the install: {path}" for path in left),
             *notes,
         ]
+        if held:
+            again = f"`gpu-hook install{option(prefix)}` again, and end them"
+            lines.append(f"still running: {held}; an engine that made them by gpu-hook cannot remove them now: {again}")
     return output.Report({"prefix": prefix, "dry_run": dry_run, "left": left, "engines": data}, lines)

@@ -91,7 +91,8 @@ def printed(names: Sequence[str], registration: Registration) -> tuple[list[Any]
     return data, lines
 
 
-def refuse_while_held(prefix: str, force: bool) -> None:
-    """Refuse to uninstall while containers hold shares, before any engine is unregistered. Raises GH-504."""
-    if state_dir := state_in_use(prefix):  # otherwise removing the install reports it
-        installs.refuse_while_held(state_dir, force)
+def refuse_while_held(prefix: str, force: bool) -> str:
+    """Refuse to uninstall while containers hold shares, before any engine is unregistered; forced, the containers in words.
+    Raises GH-504."""
+    state_dir = state_in_use(prefix)  # without one, removing the install reports it
+    return installs.refuse_while_held(state_dir, force) if state_dir else ""

@@ -1,5 +1,6 @@
 """`gpu-hook run`: one command in front of docker or podman, which asks for a share as that engine's version can."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -9,13 +10,14 @@ from typing import NoReturn
 import click
 
 from oci_hook.cli import output
-from oci_hook.cli.explain import keys_without_prefix, pairs
+from oci_hook.cli.explain import keys_without_prefix, pairs, unlent_memory
 from oci_hook.config import settings as node_settings
 from oci_hook.config.settings import Settings
 from oci_hook.core.layout import PREFIX_KEY
 from oci_hook.core.request import parse
 from oci_hook.engines import run_line
 from oci_hook.errors import GhError, RequestError
+from oci_hook.ledger import inventory as node_inventory
 from oci_hook.oci import request_mounts
 
 
@@ -110,11 +112,15 @@ def run(
 
 
 def check(settings: Settings, annotations: dict[str, str]) -> None:
-    """Raises RequestError for what no container could have, and UsageError for nothing."""
-    if parse(annotations, {}, "", settings.rules, (), request_mounts.decode) is None:
+    """Raises RequestError for what no container could have, and UsageError for nothing. Says what is of no effect here."""
+    request = parse(annotations, {}, "", settings.rules, (), request_mounts.decode)
+    if request is None:
         raise click.UsageError(
             "say what the container may have of a GPU, before the engine's options: -m SIZE, -c N, --gpus N, --exclusive"
         )
+    with contextlib.suppress(GhError):  # whoever cannot read the list of the GPUs; the start says more
+        for problem in unlent_memory(request, node_inventory.load(settings), settings.rules):
+            click.echo(f"warning: {problem}", err=True)
 
 
 def become(line: list[str]) -> NoReturn:

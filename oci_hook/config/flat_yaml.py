@@ -105,10 +105,13 @@ def quoted(value: "Value") -> str:
         try:
             if "\n" not in text and split_line(f"x: {text}") == ("x", value, ""):
                 _check_characters(text, 0)
+                text.encode()  # a name of the command line that is not UTF-8 cannot be
                 return text
         except ValueError:
             pass
-    raise ValueError("has characters that settings.yaml cannot hold: control characters, or both kinds of quotes")
+    raise ValueError(
+        "has characters that settings.yaml cannot hold: control characters, bytes that are not UTF-8, or both kinds of quotes"
+    )
 
 
 def _check_characters(line: str, number: int) -> None:

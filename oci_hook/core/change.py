@@ -29,6 +29,7 @@ def changed(grant: Grant, wish: GrantChange, inventory: Inventory, others: tuple
         by_itself = f" for {grant.lent_to[:64]}, and an agent that runs brings it back; try again then"
         then = by_itself if grant.lent_to else "; `gpu-hook resume` it first"
         raise refuse("GH-411", f"container {grant.who.id[:64]} is suspended{then}")
+    unlent = lends_nothing(rules, inventory)
     rules = in_force(rules, inventory)
     there = {use.gpu.uuid: use for use in usage(inventory, others, rules)}
     if wish.replace(priority_class=None) == GrantChange():
@@ -39,11 +40,8 @@ def changed(grant: Grant, wish: GrantChange, inventory: Inventory, others: tuple
     policy = _policy(grant, wish, rules)
     after = grant.replace(terms=_terms(grant, policy, wish))
     if wish.memory_request:
-        if not rules.lends:
-            why = "this node lends nothing; `gpu-hook settings set oversubscribe=2.0` has it lend"
-            if not inventory.moves_memory:
-                why = f"driver {inventory.driver_version} cannot move memory, so none is lent; {MOVES_SINCE} and newer can"
-            raise _contradiction(f"--memory-request says what of the limit is booked, and {why}")
+        if unlent:
+            raise _contradiction(f"--memory-request says what of the limit is booked, and {unlent}")
         after = after.replace(memory_wait=grant.memory_wait or rules.memory_wait)
     shares, problems = [], []
     for share in grant.shares:
@@ -56,6 +54,15 @@ def changed(grant: Grant, wish: GrantChange, inventory: Inventory, others: tuple
     if problems:
         raise NoRoomError(*problems)
     return after.replace(shares=tuple(shares))
+
+
+def lends_nothing(rules: Rules, inventory: Inventory) -> str:
+    """Why containers of this node book all of their limits, whatever they request; "" where it lends the rest."""
+    if not inventory.moves_memory:
+        return f"driver {inventory.driver_version} cannot move memory, so none is lent; {MOVES_SINCE} and newer can"
+    if not in_force(rules, inventory).lends:
+        return "this node lends nothing; `gpu-hook settings set oversubscribe=2.0` has it lend"
+    return ""
 
 
 def _memory(share: Share, gpu: Gpu, wish: GrantChange, rules: Rules) -> Share:

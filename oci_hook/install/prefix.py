@@ -14,11 +14,14 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from oci_hook.config import flat_yaml
+from oci_hook.config import settings as node_settings
 from oci_hook.config.settings import Settings, state_in_use
 from oci_hook.core import layout, words
 from oci_hook.core.policy_page import MAX_GPUS
+from oci_hook.core.units import show
 from oci_hook.errors import GhError, NodeError, Problem, refuse
-from oci_hook.install import own_path, settings_edit, state_move, state_owner
+from oci_hook.install import own_path, settings_check, settings_edit, state_move, state_owner
 from oci_hook.install.files import locked, remove_empty, write
 from oci_hook.install.settings_template import default_settings_yaml
 from oci_hook.ledger import claims, events, store
@@ -52,7 +55,7 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
 
     Raises SettingsError GH-50x, GH-305.
     """
-    root, compiled = _absolute(prefix), _compiled_for(prefix)
+    root, compiled = _usable(prefix), _compiled_for(prefix)
     try:
         with _alone(root):
             first = not _installed(root)
@@ -67,10 +70,13 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
         raise refuse("GH-504", f"{e.filename or prefix}: {e.strerror}; run as root, or choose --prefix") from None
 
 
-def check(prefix: str) -> None:
-    """Raises SettingsError GH-504 if `lay` would refuse the prefix before it writes anything."""
+def check(prefix: str, runtime: str | None = None, python: str | None = None, state_dir: str | None = None) -> Settings:
+    """The settings that `lay` would have with these arguments. Raises SettingsError GH-50x where it would refuse them or
+    the prefix. Writes nothing."""
+    root = _usable(prefix)
     _compiled_for(prefix)
-    _refuse_foreign(_absolute(prefix))
+    _refuse_foreign(root)
+    return _settings(root, {"runtime": runtime, "python": python, "state_dir": state_dir})[0]
 
 
 def _compiled_for(prefix: str) -> Path:
@@ -114,6 +120,15 @@ def _alone(root: Path) -> Iterator[None]:
             remove_empty(root)
 
 
+def _usable(prefix: str) -> Path:
+    """A prefix that settings.yaml and the engines' files can name. Raises GH-504."""
+    if not prefix.isprintable():
+        raise refuse(
+            "GH-504", f"the prefix {show(prefix)} has control characters or is not UTF-8; choose another --prefix"
+        )
+    return _absolute(prefix)
+
+
 def _absolute(prefix: str) -> Path:
     if not os.path.isabs(prefix):
         raise refuse(
@@ -122,7 +137,29 @@ def _absolute(prefix: str) -> Path:
     return Path(prefix)
 
 
+def _settings(root: Path, chosen: dict[str, str | None]) -> tuple[Settings, bytes]:
+    """The settings, fit to be used, and the settings.yaml that says them: the install's, or what a first one gets."""
+    prefix, yaml = str(root), root / layout.SETTINGS_YAML
+    given: dict[str, flat_yaml.Value] = {key: value for key, value in chosen.items() if value is not None}
+    if yaml.exists():
+        text = node_settings.read(prefix)
+        settings = settings_check.checked(prefix, text)
+        for key, value in given.items():
+            if (said := getattr(settings, key)) != value:
+                raise refuse("GH-504", f"{yaml} says {key}: {said}; change it there, then install again")
+        return settings, text
+    if "runtime" not in given:
+        given["runtime"] = find_runtime()
+    text = settings_edit.edited(prefix, default_settings_yaml(prefix).encode(), given)
+    try:
+        return settings_check.checked(prefix, text), text
+    except GhError as e:  # the file is not there, so no message may name its lines
+        place = re.compile(rf"{re.escape(str(yaml))}(:\d+)?: ")
+        raise type(e)(*(Problem(p.code, place.sub("", p.message, count=1)) for p in e.problems)) from None
+
+
 def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
+    settings, text = _settings(root, chosen)
     for folder in ("", "bin", "etc", "lib", layout.LIB_DIR, layout.SHIM_DIR):
         _folder(root / folder)
     modules, before = _modules(), _listed(root)
@@ -135,24 +172,10 @@ def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
     (root / layout.CLOSED_DIR).chmod(0o700)
     _skeleton(root / layout.CONTAINER_DIR)
     _python_files(root / layout.LIB_DIR, modules)
-    yaml = root / layout.SETTINGS_YAML
-    given = {key: value for key, value in chosen.items() if value is not None}
-    new = not yaml.exists()
-    if new:
-        if "runtime" not in given:
-            given["runtime"] = find_runtime()
-        write(str(yaml), default_settings_yaml(prefix=str(root), **given))
-    try:
-        settings = settings_edit.change(str(root))
-    except GhError as e:
-        if not new:
-            raise
-        yaml.unlink()  # otherwise the next install would keep these wrong values; so no message may name its lines
-        place = re.compile(rf"{re.escape(str(yaml))}(:\d+)?: ")
-        raise type(e)(*(Problem(p.code, place.sub("", p.message, count=1)) for p in e.problems)) from None
-    for key, value in given.items():
-        if getattr(settings, key) != value:
-            raise refuse("GH-504", f"{yaml} says {key}: {getattr(settings, key)}; change it there, then install again")
+    if not (yaml := root / layout.SETTINGS_YAML).exists():
+        write(str(yaml), text.decode())
+    with state_move.moving(str(root), settings.state_dir):
+        pass
     _pack(root / layout.LIB_DIR, settings.python, [f"{PACKAGE.name}/{name}" for name in modules])
     _write_list(root, _files(modules))
     state_owner.claim(str(root), settings.state_dir)
@@ -272,17 +295,19 @@ def _remove_files(root: Path) -> None:
         remove_empty(root / folder)  # others' files in it stay
 
 
-def refuse_while_held(state_dir: str, force: bool) -> None:
-    """Raises GH-504 while containers hold shares; NodeError GH-303 if that cannot be found out."""
+def refuse_while_held(state_dir: str, force: bool) -> str:
+    """The containers that hold shares, in words. Raises GH-504 if there are any, NodeError GH-303 if that cannot be found
+    out; unless it is forced."""
     try:
         living = store.snapshot(state_dir)
     except NodeError:
         if not force:
             raise
         living = ()
+    names = words.first([events.title(grant.who) for grant in living], 3)
     if living and not force:
-        names = words.first([events.title(grant.who) for grant in living], 3)
         raise refuse("GH-504", f"{len(living)} container(s) hold shares ({names}); end them, or uninstall with --force")
+    return names
 
 
 def _folder(path: Path) -> None:

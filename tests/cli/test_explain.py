@@ -185,6 +185,21 @@ def test_near_misses(install: Install, words: tuple[str, ...]) -> None:
     assert "warning: " + refused.stderr in warned.stderr
 
 
+def test_a_request_on_a_node_that_lends_nothing(install: Install) -> None:
+    """As `set --memory-request` says it."""
+    asked = asking("gpu-hook.io/memory=4Gi", "gpu-hook.io/memory-request=1Gi")
+    head, tail = "warning: GH-103: memory-request says what of the memory is booked, and ", "; all of it is booked\n"
+    old = "driver 1.2 cannot move memory, so none is lent; 570 and newer can"
+    assert install.run(*asked).stderr == f"{head}{old}{tail}"
+    assert install.run(*asking("gpu-hook.io/memory=4Gi", "gpu-hook.io/memory-request=4Gi")).stderr == ""
+    assert install.run(*asking("gpu-hook.io/memory=4Gi")).stderr == ""
+    save_inventory(install.settings, install.inventory.replace(driver_version="570.1"))
+    off = "this node lends nothing; `gpu-hook settings set oversubscribe=2.0` has it lend"
+    assert install.run(*asked).stderr == f"{head}{off}{tail}"
+    settings_edit.change(str(install.prefix), oversubscribe="2.0")
+    assert install.run(*asked).stderr == ""
+
+
 def test_a_share_that_a_context_nearly_fills(install: Install) -> None:
     gpus = tuple(gpu.replace(context_mib=300) for gpu in install.inventory.gpus)
     save_inventory(install.settings, install.inventory.replace(gpus=gpus))

@@ -7,7 +7,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from oci_hook.cli.main import cli
+from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.engines import edits
+from oci_hook.ledger import store
+from tests.terms import made
 
 DOCKER = "etc/docker/daemon.json"
 
@@ -75,6 +78,31 @@ def test_a_dry_run_refuses_what_an_install_would(machine: Machine) -> None:
     for flags in (("--dry-run",), ()):
         refused = machine.run("install", "--no-engines", "--state-dir", str(machine.state), *flags, status=1).stderr
         assert refused.startswith(f"GH-504: {machine.prefix}/notes is not gpu-hook's")
+    (machine.prefix / "notes").unlink()
+    for flags in (("--dry-run",), ()):
+        refused = machine.run("install", "--state-dir", "/", *flags, status=1).stderr
+        assert refused == "GH-501: state_dir: '/' must be a directory of its own\n"
+
+
+def test_what_an_engine_refuses_is_not_installed(machine: Machine) -> None:
+    (machine.root / "etc/docker").mkdir(parents=True)
+    (machine.root / DOCKER).write_text("{")
+    refused = machine.run("install", "--state-dir", str(machine.state), status=1).stderr
+    assert refused.startswith("GH-506: ") and not machine.prefix.exists() and not machine.state.exists()
+    machine.install("--no-engines")
+    machine.run("install", status=1)
+    assert machine.prefix.exists()  # what was there stays
+
+
+def test_uninstalled_by_force_beside_a_container(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.install()
+    web = made(Grant, "k" * 32, Identity("/run/runc", "web", "/b"), Life(""), ())
+    monkeypatch.setattr(store, "snapshot", lambda state_dir: (web,))
+    assert machine.run("uninstall", status=1).stderr.startswith("GH-504: 1 container(s) hold shares (web)")
+    assert machine.run("uninstall", "--force").stdout.splitlines()[-1] == (
+        "still running: web; an engine that made them by gpu-hook cannot remove them now: `gpu-hook install --prefix"
+        f" {machine.prefix}` again, and end them"
+    )
 
 
 def test_print_only_prints(machine: Machine) -> None:

@@ -187,6 +187,9 @@ def test_memory_that_is_lent(install: Install, machine: Machine) -> None:
     machine.docker()
     said = install.text_last("run", "--dry-run", "-m", "4Gi", "--memory-request", "2Gi", "IMAGE")
     assert "--annotation gpu-hook.io/memory=4Gi --annotation gpu-hook.io/memory-request=2Gi" in said
+    assert said.startswith("warning: GH-103: memory-request says ") and "driver 1.2 cannot move memory" in said
+    (install.state / "inventory.json").unlink()
+    assert "warning" not in install.text_last("run", "--dry-run", "-m", "4Gi", "--memory-request", "2Gi", "IMAGE")
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,42 @@ def test_a_first_try_with_wrong_values_leaves_nothing(place: Path) -> None:
     assert load(str(place)).runtime == "/bin/true"
 
 
+@pytest.mark.parametrize("odd", ["/run/a\nb", "/run/a'\"b", "/run/a\udcff"])
+@pytest.mark.parametrize("key", ["runtime", "python", "state_dir"])
+def test_characters_that_no_line_of_settings_can_hold(place: Path, key: str, odd: str) -> None:
+    with pytest.raises(GhError) as e:
+        installs.lay(str(place), **{key: odd})
+    assert code(e) == "GH-501" and str(e.value).startswith(f"GH-501: {key}: ") and "cannot hold" in str(e.value)
+    assert not place.exists()
+    with pytest.raises(GhError) as e:
+        installs.lay(f"{place}{odd[4:]}x\n", state_dir=str(place.parent / "state"))
+    assert code(e) == "GH-504" and "the prefix " in str(e.value) and os.listdir(place.parent) == []
+
+
+def test_a_check_refuses_what_the_first_one_would(place: Path) -> None:
+    """And writes nothing. An existing install is compared with what is asked for."""
+    taken = place.parent / "taken"
+    wrong: list[dict[str, str]] = [
+        *({"python": path} for path in ("/nonexistent", "/tmp", "/bin/true")),
+        *({"runtime": path} for path in ("/nonexistent", str(installs.native() / "gpu-hook-runtime"))),
+        {"state_dir": "rel"},
+    ]
+    for chosen in wrong:
+        with pytest.raises(GhError) as checked:
+            installs.check(str(place), **{"state_dir": str(taken), **chosen})
+        with pytest.raises(GhError) as laid:
+            installs.lay(str(place), **{"state_dir": str(taken), **chosen})
+        assert str(checked.value) == str(laid.value) and os.listdir(place.parent) == []
+    installs.lay(str(place), state_dir=str(taken))
+    with pytest.raises(GhError, match="GH-501: state_dir: .* is that of the install in"):
+        installs.check(f"{place}2", state_dir=str(taken))
+    before = {path: path.stat().st_ino for path in place.rglob("*")}
+    with pytest.raises(GhError, match="GH-504: .* says state_dir"):
+        lay(place)
+    assert {path: path.stat().st_ino for path in place.rglob("*")} == before
+    assert installs.check(str(place)).state_dir == str(taken)
+
+
 @pytest.mark.parametrize("name", ["bin/other", "lib/shim/mine.so", "lib/container/policy.txt", "notes"])
 def test_a_folder_of_somebody_else_is_no_prefix(place: Path, name: str) -> None:
     (place / name).parent.mkdir(parents=True, exist_ok=True)
