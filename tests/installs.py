@@ -9,12 +9,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 from oci_hook.config.settings import Settings
+from oci_hook.install import answer
 from oci_hook.install import prefix as installs
-from oci_hook.install import settings_check
 
 _compile = installs._pack
-_ask = settings_check.answer_of
-NEW_ENOUGH = b"True\n"
+_ask = answer.ask
 _packs: dict[str, tuple[str, bytes]] = {}  # Python -> name and contents of its pack
 
 
@@ -25,17 +24,17 @@ def lay(prefix: str, *, runtime: str | None = None, state_dir: str | None = None
 
 def ask_once() -> None:
     """From now on, each Python is asked once whether it is new enough, until its file changes."""
-    known = set()
+    known: dict[object, answer.Answer] = {}
 
-    def answer_of(command: list[str]) -> bytes:
+    def ask(*command: str) -> answer.Answer:
         program = command[0]
         asked = (*command, os.stat(program).st_mtime_ns, os.stat(program).st_ino) if os.path.exists(program) else ()
-        answer = NEW_ENOUGH if asked in known else _ask(command)
-        if answer == NEW_ENOUGH:
-            known.add(asked)
-        return answer
+        said = known.get(asked) or _ask(*command)
+        if said.out == "True\n":
+            known[asked] = said
+        return said
 
-    settings_check.answer_of = answer_of
+    answer.ask = ask
 
 
 def _copy(source: Path, target: Path, mode: int) -> None:

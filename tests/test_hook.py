@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from oci_hook.apply import to_spec
 from oci_hook.core.policy_page import policy_page
 from oci_hook.linux import lock as lock_file
 from scripts import tiny_image
-from tests.apply.box import Box
+from tests.apply import box_maker
 from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc
 
 pytestmark = pytest.mark.root
@@ -435,14 +436,18 @@ def test_bad_states(install, state, runc, bundle, tmp_path):
 
 def test_a_container_of_another_runtime(install, state, rootfs):
     """The pid and root directory are right, but the caller of the hook is not the parent of that process."""
-    with Box(rootfs) as box:
-        document = {**state, "pid": box.pid}
+    pid = int(box_maker.started(json.dumps([str(rootfs), [], 0, []])))
+    try:
+        document = {**state, "pid": pid}
         ours = call(install, "prestart", document)
         assert ours.stderr.startswith("GH-403: "), ours.stderr  # one step further: it has no cgroup of its own
         command = ["sh", "-c", f"{install.prefix}/bin/oci-gpu-hook prestart; exit $?"]
         foreign = subprocess.run(command, input=json.dumps(document), text=True, capture_output=True)
         assert foreign.returncode == 1 and foreign.stderr.startswith("GH-406: "), foreign.stderr
-        assert f"process {box.pid} " in foreign.stderr
+        assert f"process {pid} " in foreign.stderr
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 @pytest.mark.parametrize(

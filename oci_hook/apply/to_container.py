@@ -90,9 +90,9 @@ def apply(
     container when the hook fails, and its mounts go with it. Empty files that were made to mount on stay in the image's
     writable layer.
     """
-    same_user_namespace = namespace.same("user", container.pid)
     work: list[tuple[Step, int]] = []
     try:
+        same_user_namespace = namespace.same("user", container.pid)
         for step in plan:
             if isinstance(step, Bind):
                 work.append((step, _bind_tree(step, sources)))

@@ -3,6 +3,7 @@
 import base64
 import json
 import socket
+import time
 from typing import Any
 
 from oci_hook.agent import options
@@ -11,6 +12,7 @@ from oci_hook.agent.serve.view import view
 from oci_hook.agent.watched import Watched
 from oci_hook.cli import named
 from oci_hook.config.settings import Settings
+from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import AGENT_LOCK
 from oci_hook.errors import GhError
@@ -21,7 +23,9 @@ from oci_hook.observe.event_text import text_of
 from oci_hook.observe.processes import accounted
 
 SECONDS = 2.0  # to wait for the agent's answer
+TRIES = 0.3  # seconds in which an allocation that waits tries again (LONGEST_WAIT_MS of shim/memory/charge.c)
 NOT_BACK = "no agent runs to bring it back: start one (`gpu-hook agent`), or run `gpu-hook resume {}`"
+NO_MAKER = "no agent runs to make it; start one by `gpu-hook agent`"
 MAX = 16 << 20  # bytes of its answer
 
 
@@ -113,5 +117,22 @@ def alone(settings: Settings) -> dict[str, Any]:
         for part in grant.shares:
             watched[key].set_gate(part.uuid, read_gate(settings.state_dir, part))
         watched[key].account = account.look(grant)
+    for (key, uuid), size in waiting(grants).items():
+        watched[key].waits[uuid] = size
     status = {"state": "none", "problems": problems, "nvml": "not asked", "state_dir": settings.state_dir}
     return view(inventory, grants, {}, watched, (), {}, status)
+
+
+def waiting(grants: dict[str, Grant]) -> dict[tuple[str, str], int]:
+    """The bytes of an allocation that waits for room, by (the grant's key, the GPU's UUID). A process that was killed while it
+    waited has left its word on the page, so the number of tries must change."""
+    first = {key: account.waiting(grant) for key, grant in grants.items()}
+    first = {key: words for key, words in first.items() if any(size for size, _ in words)}
+    if first:
+        time.sleep(TRIES)
+    return {
+        (key, share.uuid): now[0]
+        for key, words in first.items()
+        for share, before, now in zip(grants[key].shares, words, account.waiting(grants[key]), strict=False)
+        if now[0] and now[1] != before[1]
+    }

@@ -5,8 +5,9 @@ import click
 from oci_hook.boundary import live
 from oci_hook.cli import named, output
 from oci_hook.config import settings as node_settings
-from oci_hook.errors import refuse
-from oci_hook.ledger import admit, store
+from oci_hook.core.grant import Grant
+from oci_hook.errors import GhError, refuse
+from oci_hook.ledger import admit, events, store
 from oci_hook.observe import engine_names
 
 
@@ -31,16 +32,16 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
         raise click.UsageError("name a CONTAINER or give --key, not both")
     settings = node_settings.load(prefix)
     if key:
-        found = admit.release(key, settings, force=force)
+        found = by_force(settings, key, living(settings)) if force else admit.release(key, settings)
         return answer([key] if found else [], f"grant {key}", live.drop(settings, [key]))
     with store.open_ledger(settings.state_dir) as ledger:
         swept, grants = ledger.swept, ledger.grants
     swept, grants = engine_names.named(swept), engine_names.named(grants)
     matching = admit.going_by((*swept, *grants), container)
-    living = [grant for grant in matching if grant.key in {other.key for other in grants}]
+    alive = [grant for grant in matching if grant.key in {other.key for other in grants}]
     if not matching and (short := admit.too_short((*swept, *grants), container)):
         raise refuse("GH-410", short)
-    for grant in living:
+    for grant in alive:
         if not force:
             raise refuse(
                 "GH-407",
@@ -50,14 +51,28 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
             why = "is suspended, and nobody could resume it then; run `gpu-hook resume` first, or stop it"
             raise refuse("GH-411", f"container {named.title(grant)} {why}")
         if len(matching) > 1:
-            keys = ", ".join(g.key for g in living)
-            how = (
-                f"{len(living)} living" if len(living) == len(matching) else f"{len(matching)} (living: {len(living)})"
-            )
+            keys = ", ".join(g.key for g in alive)
+            how = f"{len(alive)} living" if len(alive) == len(matching) else f"{len(matching)} (living: {len(alive)})"
             raise refuse("GH-407", f"{how} containers match {container[:100]}; choose one by --key: {keys}")
-        admit.release(grant.key, settings, force=True)
+        by_force(settings, grant.key, (grant,))
     released = [grant.key for grant in matching]
     return answer(released, f"container {container}", live.drop(settings, released))
+
+
+def living(settings: node_settings.Settings) -> tuple[Grant, ...]:
+    try:
+        return named.snapshot(settings)
+    except GhError:  # --force is for a damaged grant file, too
+        return ()
+
+
+def by_force(settings: node_settings.Settings, key: str, grants: tuple[Grant, ...]) -> bool:
+    """admit.release by force; recorded as `released` if the grant is among these, whose containers live."""
+    found = admit.release(key, settings, force=True)
+    for grant in grants:
+        if found and grant.key == key:
+            events.moved(settings.state_dir, "released", grant)
+    return found
 
 
 def answer(keys: list[str], what: str, limited: str) -> output.Report:

@@ -121,12 +121,18 @@ def fold_lines(lines: list[str]) -> list[str]:
 
 # A container that does not run
 
+ENDED = {
+    "ended": "ended at {}",
+    "granted": "got its share at {}, and has ended since",
+    "released": "lost its share at {} by `gpu-hook release --force`; what of it still runs is unaccounted",
+}
+
 
 def past(
     settings: node_settings.Settings, container: str, log: list[dict[str, Any]], end: Sequence[str] = ()
 ) -> output.Report:
     """A container that was refused or has ended, by the events about it. end: further lines. Raises GH-410 if there are none."""
-    about = [e for e in log if e["event"] in ("granted", "refused", "ended")]
+    about = [e for e in log if e["event"] in ("granted", "refused", "ended", "released")]
     ids = {*engine_names.ids_of(container), short(container)}
     found = [e for e in about if e.get("id") in ids or matches(str(e.get("id")), str(e.get("name")), container)]
     known = None if found else unshared.find(container)
@@ -143,23 +149,30 @@ def past(
         none = (
             "the last events that the agent tells are of others"
             if end
-            else "no event is about it; see `gpu-hook events`"
+            else "no event has this name or id; without an agent no names of containers that ended are kept, but `gpu-hook"
+            " events` has their ids"
         )
         newer = "; ".join(unnamed(log, 0))
         raise refuse("GH-410", f"no container {container} holds a share, and {none}" + (newer and f"; {newer}"))
+    if len(several := different(found, container, ids)) > 1:
+        which = ", ".join(f"{e['name']} ({id})" if e.get("name") else id for id, e in several[-5:])
+        raise refuse(
+            "GH-410", f"{len(several)} containers that do not run match {container}: {which}; name one by its id"
+        )
     last = found[-1]
     if not matches(str(last.get("id")), "", container):  # by a name, which another container may have had since
         end = [*unnamed(log, last["at"]), *end]
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["at"]))
     if last["event"] != "refused":
-        ended = f"ended at {when}" if last["event"] == "ended" else f"got its share at {when}, and has ended since"
+        ended = ENDED[last["event"]].format(when)
         stopped = by_agent(log, str(last.get("id")))
         had = [
             f"  {time.strftime('%H:%M:%S', time.localtime(e['at']))} {e['event']}: {live.words(e)}"
             for e in life(log, last)
         ]
         lines = [f"{last.get('id')} {ended}", *had, *filter(None, [stopped]), *end]
-        return output.Report({"id": last.get("id"), "state": "ended", "stopped_by_agent": stopped}, fold_lines(lines))
+        state = "released" if last["event"] == "released" else "ended"
+        return output.Report({"id": last.get("id"), "state": state, "stopped_by_agent": stopped}, fold_lines(lines))
     messages = last.get("messages") or [live.words(last)]
     lines = [f"{last.get('id') or container} was refused at {when}:", *(f"  {text}" for text in messages), *end]
     lines = [output.printable(text) for text in lines]
@@ -167,6 +180,19 @@ def past(
     if request is None:
         return output.Report({"id": last.get("id"), "state": "refused", "messages": messages}, lines)
     return room(settings, request, lines)
+
+
+def different(found: list[dict[str, Any]], container: str, ids: set[str]) -> list[tuple[str, dict[str, Any]]]:
+    """The containers that may be meant, by short id with their last event: of those that had a name one after the other, the last
+    one. ids: which engines know by this name."""
+    last = {short(str(e.get("id"))): e for e in found}
+    if whole := [e for e in found if e.get("id") in (container, short(container))]:
+        return [(short(container), whole[-1])]
+    by_name = {e["name"]: id for id, e in last.items() if e.get("name") and matches("", str(e["name"]), container)}
+    known = {short(id) for id in ids} & set(last)
+    by_id = {id for id, e in last.items() if matches(str(e.get("id")), "", container)}
+    chosen = {short(str(found[-1].get("id"))), *known, *by_name.values(), *by_id}
+    return [(id, e) for id, e in last.items() if id in chosen]
 
 
 def unnamed(log: list[dict[str, Any]], since: float) -> list[str]:
@@ -220,9 +246,10 @@ Reasons = list[str]
 def running(c: dict[str, Any], node: dict[str, Any], log: list[dict[str, Any]], kept: bool = True) -> output.Report:
     """The things that slow down a running container: its state, its share, its neighbours, and what the GPUs report. kept:
     whether an agent runs."""
+    node = {**node, "kept": kept}
     reasons = by_state(c, by_agent(log, c["id"]), kept)
     if c.get("account_problem"):
-        reasons.append(f"its account page cannot be read ({c['account_problem']}), so its memory use is unknown")
+        reasons.append(f"its memory use is unknown, since its account page cannot be read: {c['account_problem']}")
     for share in c["gpus"]:
         where = f"GPU {share['index']}" if share["index"] is not None else f"GPU {share['uuid']}"
         reasons += [f"{where}: {text}" for reason in ON_GPU for text in reason(c, share, node)]
@@ -289,17 +316,25 @@ def memory(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Re
     used, limit = share["used_mib"], share["memory_mib"]
     if used is None or share["whole"] or used < limit * NEARLY_FULL:
         return []
+    past = any((f["kind"], f["uuid"]) == ("over-memory", share["uuid"]) for f in c["findings"])
+    lowered = (share.get("accounted_mib") or 0) > limit
+    if used > limit and (past or lowered):
+        then = "as `set` lowered that: it keeps them, and gets no more until it is below"
+        then = then if lowered else "past the shim"
+        return [f"it uses {used} MiB, {used - limit} more than its limit, {then}"]
+    nearly = "nearly " if used < limit else ""
     contexts = f", {share['surcharge_mib']} MiB of it by contexts and modules" if share["surcharge_mib"] else ""
     kept = f", {share['kept_mib']} MiB of it by exited processes, whose children keep it" if share["kept_mib"] else ""
     return [
-        f"memory is nearly used up: {used} of {limit} MiB{contexts}{kept}; allocations beyond the limit are refused"
+        f"memory is {nearly}used up: {used} of {limit} MiB{contexts}{kept}; allocations beyond the limit are refused"
     ]
 
 
 def wait_for_memory(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Reasons:
     if not (waits := share.get("waits_mib")):
         return []
-    return [f"an allocation of {waits} MiB waits for room, which the agent makes (docs/guide/lending.md)"]
+    maker = ", which the agent makes" if node["kept"] else f", and {live.NO_MAKER}"
+    return [f"an allocation of {waits} MiB waits for room{maker} (docs/guide/lending.md)"]
 
 
 def neighbours(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Reasons:

@@ -308,10 +308,10 @@ def read(
             Problem("GH-101", f"{show_key(key)} is {show(text)}; annotations are strings: put it in quotes")
         )
         text = ""
-    elif len(text) > MAX_OURS or not CONTROL_CHARACTERS.isdisjoint(text):
-        problems.append(
-            Problem("GH-105", f"{show_key(key)}={show(text)} has control characters or is longer than {MAX_OURS} bytes")
-        )
+    elif len(text) > MAX_OURS:
+        problems.append(Problem("GH-105", f"{show_key(key)}={show(text)} is longer than {MAX_OURS} characters"))
+    elif not CONTROL_CHARACTERS.isdisjoint(text):
+        problems.append(Problem("GH-105", f"{show_key(key)}={show(text)} has control characters"))
     else:
         try:
             value = reader(text)

@@ -49,7 +49,8 @@ def ask(command: Sequence[str]) -> tuple[int, str]:
 def choose(name: str | None = None, ask: Ask = ask, which: Callable[[str], str | None] = shutil.which) -> Engine:
     """The engine of that name; without a name docker, if it is there and its daemon answers, else podman.
 
-    Raises SettingsError GH-505 where there is none, GH-510 where docker does not know our runtime.
+    Raises SettingsError GH-505 where there is none or this user may not use docker's socket, GH-510 where docker does not know
+    our runtime.
     """
     instead = ""
     problem = "neither docker nor podman is on this machine; with plain runc, see docs/guide/runc.md"
@@ -77,7 +78,9 @@ def _docker(ask: Ask) -> "Engine | str":
             words = words[1:]
         why = " ".join(words)
         if "permission denied" in why:
-            return "this user may not use docker's socket; use sudo, or have root add this user to the group docker"
+            # Such a user's podman is rootless, which cannot give a share.
+            why = "this user may not use docker's socket; use sudo, or have root add this user to the group docker"
+            raise refuse("GH-505", why)
         return f"docker does not answer: {'…' * (len(why) > 160)}{why[-160:]}"
     status, runtimes = ask(("docker", "info", "--format", "{{json .Runtimes}}"))
     try:

@@ -2,19 +2,16 @@
 state directory and the agent's settings. All problems are reported at once, with their lines."""
 
 import os
-import signal
 import stat
-import subprocess
 
 from oci_hook.config import settings as node_settings
 from oci_hook.config.settings import Reading, Settings
 from oci_hook.core.units import show
 from oci_hook.errors import SettingsError
-from oci_hook.install import agent_settings, own_path, state_owner
+from oci_hook.install import agent_settings, answer, own_path, state_owner
 from oci_hook.ledger import claims
 
 RUNTIME_NAME = "gpu-hook-runtime"
-ANSWER_SECONDS = 20.0  # how long `python` may take to say its version
 
 
 def check(prefix: str) -> Settings:
@@ -96,29 +93,10 @@ def check_python(reading: Reading, program: str) -> None:
     """Python must start, and be new enough for the code that it will run."""
     if any("python: " in problem.message for problem in reading.problems):
         return
-    if answer_of([program, "-I", "-S", "-c", "import sys; print(sys.version_info >= (3, 10))"]) != b"True\n":
-        why = "is not Python 3.10 or newer; name one that is, such as /usr/bin/python3.11"
+    said = answer.ask(program, "-I", "-S", "-c", "import sys; print(sys.version_info >= (3, 10))")
+    if said.out != "True\n":
+        why = f"{said.fault or 'is not Python 3.10 or newer'}; name one that is, such as /usr/bin/python3.11"
         reading.complain(f"python: {program} {why}", reading.lines.get("python"))
-
-
-def answer_of(command: list[str]) -> bytes:
-    """Its standard output; nothing of a program that cannot be started. One that hangs ends with all that it started."""
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except OSError:
-        return b""
-    try:
-        return process.communicate(timeout=ANSWER_SECONDS)[0]
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so the number is still its own
-        process.communicate()
-        return b""
 
 
 def same_file(st: os.stat_result, other: str) -> bool:

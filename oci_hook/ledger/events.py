@@ -93,7 +93,7 @@ def granted(state_dir: str, grant: "Grant", seconds: float) -> None:
 
 
 def moved(state_dir: str, event: str, grant: "Grant", **what: "Any") -> None:
-    """A container was suspended or resumed, or that failed. what: further figures."""
+    """A container was suspended or resumed, or that failed, or its share was released by force. what: further figures."""
     name, id = full_name(grant.who)[:256], grant.who.id[:256]
     record(state_dir, event, id=id, name=name, key=grant.key, **what)
 

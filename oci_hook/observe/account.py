@@ -72,8 +72,12 @@ LISTING = 0.05
 REST = 100
 
 
+REFUSED = "device memory is refused in the container (GH-308)"  # as unusable() of shim/account/account_file.c says it
+ANEW = f"; {REFUSED}: make it anew"
+
+
 class DamagedPage(Exception):
-    """The file in the page's place is not a valid page; the text says why."""
+    """The file in the page's place is not a valid page, or there is no room for one; the text says why."""
 
 
 class Usage(Value):
@@ -159,7 +163,7 @@ class Account:
             there = os.fstat(path)
             self.file = there.st_dev, there.st_ino
             if not stat.S_ISREG(there.st_mode):
-                raise DamagedPage("it is not a regular file")
+                raise DamagedPage(f"it is not a regular file{ANEW}")
             fd = openat2(self._dir, name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, resolve)
             if os.path.samestat(os.fstat(fd), there):
                 return fd
@@ -178,9 +182,11 @@ class Account:
             fd = self._open(os.O_RDONLY)
         except OSError as e:
             if e.errno == ENOENT:
+                self._check_room(0, 1)
                 return None
             raise
         try:
+            self._check_room(512 * os.fstat(fd).st_blocks)
             data = os.pread(fd, ENTRIES_OFFSET, 0)
             ready = os.pread(fd, FREE_CACHES.size, FREE_CACHES_OFFSET) if has_free_caches(data, gpus) else b""
             slots, self._took, self._table = slots_of(data), 0.0, None
@@ -197,6 +203,17 @@ class Account:
         words = {word for _, word in slots}
         self._processes = {word: process for word, process in self._processes.items() if word in words}
         return parse(data, gpus, ready, gone, entries, slots, exited)
+
+    def _check_room(self, has: int, inodes: int = 0) -> None:
+        """has: bytes of the page that have their room. inodes: that it needs still. Raises DamagedPage where the
+        shim, which needs room for all of it, has none."""
+        if has >= SIZE:
+            return
+        folder = os.fstatvfs(self._dir)  # a tmpfs without limits says 0 blocks, 0 inodes
+        no_inode = folder.f_files and folder.f_ffree < inodes
+        if no_inode or folder.f_blocks and folder.f_bavail * folder.f_bsize < SIZE - has:
+            then = f"remove other files in {ACCOUNT_DIR} there, then start the program again"
+            raise DamagedPage(f"its folder is full; {REFUSED}: {then}")
 
     def immovable(self) -> "tuple[tuple[Owner, ...], tuple[Owner, ...]]":
         """The processes with memory that the driver cannot move to the host: with managed or multicast memory, and those
@@ -346,8 +363,10 @@ def parse(
     `by_process`. slots: all that have an owner, if known. Raises DamagedPage."""
     if not any(data[: HEAD.size]):
         return None
-    if len(data) < ENTRIES_OFFSET or HEAD.unpack_from(data) != (MAGIC, VERSION):
-        raise DamagedPage("it is not of this version, or was cut")
+    if HEAD.unpack(data[: HEAD.size].ljust(HEAD.size, b"\0")) != (MAGIC, VERSION):
+        raise DamagedPage(f"it is not of this version{ANEW}")
+    if len(data) < ENTRIES_OFFSET:
+        raise DamagedPage("it was cut")
     words = [GPU.unpack_from(data, GPUS_OFFSET + GPU.size * i) for i in range(gpus)]
     caches = FREE_CACHES.unpack(ready) if len(ready) == FREE_CACHES.size else ()
     used = [
@@ -396,6 +415,17 @@ def look(grant: Grant, by_process: bool = False) -> "Usage | str | None":
         except OSError:
             pass
     return None
+
+
+def waiting(grant: Grant) -> "tuple[tuple[int, int], ...]":
+    """Account.waiting of a container's page; () where it cannot be read."""
+    if grant.life.init is not None and grant.shares:
+        try:
+            with Account(*grant.life.init, grant.life.cgroup) as account:
+                return account.waiting(len(grant.shares))
+        except (DamagedPage, OSError):
+            pass
+    return ()
 
 
 def immovable(grant: Grant) -> "tuple[tuple[Owner, ...], tuple[Owner, ...]]":

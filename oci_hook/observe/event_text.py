@@ -34,6 +34,10 @@ def ended(event: dict[str, Any]) -> str:
     return "its share was released" + (f"; the agent saw it use at most {size(peak)}" if isinstance(peak, int) else "")
 
 
+def released(event: dict[str, Any]) -> str:
+    return "its share, by `gpu-hook release --force`; what of it still runs is unaccounted"
+
+
 def finding(event: dict[str, Any]) -> str:
     on = f" on {gpu(event['uuid'])}" if event.get("uuid") else ""
     return f"{event.get('kind')}{on}: {event.get('evidence')}; {event.get('action')}"
@@ -72,6 +76,7 @@ TEXT_OF = {
     "refused": refused,
     "unclear": refused,
     "ended": ended,
+    "released": released,
     "finding": finding,
     "finding-cleared": finding,
 }

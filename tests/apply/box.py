@@ -3,25 +3,29 @@
 It takes 3 ms, so that hundreds of attacks can be tried. Its /proc is the host's, which is the worst case.
 """
 
-import ctypes
+import contextlib
+import functools
+import json
 import os
+import select
 import shutil
 import signal
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 from oci_hook.core.plan import DATA, Bind, DeviceNode, DeviceRule, EnvVar, Tmpfs
+from tests.apply import box_maker
 
-libc = ctypes.CDLL(None, use_errno=True)
-CLONE_NEWNS = 0x20000
-MS_BIND, MS_REC, MS_PRIVATE, MS_SHARED, MS_RDONLY, MS_REMOUNT = 1 << 12, 1 << 14, 1 << 18, 1 << 20, 1, 32
 LIBDIR = "/usr/lib/x"
 
 
-def mount(source: str, target: str, fstype: str | None, flags: int) -> None:
-    if libc.mount(source.encode(), target.encode(), fstype.encode() if fstype else None, flags, None):
-        raise OSError(ctypes.get_errno(), "mount", target)
+@functools.cache
+def maker() -> "subprocess.Popen[str]":
+    """It ends with its standard input, which this process holds."""
+    command = [sys.executable, "-I", "-S", box_maker.__file__]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 class Box:
@@ -34,44 +38,28 @@ class Box:
         self, rootfs: Path, binds: tuple[tuple[Path, str], ...] = (), flags: int = 0, bare: tuple[str, ...] = ()
     ) -> None:
         self.rootfs = rootfs
-        reader, writer = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                self._make(binds, flags, bare)
-                os.write(writer, b"x")
-            except BaseException as e:
-                os.write(writer, repr(e).encode())
-            os.closerange(0, 4096)
-            while True:
-                signal.pause()
-        os.close(writer)
-        answer = os.read(reader, 1000)
-        os.close(reader)
-        if answer != b"x":
-            self.__exit__()
+        process = maker()
+        assert process.stdin and process.stdout
+        asked = [str(rootfs), [(str(source), path) for source, path in binds], flags, bare]
+        process.stdin.write(json.dumps(asked) + "\n")
+        process.stdin.flush()
+        answer = process.stdout.readline().strip()
+        if not answer.isdigit():
             raise RuntimeError(answer)
-
-    def _make(self, binds: tuple[tuple[Path, str], ...], flags: int, bare: tuple[str, ...]) -> None:
-        root = str(self.rootfs)
-        if libc.unshare(CLONE_NEWNS):
-            raise OSError(ctypes.get_errno(), "unshare")
-        mount("none", "/", None, MS_REC | MS_PRIVATE)
-        mount(root, root, None, MS_BIND)
-        if flags:
-            mount("none", root, None, flags | (MS_BIND | MS_REMOUNT if flags == MS_RDONLY else 0))
-        for name, fstype in (("dev", "tmpfs"), ("proc", "proc")):
-            if name not in bare and not (self.rootfs / name).is_symlink():
-                mount(fstype, f"{root}/{name}", fstype, 0)
-        for source, path in binds:
-            mount(str(source), root + path, None, MS_BIND)
+        self.pid = int(answer)
+        self._pidfd = os.pidfd_open(self.pid)
 
     def __enter__(self) -> "Box":
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        self.end()
+        os.close(self._pidfd)
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        select.select([self._pidfd], [], [])  # readable when it has ended
 
     def run(self, *command: str) -> str:
         """What a program of the image (busybox) prints, run as the container would run it."""

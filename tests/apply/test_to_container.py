@@ -16,7 +16,8 @@ from oci_hook.apply.image import check_destinations
 from oci_hook.core.plan import Bind, DeviceNode, Tmpfs
 from oci_hook.errors import GhError
 from oci_hook.linux import libc, namespace, process
-from tests.apply.box import LIBDIR, MS_RDONLY, MS_SHARED, Box, Host
+from tests.apply.box import LIBDIR, Box, Host, maker
+from tests.apply.box_maker import MS_RDONLY, MS_SHARED
 
 pytestmark = pytest.mark.root
 
@@ -404,7 +405,7 @@ def test_not_the_containers_init(host):
         finally:
             sleeper.kill()
         container = to_container.open_container(box.pid, str(host.rootfs))
-        to_container.check_child_of(container, os.getpid())
+        to_container.check_child_of(container, maker().pid)
         with pytest.raises(GhError, match="GH-406"):
             to_container.check_child_of(container, os.getppid())
 
@@ -413,15 +414,8 @@ def test_an_init_whose_parent_has_ended(host):
     """crun makes the init of a user namespace so. It is known by crun's program and command line, which it still has."""
     with Box(host.rootfs) as box:
         container = to_container.open_container(box.pid, str(host.rootfs))
-        runtime = os.fork()  # like the init, a copy of this process
-        if runtime == 0:
-            while True:
-                signal.pause()
-        try:
-            to_container.check_child_of(container, runtime)
-        finally:
-            os.kill(runtime, signal.SIGKILL)
-            os.waitpid(runtime, 0)
+        with subprocess.Popen(maker().args, stdin=subprocess.PIPE) as runtime:  # like the init, a copy of the maker
+            to_container.check_child_of(container, runtime.pid)
         same_program = [os.readlink(f"/proc/{box.pid}/exe"), "-c", "input()"]
         with subprocess.Popen(same_program, stdin=subprocess.PIPE) as other:
             with pytest.raises(GhError, match="GH-406"):
@@ -432,8 +426,7 @@ def test_an_init_whose_parent_has_ended(host):
 def test_container_dies_meanwhile(host):
     with Box(host.rootfs) as box:
         container = to_container.open_container(box.pid, str(host.rootfs))
-        os.kill(box.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, box.pid, os.WEXITED | os.WNOWAIT)
+        box.end()
         with pytest.raises(GhError, match="GH-405"):
             to_container.apply(host.plan(), container, host.sources)
 

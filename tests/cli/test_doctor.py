@@ -24,6 +24,7 @@ from oci_hook.discovery import char_links, discover, driver_files
 from oci_hook.discovery.driver_files import DriverFiles
 from oci_hook.engines import daemons, edits
 from oci_hook.engines.doctor import node, registered
+from oci_hook.install import answer
 from oci_hook.ledger import inventory, store
 from oci_hook.linux.proc import boot_id, process_life
 from tests.conftest import REPO
@@ -339,12 +340,25 @@ def test_a_runtime_without_user_namespaces_is_a_note_on_a_cluster_s_node(
     assert not [f for f in well.doctor()[1] if "hostUsers" in f["message"]]
 
 
-def test_a_runtime_that_tells_no_version(well: Node, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("body", "status", "why"),
+    [
+        ("", "warn", "says '': is that an OCI runtime?"),
+        ("echo 'true (GNU coreutils) 9.1'", "warn", "says 'true (GNU coreutils) 9.1': is that an OCI runtime?"),
+        ("sleep 1000", "fail", "does not answer within 1 s"),
+        ("yes", "fail", "--version: "),
+    ],
+)
+def test_a_runtime_that_tells_no_version(
+    well: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, status: str, why: str
+) -> None:
+    monkeypatch.setattr(answer, "SECONDS", 1.0 if "sleep" in body else 60.0)
     runtime = tmp_path / "runc"
-    runtime.write_text("#!/bin/sh\n")
+    runtime.write_text(f"#!/bin/sh\n{body}\n")
     runtime.chmod(0o755)
     well.run("settings", "set", f"runtime={runtime}")
-    assert [f["message"] for f in well.doctor()[1] if f["check"] == "runtime"] == [str(runtime)]
+    found = [(f["state"], f["message"]) for f in well.doctor()[1] if f["check"] == "runtime"]
+    assert [(state, text[: len(f"{runtime} {why}")]) for state, text in found] == [(status, f"{runtime} {why}")]
 
 
 def test_an_install_in_a_folder_that_is_cleaned(well: Node) -> None:
@@ -420,8 +434,8 @@ def test_docker_offers_what_was_uninstalled(well: Node, monkeypatch: pytest.Monk
         ('{"gpu-hook":{"path":"/usr/bin/dockerd"}}', False),  # another install's program, which is there
     )
     (well.root / "usr/bin/dockerd").touch()
-    for answer, offered in answers:
-        monkeypatch.setattr(daemons, "docker_runtimes", lambda host, answer=answer: answer)
+    for known, offered in answers:
+        monkeypatch.setattr(daemons, "docker_runtimes", lambda host, known=known: known)
         monkeypatch.setattr(daemons, "docker_hosts", lambda: [daemons.SOCKET])
         well.run("install", "--engine", "docker", "--host-root", str(well.root))
         said = well.run("uninstall", "--engine", "docker", "--host-root", str(well.root))

@@ -184,5 +184,7 @@ def test_those_that_do_not_live(install: Install, web: Grant, tmp_path: Path) ->
     events.record(str(install.state), "ended", id="other")
     shown = [json.loads(line) for line in install.text("events", "-c", "big", "--json").splitlines()]
     assert [(event["id"], event["name"]) for event in shown] == [(REFUSED, "big"), (second, "big")]
-    assert "ended at" in install.text("why", "big")
+    said = "GH-410: 2 containers that do not run match big: big (beefbeefbeef), cafecafecafe; name one by its id\n"
+    assert install.text("why", "big", status=1) == said
+    assert "ended at" in install.text("why", second)
     assert "no event is about bi;" in install.text("events", "-c", "bi", status=1)

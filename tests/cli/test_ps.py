@@ -261,6 +261,38 @@ def test_a_page_that_is_none_says_nothing(install: Install, setup: str) -> None:
         assert used_mib(install.grant("c", Share("GPU-0", 1), life=life)) == [None]
 
 
+SMALL = "cd / && mount -t tmpfs -o size=1M,nr_inodes=16 a /run/gpu-hook/account && cd /run/gpu-hook/account"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("setup", "why"),
+    [
+        ("head -c 600000 /dev/zero >junk", "its folder is full"),
+        ("touch $(seq 20) 2>/dev/null; true", "its folder is full"),
+        ("touch page && head -c 600000 /dev/zero >junk", "its folder is full"),
+        ("echo short >page", "it is not of this version"),
+        ("mkdir page", "it is not a regular file"),
+        ("ln -s page page", "it is not a regular file"),
+    ],
+)
+def test_a_container_without_an_account_page_gets_no_memory(install: Install, setup: str, why: str) -> None:
+    """The shim says so in the container, and each command outside."""
+    with container(f"{SMALL} && {setup}") as life:
+        install.grant("c", Share("GPU-0", 1), life=life)
+        said = install.data("ps")["containers"][0]["account_problem"]
+        assert said.startswith(f"{why}; device memory is refused in the container (GH-308): ")
+        assert f"account page of c: {said}\n" in install.text("ps")
+        assert f"its memory use is unknown, since its account page cannot be read: {said}\n" in install.text("why", "c")
+
+
+@pytest.mark.root
+def test_a_page_that_has_its_room_does_not_mind_a_full_folder(install: Install, tmp_path: Path) -> None:
+    (tmp_path / "page").write_bytes(page(7))
+    with container(f"{SMALL} && cat {tmp_path}/page >page; cat /dev/zero >junk 2>/dev/null; true") as life:
+        assert used_mib(install.grant("c", Share("GPU-0", 1), life=life)) == [7]
+
+
 @pytest.mark.root
 def test_a_page_of_the_host_is_never_read(install: Install, tmp_path: Path) -> None:
     """A link in the container to a valid page is not followed, even if the host has a page at that path."""

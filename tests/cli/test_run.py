@@ -170,10 +170,8 @@ def test_a_docker_that_this_user_may_not_use(install: Install, machine: Machine)
     said = "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock"
     machine.program("docker", text.replace("Cannot connect to the Docker daemon", said))
     why = "this user may not use docker's socket; use sudo, or have root add this user to the group docker"
+    machine.program("podman")  # rootless for such a user, so it could give no share
     assert install.text_last("run", "--dry-run", "-m", "1Gi", "IMAGE", status=1) == f"GH-505: {why}\n"
-    machine.program("podman")
-    lines = install.text_last("run", "--dry-run", "-m", "1Gi", "IMAGE").splitlines()
-    assert lines[0] == f"note: podman is taken: {why}; --engine names one" and lines[1].startswith("podman ")
 
 
 @pytest.mark.parametrize("key", ("memory", "memory-request", "class"))

@@ -20,7 +20,7 @@ def test_an_edit_is_in_effect_at_once(install: Install) -> None:
 
 
 def test_wrong_settings_are_all_named(install: Install) -> None:
-    install.say("mode: sideways\nruntime: /no/runc\nagent.interval: 0\n")
+    install.say(f"mode: sideways\nruntime: /no/runc\nagent.interval: 0\nstate_dir: {install.state}\n")
     assert install.text("settings", "check", status=1) == (
         "GH-501: PREFIX/etc/settings.yaml:1: mode: 'sideways' is not one of standalone, on-top, below\n"
         "GH-501: PREFIX/etc/settings.yaml:3: agent.interval: '0' is not a whole number from 1 to 60\n"

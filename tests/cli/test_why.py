@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.cli import why
+from oci_hook.cli import live, why
 from oci_hook.core.grant import Identity, Share
-from oci_hook.core.layout import AGENT_LOCK
+from oci_hook.core.layout import ACCOUNT_FILE, AGENT_LOCK
 from oci_hook.core.request import GpuRequest, Request
+from oci_hook.core.units import MIB
 from oci_hook.errors import NoRoomError
-from oci_hook.ledger import admit, events
+from oci_hook.ledger import admit, events, store
+from oci_hook.observe import account, engine_names
 from tests.cli.box import Install, this_process
+from tests.cli.test_ps import container, page
 
 BIG = Request((GpuRequest("0", ("mib", 20000), 50),))
 ESCAPE = "\x1b[31mred"
@@ -75,6 +78,38 @@ def test_why_is_it_slow(install: Install) -> None:
         and "no agent runs" in text
     )
     assert install.data("why", "quick-")["id"] == "quick-one"
+
+
+def test_a_share_released_by_force(install: Install) -> None:
+    """Its container lives, so nothing has ended."""
+    for id, how in (("by-name", ("by-name",)), ("by-key", ("--key", store.grant_key("/run/runc", "by-key")))):
+        install.grant(id, Share("GPU-0", 1024), who={"container": f"{id}-1"})
+        install.run("release", "--force", *how)
+        text = install.text("why", f"{id}-1")
+        assert text.startswith(f"{id} lost its share at ")
+        assert " by `gpu-hook release --force`; what of it still runs is unaccounted\n" in text
+        assert install.data("why", id)["state"] == "released"
+        assert "released" in install.text("events", "-c", id)
+
+
+def test_a_name_of_several_that_ended(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, one, two = str(install.state), "abc123" + "0" * 58, "abc123" + "f" * 58
+    for id, name in ((one, ""), (two, "job"), ("c" * 64, "abc123"), ("d" * 64, "job"), ("e" * 64, "ns/p/web")):
+        events.record(state, "ended", id=id, name=name)
+    events.record(state, "ended", id="f" * 64, name="ns/q/web")
+    assert install.text("why", "job").startswith("d" * 64)  # one after the other
+    assert install.text("why", one).startswith(one) and install.text("why", one[:12]).startswith(one)
+    several = "GH-410: 3 containers that do not run match abc123: abc123000000, job (abc123ffffff), abc123 (cccccccccccc); name one"
+    assert install.text("why", "abc123", status=1).startswith(several)
+    assert "2 containers that do not run match web: ns/p/web (" in install.text("why", "web", status=1)
+    monkeypatch.setattr(engine_names, "ids_of", lambda name: {two, "d" * 64})  # docker has one, and podman the other
+    assert "2 containers that do not run match job: " in install.text("why", "job", status=1)
+
+
+def test_a_name_that_nobody_kept(install: Install) -> None:
+    events.record(str(install.state), "granted", id="a" * 64, name="", shares=[], seconds=0.01)
+    none = "no event has this name or id; without an agent no names of containers that ended are kept"
+    assert none in install.text("why", "gone", status=1)
 
 
 def test_an_event_that_says_nothing_useful(install: Install) -> None:
@@ -145,6 +180,44 @@ def test_who_made_room_for_others_comes_back_by_an_agent(install: Install) -> No
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "the agent brings it back once there is room, or at its turn" in install.text("why", "a" * 64)
         assert "no agent runs to" not in install.text("ps")
+
+
+@pytest.mark.root
+def test_an_allocation_that_waits_without_an_agent(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tries again and again; one that was killed while it waited does not."""
+    file, waits = tmp_path / "page", account.GPU.pack(0, 0, 0, 0, 3000 * MIB // account.UNIT, 7)
+    file.write_bytes(page(7)[: account.GPUS_OFFSET] + waits + page(7)[account.GPUS_OFFSET + account.GPU.size :])
+    text = "an allocation of 3000 MiB waits for room, and no agent runs to make it; start one by `gpu-hook agent`"
+    with container(f"cp {file} page") as life:
+        assert life.init
+        install.grant("c", Share("GPU-0", 4096), life=life)
+        assert "waits for room" not in install.text("why", "c")
+
+        def again(seconds: float) -> None:
+            with open(f"/proc/{life.init[0]}/root{ACCOUNT_FILE}", "r+b") as f:  # type: ignore[index]
+                f.seek(account.GPUS_OFFSET + 5 * account.WORD.size)
+                f.write(account.WORD.pack(8))
+
+        monkeypatch.setattr(live.time, "sleep", again)
+        assert text in install.text("why", "c")
+
+
+def test_a_container_beyond_its_limit() -> None:
+    def said(used: int, accounted: int, *found: str) -> str:
+        share = {"uuid": "G", "whole": False, "memory_mib": 1024, "used_mib": used, "accounted_mib": accounted}
+        findings = [{"kind": kind, "uuid": "G"} for kind in found]
+        return "".join(why.memory({"findings": findings}, {**share, "surcharge_mib": 0, "kept_mib": 0}, {}))
+
+    assert said(5064, 0, "no-shim", "over-memory") == "it uses 5064 MiB, 4040 more than its limit, past the shim"
+    lowered = "as `set` lowered that: it keeps them, and gets no more until it is below"
+    assert (
+        said(2048, 2000) == said(2048, 2000, "over-memory") == f"it uses 2048 MiB, 1024 more than its limit, {lowered}"
+    )
+    full = "used up: {} of 1024 MiB; allocations beyond the limit are refused"
+    assert said(1000, 1000) == "memory is nearly " + full.format(1000)
+    assert said(1100, 1000) == "memory is " + full.format(1100)  # within the tolerance
 
 
 def test_what_stopped_a_container() -> None:

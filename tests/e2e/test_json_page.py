@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPO
-from tests.e2e.test_readme import NAMESPACE
+from tests.e2e.test_readme import ENTER, NAMESPACE
 from tests.e2e.test_troubleshooting import NODE
 
 COMMANDS = {
@@ -51,7 +51,7 @@ def test_the_keys_of_each_command() -> None:
     script = f"{NAMESPACE}cd '{REPO}'\n{NODE}"
     for name, command in COMMANDS.items():
         script += f"echo '@@ {name}'\ngpu-hook {command} --json\n"
-    argv = ["unshare", "-m", "--propagation", "private", "bash", "-c", script]
+    argv = [*ENTER, script]
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=300)
     printed = dict(re.findall(r"^@@ (\w+)\n(.*?)(?=^@@|\Z)", done.stdout, re.M | re.S))
     common = words(sections.pop("Common keys"))

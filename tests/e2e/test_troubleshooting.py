@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from tests.conftest import REPO
-from tests.e2e.test_readme import NAMESPACE
+from tests.e2e.test_readme import ENTER, NAMESPACE
 
 PAGE = (REPO / "docs/guide/troubleshooting.md").read_text()
 NODE = """export PATH="$PWD/.venv/bin:$PATH"
@@ -34,7 +34,7 @@ def test_every_command_does_what_the_page_says() -> None:
     script = f"{NAMESPACE}cd '{REPO}'\n{NODE}"
     for i, (_, line) in enumerate(commands()):
         script += f"echo '@@ {i}'\n{line}\necho \"status $?\"\n"
-    argv = ["unshare", "-m", "--propagation", "private", "bash", "-c", f"exec 2>&1\n{script}"]
+    argv = [*ENTER, f"exec 2>&1\n{script}"]
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=300)
     steps = re.split(r"^@@ \d+\n", done.stdout, flags=re.M)[1:]
     assert len(steps) == len(commands()), done.stdout

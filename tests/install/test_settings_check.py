@@ -22,7 +22,7 @@ from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.request import GpuRequest, Request
 from oci_hook.core.rules import Rules
 from oci_hook.errors import CODES, SettingsError
-from oci_hook.install import agent_settings, settings_check, settings_edit
+from oci_hook.install import agent_settings, answer, settings_check, settings_edit, state_owner
 from oci_hook.install.settings_template import default_settings_yaml
 from tests.long import draws
 
@@ -280,11 +280,11 @@ def test_python_must_be_new_enough(prefix: Path, body: str) -> None:
 
 
 def test_a_python_that_hangs_ends_with_what_it_started(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings_check, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(answer, "SECONDS", 1.0)
     python = program(prefix / "python")
     python.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! >{prefix}/child\nwait\n")
     [line] = problems(prefix, base(prefix).replace(sys.executable, str(python)))
-    assert "is not Python 3.10 or newer" in line
+    assert "does not answer within 1 s" in line
     child = Path("/proc", (prefix / "child").read_text().strip(), "status")
     for _ in range(500):  # a process that is killed takes a moment to go
         if not child.exists() or "\nState:\tZ" in child.read_text():
@@ -292,6 +292,15 @@ def test_a_python_that_hangs_ends_with_what_it_started(prefix: Path, monkeypatch
         time.sleep(0.01)
     os.kill(int(child.parent.name), signal.SIGKILL)
     pytest.fail("what it started lives on")
+
+
+@pytest.mark.parametrize("body", ["yes", "trap '' XFSZ; while echo True; do :; done"])
+def test_a_python_that_prints_without_end(prefix: Path, body: str) -> None:
+    """It fills neither memory nor disk."""
+    python = program(prefix / "python")
+    python.write_text(f"#!/bin/sh\n{body}\n")
+    [line] = problems(prefix, base(prefix).replace(sys.executable, str(python)))
+    assert "is not Python 3.10 or newer" in line
 
 
 def test_python_that_is_not_there_is_said_once(prefix: Path) -> None:
@@ -424,3 +433,11 @@ def test_the_last_line_without_its_end_is_a_line(prefix: Path) -> None:
     say(prefix, base(prefix, "placement: spread"))
     settings_edit.change(str(prefix), linger="1ms")
     assert (prefix / "etc/settings.yaml").read_text() == base(prefix, "placement: spread\nlinger: 1ms\n")
+
+
+def test_a_wrong_state_dir_is_one_problem(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is said of the usual one, which nobody named, and which may be another install's."""
+    monkeypatch.setattr(state_owner, "other", lambda prefix, state_dir: "/opt/other")
+    assert problems(prefix, base(prefix, "state_dir: rel\n")) == [
+        "GH-501: FILE:3: state_dir: 'rel' is not an absolute path"
+    ]

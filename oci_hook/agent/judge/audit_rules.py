@@ -14,7 +14,7 @@ over-compute      its processes have more of a GPU's time than the container may
                   account page
 not-granted       a process of the container is on a GPU that the container was not granted
 no-shim           a process uses a granted GPU and is not in the account page: it bypassed the shim
-bad-account-page  something else is in the place of the account page, so nothing is accounted
+bad-account-page  something else is in the place of the account page, or has filled its folder, so nothing is accounted
 charged-elsewhere NVML lists more memory for the container's processes than the driver charges to its cgroup: a program
                   has its memory from a client that was made in another cgroup, so the driver's limit does not hold it.
                   (Managed memory is charged to no cgroup, and looks the same)

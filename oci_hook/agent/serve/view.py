@@ -165,6 +165,7 @@ def share_view(
         "memory_mib": share.memory_mib,
         "booked_mib": share.booked_mib,
         "used_mib": max((n for n in (seen, accounted, charged) if n is not None), default=None),
+        "accounted_mib": accounted,
         "driver_limit_mib": limits[share.uuid] // MIB if share.uuid in limits else None,
         "charged_mib": charged,
         "peak_mib": watched.peaks.get(share.uuid),

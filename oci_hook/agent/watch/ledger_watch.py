@@ -14,7 +14,7 @@ from oci_hook.core.layout import LEDGER_DIR
 from oci_hook.errors import GhError
 from oci_hook.ledger import events, store
 from oci_hook.linux import inotify
-from oci_hook.linux.proc import start_time
+from oci_hook.linux.proc import is_running, start_time
 from oci_hook.observe.engine_names import Names
 
 DELAY = 0.02  # seconds from a sign that something ended to the look at the ledger: other processes end with it
@@ -157,6 +157,9 @@ class LedgerWatch:
         self._lingering.pop(grant.key, None)
         watched = self._node.watched.pop(grant.key, Watched())
         self._node.counters.ended += 1
+        if is_running(grant.life.init):  # `release --force` has recorded it
+            journal.write(f"container {grant.who.id[:100]} runs on without its share", container=grant.who.id)
+            return
         events.record(
             self._node.state_dir,
             "ended",

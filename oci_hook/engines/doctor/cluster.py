@@ -1,13 +1,13 @@
 """Checks that a node of a cluster can verify the decisions of the cluster's controller."""
 
 import json
-import subprocess
 from collections.abc import Iterator
 
 from oci_hook.config import cluster
 from oci_hook.config.settings import DRA, OFF, load
 from oci_hook.core.layout import CLUSTER_KEYS
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, CheckResult
+from oci_hook.install import answer
 
 
 def check_cluster(prefix: str, option: str) -> Iterator[CheckResult]:
@@ -34,7 +34,6 @@ def maps_owners(runtime: str) -> bool:
     """True if this runtime says that it makes idmapped mounts, which containerd needs for user namespaces (OCI
     runtime-spec, features.md)."""
     try:
-        said = subprocess.run([runtime, "features"], capture_output=True, timeout=20).stdout
-        return json.loads(said)["linux"]["mountExtensions"]["idmap"]["enabled"] is True
-    except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired):
+        return json.loads(answer.ask(runtime, "features").out)["linux"]["mountExtensions"]["idmap"]["enabled"] is True
+    except (ValueError, KeyError, TypeError):
         return False

@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import stat
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,11 +15,12 @@ from oci_hook.core import layout, words
 from oci_hook.engines import detect
 from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.errors import GhError
-from oci_hook.install import own_path, settings_check
+from oci_hook.install import answer, own_path, settings_check
 from oci_hook.install.prefix import LOADER, PROGRAMS, SHIMS, STARTS
 from oci_hook.linux import elf
 
 REINSTALL = f"{'apt-get' if shutil.which('apt-get') else 'dnf'} install runc"
+SAY_RUNTIMES = ("spec", "runc", "crun", "youki")  # their --version; the NVIDIA runtime's has "spec", too
 GLIBC_FLOOR = (2, 17)  # the oldest glibc of an image in which the shims must load
 
 
@@ -133,15 +133,17 @@ def check_settings(prefix: str, option: str) -> Iterator[CheckResult]:
     settings_check.check(prefix)  # GhError: its problems are the findings
     used = load(prefix)
     yield CheckResult("settings", OK, f"valid, mode {used.mode}")
-    done = subprocess.run(
-        [used.runtime, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=20
-    )
-    if done.returncode == 0:
-        yield CheckResult("runtime", OK, ", ".join([used.runtime, *done.stdout.strip().splitlines()[:1]]))
-    else:
+    said = answer.ask(used.runtime, "--version")
+    first = said.out.strip().split("\n")[0][:100]
+    if said.fault or said.status:
+        why = said.fault or f"--version: {said.err.strip()[:100]}"
+        yield CheckResult("runtime", FAIL, f"{used.runtime} {why}", "GH-503", REINSTALL)
+    elif not any(word in said.out for word in SAY_RUNTIMES):
         yield CheckResult(
-            "runtime", FAIL, f"{used.runtime} --version: {done.stderr.strip()[:100]}", "GH-503", REINSTALL
+            "runtime", WARN, f"{used.runtime} says {first!r}: is that an OCI runtime?", "GH-503", REINSTALL
         )
+    else:
+        yield CheckResult("runtime", OK, f"{used.runtime}, {first}")
 
 
 def check_shim(prefix: str, option: str) -> Iterator[CheckResult]:

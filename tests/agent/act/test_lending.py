@@ -221,6 +221,16 @@ def test_nobody_within_its_request_is_moved(node: Node, agent: Agent) -> None:
     assert server.id not in moved(node, "suspended")
 
 
+def test_without_an_agent_why_says_that_nobody_makes_room(node: Node) -> None:
+    server = node.tenant(SERVER)
+    assert [server.program("begin"), server.program("hold 4900")] == ["0", "0"]
+    node.say("settings", "set", "memory_wait=10")
+    late = trainer(node, 4000)
+    text = "an allocation of 3980 MiB waits for room, and no agent runs to make it; start one by `gpu-hook agent`"
+    wait_for(lambda: text in node.say("why", late.id))
+    assert late.program.hear() == "2" and "waits for room" not in node.say("why", late.id)
+
+
 def test_without_waiting_it_fails_at_once(node: Node) -> None:
     node.say("settings", "set", "memory_wait=0")
     one, two = trainer(node, 5000), trainer(node, 5000)
