@@ -72,7 +72,10 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
         rows += as_rows(entry, state_words(grant, found, grants))
     lines = output.table(HEADER, rows, SPARE) if rows else ["no container holds a share"]
     runs = live.agent_runs(settings)
+    waiting = {} if runs else live.waiting({grant.key: grant for grant in grants})
     for entry in data:
+        for mib in [-(-size // MIB) for (key, _), size in waiting.items() if key == entry["key"]]:
+            lines.append(f"{output.short(entry['id'])}: an allocation of {mib} MiB waits for room, and {live.NO_MAKER}")
         if entry["lent_to"] and not runs:
             id = output.short(entry["id"])
             lines.append(f"{id}: it made room for another container, and {live.NOT_BACK.format(id)}")

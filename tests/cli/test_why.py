@@ -203,13 +203,16 @@ def test_an_allocation_that_waits_without_an_agent(
         install.grant("c", Share("GPU-0", 4096), life=life)
         assert "waits for room" not in install.text("why", "c")
 
+        tries = iter((8, 9))
+
         def again(seconds: float) -> None:
             with open(f"/proc/{life.init[0]}/root{ACCOUNT_FILE}", "r+b") as f:  # type: ignore[index]
                 f.seek(account.GPUS_OFFSET + 5 * account.WORD.size)
-                f.write(account.WORD.pack(8))
+                f.write(account.WORD.pack(next(tries)))
 
         monkeypatch.setattr(live.time, "sleep", again)
         assert text in install.text("why", "c")
+        assert f"c: {text}\n" in install.text("ps")
 
 
 def test_a_container_beyond_its_limit() -> None:
