@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -68,10 +69,13 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
     ]
     rows: list[tuple[object, ...]] = []
     for grant, entry, found in zip(grants, data, waits, strict=True):
-        rows += as_rows(entry, state_words(grant, found))
+        rows += as_rows(entry, state_words(grant, found, grants))
     lines = output.table(HEADER, rows, SPARE) if rows else ["no container holds a share"]
     runs = live.agent_runs(settings)
+    waiting = {} if runs else live.waiting({grant.key: grant for grant in grants})
     for entry in data:
+        for mib in [-(-size // MIB) for (key, _), size in waiting.items() if key == entry["key"]]:
+            lines.append(f"{output.short(entry['id'])}: an allocation of {mib} MiB waits for room, and {live.NO_MAKER}")
         if entry["lent_to"] and not runs:
             id = output.short(entry["id"])
             lines.append(f"{id}: it made room for another container, and {live.NOT_BACK.format(id)}")
@@ -211,16 +215,20 @@ def state(grant: Grant) -> str:
     return stopped(grant) or stage(grant)[0]
 
 
-def state_words(grant: Grant, wait: Wait | None) -> str:
-    """The state for people, with who stopped the container and since when."""
+def state_words(grant: Grant, wait: Wait | None, grants: Sequence[Grant] = ()) -> str:
+    """The state for people, with who stopped the container and since when. grants: of those that it may name."""
+
+    def other(id: str) -> str:
+        return next((named.title(g) for g in grants if g.who.id == id), output.short(id))
+
     for word, since in (("suspended", grant.suspended), ("moving", grant.moving)):
         if since:
-            by = f"for {output.short(grant.lent_to)}" if grant.lent_to else "by `suspend`"
+            by = f"for {other(grant.lent_to)}" if grant.lent_to else "by `suspend`"
             return time.strftime(f"{word} since %H:%M:%S {by}", time.localtime(since))
     if grant.frozen:
         return time.strftime("frozen since %H:%M:%S by `freeze`", time.localtime(grant.frozen))
     if wait:
-        return time.strftime("waits since %H:%M:%S for ", time.localtime(wait[1])) + output.short(wait[0])
+        return time.strftime("waits since %H:%M:%S for ", time.localtime(wait[1])) + other(wait[0])
     return in_words(grant)
 
 

@@ -79,7 +79,8 @@ def set_(
     inventory = node_inventory.load(settings)
 
     def change(grant: Grant, others: tuple[Grant, ...]) -> Grant:
-        return changed(grant, wish, inventory, others, settings.rules)
+        whom = next((named.title(other) for other in others if other.who.id == grant.lent_to), "")
+        return changed(grant, wish, inventory, others, settings.rules, whom)
 
     told: list[tuple[Grant, Grant]] = []
 

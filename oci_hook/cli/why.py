@@ -241,20 +241,28 @@ def room(settings: node_settings.Settings, request: Request, head: list[str]) ->
 # A running container
 
 Reasons = list[str]
+VERBS = {  # by the state; else it runs
+    "starting": "starts",
+    "suspended": "is suspended,",
+    "moving": "is on its way from or to its GPUs,",
+    "frozen": "is frozen,",
+    "paused": "is paused,",
+    "killed": "was killed,",
+}
 
 
 def running(c: dict[str, Any], node: dict[str, Any], log: list[dict[str, Any]], kept: bool = True) -> output.Report:
     """The things that slow down a running container: its state, its share, its neighbours, and what the GPUs report. kept:
     whether an agent runs."""
     node = {**node, "kept": kept}
-    reasons = by_state(c, by_agent(log, c["id"]), kept)
+    reasons = by_state(c, by_agent(log, c["id"]), kept, node["containers"])
     if c.get("account_problem"):
         reasons.append(f"its memory use is unknown, since its account page cannot be read: {c['account_problem']}")
     for share in c["gpus"]:
         where = f"GPU {share['index']}" if share["index"] is not None else f"GPU {share['uuid']}"
         reasons += [f"{where}: {text}" for reason in ON_GPU for text in reason(c, share, node)]
     reasons += [f"finding {f['kind']}: {f['evidence']}" for f in c["findings"]]
-    verb = "starts" if c["state"] == "starting" else "runs"
+    verb = VERBS.get(c["state"], "runs")
     lines = [f"{title(c)} {verb} with policy {c['policy']}, class {c['class']}"]
     lines += [f"  {text}" for text in reasons] or ["  gpu-hook knows of nothing that slows it down"]
     if node["agent"]["state"] == "none":
@@ -268,9 +276,9 @@ def title(c: dict[str, Any]) -> str:
     return f"{name} ({id})" if name and name != id else id
 
 
-def by_state(c: dict[str, Any], agent: str, kept: bool = True) -> Reasons:
+def by_state(c: dict[str, Any], agent: str, kept: bool = True, others: Sequence[dict[str, Any]] = ()) -> Reasons:
     """Reasons in the container's state. agent: what the agent did to the container, as by_agent() says; "" if
-    nothing. kept: whether an agent runs."""
+    nothing. kept: whether an agent runs. others: the containers that it may name."""
     if c["state"] == "starting":
         seconds = c.get("waits_seconds")
         if seconds is None:
@@ -282,9 +290,10 @@ def by_state(c: dict[str, Any], agent: str, kept: bool = True) -> Reasons:
     if c["state"] == "suspended":
         since, held = time.strftime("%H:%M:%S", time.localtime(c["suspended_since"])), output.size(c["host_mib"])
         if c.get("lent_to"):
+            whom = next((title(o) for o in others if o["id"] == c["lent_to"]), output.short(c["lent_to"]))
             then = "the agent brings it back once there is room, or at its turn"
             return [
-                f"it had more GPU memory than it requests, and container {output.short(c['lent_to'])} needed it: since {since}, {held} are"
+                f"it had more GPU memory than it requests, and container {whom} needed it: since {since}, {held} are"
                 f" in the host's memory; {then if kept else live.NOT_BACK.format(output.short(c['id']))}"
             ]
         return [f"it is suspended since {since}, with {held} in the host's memory; `gpu-hook resume` continues it"]

@@ -20,13 +20,16 @@ class GrantChange(Value):
     priority_class: str | None = None
 
 
-def changed(grant: Grant, wish: GrantChange, inventory: Inventory, others: tuple[Grant, ...], rules: Rules) -> Grant:
-    """The changed grant. others: the other living grants, beside which it must fit.
+def changed(
+    grant: Grant, wish: GrantChange, inventory: Inventory, others: tuple[Grant, ...], rules: Rules, whom: str = ""
+) -> Grant:
+    """The changed grant. others: the other living grants, beside which it must fit. whom: the container of Grant.lent_to in
+    words for people.
 
     Raises RequestError GH-103, NoRoomError GH-201, GH-202 (a GPU that is no longer there), ApplyError GH-411.
     """
     if grant.off_gpu:
-        by_itself = f" for {grant.lent_to[:64]}, and an agent that runs brings it back; try again then"
+        by_itself = f" for {whom or grant.lent_to[:64]}, and an agent that runs brings it back; try again then"
         then = by_itself if grant.lent_to else "; `gpu-hook resume` it first"
         raise refuse("GH-411", f"container {grant.who.id[:64]} is suspended{then}")
     unlent = lends_nothing(rules, inventory)

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from oci_hook.cli import agent_check, top
+from oci_hook.cli import agent_check, top, why
 from oci_hook.cli.main import cli
 from oci_hook.config.settings import load
 from oci_hook.core.layout import REAL_LIBCUDA
@@ -85,6 +85,8 @@ def test_a_tenant_that_goes_past_the_shim(stage: Stage, root: Path, policy: str)
             assert agent.kinds(cheat) == {"no-shim", "over-memory"} and stage.runc.living() == {honest, cheat}
             (bypass,) = [e for e in events(stage) if e["event"] == "finding" and e["kind"] == "no-shim"]
             assert bypass["evidence"].endswith(f"; libcuda: {REAL_LIBCUDA})"), bypass
+            told = "\n".join(why.running(agent.container(cheat), agent.node(), []).lines)
+            assert " more than its limit, past the shim" in told and "used up" not in told
             text = agent.get("/metrics").decode()
             assert 'gpu_hook_findings_total{kind="no-shim"} 1\n' in text
             assert "gpu_hook_container_findings{" in text and cheat in text

@@ -66,6 +66,17 @@ def test_an_end_is_noticed_at_once(node: Node, child: "subprocess.Popen[bytes]")
         watch.close()
 
 
+def test_one_whose_share_was_released_by_force_has_not_ended(node: Node, child: "subprocess.Popen[bytes]") -> None:
+    given = grant(child.pid)
+    given = given.replace(life=given.life.replace(init=process_life(child.pid)))
+    with selectors.DefaultSelector() as selector:
+        watch = LedgerWatch(node, selector, lambda ended: None)
+        watch.take((given,), time.monotonic())
+        watch.take((), time.monotonic())
+        assert not node.grants and not Follower(node.state_dir, old=True).read()
+        watch.close()
+
+
 def test_a_ledger_that_cannot_be_read_is_a_problem_until_it_can(node: Node) -> None:
     with selectors.DefaultSelector() as selector:
         watch = LedgerWatch(node, selector, lambda ended: None)

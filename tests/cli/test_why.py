@@ -173,6 +173,14 @@ def test_who_made_room_for_others_comes_back_by_an_agent(install: Install) -> No
     """Where none runs, `why` and `ps` say so."""
     share = Share("GPU-0", 4096, request_mib=1024, slot=1)
     install.grant("a" * 64, share, suspended=1_800_000_000, lent_to="b" * 64, host_mib=2048)
+    install.grant("b" * 64, Share("GPU-0", 4096, slot=2), who={"container": "server"})
+    server = "server (bbbbbbbbbbbb)"
+    assert f" for {server} " in install.text("ps")
+    said = install.text("why", "a" * 64)
+    assert (
+        said.startswith("aaaaaaaaaaaa is suspended, with policy ") and f", and container {server} needed it: " in said
+    )
+    assert f" is suspended for {server}, and an agent" in install.text("set", "a" * 64, "--memory", "1Gi", status=1)
     alone = "no agent runs to bring it back: start one (`gpu-hook agent`), or run `gpu-hook resume aaaaaaaaaaaa`"
     assert alone in install.text("why", "a" * 64)
     assert f"aaaaaaaaaaaa: it made room for another container, and {alone}\n" in install.text("ps")
@@ -195,13 +203,16 @@ def test_an_allocation_that_waits_without_an_agent(
         install.grant("c", Share("GPU-0", 4096), life=life)
         assert "waits for room" not in install.text("why", "c")
 
+        tries = iter((8, 9))
+
         def again(seconds: float) -> None:
             with open(f"/proc/{life.init[0]}/root{ACCOUNT_FILE}", "r+b") as f:  # type: ignore[index]
                 f.seek(account.GPUS_OFFSET + 5 * account.WORD.size)
-                f.write(account.WORD.pack(8))
+                f.write(account.WORD.pack(next(tries)))
 
         monkeypatch.setattr(live.time, "sleep", again)
         assert text in install.text("why", "c")
+        assert f"c: {text}\n" in install.text("ps")
 
 
 def test_a_container_beyond_its_limit() -> None:
