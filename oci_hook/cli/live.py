@@ -63,7 +63,9 @@ def told(settings: Settings, prefix: str) -> list[dict[str, Any]]:
     """The last events, oldest first, as the agent tells them to everybody (agent/serve/recent.py); none without an agent."""
     data = fetch(settings, prefix, "/api/events")
     try:
-        parts = (e for part in ("refused", "events") for e in reversed(data[part]))
+        parts = (
+            e for part in ("events", "refused") for e in reversed(data[part])
+        )  # the first have their order at one time
         found = {(e["at"], e["event"], e["id"], e["text"]): {**e, "name": e["container"]} for e in parts}
         return sorted(found.values(), key=lambda e: float(e["at"]))
     except (TypeError, ValueError, LookupError):  # an agent of before, or another program
