@@ -66,5 +66,6 @@ def test_the_keys_of_each_command() -> None:
             - common
             - {"resume", "events", "granted", "changed", "slot", "false", "null"}
             - (OF_PROCESSES if name == "top" else set())
+            - ({"stopped_by_agent"} if name == "why" else set())  # of one that has ended
         )
         assert not other, f"{name}: on the page alone: {other}"
