@@ -63,9 +63,8 @@ def told(settings: Settings, prefix: str) -> list[dict[str, Any]]:
     """The last events, oldest first, as the agent tells them to everybody (agent/serve/recent.py); none without an agent."""
     data = fetch(settings, prefix, "/api/events")
     try:
-        parts = (
-            e for part in ("events", "refused") for e in reversed(data[part])
-        )  # the first have their order at one time
+        # "events" first: it has the order of those with the same time.
+        parts = (e for part in ("events", "refused") for e in reversed(data[part]))
         found = {(e["at"], e["event"], e["id"], e["text"]): {**e, "name": e["container"]} for e in parts}
         return sorted(found.values(), key=lambda e: float(e["at"]))
     except (TypeError, ValueError, LookupError):  # an agent of before, or another program
