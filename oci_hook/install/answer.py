@@ -3,13 +3,12 @@
 import os
 import signal
 import subprocess
-import tempfile
 
 from oci_hook.core.value import Value
 
 SECONDS = 20.0  # until it must have ended
 BYTES = 1 << 16  # of each output
-# The outputs are files, which can be limited, and have no end that a child holds open; in blocks of 512 or 1024 bytes.
+# The outputs are files in memory, which can be limited, and have no end that a child holds open; blocks of 512 or 1024 bytes.
 LIMITED = 'ulimit -c 0; ulimit -f 128; exec "$@"'
 
 
@@ -24,7 +23,7 @@ class Answer(Value):
 
 def ask(*command: str) -> Answer:
     """Runs it to its end; one that has none is ended with all that it started."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with open(os.memfd_create("out"), "rb") as out, open(os.memfd_create("err"), "rb") as err:
         process = subprocess.Popen(
             ("/bin/sh", "-c", LIMITED, "sh", *command),
             stdin=subprocess.DEVNULL,

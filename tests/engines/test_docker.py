@@ -133,7 +133,7 @@ def test_names(docker: Docker) -> None:
     assert "trainer" in place.gpu_hook("ps")
     assert f"container trainer ({id[:12]}): memory 512Mi" in place.gpu_hook("set", "trainer", "--memory", "512Mi")
     assert place.gpu_hook("freeze", "trainer") == f"container trainer ({id[:12]}) frozen\n"
-    assert place.gpu_hook("why", "trainer").startswith(f"trainer ({id[:12]}) runs")
+    assert place.gpu_hook("why", "trainer").startswith(f"trainer ({id[:12]}) is frozen")
     assert "trainer" in place.gpu_hook("events", "-c", "trainer")
     assert docker("rename", "trainer", "tuner").returncode == 0
     assert place.gpu_hook("resume", "tuner") == f"container tuner ({id[:12]}) resumed\n"
