@@ -9,7 +9,7 @@ from oci_hook.cli.set import PENDING, PENDING_STATUS
 from oci_hook.config import settings as node_settings
 from oci_hook.core.grant import Grant
 from oci_hook.errors import refuse
-from oci_hook.ledger import admit, store
+from oci_hook.ledger import admit, events, store
 
 
 @click.command()
@@ -59,7 +59,7 @@ def frozen(since: int) -> "admit.Alteration":
         if not any(share.slot for share in grant.shares):
             what = "has its GPUs alone, without a gate" if grant.shares else "has no GPU"
             advice = "stop the container itself, for example by `docker pause`"
-            raise refuse("GH-411", f"container {named.title(grant)} {what}: there is nothing to freeze; {advice}")
+            raise refuse("GH-411", f"container {events.title(grant.who)} {what}: there is nothing to freeze; {advice}")
         return grant.replace(frozen=grant.frozen if grant.frozen and since else since)
 
     return change
@@ -75,7 +75,7 @@ def answer(before: Grant, after: Grant, delivered: bool, what: str) -> output.Re
         "changed": done,
         "in_effect": delivered,
     }
-    lines = [f"container {named.title(after)} {what if done else f'was {what} already'}"]
+    lines = [f"container {events.title(after.who)} {what if done else f'was {what} already'}"]
     if delivered:
         return output.Report(data, lines)
     return output.Report(data, [*lines, PENDING.format(old="the former state")], exit_status=PENDING_STATUS)

@@ -57,9 +57,8 @@ def install(
     head, lines = {"prefix": prefix, "dry_run": dry_run}, []
     if dry_run:
         installs.check(prefix, runtime, python, state_dir)
-    results = (
-        [] if no_engines else register.register(names, wanted, True, restart)
-    )  # what an engine refuses is not installed
+    # What an engine refuses is not installed.
+    results = [] if no_engines else register.register(names, wanted, True, restart)
     if dry_run:
         lines.append(f"would install in {prefix}")
     else:

@@ -46,8 +46,3 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
         return []
     names = [events.full_name(grant.who) or events.short(grant.who.id) for grant in grants]
     return sorted(name for name in names if name.startswith(incomplete) and name.isprintable())
-
-
-def title(grant: Grant) -> str:
-    """A container in a line for people: its name and its id, or its id alone."""
-    return events.title(grant.who)

@@ -16,6 +16,7 @@ from oci_hook.core.inventory import Inventory
 from oci_hook.core.terms import DRIVER, SHIM
 from oci_hook.core.units import MIB
 from oci_hook.errors import GhError, Problem
+from oci_hook.ledger import events
 from oci_hook.ledger import inventory as node_inventory
 from oci_hook.ledger.slot_files import read_gate
 from oci_hook.observe import boundary
@@ -219,7 +220,7 @@ def state_words(grant: Grant, wait: Wait | None, grants: Sequence[Grant] = ()) -
     """The state for people, with who stopped the container and since when. grants: of those that it may name."""
 
     def other(id: str) -> str:
-        return next((named.title(g) for g in grants if g.who.id == id), output.short(id))
+        return next((events.title(g.who) for g in grants if g.who.id == id), output.short(id))
 
     for word, since in (("suspended", grant.suspended), ("moving", grant.moving)):
         if since:

@@ -45,11 +45,11 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
         if not force:
             raise refuse(
                 "GH-407",
-                f"container {named.title(grant)} is alive and holds grant {grant.key}; stop it, or use --force",
+                f"container {events.title(grant.who)} is alive and holds grant {grant.key}; stop it, or use --force",
             )
         if grant.off_gpu:
             why = "is suspended, and nobody could resume it then; run `gpu-hook resume` first, or stop it"
-            raise refuse("GH-411", f"container {named.title(grant)} {why}")
+            raise refuse("GH-411", f"container {events.title(grant.who)} {why}")
         if len(matching) > 1:
             keys = ", ".join(g.key for g in alive)
             how = f"{len(alive)} living" if len(alive) == len(matching) else f"{len(matching)} (living: {len(alive)})"

@@ -92,7 +92,7 @@ def run(
         if bare := keys_without_prefix(others):
             raise RequestError(*bare)
         settings = node_settings.load(prefix)
-        check(settings, wanted, f"{words[0]}=".partition("=")[0] if words else "", [*asked, "exclusive"])
+        check(settings, wanted, words[0].partition("=")[0] if words else "", [*asked, "exclusive"])
         if not words:
             raise click.UsageError("name the IMAGE, after the options of gpu-hook")
         run_line.check_words(wanted, words)

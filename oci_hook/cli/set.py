@@ -79,7 +79,7 @@ def set_(
     inventory = node_inventory.load(settings)
 
     def change(grant: Grant, others: tuple[Grant, ...]) -> Grant:
-        whom = next((named.title(other) for other in others if other.who.id == grant.lent_to), "")
+        whom = next((events.title(other.who) for other in others if other.who.id == grant.lent_to), "")
         return changed(grant, wish, inventory, others, settings.rules, whom)
 
     told: list[tuple[Grant, Grant]] = []
@@ -119,7 +119,7 @@ def report(done: live.Altered) -> output.Report:
     """The share as it is and as it was."""
     before, after, delivered = done.old, done.new, done.delivered
     old, new = as_data(before), as_data(after)
-    lines = [f"container {named.title(after)}: {in_words(after)}" + ("" if new != old else " (as before)")]
+    lines = [f"container {events.title(after.who)}: {in_words(after)}" + ("" if new != old else " (as before)")]
     lines += [f"  was: {in_words(before)}"] if new != old else []
     lines += [] if delivered else [PENDING.format(old="the former share")]
     lines += [DRIVER_PENDING.format(why=done.driver)] if done.driver else []

@@ -5,6 +5,7 @@ import click
 from oci_hook.cli import named, output
 from oci_hook.cli.set import PENDING, PENDING_STATUS
 from oci_hook.config import settings as node_settings
+from oci_hook.ledger import events
 from oci_hook.suspend import mover
 
 
@@ -34,7 +35,7 @@ def report(moved: mover.Moved, what: str) -> output.Report:
         "in_effect": moved.delivered,
         "seconds": moved.seconds,
     }
-    lines = [f"container {named.title(grant)} {what if moved.changed else f'was {what} already'}"]
+    lines = [f"container {events.title(grant.who)} {what if moved.changed else f'was {what} already'}"]
     if moved.changed and grant.suspended:
         lines.append(f"  {output.size(grant.host_mib)} are in the host's memory; its GPUs can be granted to others")
     if moved.delivered:

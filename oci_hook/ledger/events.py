@@ -61,17 +61,18 @@ def refused(
         from oci_hook.core.request_data import as_data
 
         more["request"] = as_data(request)
-    name = name or _engine_name(id, bundle)
+    name = name or engine_name(id, bundle)
     lines = [str(p) for p in problems[:5]]
     record(state_dir, "refused", id=id[:256], name=name[:256], codes=[p.code for p in problems], messages=lines, **more)
 
 
-def _engine_name(id: str, bundle: str) -> str:
+def engine_name(id: str, bundle: str) -> str:
+    """The engine's name of a container; "" if it has none that is found."""
     from oci_hook.ledger.life import valid_id  # loaded here, since most containers are not refused
-    from oci_hook.oci import engine_name
+    from oci_hook.oci.engine_name import look
 
     try:
-        return engine_name.look(id, bundle) if valid_id(id) else ""
+        return look(id, bundle) if valid_id(id) else ""
     except MemoryError:
         return ""
 
@@ -105,7 +106,7 @@ def full_name(who: "Identity") -> str:
 
 def title(who: "Identity") -> str:
     """A container in a line for people: its name, else the one that its engine has for it, and its id as engines show it."""
-    name, id = full_name(who) or _engine_name(who.id, who.bundle), short(who.id)
+    name, id = full_name(who) or engine_name(who.id, who.bundle), short(who.id)
     id = id if len(id) <= 64 else id[:64] + "…"
     said = f"{name} ({id})" if name and name != id else id
     return "".join(c if c.isprintable() else "?" for c in said)  # names come from tenants

@@ -4,7 +4,7 @@ import os
 import time
 
 from oci_hook.core.grant import Grant
-from oci_hook.ledger.life import valid_id
+from oci_hook.ledger import events
 from oci_hook.observe import daemons
 from oci_hook.oci import engine_name
 
@@ -64,7 +64,7 @@ def ids_of(name: str) -> set[str]:
 
 def look(grant: Grant) -> str:
     """The engine's name of a container; "" if it has none that is found."""
-    return engine_name.look(grant.who.id, grant.who.bundle) if valid_id(grant.who.id) else ""
+    return events.engine_name(grant.who.id, grant.who.bundle)
 
 
 def _roots_of_running() -> list[str]:
