@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpu_hook_simulator import driver_root
 from tests.gate.gpus import Load, Tenant, settles
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -71,3 +72,18 @@ def test_a_program_that_the_gpu_waits_for_is_charged_its_kernels(place: Make) ->
 
     # What was learned while both began is a fifth too much until a kernel is seen that waited for none of the other's.
     settles(parts, lambda each: all(abs(part - 1) < 0.15 for part in each), tries=20)
+
+
+@pytest.mark.parametrize("us", [80, 200])
+def test_the_time_that_a_launch_takes_is_not_charged(place: Make, us: int) -> None:
+    """Under a ceiling, each kernel is launched into an idle stream, whose first event is over before the driver has launched
+    the kernel. Here each call of the driver takes up to a fifth of the kernel's time, and some 5 us."""
+    p = place(Tenant(cap=0.3))
+    driver_root.set_faults(p.gpu.file, {"block_every": 1, "block_us": us * p.gpu.scale // 5})
+    loads = [p.kernels(0, "plain", us)]
+
+    def part() -> float:
+        ((mine, launches),) = charged(p, loads, 1, 0.5)
+        return mine / (launches * us * 1e3)
+
+    settles(part, lambda part: abs(part - 1) < 0.08)

@@ -187,8 +187,8 @@ static void mark(struct gh_gate *g, struct gate_pass *pass, CUcontext context) {
         pass->queued = !stream_idle(pass->stream);
     if (!pass->marker)
         return;
-    pass->began = gate_now(g);
     pass->timed = inflight_mark_begin(&g->inflight, pass->marker, context, pass->stream, pass->timed);
+    pass->began = gate_now(g);
 }
 
 static struct cost_what what_of(uint64_t key, CUfunction f, uint64_t name, uint64_t blocks) {
@@ -199,7 +199,7 @@ static struct cost_what what_of(uint64_t key, CUfunction f, uint64_t name, uint6
 
 void gate_enter(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunction f, uint64_t blocks) {
     CUcontext context = NULL;
-    *pass = (struct gate_pass){.key = key, .stream = stream ? stream : (CUstream)CU_STREAM_LEGACY};
+    *pass = (struct gate_pass){.key = key, .kernel = f, .stream = stream ? stream : (CUstream)CU_STREAM_LEGACY};
     struct gh_gate *g = gate_of_current(&context);
     if (!g || stream_capturing(pass->stream))
         return;
@@ -229,6 +229,7 @@ CUresult gate_leave(struct gate_pass *pass, CUresult result) {
                         .failed = result != CUDA_SUCCESS,
                         .timed = pass->timed,
                         .queued = pass->queued,
+                        .kernel = pass->kernel,
                         .key = pass->key,
                         .estimate = pass->estimate,
                         .began = pass->began,

@@ -74,12 +74,12 @@ static inline enum gate_way gate_way(void) {
 struct gate_pass {
     struct gh_gate *gate; /* NULL: the launch is not counted, and the rest is not set */
     uint64_t key, estimate;
-    uint64_t began;
+    uint64_t began;         /* the driver's call, after the event before it */
     unsigned cost;          /* where the key's cost is */
     unsigned track, marker; /* 0: none */
     CUcontext context;
     CUstream stream;
-    bool timed, queued;
+    bool timed, queued, kernel;
 };
 
 /* The slow path of gate_begin. No f: a copy of `blocks` KiB, or a graph, which has none. */

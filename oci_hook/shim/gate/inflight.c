@@ -155,6 +155,7 @@ enum closed inflight_close(struct inflight *f, const struct closing *c) {
         m->sampled = c->estimate;
         m->timed = c->timed;
         m->queued = c->queued;
+        m->kernel = c->kernel;
         m->launching = age64(c->ended, c->began);
         inflight_link(f, c->track, c->marker);
     } else if (c->marker) {
@@ -236,6 +237,11 @@ void inflight_forget_context(struct inflight *f, CUcontext context) {
     for (unsigned i = 0; i < TRACKS; i++)
         if (f->track[i].context == context)
             f->track[i].used = 0;
+    if (f->empty.context == context) {
+        f->empty.context = NULL;
+        if (f->empty_seen < EMPTY_SAMPLES)
+            atomic_store(&f->empty_state, EMPTY_UNKNOWN);
+    }
     for (unsigned i = 0; i < MARKERS; i++) /* the marker's events are destroyed with the context */
         if (f->marker[i].context == context)
             f->marker[i].context = NULL;

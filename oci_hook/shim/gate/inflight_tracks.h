@@ -4,6 +4,9 @@
 
 #include "gate/inflight.h"
 
+#define EMPTY_SAMPLES 8u
+enum { EMPTY_UNKNOWN, EMPTY_RECORDED, EMPTY_KNOWN }; /* inflight.empty_state */
+
 void inflight_give_marker(struct inflight *f, unsigned marker);
 /* The marker is behind the track's newest commands. */
 void inflight_link(struct inflight *f, unsigned track, unsigned marker);
