@@ -73,7 +73,7 @@ void shim_poll(struct sim *sim, unsigned i) {
         t->charged_shared = gpu_shared(&sim->gpu, i, now);
         s->done = c->head;
         s->done_at = now;
-        uint64_t v = gh_charge(s->v, charge, gh_weight(&t->view, i, now));
+        uint64_t v = gh_charge(&t->view, i, s->v, charge);
         sim->violations.v_went_back += v < s->v;
         s->v = v;
         t->charged += charge;

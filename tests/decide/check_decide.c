@@ -93,20 +93,49 @@ static void ahead_beside_light_ones(void) {
         tenant(i, 1, 100);
         idle(i, now - GH_S / 2);
         gpu.slot[i].saturated = 0;
-        gpu.slot[i].duty = GH_PPM / 16;
+        gpu.slot[i].duty = GH_PPM / 8;
     }
     own.inflight = 9 * GH_MS;
     MUST(gh_decide(&gpu, 0, &own, now, GH_MS).go);
     MUST(!gh_decide(&gpu, 0, &own, now, 2 * GH_MS).go);
-    gpu.slot[2].duty++; /* together more than an eighth */
+    gpu.slot[0].saturated = 0, gpu.slot[0].duty = GH_PPM / 2; /* it may have pauses itself */
+    MUST(gh_decide(&gpu, 0, &own, now, GH_MS).go);
+    gpu.slot[2].duty++; /* together more than a quarter */
+    MUST(!gh_decide(&gpu, 0, &own, now, GH_MS).go);
+    gpu.slot[2].saturated = 1; /* when it has work, which is rare */
+    gpu.slot[2].want = GH_PPM / 8;
+    MUST(gh_decide(&gpu, 0, &own, now, GH_MS).go);
+    gpu.share[2].weight = 20; /* but more than its part */
+    MUST(!gh_decide(&gpu, 0, &own, now, GH_MS).go);
+    gpu.share[2].weight = 100, gpu.slot[2].want++;
     MUST(!gh_decide(&gpu, 0, &own, now, GH_MS).go);
     gpu.slot[2].idle_since = gpu.slot[2].active_at = now - 2 * GH_S; /* but one of them has left */
     MUST(gh_decide(&gpu, 0, &own, now, GH_MS).go);
-    gpu.slot[1].saturated = 1;
+    gpu.slot[0].saturated = gpu.slot[1].saturated = 1;
     MUST(!gh_decide(&gpu, 0, &own, now, GH_MS).go);
     gpu.slot[1].saturated = 0;
+    MUST(gh_decide(&gpu, 0, &own, now, GH_MS).go);
     gpu.share[1].class_ = 2; /* online work must not find so much queued */
     MUST(!gh_decide(&gpu, 0, &own, now, GH_MS).go);
+}
+
+/* Those that need little are held for nobody, nor the others for them, and v runs ahead for none of them. */
+static void light_ones_are_not_held(void) {
+    tenant(0, 1, 70);
+    tenant(1, 1, 30);
+    gpu.slot[1].want = GH_PPM / 50, gpu.slot[1].idle_since = now - GH_MS;
+    for (unsigned me = 0; me < 2; me++) {
+        gpu.slot[me].v += GH_S;
+        claim(!me, me + 1, now - GH_MS, 10 * GH_MS);
+        MUST(ask(me).go && ask(me).mode == GH_MIX);
+        gpu.slot[!me].v = gpu.slot[me].v - gpu.rules.mix_slack + 1;
+        MUST(gh_charge(&gpu, me, gpu.slot[me].v, GH_S) == gpu.slot[me].v + 1);
+        MUST(gh_charge(&gpu, !me, gpu.slot[!me].v, GH_S) == gpu.slot[!me].v + gpu.rules.mix_slack);
+    }
+    gpu.slot[1].want = GH_PPM / 2;
+    gpu.slot[1].v = gpu.slot[0].v + GH_S;
+    gpu.slot[0].v = GH_S;
+    MUST(!ask(1).go && gh_charge(&gpu, 1, gpu.slot[1].v, GH_S) > gpu.slot[1].v + GH_S);
 }
 
 /* A command longer than the window may follow the last quarter of another, unless online work may come. */
@@ -507,6 +536,7 @@ static const struct {
     N(little_is_queued_while_others_may_come),
     N(guarded_after_company),
     N(ahead_beside_light_ones),
+    N(light_ones_are_not_held),
     N(long_ones_queue_behind_an_end),
     N(rotate_by_least_v),
     N(equal_claims_lower_slot_wins),

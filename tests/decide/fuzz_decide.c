@@ -109,21 +109,6 @@ static void honest_slot(struct gh_slot *s, uint64_t now) {
     }
 }
 
-/* All but one of the equals that were active, and me, need an eighth of the GPU. */
-static bool light(const struct gh_gpu *gpu, unsigned me) {
-    uint64_t need = 0, saturated = 0;
-    for (unsigned i = 0; i < GH_SLOTS; i++) {
-        const struct gh_slot *s = &gpu->slot[i];
-        bool equal = gpu->share[i].class_ == gpu->share[me].class_ && !s->ended && s->active_at;
-        if (!(gpu->present >> i & 1) ||
-            (i != me && !(equal && (s->active_at >= gpu->seen || gpu->seen - s->active_at < gpu->rules.active_within))))
-            continue;
-        saturated += s->saturated != 0;
-        need += s->saturated ? 0 : s->duty;
-    }
-    return saturated <= 1 && need <= GH_PPM / 8;
-}
-
 static struct gh_own own_of(uint64_t now, int hostile) {
     struct gh_own own = {
         .bucket = {.level = (int64_t)(below(2) ? below(10 * GH_MS * GH_PPM) : 0) - (int64_t)below(GH_MS * GH_PPM),
@@ -217,7 +202,7 @@ static void any_neighbours(void) {
         }
     uint64_t left = gh_residue(&own, now), window = gh_window(&gpu, me);
     int behind = window == gpu.rules.window && left <= window / 4 && cost < GH_COST_UNKNOWN;
-    uint64_t most = window == gpu.rules.window && light(&gpu, me) ? gpu.rules.window_light : window;
+    uint64_t most = window == gpu.rules.window ? gpu.rules.window_light : window;
     if (d.go && d.mode != GH_OPEN && !empty)
         CHECK(13, left + cost <= most || left + cost < cost || behind);
     int free_ =
@@ -232,9 +217,8 @@ static void any_neighbours(void) {
         CHECK(17, d.go); /* who ignores all equals waits for none */
 
     CHECK(19, gh_wake_v(&gpu, me) >= mine->v); /* I7 */
-    uint32_t weight = gh_weight(&gpu, me, now);
-    CHECK(20, weight >= 1);
-    CHECK(21, gh_charge(mine->v, cost, weight) >= mine->v); /* I7 */
+    CHECK(20, gh_weight(&gpu, me, now) >= 1);
+    CHECK(21, gh_charge(&gpu, me, mine->v, cost) >= mine->v); /* I7 */
     struct gh_bucket b = gh_bucket_take(own.bucket, (int64_t)draw());
     b = gh_bucket_at(b, (uint32_t)draw(), draw(), draw());
     uint64_t step = gh_pacer_step(&gpu.rules, gh_window(&gpu, me));
@@ -421,7 +405,7 @@ static void bound_of_peers(void) {
         mine->done = ++done;
         mine->uncharged = 0;
         mine->done_at = mine->idle_since = now;
-        mine->v = gh_charge(mine->v, kernel, gh_weight(&gpu, me, now));
+        mine->v = gh_charge(&gpu, me, mine->v, kernel);
     }
     uint64_t due = 10 * GH_S * gpu.share[me].weight / weights, sum = 0, least = UINT64_MAX;
     for (uint64_t i = 0; i < seconds * second; i++) {

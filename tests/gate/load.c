@@ -18,7 +18,8 @@
  *   leaves           launches one kernel, and exits 150 ms later
  *   eager            never waits for its kernels, from the first one on
  *   paced            rests after each launch for twice as long as its kernel takes on a GPU that is slowed down ten
- *                    times, and never looks whether the kernel is done */
+ *                    times, and never looks whether the kernel is done
+ *   rare             the same, for sixty times as long */
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
@@ -349,8 +350,8 @@ int main(int argc, char **argv) {
         if (now() - began < 400000000 &&
             strcmp(way, "eager")) /* until the other programs run, too, so that no queue was filled while alone */
             MUST("cuStreamSynchronize", strcmp(way, "ptsz") ? stream : PER_THREAD);
-        if (!strcmp(way, "paced"))
-            usleep((useconds_t)microseconds * 20);
+        if (!strcmp(way, "paced") || !strcmp(way, "rare"))
+            usleep((useconds_t)microseconds * (*way == 'p' ? 20 : 600));
         if (burst && count % burst == 0) {
             MUST("cuStreamSynchronize", stream);
             usleep((useconds_t)gap);

@@ -3,7 +3,9 @@
 scripts/bench share measures how exact they are.
 """
 
+import os
 import signal
+import struct
 import subprocess
 import time
 from collections.abc import Callable
@@ -42,6 +44,37 @@ def test_weights_of_saturated_tenants(place: Make, weights: tuple[int, ...]) -> 
     p = place(*(Tenant(w) for w in weights))
     loads = [p.kernels(i, "plain", 80) for i in range(len(weights))]
     have(loads, [weight / 100 for weight in weights], 0.05, 2)
+
+
+def learned(p: Any, slot: int, duty: float) -> None:
+    """As if the container had been seen to need that part of the GPU, which takes it some time."""
+    until(lambda: told(p, slot))
+    with open(p.gpu.slot_file(slot), "r+b") as f:
+        os.pwrite(f.fileno(), struct.pack("<IB", round(duty * 1e6), 0), 112)
+
+
+def test_one_that_needs_little_is_held_for_nobody(place: Make) -> None:
+    """A program that launches a short kernel now and then, beside one that leaves gaps, too."""
+    p = place(Tenant(70), Tenant(30))
+    loads = [p.kernels(0, "plain", 80, 20, 2000), p.kernels(1, "rare", 5)]
+    measure(loads, 0.2)
+
+    def held() -> float:
+        learned(p, 1, 0.015)
+        before = sum(seconds for _, seconds in told(p, 1).held_for)
+        measure(loads, 2, 0)
+        return float(sum(seconds for _, seconds in told(p, 1).held_for) - before)
+
+    settles(held, lambda seconds: seconds < 0.1)
+
+
+def test_one_that_needed_little_has_its_part_when_it_needs_much(place: Make) -> None:
+    p = place(Tenant(70), Tenant(30))
+    other, little = p.kernels(0, "plain", 80), p.kernels(1, "rare", 5)
+    measure([other, little], 0.2)
+    little.kill()
+    learned(p, 1, 0.015)
+    have([other, p.kernels(1, "plain", 80)], [0.7, 0.3], 0.05, 2)
 
 
 @pytest.mark.parametrize("way", ["ex", "cooperative", "ptsz", "graph", "legacy"])

@@ -80,6 +80,37 @@ static int active(const struct gh_gpu *gpu, unsigned i) {
     return alive(gpu, i) && s->active_at && quiet(gpu, s->active_at) < gpu->rules.active_within;
 }
 
+/* How much of the GPU the tenant needs at most: what it keeps busy when it has work, and when it has work. */
+static uint64_t need_of(const struct gh_slot *s) {
+    return min64(s->saturated ? GH_PPM : s->duty, s->want ? s->want : GH_PPM);
+}
+
+/* The equals that were active recently, and me. */
+static int counts(const struct gh_gpu *gpu, unsigned me, unsigned i) {
+    return i == me || (gpu->share[i].class_ == gpu->share[me].class_ && active(gpu, i));
+}
+
+/* All but one of these need so little of the GPU that they lose little if the driver divides the time: each less than its part,
+ * together a quarter. So none has to be done soon when another has work, none is held for another, and a program may run
+ * ahead of the GPU, over its own pauses. *least: the least v of them. */
+static int light(const struct gh_gpu *gpu, unsigned me, uint64_t *least) {
+    uint64_t need = 0, most = 0, weights = 0;
+    int many = 0;
+    *least = UINT64_MAX;
+    EACH_SLOT (gpu->present, i)
+        if (counts(gpu, me, (unsigned)i)) {
+            uint64_t one = need_of(&gpu->slot[i]);
+            need += one;
+            most = max64(most, one);
+            weights += weight_of(&gpu->share[i]);
+            *least = min64(*least, gpu->slot[i].v);
+        }
+    EACH_SLOT (gpu->present, i)
+        many += counts(gpu, me, (unsigned)i) &&
+                need_of(&gpu->slot[i]) > weight_of(&gpu->share[i]) * (uint64_t)GH_PPM / weights;
+    return many <= 1 && need - most <= GH_PPM / 4;
+}
+
 uint64_t gh_window(const struct gh_gpu *gpu, unsigned me) {
     EACH_SLOT (gpu->present, i)
         if (gpu->share[i].class_ > gpu->share[me].class_ && !gpu->slot[i].ended)
@@ -303,21 +334,6 @@ static void claim(struct gh_decision *d, const struct gh_gpu *gpu, const struct 
         d->probe_until = add64(now, r->probe);
 }
 
-/* Of the equals that were active recently, and me, all but one need so little of the GPU together that they lose little if the
- * driver divides the time. So none has to be done soon when another has work, and a program may run ahead of the GPU, over its
- * own pauses. */
-static int light(const struct gh_gpu *gpu, unsigned me) {
-    uint64_t need = 0, saturated = 0;
-    EACH_SLOT (gpu->present, i) {
-        const struct gh_slot *s = &gpu->slot[i];
-        if (i != me && (gpu->share[i].class_ != gpu->share[me].class_ || !active(gpu, (unsigned)i)))
-            continue;
-        saturated += s->saturated != 0;
-        need = add64(need, s->saturated ? 0 : s->duty);
-    }
-    return saturated <= 1 && need <= GH_PPM / 8;
-}
-
 /* Tenants that share the GPU with equals that were active recently, or with a higher class that is idle. */
 static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu *gpu, unsigned me,
                                        const struct gh_own *own, int registered, int empty, uint64_t now,
@@ -325,7 +341,9 @@ static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu
     const struct gh_rules *r = &gpu->rules;
     uint64_t ignored = own->peers ? own->peers->ignored : 0;
     uint64_t base = registered ? r->window_guarded : r->window, left = gh_residue(own, now);
-    uint64_t window = !registered && light(gpu, me) ? r->window_light : base;
+    uint64_t least;
+    int lightly = !registered && light(gpu, me, &least);
+    uint64_t window = lightly ? r->window_light : base;
     /* A command longer than the window may be queued when the running one is nearly done; otherwise the GPU would idle
      * before each such command. */
     int fits = empty || add64(left, cost) <= window || (!registered && cost < GH_COST_UNKNOWN && left <= base / 4);
@@ -345,8 +363,8 @@ static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu
     uint64_t lead = due_v(gpu, me) - due_v(gpu, c.least); /* that of c.least is mine or less */
     uint64_t slack = as_v(&c, r->mix_slack);
     d.ahead = !c.saturated && lead > (own->ahead ? slack / 4 : slack);
-    d.mode = alone ? GH_GUARDED : c.saturated ? GH_ROTATE : GH_MIX;
-    int mine = alone || p == me || (!c.saturated && !d.ahead && now >= probe);
+    d.mode = alone ? GH_GUARDED : c.saturated && !lightly ? GH_ROTATE : GH_MIX;
+    int mine = alone || p == me || ((lightly || (!c.saturated && !d.ahead)) && now >= probe);
     if (mine && fits && !behind)
         return go(d, (enum gh_mode)d.mode);
     d.held = 1;
@@ -560,8 +578,10 @@ uint64_t gh_wake_v(const struct gh_gpu *gpu, unsigned me) {
     return least == UINT64_MAX || least < bank ? gpu->slot[me].v : max64(gpu->slot[me].v, least - bank);
 }
 
-uint64_t gh_charge(uint64_t v, uint64_t charge, uint32_t weight) {
-    return add64(v, mul64(charge, 1000 * GH_WEIGHT_ONE) / (weight ? weight : 1));
+uint64_t gh_charge(const struct gh_gpu *gpu, unsigned me, uint64_t v, uint64_t charge) {
+    uint32_t weight = gh_weight(gpu, me, gpu->seen);
+    uint64_t least, after = add64(v, mul64(charge, 1000 * GH_WEIGHT_ONE) / (weight ? weight : 1));
+    return light(gpu, me, &least) ? max64(v, min64(after, add64(least, gpu->rules.mix_slack))) : after;
 }
 
 uint32_t gh_weight(const struct gh_gpu *gpu, unsigned me, uint64_t now) {

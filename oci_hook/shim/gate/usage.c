@@ -102,9 +102,8 @@ void usage_measured(struct usage *u, uint64_t elapsed) { u->longest = max64(elap
 /* Several processes of the container may raise v at once. charge 0: to what it is at least after an idle time. */
 static void raise_v(struct usage *u, const struct gh_gpu *gpu, unsigned me, uint64_t charge) {
     uint64_t *v = &u->head->v, old = WORD_LOAD_RELAXED(v), next;
-    uint32_t weight = charge ? gh_weight(gpu, me, gpu->seen) : 1;
     do
-        next = charge ? gh_charge(old, charge, weight) : max64(old, gh_wake_v(gpu, me));
+        next = charge ? gh_charge(gpu, me, old, charge) : max64(old, gh_wake_v(gpu, me));
     while (!__atomic_compare_exchange_n(v, &old, next, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED));
 }
 

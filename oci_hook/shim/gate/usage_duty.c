@@ -1,8 +1,11 @@
 /* Saturation is learned while nobody else has work: only then are gaps the tenant's own. */
 #include "gate/usage.h"
+#include "pages/arithmetic.h"
 #include "process/atomics.h"
 
 #define OBSERVE_EVERY (2 * GH_MS)
+#define ASKED_STEP (100 * GH_MS)
+#define ASKED_MORE (GH_PPM / 16)
 
 void usage_count(struct usage *u, uint64_t now, uint64_t running, bool full) {
     uint64_t charge = WORD_LOAD_RELAXED(&u->head->charged) + running;
@@ -53,4 +56,25 @@ void usage_tenure_goes_on(struct usage *u) {
 void usage_idle(struct usage *u) {
     u->clear_at_idle = u->clear;
     u->charged_at_idle = u->clear_charged;
+}
+
+static uint32_t part_of(uint64_t sum, uint64_t before, uint64_t length) {
+    return (uint32_t)clamp64(mul64(age64(sum, before), GH_PPM) / length, 1, GH_PPM);
+}
+
+void usage_asked(struct usage *u, uint64_t now) {
+    struct gh_slot_head *h = u->head;
+    uint64_t begin = WORD_LOAD_RELAXED(&h->asked_at), length = age64(now, begin), used = usage_charged(u);
+    uint64_t wanted = WORD_LOAD_RELAXED(&h->wanted);
+    if (length < ASKED_STEP)
+        return;
+    if (begin) {
+        uint32_t duty = part_of(used, h->used, length);
+        WORD_STORE_RELEASE(&h->want, part_of(wanted, h->asked, length));
+        if (duty > WORD_LOAD_RELAXED(&h->duty) + ASKED_MORE)
+            WORD_STORE_RELEASE(&h->duty, duty);
+    }
+    WORD_STORE_RELEASE(&h->asked, wanted);
+    WORD_STORE_RELEASE(&h->used, used);
+    WORD_STORE_RELEASE(&h->asked_at, now);
 }

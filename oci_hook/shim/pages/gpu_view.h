@@ -49,7 +49,9 @@ struct gh_slot {
     uint8_t held;         /* one of its threads waits for its turn (not for its cap or the end of a freeze) */
     uint8_t saturated;    /* its duty is close to all of the GPU; with hysteresis */
     uint8_t ended;        /* set by the reader: no process of it holds a lock, so none runs */
-    uint8_t reserved[5];
+    uint8_t reserved;
+    uint32_t
+        want; /* in what part of the last tenth of a second it had work, or a launch at the gate: ppm; 0: not known */
 };
 
 #pragma GCC diagnostic pop

@@ -45,8 +45,11 @@ struct gh_slot_head {
     /* For how long the container in slot i held this one at the gate, with nothing of its own in flight. It was this
      * container's gate that decided so, by its own clock: what the other one writes has no part in it. */
     uint64_t held_for[GH_SLOTS];
-    uint64_t held_at; /* up to when held_for is counted */
-    uint64_t reserved1[26];
+    uint64_t held_at;               /* up to when held_for is counted */
+    uint64_t asked_at, asked, used; /* `wanted` and `charged` at the last count of `want` */
+    uint32_t want; /* in what part of the time it had work in flight or a launch at the gate: ppm; 0: not known */
+    uint32_t reserved0;
+    uint64_t reserved1[22];
 };
 
 struct gh_slot_process {

@@ -15,6 +15,7 @@ struct gh_slot gh_slot_view(const void *bytes, size_t length, uint64_t now, uint
     s = (struct gh_slot){.v = h.v,
                          .duty = h.duty < GH_PPM ? h.duty : GH_PPM,
                          .saturated = h.saturated != 0,
+                         .want = h.want < GH_PPM ? h.want : GH_PPM,
                          .epoch = h.epoch,
                          .start = h.start,
                          .end = h.end,
