@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -55,6 +56,23 @@ class Node:
         from oci_hook.ledger import slot_files
 
         slot_files.drop(str(self.state))
+
+
+def gates(node: Node) -> list[Json]:
+    """What the slot files of its first GPU say of each container's gate, in the order of the slots."""
+    from oci_hook.core import slot_page
+    from oci_hook.ledger import slot_files
+
+    found = []
+    for path in sorted(Path(slot_files.folder(str(node.state), node.inventory.gpus[0].uuid)).glob("slot/*")):
+        data = path.read_bytes()
+        gate = slot_page.parse(data)
+        if gate and gate.launches:
+            words = ("charged", "wanted", "launches", "waiting", "waited", "mode", "held_for", "uncharged")
+            duty, saturated = struct.unpack_from("<IB", data, 112)
+            want = struct.unpack_from("<I", data, 832)[0]
+            found.append({**{k: getattr(gate, k) for k in words}, "duty": [duty / 1e6, saturated, want / 1e6]})
+    return found
 
 
 def own_mounts(driver: str) -> list[str]:
@@ -196,13 +214,16 @@ def inventory(node: Node) -> dict[str, Any]:
 class Boxes:
     """The stage for cells of the benchmarks (scripts/benches/load/stage.py's Stage), with boxes for containers."""
 
-    memory = "4Gi"
-
     def __init__(self, node: Node, folder: Path, simulated: bool) -> None:
         self.node, self.folder, self.simulated = node, folder, simulated
         self.scale = SCALE if simulated else 1
+        self.memory = "4Gi" if simulated else "10%"  # each process of a cell has a context of half a GiB
         self.options = f"--scale {self.scale}" if simulated else "--spin"
         self.numbers = iter(range(100000))
+
+    def gates(self) -> list[Json]:
+        """What the slot files say of each container, in the order of their slots."""
+        return gates(self.node)
 
     def wait(self, gpu_seconds: float) -> None:
         time.sleep(gpu_seconds * self.scale)

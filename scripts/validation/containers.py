@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 from . import boxes
 from .boundary import User
 from .boxes import REPO, Node
+from .clients import PROGRAMS
 from .frame import Json, Run, run
 
 KEY = "gpu-hook.io/"
@@ -303,17 +305,26 @@ def both(a: Program, b: Program, seconds: float) -> tuple[float, float]:
     return answers[0], answers[1]
 
 
-def torch_shares(stage: Stage, other: str) -> Json:
-    """Training beside `other`: steps per second of each, relative to alone on the bare driver."""
+def spent(before: list[Json], after: list[Json]) -> list[Json]:
+    """Seconds that each was charged, wanted the GPU, and waited at the gate; and its launches."""
+    old = before + [{}] * (len(after) - len(before))
+    return [
+        {k: round(v - o.get(k, 0), 3) if isinstance(v, int | float) else v for k, v in new.items()}
+        for o, new in zip(old, after, strict=True)
+    ]
+
+
+def torch_shares(stage: Stage, first: str, other: str) -> Json:
+    """`first` beside `other`: steps per second of each, relative to alone on the bare driver."""
     out: Json = {}
     with contextlib.ExitStack() as stack:
-        command = {kind: [sys.executable, str(LOAD), kind] for kind in ("train", other)}
-        bare = [Program(command[k], stage.folder / f"bare{i}.log") for i, k in enumerate(("train", other))]
+        command = {kind: [sys.executable, str(LOAD), kind] for kind in (first, other)}
+        bare = [Program(command[k], stage.folder / f"bare{i}.log") for i, k in enumerate((first, other))]
         for program in bare:
             stack.callback(program.close)
         named = [
             stack.enter_context(stage.container(command[k], memory="25%", compute=share))
-            for k, share in (("train", 70), (other, 30))
+            for k, share in ((first, 70), (other, 30))
         ]
         ours = [program for _, program in named]
         for program in (*bare, *ours):
@@ -327,33 +338,70 @@ def torch_shares(stage: Stage, other: str) -> Json:
             a, b = both(programs[0], programs[1], seconds)
             return [round(a / alone[0], 3), round(b / alone[1], 3)]
 
-        out["bare_both"] = relative(bare, 4)
-        out["70_30"] = relative(ours, 8)
-        for (name, _), share in zip(named, (30, 70), strict=True):
-            stage.cli("set", name, "--compute", str(share) if share == 30 else "30", status=None)
-        stage.cli("set", named[1][0], "--compute", "70", status=None)
-        out["30_70"] = relative(ours, 8)
+        out["bare_both"] = relative(bare, 3)
+        before = boxes.gates(stage.node)
+        out["70_30"] = relative(ours, 6)
+        out["70_30_spent"] = spent(before, boxes.gates(stage.node))
+        stage.cli("set", named[0][0], "--compute", "30")
+        stage.cli("set", named[1][0], "--compute", "70")
+        out["30_70"] = relative(ours, 6)
+        out["alone_again"] = [round(rate(p.ask("run 2")) / alone[0], 3) for p in (bare[0], ours[0])]
     return out
 
 
-JAX = """
-import json, jax, jax.numpy as jnp
-x = jnp.ones((2048, 2048)); y = float((x @ x).sum())
-s = jax.devices()[0].memory_stats()
-print(json.dumps({"limit_mib": s["bytes_limit"] >> 20, "right": y == 2048.0 ** 3}))
-"""
+def ends(stage: Stage) -> Json:
+    """A trainer of 50 per cent beside one that is stopped with work in flight, has a kernel of 60 s, and is killed in it."""
+    train = [sys.executable, str(LOAD), "train"]
+    with (
+        stage.container(train, memory="25%", compute=50) as (_, stays),
+        stage.container(train, memory="25%", compute=50) as (name, goes),
+    ):
+        for program in (stays, goes):
+            program.ready(90)
+        alone = rate(stays.ask("run 2"))
+
+        def left(seconds: float = 2) -> float:
+            return round(rate(stays.ask(f"run {seconds}", 60)) / alone, 3)
+
+        pid = json.loads(run(stage.runtime("state", name), 30))["pid"]
+        out: Json = {"alone": round(alone, 2)}
+        assert goes.process.stdin and goes.process.stdout
+        goes.process.stdin.write("run 9\n")
+        goes.process.stdin.flush()
+        time.sleep(1)
+        out["both_run"] = left()
+        os.kill(pid, signal.SIGSTOP)
+        out["other_stopped"] = left()
+        os.kill(pid, signal.SIGCONT)
+        out["goes_on"] = json.loads(goes.process.stdout.readline())
+        goes.ask("stuck 60")
+        out["other_in_a_long_kernel"] = left(3)
+        begin = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        goes.process.wait(60)
+        out["died_after_s"] = round(time.monotonic() - begin, 2)
+        out["other_killed"] = left()
+        stage.end(name)
+        out["ps"] = stage.cli("ps")
+        return out
 
 
-def jax(stage: Stage) -> Json:
-    with stage.container([sys.executable, "-c", JAX], memory=LIMIT) as (_, program):
-        out, _ = program.process.communicate(timeout=80)
-        lines = out.strip().splitlines()
-        if not lines:
-            raise RuntimeError(program.log.read_text()[-1500:])
-        answer = dict(json.loads(lines[-1]))
-        if answer["limit_mib"] > LIMIT or not answer["right"]:
-            raise RuntimeError(str(answer))
-        return answer
+def clients(stage: Stage) -> Json:
+    """Programs of frameworks (clients.py) under 4 GiB and 10 per cent each: all at once."""
+    out: Json = {}
+    with contextlib.ExitStack() as stack:
+        argv = [sys.executable, str(HERE / "clients.py")]
+        started = {
+            name: stack.enter_context(stage.container([*argv, name], memory=LIMIT, compute=10))[1] for name in PROGRAMS
+        }
+        for name, program in started.items():
+            said, _ = program.process.communicate(timeout=100)
+            lines = said.strip().splitlines()
+            out[name] = json.loads(lines[-1]) if lines else {"right": False, "log": program.log.read_text()[-800:]}
+    wrong = [n for n, said in out.items() if not said["right"] or said.get("total_mib", LIMIT) != LIMIT]
+    if wrong:
+        raise RuntimeError(f"{wrong}: {json.dumps(out)}")
+    return out
 
 
 def validate(run_: Run, node: Node, folder: Path, simulated: bool, short: bool) -> None:
@@ -367,18 +415,20 @@ def validate(run_: Run, node: Node, folder: Path, simulated: bool, short: bool) 
             ("full", 60, lambda: full(stage)),
             ("lent", 110, lambda: lent(stage)),
             ("past the shim", 60, lambda: past(stage)),
-            ("training beside decoding", 120, lambda: torch_shares(stage, "decode")),
-            ("training beside training", 120, lambda: torch_shares(stage, "train")),
-            ("jax", 90, lambda: jax(stage)),
+            ("training beside decoding", 120, lambda: torch_shares(stage, "train", "decode")),
+            ("training ahead beside decoding", 120, lambda: torch_shares(stage, "ahead", "decode")),
+            ("training beside training", 120, lambda: torch_shares(stage, "train", "train")),
+            ("stopped and killed", 100, lambda: ends(stage)),
+            ("frameworks", 110, lambda: clients(stage)),
             ("limit", 60, lambda: limit(stage)),
             ("suspend", 40, lambda: suspended(stage, False)),
             ("suspend torch", 80, lambda: suspended(stage, True)),
             ("views", 30, lambda: views(stage)),
         ]
-        frameworks = ("training beside decoding", "training beside training", "jax", "suspend torch")
+        frameworks = ("training", "stopped and killed", "frameworks", "suspend torch")
         with stage.agent():
             for name, seconds, work in phases:
-                if not simulated or name not in frameworks:
+                if not simulated or not name.startswith(frameworks):
                     run_.phase(name, seconds, work)
                     stage.empty()
             run_.phase("agent", 5, lambda: {"log": (stage.folder / "agent.log").read_text()[-2000:]})

@@ -23,6 +23,7 @@ def validate(run: Run, node: Node, folder: Path, simulated: bool, short: bool) -
     bare = run.phase("calls, bare driver", 100, lambda: ask(stage, None, f"api id={{}} count={n}"))
     ours = run.phase("calls, in a container alone", 100, lambda: ask(stage, boxed, f"api id={{}} count={n}"))
     run.phase("what the shim adds", 5, lambda: added(bare, ours))
+    run.phase("events around a kernel", 30, lambda: events(stage, simulated, n))
     slices = run.phase("slices", 120, lambda: gaps(stage, simulated, short))
     pair = run.phase("two contexts, one of three", 90, lambda: bias(stage, short))
     run.phase("copies beside kernels", 60, lambda: copies(stage, simulated, short))
@@ -56,6 +57,13 @@ def added(bare: Json, ours: Json) -> Json:
     """Nanoseconds more per call, median; no budget here: one process each, at different times."""
     names = ("launch", "graph_1", "event_record", "event_query_done", "launch_and_wait")
     return {name: ours[name]["p50"] - bare[name]["p50"] for name in names}
+
+
+def events(stage: Boxes, simulated: bool, n: int) -> Json:
+    """How much longer than a kernel the time between two events around it is, in an idle stream."""
+    if simulated:
+        return {"skipped": "simulated kernels begin when they are launched"}
+    return ask(stage, None, f"events id={{}} count={n}")
 
 
 def gaps(stage: Boxes, simulated: bool, short: bool) -> Json:

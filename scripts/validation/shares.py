@@ -47,7 +47,8 @@ def validate(run: Run, node: Node, folder: Path, simulated: bool, short: bool) -
     for native in (False, True):
         for cell in chosen:
             cell.seconds, cell.warm = seconds, warm
-            need = (seconds + warm + cell.tail + 3) * stage.scale + RESERVE
+            programs = sum(t.get("procs", 1) for t in cell.tenants)  # each makes a context, and ends what it has queued
+            need = (seconds + warm + cell.tail + 3) * stage.scale + RESERVE + 4 * programs
             if (cell.native or not native) and run.left() > need:
                 name = f"{'native' if native else 'gpu-hook'}: {cell.name}"
                 run.phase(name, need, functools.partial(_cell, stage, cell, native, alone, rows, short))
@@ -90,7 +91,10 @@ def duty(stage: Boxes, cell: Cell, alone: Alone, short: bool) -> list[float]:
 
 def _cell(stage: Boxes, cell: Cell, native: bool, alone: Alone, rows: list[Json], short: bool) -> Json:
     busy = duty(stage, cell, alone, short)
-    measured = cells.measure(stage, cell, 0, native)
+    try:
+        measured = cells.measure(stage, cell, 0, native)
+    except (TimeoutError, RuntimeError) as e:
+        raise RuntimeError(f"{e}; {stage.gates()}") from e
     row = {"cell": cell.name, "group": cell.group, "native": native, **cells.judge(cell, measured, busy)}
     rows.append(row)
     return row

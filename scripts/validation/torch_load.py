@@ -1,9 +1,10 @@
 """A PyTorch program that trains or decodes as it is told: one command a line on standard input, one line of JSON in answer.
 
-usage: torch_load.py train|decode
+usage: torch_load.py train|ahead|decode
 
 run SECONDS   train: steps of a small transformer. decode: tokens of one sequence that grows, so that no two steps have the
-              same shapes. {"steps": N, "seconds": S}
+              same shapes. ahead: train, but the program never waits for the GPU before the end. {"steps": N, "seconds": S}
+stuck SECONDS launch a kernel that long, and do not wait for it
 hold MIB      keep that much memory with a pattern in it
 check         whether the pattern is still there
 """
@@ -61,7 +62,8 @@ class Decode:
 
 class Program:
     def __init__(self, kind: str) -> None:
-        self.load: Train | Decode = Train() if kind == "train" else Decode()
+        self.load: Train | Decode = Decode() if kind == "decode" else Train()
+        self.waits = kind == "train"  # a loop that reads its loss now and then
         self.held: list[Any] = []
 
     def run(self, seconds: str) -> dict[str, Any]:
@@ -72,10 +74,14 @@ class Program:
         while time.monotonic() - begin < float(seconds):
             self.load.step()
             steps += 1
-            if isinstance(self.load, Train) and steps % 2 == 0:
-                torch.cuda.synchronize()  # a loop that reads its loss now and then
+            if self.waits and steps % 2 == 0:
+                torch.cuda.synchronize()
         torch.cuda.synchronize()
         return {"steps": steps, "seconds": time.monotonic() - begin}
+
+    def stuck(self, seconds: str) -> dict[str, Any]:
+        torch.cuda._sleep(int(float(seconds) * 1.7e9))  # type: ignore[no-untyped-call]  # clocks of an H100
+        return {}
 
     def hold(self, mib: str) -> dict[str, Any]:
         self.held = [torch.full((1 << 20,), i & 0xFF, dtype=torch.uint8, device="cuda") for i in range(int(mib))]

@@ -90,7 +90,8 @@ void *spin_kernel(const char *name) {
     return function;
 }
 
-CUresult spin(void *function, uint64_t steps, CUdeviceptr state, uint64_t number, unsigned blocks, void *stream) {
+CUresult spin_shaped(void *function, uint64_t steps, CUdeviceptr state, uint64_t number, unsigned blocks,
+                     unsigned shared, void *stream) {
     void *params[] = {&steps, &state, &number};
-    return cuLaunchKernel(function, blocks, 1, 1, 128, 1, 1, 0, stream, params, NULL);
+    return cuLaunchKernel(function, blocks, 1, 1, 128, 1, 1, shared, stream, params, NULL);
 }

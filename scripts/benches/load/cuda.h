@@ -66,10 +66,16 @@ void sleep_until(uint64_t ns);
 /* The kernel that works for the given number of steps; in the simulated driver a step is a nanosecond. */
 void *spin_kernel(const char *name);
 /* Queue one: steps, and the state that it folds `number` into (0: none). blocks: how many of 128 threads. */
-CUresult spin(void *function, uint64_t steps, CUdeviceptr state, uint64_t number, unsigned blocks, void *stream);
+CUresult spin_shaped(void *function, uint64_t steps, CUdeviceptr state, uint64_t number, unsigned blocks,
+                     unsigned shared, void *stream);
+static inline CUresult spin(void *function, uint64_t steps, CUdeviceptr state, uint64_t number, unsigned blocks,
+                            void *stream) {
+    return spin_shaped(function, steps, state, number, blocks, 0, stream);
+}
 
 /* physics.c: members of a JSON object to `out`. Times are real. */
 void physics_api(FILE *out, unsigned n, void *function, CUdeviceptr state);
+void physics_events(FILE *out, unsigned n, void *function, CUdeviceptr state, double steps_per_us);
 void physics_gaps(FILE *out, uint64_t ns, unsigned blocks);
 void physics_copies(FILE *out, uint64_t ns, size_t bytes);
 void physics_blocked(FILE *out, uint64_t ns, void *function, CUdeviceptr state);

@@ -15,7 +15,8 @@
  *     on=0 off=0   phases                        graph=0      kernels per graph; `count` is then of graphs
  *     streams=1    launches take turns           blocks=0     of a kernel; 0: one per multiprocessor
  *     depth=0      most marked batches in flight on a stream (a command of 0.2 ms and more is one); 0: no bound
- *     shapes=0     so many grids in turns, of 0 to shapes - 1 blocks more   grow=0  1: a kernel's length grows with its grid
+ *     shapes=0     so many shapes in turns: of other shared memory, and up to 511 blocks more, which a GPU still runs at once
+ *     grow=0       1: shapes of 0 to shapes - 1 blocks more, and a kernel's length grows with its grid
  *     fresh=0      1: each kernel has a handle that was not there before, 2: and a name; a graph is instantiated anew
  *     phases=1     parts of a burst: after each, the program waits for its end and rests for `pause`, 1/3 to 5/3 of it
  *     pause=0
@@ -24,7 +25,7 @@
  *     train=0      1: lengths are those of a training step instead: 160 kernels of 20 us to 2 ms
  *   stop        quit
  *   calibrate id=N                            how many steps of the kernel a nanosecond has, alone on the GPU
- *   api id=N count=N                          what calls cost
+ *   api|events id=N count=N                   what calls cost; what events around a kernel say of it
  *   gaps|copies|blocked id=N kernel=US [blocks=N]   for so long: when others had the GPU; copies to it; a stream waits
  *
  * A burst's latency counts from when it was due. Work counts when it is seen to be finished, by its known length. */
@@ -48,6 +49,7 @@
 enum { RING = 4096, STREAMS = 4, BINS = 4096, SAMPLES = 1 << 16, TRACE = 1 << 19, GRAPH_MAX = 512, STEPS = 160 };
 #define BIN_US 100000
 #define PRIME 1099511628211ull
+#define SHARED 40000 /* bytes for a block that a multiprocessor of any GPU has for several */
 
 int open_driver(void);
 
@@ -266,7 +268,8 @@ static void *fresh_kernel(void) {
 static void launch(bool last) {
     unsigned i = (unsigned)(run.launches % run.p.streams);
     uint64_t ns = run.p.graph ? run.graph_ns : draw();
-    unsigned grid = (unsigned)blocks + (run.p.shapes ? (unsigned)(run.launches % run.p.shapes) : 0);
+    uint64_t shape = run.p.shapes ? run.launches % run.p.shapes : 0, more = run.p.grow ? shape : shape / SHARED % 512;
+    unsigned grid = (unsigned)(blocks + more), shared = run.p.grow ? 0 : (unsigned)(shape % SHARED);
     if (run.p.grow)
         ns = ns * grid / (unsigned)blocks;
     void *f = run.p.fresh ? fresh_kernel() : function;
@@ -278,7 +281,8 @@ static void launch(bool last) {
     if (run.p.graph)
         CHECK(cuGraphLaunch(run.graph[1], lane[i].stream));
     else
-        check(spin(f, (uint64_t)((double)ns * rate), state, run.launches, grid, lane[i].stream), "cuLaunchKernel");
+        check(spin_shaped(f, (uint64_t)((double)ns * rate), state, run.launches, grid, shared, lane[i].stream),
+              "cuLaunchKernel");
     uint64_t after = clock_ns(), host = real((double)run.p.host / 1e3);
     if (trace && run.p.trace) {
         uint64_t n = atomic_load_explicit(&trace->count, memory_order_relaxed);
@@ -519,6 +523,8 @@ static void physics(const char *what, const struct program *p) {
     fprintf(out, "{\"id\": %llu, ", (unsigned long long)p->id);
     if (!strcmp(what, "api"))
         physics_api(out, (unsigned)p->count, function, state);
+    else if (!strcmp(what, "events"))
+        physics_events(out, (unsigned)p->count, function, state, rate * 1e3);
     else if (!strcmp(what, "gaps"))
         physics_gaps(out, p->kernel, p->blocks ? (unsigned)p->blocks : (unsigned)blocks);
     else if (!strcmp(what, "copies"))
@@ -542,7 +548,8 @@ static void command(char *text) {
         blocks = usual;
     } else if (!strcmp(text, "calibrate") && rest && !strncmp(rest, "id=", 3)) {
         calibrate(rest + 3);
-    } else if ((!strcmp(text, "api") || !strcmp(text, "gaps") || !strcmp(text, "copies") || !strcmp(text, "blocked")) &&
+    } else if ((!strcmp(text, "api") || !strcmp(text, "events") || !strcmp(text, "gaps") || !strcmp(text, "copies") ||
+                !strcmp(text, "blocked")) &&
                rest && words(rest, &p)) {
         physics(text, &p);
     } else if (!strcmp(text, "quit")) {

@@ -138,6 +138,59 @@ void physics_api(FILE *out, unsigned n, void *function, CUdeviceptr state) {
     registering(out, 0);
 }
 
+/* The time between two events around a kernel: launched into an idle stream, and behind two others; and how long the call of
+ * the driver was. Kernels of 8, 80 and 800 us. */
+void physics_events(FILE *out, unsigned n, void *function, CUdeviceptr state, double steps_per_us) {
+    static const unsigned us[] = {8, 80, 800};
+    static uint64_t call[MOST], behind[MOST];
+    void *stream, *begin, *end;
+    CHECK(cuStreamCreate(&stream, 1));
+    CHECK(cuEventCreate(&begin, 0));
+    CHECK(cuEventCreate(&end, 0));
+    first = 1;
+    n = n < 400 ? n : 400;
+    for (unsigned after = 0; after < 2; after++) { /* nothing between them */
+        for (unsigned k = 0; k < n; k++) {
+            float ms;
+            if (after)
+                CHECK(spin(function, (uint64_t)(100 * steps_per_us), state, k, 1, stream));
+            CHECK(cuEventRecord(begin, stream));
+            CHECK(cuEventRecord(end, stream));
+            CHECK(cuStreamSynchronize(stream));
+            CHECK(cuEventElapsedTime(&ms, begin, end));
+            sample[k] = (uint64_t)((double)ms * 1e6);
+        }
+        print(out, after ? "nothing, behind" : "nothing, idle", n);
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        uint64_t steps = (uint64_t)(us[i] * steps_per_us);
+        for (unsigned k = 0; k < 2 * n; k++) {
+            float ms;
+            for (unsigned more = 0; more < (k % 2) * 2; more++)
+                CHECK(spin(function, steps + (uint64_t)(100 * steps_per_us), state, k, 1, stream));
+            CHECK(cuEventRecord(begin, stream));
+            uint64_t from = clock_ns();
+            CHECK(spin(function, steps, state, k, 1, stream));
+            uint64_t took = clock_ns() - from;
+            CHECK(cuEventRecord(end, stream));
+            CHECK(cuStreamSynchronize(stream));
+            CHECK(cuEventElapsedTime(&ms, begin, end));
+            (k % 2 ? behind : sample)[k / 2] = (uint64_t)((double)ms * 1e6);
+            if (k % 2 == 0)
+                call[k / 2] = took;
+        }
+        char name[32];
+        snprintf(name, sizeof name, "%u us, idle", us[i]);
+        print(out, name, n);
+        memcpy(sample, call, n * sizeof *sample);
+        snprintf(name, sizeof name, "%u us, its call", us[i]);
+        print(out, name, n);
+        memcpy(sample, behind, n * sizeof *sample);
+        snprintf(name, sizeof name, "%u us, behind", us[i]);
+        print(out, name, n);
+    }
+}
+
 /* One thread looks at the GPU's clock for so long, and logs when the looks are far apart: another context was on. */
 static const char GAPS[] =
     ".version 6.3\n.target %s\n.address_size 64\n// sim_param\n"
