@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.benches import _cluster_real as cluster
 from tests.conftest import REPO
 
 
@@ -76,3 +77,18 @@ def test_a_package_for_a_folder_without_a_name() -> None:
     command = [REPO / ".venv/bin/python", "-B", REPO / "packaging/build.py", "deb", "--out", ""]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "argument --out: is empty; name a folder" in done.stderr
+
+
+def test_denials_with_the_filter_are_apart_from_those_without_it() -> None:
+    rows = [
+        {"round": cluster.BIND, "denied": 4},
+        {"round": cluster.FILTER, "denied": 0},
+        {"round": "churn", "denied": 1},
+    ]
+    found = cluster.denials(rows)
+    assert (found["refused_at_bind"]["value"], found["refused_at_bind"]["ok"]) == (1, False)
+    assert (found["refused_at_bind_without_filter"]["value"], found["refused_at_bind_without_filter"]["ok"]) == (
+        4,
+        True,
+    )
+    assert cluster.denials(rows[:2])["refused_at_bind"]["ok"]
