@@ -81,14 +81,11 @@ def test_a_package_for_a_folder_without_a_name() -> None:
 
 def test_denials_with_the_filter_are_apart_from_those_without_it() -> None:
     rows = [
-        {"round": cluster.BIND, "denied": 4},
-        {"round": cluster.FILTER, "denied": 0},
+        {"round": cluster.PLAIN, "denied": 0, "failed": 2},
+        {"round": cluster.BIND, "denied": 4, "failed": 7},
+        {"round": cluster.FILTER, "denied": 0, "failed": 0},
         {"round": "churn", "denied": 1},
     ]
-    found = cluster.denials(rows)
-    assert (found["refused_at_bind"]["value"], found["refused_at_bind"]["ok"]) == (1, False)
-    assert (found["refused_at_bind_without_filter"]["value"], found["refused_at_bind_without_filter"]["ok"]) == (
-        4,
-        True,
-    )
-    assert cluster.denials(rows[:2])["refused_at_bind"]["ok"]
+    found = {name: (one["value"], one["ok"]) for name, one in cluster.denials(rows).items()}
+    assert found["refused_at_bind"] == (1, False) and found["refused_at_bind_without_filter"] == (4, True)
+    assert found["late_at_bind"] == (3, False) and cluster.denials(rows[:3])["refused_at_bind"]["ok"]

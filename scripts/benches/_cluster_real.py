@@ -36,7 +36,7 @@ BUDGETS = {
 }  # of the plain scheduler's pods per second: bind admission, with filter
 PLAIN, BIND, FILTER = "plain scheduler", "bind admission", "with filter"
 SAME = "plain scheduler, the same pods"  # with the sums that the create webhook adds, and no webhook
-SCHEDULED = 'scheduler_schedule_attempts_total{profile="default-scheduler",result="scheduled"} '
+ATTEMPTS = 'scheduler_schedule_attempts_total{profile="default-scheduler",result="'
 
 
 def run(short: bool, sizes: tuple[int, ...]) -> "tuple[dict, list]":
@@ -49,7 +49,11 @@ def run(short: bool, sizes: tuple[int, ...]) -> "tuple[dict, list]":
     try:
         flags = {
             "kube-controller-manager": [plain_nodes.NO_CONTROLLER_MANAGER_OF_NODES],
-            "kube-apiserver": ["--max-requests-inflight=2000", "--max-mutating-requests-inflight=1000"],
+            "kube-apiserver": [
+                "--max-requests-inflight=2000",
+                "--max-mutating-requests-inflight=1000",
+                "--delete-collection-workers=8",
+            ],
             "kube-scheduler": [COUNTED],
         }
         cluster.up([], flags=flags)
@@ -156,6 +160,7 @@ class Rounds:
         row["cpu_ms"] = cpu.per_pod({**made, "kube-scheduler": 0.0}, self._cpu(), self.pods)
         row["create_cpu_ms"] = cpu.per_pod(before, made, self.pods)
         row["denied"] = self._denied() - denied
+        row["failed"] = self._attempts().get("error", 0)
         self.rows.append(row)
         self._clear(namespace)
         return rate
@@ -206,7 +211,11 @@ class Rounds:
         time.sleep(6)  # the controller counts pods whose node never listed them for 5 s more
 
     def _bound(self) -> int:
-        """Pods that got a node since the scheduler's start, by its own count: listing them would load the API server."""
+        """Pods that got a node since the scheduler's start."""
+        return self._attempts().get("scheduled", 0)
+
+    def _attempts(self) -> dict[str, int]:
+        """The scheduler's attempts since its start, by their result, as it counts them: listing pods would load the API server."""
         connection = http.client.HTTPSConnection("127.0.0.1", METRICS)
         trust = ssl.create_default_context()
         trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE  # it made its certificate itself
@@ -215,10 +224,11 @@ class Rounds:
             connection.request("GET", "/metrics")
             text = connection.getresponse().read().decode()
         except (OSError, http.client.HTTPException):
-            return 0
+            return {}
         finally:
             connection.close()
-        return next((int(line.split()[-1]) for line in text.splitlines() if line.startswith(SCHEDULED)), 0)
+        found = (line[len(ATTEMPTS) :].split('"} ') for line in text.splitlines() if line.startswith(ATTEMPTS))
+        return {result: int(count) for result, count in found}
 
     def _denied(self) -> float:
         """Bindings that the controller denied since its start."""
@@ -277,11 +287,14 @@ def refusal(name: str, call: str) -> bool:
 
 
 def denials(rows: list[dict]) -> dict:
-    """Denied Bindings, by rounds with and without the filter. With it none may be; without it the scheduler sees sums only."""
+    """Denied Bindings, by rounds with and without the filter. With it none may be; without it the scheduler sees sums only. The
+    scheduler's other failed attempts are Bindings whose review came too late."""
     alone = sum(row["denied"] for row in rows if row["round"] == BIND)
+    late = sum(row["failed"] - row["denied"] for row in rows if row["round"] in (BIND, FILTER))
     return {
         "refused_at_bind": figure(sum(row["denied"] for row in rows) - alone, "", 0),
         "refused_at_bind_without_filter": figure(alone, ""),
+        "late_at_bind": figure(late, "", 0),
     }
 
 
