@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.benches import _cluster_real as cluster
 from tests.conftest import REPO
 
 
@@ -76,3 +77,15 @@ def test_a_package_for_a_folder_without_a_name() -> None:
     command = [REPO / ".venv/bin/python", "-B", REPO / "packaging/build.py", "deb", "--out", ""]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "argument --out: is empty; name a folder" in done.stderr
+
+
+def test_denials_with_the_filter_are_apart_from_those_without_it() -> None:
+    rows = [
+        {"round": cluster.PLAIN, "denied": 0, "failed": 2},
+        {"round": cluster.BIND, "denied": 4, "failed": 7},
+        {"round": cluster.FILTER, "denied": 0, "failed": 0},
+        {"round": "churn", "denied": 1},
+    ]
+    found = {name: (one["value"], one["ok"]) for name, one in cluster.denials(rows).items()}
+    assert found["refused_at_bind"] == (1, False) and found["refused_at_bind_without_filter"] == (4, True)
+    assert found["late_at_bind"] == (3, False) and cluster.denials(rows[:3])["refused_at_bind"]["ok"]

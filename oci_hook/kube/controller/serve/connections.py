@@ -95,6 +95,10 @@ class Connections:
         elif len(self.open) > MOST:
             self._cut(unproven[0])
 
+    def knows(self, address: str) -> bool:
+        """True if a connection of this address is proven."""
+        return any(one.proven and one.address == address for one in self.open.values())
+
     def begins(self, request: web.BaseRequest, proven: bool) -> Connection | None:
         """A request begins; `ended` must follow."""
         connection = self.open.get(request.transport) if request.transport else None

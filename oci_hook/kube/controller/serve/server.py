@@ -25,7 +25,8 @@ BODY_SECONDS = HANDSHAKE_SECONDS = 5.0
 SEND_SECONDS = 20.0  # timeout for a large answer
 SLOW = 1.0  # seconds after which a slow reader is cut if others wait
 PIECE = 64 << 10
-ENOUGH, PACE = 16, 0.004  # connections accepted without delay; seconds between further ones
+ENOUGH, PACE = 32, 0.004  # connections accepted without delay; seconds between further ones
+PATIENCE = 0.05  # seconds for which a further one of a known caller waits for the handshake before it
 MAX_REVIEW = 8 << 20  # etcd stores at most 1.5 MiB for a pod; the review of an update has the pod twice
 MAX_FILTER = 64 << 20  # 5 000 whole Node objects, from a scheduler without nodeCacheCapable
 MAX_BODIES = 160 << 20  # all bodies in memory: two of the largest filters, and some others
@@ -70,7 +71,8 @@ class Server:
 
     async def _accept(self, own: socket.socket, tls: ssl.SSLContext) -> None:
         """Accepts connections, slowly above ENOUGH. In a burst the API server opens a connection for each call, but uses an idle one
-        if that comes sooner; a new one costs more than its call."""
+        if that comes sooner; a new one costs more than its call. On a busy machine it ends a handshake late, and several at once
+        would take the time in which both sides could answer calls."""
         loop = asyncio.get_running_loop()
         with own:
             while True:
@@ -80,9 +82,11 @@ class Server:
                     await asyncio.sleep(0.1)
                     continue
                 greeting = asyncio.create_task(self._greet(new, tls))
-                self._greetings.add(greeting, str(peer[0]), new)
+                address = str(peer[0])
+                self._greetings.add(greeting, address, new)
                 if len(self.connections.open) + len(self._greetings) >= ENOUGH:
-                    await asyncio.sleep(PACE)
+                    known = self.connections.knows(address)  # nobody else may keep others waiting
+                    await (asyncio.wait({greeting}, timeout=PATIENCE) if known else asyncio.sleep(PACE))
 
     async def _greet(self, new: socket.socket, tls: ssl.SSLContext) -> None:
         loop = asyncio.get_running_loop()
@@ -147,7 +151,7 @@ class Server:
             return _closing(web.Response(status=503, text=f"{e}\n"))  # a new connection may reach the leader
         except Busy:
             return web.Response(status=429, text="too many concurrent requests\n", headers={"Retry-After": "1"})
-        except (asyncio.TimeoutError, web.HTTPException) as e:
+        except (asyncio.TimeoutError, ConnectionError, web.HTTPException) as e:
             status = e.status if isinstance(e, web.HTTPException) else 408
             return _closing(web.Response(status=status, text="the body is too large or too slow\n"))
         except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:

@@ -304,6 +304,44 @@ def test_connections_that_say_nothing_are_accepted_one_after_another(monkeypatch
     serve(act)
 
 
+def test_a_known_caller_shakes_hands_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a burst the API server opens hundreds of connections, and ends each handshake late: handshakes side by side starve both."""
+    monkeypatch.setattr(server_module, "ENOUGH", 1)
+    monkeypatch.setattr(server_module, "PATIENCE", 100.0)
+    monkeypatch.setattr(connections.Connections, "knows", lambda self, address: address == "127.0.0.1", raising=False)
+
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        greetings = service.server._greetings
+        made = await silent(service.port, 5, "127.0.0.1")
+        for left in range(5, 0, -1):
+            for _ in range(20):
+                await asyncio.sleep(server_module.PACE)
+                assert len(greetings) <= 1, f"{len(greetings)} handshakes at a time, {left} connections left"
+            made.pop(0).close()
+        made = await silent(service.port, 5, "127.0.0.2")
+        while len(greetings) < 5:  # nobody waits for a stranger
+            await asyncio.sleep(0.01)
+        for one in made:
+            one.close()
+
+    serve(act)
+
+
+def test_who_gives_up_in_the_middle_of_a_body_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.loopback)
+        writer.write(b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        while not service.server.asked:
+            await asyncio.sleep(0.01)
+        writer.transport.abort()
+        while service.server.asked:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert not [record for record in caplog.records if record.exc_info]
+
+    serve(act)
+
+
 async def unread(port: int) -> ssl.SSLSocket:
     """Requests the metrics and reads nothing."""
 
