@@ -80,7 +80,7 @@ static int active(const struct gh_gpu *gpu, unsigned i) {
     return alive(gpu, i) && s->active_at && quiet(gpu, s->active_at) < gpu->rules.active_within;
 }
 
-/* How much of the GPU the tenant needs at most: what it keeps busy when it has work, and when it has work. */
+/* The most of the GPU that the tenant needs: what it keeps busy when it has work, and when it has work. */
 static uint64_t need_of(const struct gh_slot *s) {
     return min64(s->saturated ? GH_PPM : s->duty, s->want ? s->want : GH_PPM);
 }

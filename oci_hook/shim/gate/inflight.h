@@ -88,8 +88,8 @@ struct inflight {
     struct halt halt[HALTS]; /* the last of them */
     unsigned halts;
     bool halted;
-    /* What the time between two events around a command has of the events themselves (1.3 us on an H100, driver 580):
-     * measured at first, by two with nothing between them. */
+    /* The time that two events around a command add (1.3 us on an H100, driver 580): measured at first, by two with
+     * nothing between them. */
     struct marker empty;
     float empty_ms;
     uint32_t empty_seen;
