@@ -36,7 +36,7 @@ from oci_hook.agent.watch.reporter import Reporter
 from oci_hook.agent.watch.sampler import Sampler
 from oci_hook.core.layout import AGENT_LOCK
 from oci_hook.errors import refuse
-from oci_hook.ledger import store
+from oci_hook.install import state_owner
 from oci_hook.linux.lock import own_dir
 
 ROOM, ROOM_FILES = 128 << 10, 16  # bytes and files to be free in the state directory; a grant needs a tenth of it
@@ -150,8 +150,7 @@ class Agent:
 
     def _open(self) -> None:
         node = self._node
-        own_dir(node.state_dir)
-        self._lock = only_one(f"{node.state_dir}/{AGENT_LOCK}")
+        self._lock = only_one(node.state_dir)
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a few descriptors per container
         read, write = self._wakeup = socket.socketpair()
@@ -210,18 +209,19 @@ def _drain(s: socket.socket) -> None:
         pass
 
 
-def only_one(path: str) -> int:
+def only_one(state_dir: str) -> int:
     """A descriptor whose flock makes this process the node's only agent. Raises NodeError GH-320, GH-303."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        own_dir(state_dir)
+        fd = os.open(f"{state_dir}/{AGENT_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as e:
-        raise store.unusable(os.path.dirname(path), e) from None
+        raise state_owner.unusable(state_dir, e) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.pread(fd, 32, 0).decode("ascii", "replace").partition("\n")[0] or "?"
         os.close(fd)
-        raise refuse("GH-320", f"process {holder} is the agent of {os.path.dirname(path)}; stop it first") from None
+        raise refuse("GH-320", f"process {holder} is the agent of {state_dir}; stop it first") from None
     whereabouts.tell(fd, options.Options(address="none"))  # more is known when it listens
     return fd
 

@@ -1,5 +1,6 @@
 """The agent's parts one by one: the ledger watch, the account pages, the answers to findings."""
 
+import errno
 import os
 import selectors
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from oci_hook.agent import agent
 from oci_hook.agent.act import enforce, response
 from oci_hook.agent.agent import full, only_one
 from oci_hook.agent.judge.audit_rules import Finding
@@ -136,11 +138,20 @@ def test_a_finding_is_answered_by_the_policy(
 
 
 def test_one_agent_and_room_for_a_grant(tmp_path: Path) -> None:
-    fd = only_one(f"{tmp_path}/lock")
+    fd = only_one(str(tmp_path))
     with pytest.raises(GhError, match=f"GH-320: process {os.getpid()} is the agent"):
-        only_one(f"{tmp_path}/lock")
+        only_one(str(tmp_path))
     os.close(fd)
     assert full(str(tmp_path)) == "" and "No such file" in full(f"{tmp_path}/none")
+
+
+def test_a_state_directory_where_its_unit_may_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(agent, "own_dir", refused)
+    with pytest.raises(GhError, match=f"GH-303: {tmp_path}: Read-only file system.*ReadWritePaths="):
+        only_one(str(tmp_path))
 
 
 def test_the_ledger_says_when_a_container_was_moved(node: Node, child: "subprocess.Popen[bytes]") -> None:
