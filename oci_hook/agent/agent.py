@@ -78,7 +78,8 @@ class Agent:
         )
         self._server: Server | None = None
         self._wakeup: tuple[socket.socket, socket.socket] | None = None
-        self._lock = -1
+        self._lock, self._locked = -1, ""  # of which state directory
+        self._told = given  # to commands, by the lock's file
         self._stop = False
 
     def run(self) -> int:
@@ -112,6 +113,9 @@ class Agent:
         """The regular work, every few seconds."""
         node = self._node
         node.load_settings()
+        if node.state_dir != self._locked:
+            self._hold()
+            whereabouts.tell(self._lock, self._told)
         node.problem("disk", full(node.state_dir))
         self._ledger.tick(now)
         self._response.kill_again()
@@ -150,7 +154,7 @@ class Agent:
 
     def _open(self) -> None:
         node = self._node
-        self._lock = only_one(node.state_dir)
+        self._hold()
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a few descriptors per container
         read, write = self._wakeup = socket.socketpair()
@@ -171,7 +175,15 @@ class Agent:
                 raise refuse(
                     "GH-321", f"agent.address {node.options.address}: {e.strerror}; choose another, or none"
                 ) from None
-        whereabouts.tell(self._lock, node.options.replace(address=address))
+        self._told = node.options.replace(address=address)
+        whereabouts.tell(self._lock, self._told)
+
+    def _hold(self) -> None:
+        """Be the one agent of the state directory that the settings name now. Raises NodeError GH-320, GH-303."""
+        if self._lock >= 0:  # first, since both may be one directory
+            os.close(self._lock)
+            self._lock = -1
+        self._lock, self._locked = only_one(self._node.state_dir), self._node.state_dir
 
     def _close(self) -> None:
         self._notifier.say("STOPPING=1")
