@@ -66,13 +66,14 @@ def test_more_than_there_is(installed: Inside) -> None:
 def docker_with(inside: Inside, key: str, value: object) -> Iterator[None]:
     """docker with a setting by which it has images of its own."""
     file = "/etc/docker/daemon.json"
+    restart = "systemctl reset-failed docker; systemctl restart docker"  # systemd counts its starts
     edit = f"import json; s = json.load(open({file!r})); s[{key!r}] = {value!r}; json.dump(s, open({file!r}, 'w'))"
-    inside(f"cp {file} /root/daemon.json; python3 - <<'EDIT'\n{edit}\nEDIT\nsystemctl restart docker")
+    inside(f"cp {file} /root/daemon.json; python3 - <<'EDIT'\n{edit}\nEDIT\n{restart}")
     try:
         inside("docker load -qi /share/with/images.tar")
         yield
     finally:
-        inside(f"cp /root/daemon.json {file}; systemctl restart docker")
+        inside(f"cp /root/daemon.json {file}; {restart}")
 
 
 def test_docker_with_mapped_users(installed: Inside) -> None:
@@ -139,6 +140,8 @@ def test_podman(installed: Inside, runtime: str, mapped: bool) -> None:
 
 @pytest.mark.parametrize("runtime", ["gpu-hook", "crun"])
 def test_podman_maps_users_by_itself(installed: Inside, runtime: str) -> None:
+    """From the subordinate ids of a user `containers`, who must be there for podman 5.8."""
+    installed("id containers || useradd --system --no-create-home containers")
     said = installed(f"podman --runtime {runtime} run --rm --userns=auto --network none {ASKS} {IMAGE} sh -c '{LOOK}'")
     assert HAS_SHARE in said and "nvidia0: No such device or address" in said, said
 
