@@ -6,6 +6,7 @@ HTTP clients, signals, the clock. No container needs the agent: it may be killed
 file is the loop and puts the parts together; agent/node.py lists them.
 """
 
+import contextlib
 import fcntl
 import os
 import resource
@@ -181,6 +182,9 @@ class Agent:
     def _hold(self) -> None:
         """Be the one agent of the state directory that the settings name now. Raises NodeError GH-320, GH-303."""
         if self._lock >= 0:  # first, since both may be one directory
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self._locked}/{AGENT_LOCK}")
+                os.rmdir(self._locked)
             os.close(self._lock)
             self._lock = -1
         self._lock, self._locked = only_one(self._node.state_dir), self._node.state_dir
