@@ -3,6 +3,7 @@
 import errno
 import os
 import selectors
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -152,6 +153,21 @@ def test_a_state_directory_where_its_unit_may_not_write(tmp_path: Path, monkeypa
     monkeypatch.setattr(agent, "own_dir", refused)
     with pytest.raises(GhError, match=f"GH-303: {tmp_path}: Read-only file system.*ReadWritePaths="):
         only_one(str(tmp_path))
+
+
+def test_a_ledger_that_was_removed_is_not_made_anew(node: Node) -> None:
+    """As by `settings set state_dir=DIR`: only a tick, which knows the new directory, makes a ledger."""
+    folder = Path(node.state_dir, "ledger")
+    with selectors.DefaultSelector() as selector:
+        watch = LedgerWatch(node, selector, lambda ended: None)
+        watch.tick(0.0)
+        shutil.rmtree(folder)
+        watch.soon(10.0)
+        watch.read(10.0)
+        assert not folder.exists()
+        watch.tick(1000.0)
+        assert folder.exists()
+        watch.close()
 
 
 def test_the_ledger_says_when_a_container_was_moved(node: Node, child: "subprocess.Popen[bytes]") -> None:
