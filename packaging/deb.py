@@ -23,7 +23,7 @@ Architecture: {architecture}
 Maintainer: gpu-hook maintainers <maintainers@gpu-hook.invalid>
 Installed-Size: {size}
 Depends: python3 (>= 3.10), python3-click (>= 8.0), python3-yaml, python3-tomlkit, runc | crun
-Recommends: python3-rich, python3-psutil
+Recommends: python3-rich
 Suggests: docker.io | docker-ce | containerd | containerd.io | podman | cri-o
 Section: admin
 Priority: optional

@@ -6,6 +6,7 @@ HTTP clients, signals, the clock. No container needs the agent: it may be killed
 file is the loop and puts the parts together; agent/node.py lists them.
 """
 
+import contextlib
 import fcntl
 import os
 import resource
@@ -36,7 +37,7 @@ from oci_hook.agent.watch.reporter import Reporter
 from oci_hook.agent.watch.sampler import Sampler
 from oci_hook.core.layout import AGENT_LOCK
 from oci_hook.errors import refuse
-from oci_hook.ledger import store
+from oci_hook.install import state_owner
 from oci_hook.linux.lock import own_dir
 
 ROOM, ROOM_FILES = 128 << 10, 16  # bytes and files to be free in the state directory; a grant needs a tenth of it
@@ -78,7 +79,8 @@ class Agent:
         )
         self._server: Server | None = None
         self._wakeup: tuple[socket.socket, socket.socket] | None = None
-        self._lock = -1
+        self._lock, self._locked = -1, ""  # of which state directory
+        self._told = given  # to commands, by the lock's file
         self._stop = False
 
     def run(self) -> int:
@@ -112,6 +114,9 @@ class Agent:
         """The regular work, every few seconds."""
         node = self._node
         node.load_settings()
+        if node.state_dir != self._locked:
+            self._hold()
+            whereabouts.tell(self._lock, self._told)
         node.problem("disk", full(node.state_dir))
         self._ledger.tick(now)
         self._response.kill_again()
@@ -150,8 +155,7 @@ class Agent:
 
     def _open(self) -> None:
         node = self._node
-        own_dir(node.state_dir)
-        self._lock = only_one(f"{node.state_dir}/{AGENT_LOCK}")
+        self._hold()
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a few descriptors per container
         read, write = self._wakeup = socket.socketpair()
@@ -172,7 +176,18 @@ class Agent:
                 raise refuse(
                     "GH-321", f"agent.address {node.options.address}: {e.strerror}; choose another, or none"
                 ) from None
-        whereabouts.tell(self._lock, node.options.replace(address=address))
+        self._told = node.options.replace(address=address)
+        whereabouts.tell(self._lock, self._told)
+
+    def _hold(self) -> None:
+        """Be the one agent of the state directory that the settings name now. Raises NodeError GH-320, GH-303."""
+        if self._lock >= 0:  # first, since both may be one directory
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self._locked}/{AGENT_LOCK}")
+                os.rmdir(self._locked)
+            os.close(self._lock)
+            self._lock = -1
+        self._lock, self._locked = only_one(self._node.state_dir), self._node.state_dir
 
     def _close(self) -> None:
         self._notifier.say("STOPPING=1")
@@ -210,18 +225,19 @@ def _drain(s: socket.socket) -> None:
         pass
 
 
-def only_one(path: str) -> int:
+def only_one(state_dir: str) -> int:
     """A descriptor whose flock makes this process the node's only agent. Raises NodeError GH-320, GH-303."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        own_dir(state_dir)
+        fd = os.open(f"{state_dir}/{AGENT_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as e:
-        raise store.unusable(os.path.dirname(path), e) from None
+        raise state_owner.unusable(state_dir, e) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.pread(fd, 32, 0).decode("ascii", "replace").partition("\n")[0] or "?"
         os.close(fd)
-        raise refuse("GH-320", f"process {holder} is the agent of {os.path.dirname(path)}; stop it first") from None
+        raise refuse("GH-320", f"process {holder} is the agent of {state_dir}; stop it first") from None
     whereabouts.tell(fd, options.Options(address="none"))  # more is known when it listens
     return fd
 

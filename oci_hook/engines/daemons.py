@@ -12,6 +12,7 @@ from pathlib import Path
 
 from oci_hook.engines import docker, engine
 from oci_hook.engines.edits import NAME
+from oci_hook.linux.proc import seconds_since, start_time
 from oci_hook.observe.daemons import flag_value, flag_values, running
 
 SOCKET = "unix:///run/docker.sock"  # dockerd's default
@@ -119,7 +120,9 @@ def docker_runtimes(host: str) -> str | None:
 
 
 def started_before(pid: int, path: Path) -> bool:
+    """The times of /proc/PID itself are those at which somebody looked at it, as long as the kernel kept them."""
     try:
-        return os.stat(f"/proc/{pid}").st_mtime < os.stat(path).st_mtime
+        start = start_time(pid)
+        return start > 0 and time.time() - seconds_since(start) < os.stat(path).st_mtime
     except OSError:
         return False

@@ -27,6 +27,7 @@ MAX_SIZE = 4096
 FIXES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space there"),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "run as root"),
+    errno.EROFS: "choose another state_dir, on tmpfs; for a unit of systemd one below /run, or give it ReadWritePaths=",
 }
 
 
@@ -89,8 +90,13 @@ def claim(prefix: str, state_dir: str) -> None:
         if os.stat(state_dir).st_mode & 0o077 and set(os.listdir(state_dir)) <= OURS:
             os.chmod(state_dir, 0o700)  # 0.1.0's `sim up` made it 0755, and containers write to files in it
     except OSError as e:
-        fix = FIXES.get(e.errno or 0, "choose another state_dir, on tmpfs")
-        raise refuse("GH-303", f"{str(e.filename or state_dir)[:150]}: {e.strerror}; {fix}") from None
+        raise unusable(state_dir, e) from None
+
+
+def unusable(state_dir: str, e: OSError) -> GhError:
+    """GH-303 for a directory that cannot be made or written."""
+    fix = FIXES.get(e.errno or 0, "choose another state_dir, on tmpfs")
+    return refuse("GH-303", f"{str(e.filename or state_dir)[:150]}: {e.strerror}; {fix}")
 
 
 def release(prefix: str, state_dir: str) -> None:

@@ -77,6 +77,11 @@ def start_time(pid: int) -> int:
     return 0 if has_ended(fields) else int(fields[19])
 
 
+def seconds_since(start: int) -> float:
+    """Since a process's start time; no step of the clock changes it, as it does those of files in /proc."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")
+
+
 def is_running(process: tuple[int, int] | None) -> bool:
     """True if this process, (pid, start time), lives."""
     return process is not None and start_time(process[0]) == process[1] > 0

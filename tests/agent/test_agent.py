@@ -15,6 +15,8 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
+from oci_hook.agent.options import Options
+from oci_hook.agent.serve import whereabouts
 from oci_hook.cli import agent_check, top, why
 from oci_hook.cli.main import cli
 from oci_hook.config.settings import load
@@ -51,6 +53,20 @@ def test_containers_come_and_go_and_so_does_the_agent(stage: Stage, root: Path) 
     with running(stage) as again:  # its lock died with it
         assert again.container(second) and stage.runc.living() == {second}
     assert stage.runc.living() == {second} and grant(stage, second)
+
+
+def test_it_goes_with_its_state_directory(stage: Stage) -> None:
+    """Commands find it there, and it stays the only one."""
+    moved = f"{stage.folder}/moved"
+    with running(stage) as agent:
+        for folder in (moved, str(stage.state)):
+            done = CliRunner().invoke(cli, ["settings", "set", f"state_dir={folder}", "--prefix", str(stage.prefix)])
+            assert done.exit_code == 0, done.output
+            wait_for(lambda folder=folder: whereabouts.holder(f"{folder}/agent.lock") == agent.process.pid)  # type: ignore[misc]
+            wait_for(lambda folder=folder: whereabouts.used(folder, Options()).address.endswith(f":{agent.port}"))  # type: ignore[misc]
+            other = CliRunner().invoke(cli, ["agent", "--prefix", str(stage.prefix), "--address", "none"])
+            assert other.exit_code == 1 and f"GH-320: process {agent.process.pid} is the agent" in other.output
+        wait_for(lambda: not os.path.exists(moved))
 
 
 def test_many_short_containers(stage: Stage, root: Path) -> None:

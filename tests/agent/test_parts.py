@@ -380,6 +380,14 @@ def test_a_finding_says_who_a_process_is() -> None:
     assert facts.describe(process.pid) == ""
 
 
+def test_a_wrong_clock_makes_no_process_older(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is set while the agent runs."""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 1e9)
+    age = int(facts.describe(os.getpid()).partition(" s old")[0].rpartition(" ")[2])
+    assert age < 1e6
+
+
 MAPPED = """
 import mmap, sys, time
 for path in sys.argv[1:]:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -700,6 +701,20 @@ def test_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said("/x", True) == ("ok", "version 1, with the devices controller")
     assert said(None, True) == ("ok", "version 2")
     assert said(None, False)[0] == "fail"
+
+
+def test_a_daemon_is_as_old_as_its_start(tmp_path: Path) -> None:
+    """The kernel makes /proc/PID when somebody looks, and again where it forgot it."""
+    file = tmp_path / "file"
+    with subprocess.Popen(["sleep", "100"]) as process:
+        try:
+            for _ in range(2):  # a start time is in clock ticks
+                time.sleep(0.02)
+                file.touch()
+            assert daemons.started_before(process.pid, file)
+        finally:
+            process.kill()
+    assert not daemons.started_before(process.pid, file)
 
 
 def test_daemons_of_this_machine(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
-
 NODE = 2  # NamespaceMode: the host's
 
 # message -> field -> (number, kind): "string", "int", a message of this table, "[...]" repeated, "map" of strings.
@@ -63,6 +61,8 @@ class Cri:
     """A CRI server's socket. Each call takes its message's fields and gives field number -> values of the answer."""
 
     def __init__(self, socket: str) -> None:
+        import grpc  # not in a machine of tests/machine
+
         self.channel = grpc.insecure_channel(f"unix://{socket}")
 
     def call(self, method: str, **fields: Any) -> dict[int, list[Any]]:
@@ -71,6 +71,8 @@ class Cri:
         return dict(decode(answer))
 
     def answers(self) -> bool:
+        import grpc
+
         try:
             return bool(self.call("Version", version="v1"))
         except grpc.RpcError:

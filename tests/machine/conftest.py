@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import h2
 import pytest
 
 from scripts import debian, tiny_image
@@ -78,6 +79,8 @@ def machine(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         pack(beside / "images.tar", rootfs, {IMAGE: ["sh"], PAUSE: ["sleep", "1000000"]})
         subprocess.run(["tar", "-cf", beside / "rootfs.tar", "-C", rootfs, "."], check=True)
         shutil.copy(compose(), beside)
+        for name in ("h2", "hpack", "hyperframe"):  # for pod.py
+            shutil.copytree(Path(h2.__file__).parents[1] / name, beside / "python" / name)
         for kind in ("deb", "simulator-deb"):
             newer(package(kind, beside), beside / "newer")
         for folder in (beside, *beside.parents[:2]):

@@ -2,10 +2,12 @@
 systemd applies its device rules anew."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from tests.engines.box import IMAGE
+from tests.engines.box import IMAGE, PAUSE
 from tests.machine.conftest import ASKS, HAS_SHARE, LOOK, SUITE, Inside, has_its_gpu_alone
 
 pytestmark = [pytest.mark.machine, pytest.mark.root, pytest.mark.slow]
@@ -13,6 +15,16 @@ pytestmark = [pytest.mark.machine, pytest.mark.root, pytest.mark.slow]
 MAPPED = "--uidmap 0:100000:65536 --gidmap 0:100000:65536"
 # systemd applies a scope's device rules anew.
 ANEW = ("systemctl daemon-reload", "systemctl set-property --runtime {scope} TasksMax=500")
+
+CRI = f"""
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{PAUSE}"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      SystemdCgroup = true
+"""
 
 
 def test_the_machine_is_what_it_says(machine: Inside) -> None:
@@ -50,16 +62,36 @@ def test_more_than_there_is(installed: Inside) -> None:
     assert installed.holders() == []
 
 
+@contextmanager
+def docker_with(inside: Inside, key: str, value: object) -> Iterator[None]:
+    """docker with a setting by which it has images of its own."""
+    file = "/etc/docker/daemon.json"
+    restart = "systemctl reset-failed docker; systemctl restart docker"  # systemd counts its starts
+    edit = f"import json; s = json.load(open({file!r})); s[{key!r}] = {value!r}; json.dump(s, open({file!r}, 'w'))"
+    inside(f"cp {file} /root/daemon.json; python3 - <<'EDIT'\n{edit}\nEDIT\n{restart}")
+    try:
+        inside("docker load -qi /share/with/images.tar")
+        yield
+    finally:
+        inside(f"cp /root/daemon.json {file}; {restart}")
+
+
 def test_docker_with_mapped_users(installed: Inside) -> None:
     """--userns-remap: in a user namespace no device node can be made."""
-    edit = 'import json; p = "/etc/docker/daemon.json"; s = json.load(open(p)); s["userns-remap"] = "default"; json.dump(s, open(p, "w"))'
-    installed(f"cp /etc/docker/daemon.json /root/daemon.json; python3 -c '{edit}'; systemctl restart docker")
-    try:
-        installed("docker load -qi /share/with/images.tar")
+    with docker_with(installed, "userns-remap", "default"):
         said = installed(f"docker run --rm --network none --runtime gpu-hook {ASKS} {IMAGE} sh -c '{LOOK}'")
-    finally:
-        installed("cp /root/daemon.json /etc/docker/daemon.json; systemctl restart docker")
     assert HAS_SHARE in said and "nvidia0: No such device or address" in said, said
+
+
+def test_docker_with_the_image_store_of_containerd(installed: Inside) -> None:
+    with docker_with(installed, "features", {"containerd-snapshotter": True}):
+        assert "io.containerd.snapshotter.v1" in installed("docker info --format '{{.DriverStatus}}'")
+        installed(f"docker run -d --name six --network none --runtime gpu-hook {ASKS} {IMAGE} sleep 1000")
+        for command in ("true", ANEW[0], "docker restart --time 0 six"):
+            installed(command)
+            assert has_its_gpu_alone(installed(f"docker exec six sh -c '{LOOK}'")), command
+        installed("docker rm -f six")
+    assert installed.holders() == []
 
 
 def test_compose(installed: Inside) -> None:
@@ -104,6 +136,14 @@ def test_podman(installed: Inside, runtime: str, mapped: bool) -> None:
     assert HAS_SHARE in said if mapped else has_its_gpu_alone(said), said
     if mapped:
         assert "nvidia0: No such device or address" in said
+
+
+@pytest.mark.parametrize("runtime", ["gpu-hook", "crun"])
+def test_podman_maps_users_by_itself(installed: Inside, runtime: str) -> None:
+    """From the subordinate ids of a user `containers`, who must be there for podman 5.8."""
+    installed("id containers || useradd --system --no-create-home containers")
+    said = installed(f"podman --runtime {runtime} run --rm --userns=auto --network none {ASKS} {IMAGE} sh -c '{LOOK}'")
+    assert HAS_SHARE in said and "nvidia0: No such device or address" in said, said
 
 
 def test_podman_keeps_its_gpu(installed: Inside) -> None:
@@ -196,13 +236,60 @@ def test_containerd(installed: Inside) -> None:
     assert "GH-201" in installed.fails(f"ctr run {ours} --annotation gpu-hook.io/memory=999Gi --rm {IMAGE} four true")
 
 
-def test_rootless_podman_is_refused(installed: Inside) -> None:
-    """Where the OCI hooks are registered, too, podman does not pass the hook's line on. A container that asks for nothing runs."""
+def test_containerds_cri(installed: Inside) -> None:
+    """With systemd's cgroups, a setting that our handler takes over from runc's."""
+    pod = "python3 -B /share/checkout/tests/machine/pod.py"
+    installed(f"gpu-hook uninstall --engine containerd; cat >/etc/containerd/config.toml <<'TOML'\n{CRI}TOML")
+    installed("gpu-hook install --engine containerd --restart; ctr -n k8s.io images import /share/with/images.tar")
+    up = f"{pod} up {IMAGE} system.slice gpu-hook.io/devices=0 gpu-hook.io"
+    sandbox, id = installed(f"{up}/memory=1Gi").split()
+    assert installed.holders() == ["main"]
+    for command in ("true", *ANEW):
+        installed(command.format(scope=f"cri-containerd-{id}.scope"))
+        assert has_its_gpu_alone(installed(f"{pod} exec {id} '{LOOK}'")), command
+    installed(f"{pod} down {sandbox}")
+    said = installed.fails(f"{up}/memory=999Gi")
+    assert "GH-201" in said
+    installed(f"{pod} down {said.split()[0]}")
+    assert installed.holders() == []
+
+
+@pytest.fixture(scope="module")
+def plain(installed: Inside) -> Callable[[str], str]:
+    """Words before a command that a user without rights runs; the images are in /tmp/images.tar."""
     installed("loginctl enable-linger plain; install -m 644 /share/with/images.tar /tmp/images.tar")
-    plain = "runuser -u plain -- env XDG_RUNTIME_DIR=/run/user/1000 HOME=/home/plain sh -c 'cd; podman {}'"
     installed.until("test -S /run/user/1000/bus")
-    installed(plain.format("load -qi /tmp/images.tar"))
-    runs = f"--runtime /opt/gpu-hook/bin/gpu-hook-runtime run --rm --network none {{}} {IMAGE} echo it runs"
-    assert "it runs" in installed(plain.format(runs.format("")))
-    said = installed.fails(plain.format(runs.format("--annotation gpu-hook.io/memory=1Gi")))
+    words = "PATH=/usr/share/docker.io/contrib:/usr/sbin:/usr/bin XDG_RUNTIME_DIR=/run/user/1000 HOME=/home/plain"
+    words += " DBUS_SESSION_BUS_ADDRESS=unix:path=/run/user/1000/bus DOCKER_HOST=unix:///run/user/1000/docker.sock"
+    return f"runuser -u plain -- env -C /home/plain {words} {{}}".format
+
+
+def test_rootless_podman_is_refused(installed: Inside, plain: Callable[[str], str]) -> None:
+    """Where the OCI hooks are registered, too, podman does not pass the hook's line on. A container that asks for nothing runs."""
+    installed(plain("podman load -qi /tmp/images.tar"))
+    runs = f"podman --runtime /opt/gpu-hook/bin/gpu-hook-runtime run --rm --network none {{}} {IMAGE} echo it runs"
+    assert "it runs" in installed(plain(runs.format("")))
+    said = installed.fails(plain(runs.format("--annotation gpu-hook.io/memory=1Gi")))
     assert "executing [oci-gpu-hook precreate]: exit status 1" in said, said
+
+
+def test_rootless_docker_is_refused(installed: Inside, plain: Callable[[str], str]) -> None:
+    """gpu-hook is its default runtime. A container that asks for nothing, or in other systems' words, runs without a GPU."""
+    runtime = {"default-runtime": "gpu-hook", "runtimes": {"gpu-hook": {"path": "/opt/gpu-hook/bin/gpu-hook-runtime"}}}
+    installed(plain("mkdir -p .config/docker"))
+    installed(f"echo '{json.dumps(runtime)}' >/home/plain/.config/docker/daemon.json; modprobe tun")
+    unit = "systemd-run --user --unit rootless --property Delegate=yes --setenv=PATH=/usr/share/docker.io/contrib:/usr/sbin:/usr/bin"
+    installed(plain(f"{unit} dockerd-rootless.sh --bridge=none --iptables=false --ip6tables=false"))
+    try:
+        installed.until(plain("docker info"), 300, "journalctl -b --no-pager -n 40 _UID=1000")
+        assert "rootless" in installed(plain("docker info --format '{{.SecurityOptions}}'"))
+        installed(plain("docker load -qi /tmp/images.tar"))
+        runs = f"docker run --rm --network none {{}} {IMAGE} sh -c 'ls /dev; echo it runs'"
+        for asks in ("", "-e NVIDIA_VISIBLE_DEVICES=all", "--annotation nvidia.com/gpumem=3000"):
+            said = installed(plain(runs.format(asks)))
+            assert "it runs" in said and "nvidia" not in said, said
+        for asks in ("--annotation gpu-hook.io/memory=1Gi", "-v /dev/null:/run/gpu-hook/request/memory=1Gi"):
+            said = installed.fails(plain(runs.format(asks)))
+            assert "GH-303: the container asks for a share of a GPU, and the ledger of shares is root's" in said, said
+    finally:
+        installed(plain("systemctl --user stop rootless"))

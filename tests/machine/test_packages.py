@@ -22,6 +22,23 @@ def test_the_agent_is_a_service(installed: Inside) -> None:
     assert "GH-" not in installed("journalctl -b -u gpu-hook-agent --no-pager -o cat")
 
 
+def test_an_agent_that_hangs_is_started_again(installed: Inside) -> None:
+    """By systemd's watchdog, which waits less here than as shipped. Containers get their shares meanwhile."""
+    drop_in = "/run/systemd/system/gpu-hook-agent.service.d"
+    installed(
+        f"mkdir -p {drop_in}; printf '[Service]\\nWatchdogSec=20\\n' >{drop_in}/soon.conf; systemctl daemon-reload"
+    )
+    installed("systemctl restart gpu-hook-agent")
+    pid = installed("systemctl show -P MainPID gpu-hook-agent").strip()
+    installed(f"kill -STOP {pid}")
+    assert HAS_SHARE in installed(f"docker run --rm --network none --runtime gpu-hook {ASKS} {IMAGE} gpu-probe info")
+    installed.until(
+        f"systemctl is-active -q gpu-hook-agent && test $(systemctl show -P MainPID gpu-hook-agent) != {pid}"
+    )
+    assert "Failed with result 'watchdog'" in installed("journalctl -b -u gpu-hook-agent --no-pager -o cat")
+    installed(f"rm -r {drop_in}; systemctl daemon-reload; gpu-hook doctor | grep '^ok *agent'")
+
+
 def test_an_upgrade_below_a_container(installed: Inside) -> None:
     installed(f"docker run -d --name stays --network none --runtime gpu-hook {ASKS} {IMAGE} sleep 1000000")
     installed("apt-get install -y -q /share/with/newer/*.deb", 900)

@@ -4,7 +4,6 @@ A limit may be missing or different because somebody else changed it with nvidia
 done for grants whose boundary is the shim. A container that had to start without limits gets them when the driver works.
 """
 
-import time
 from functools import partial
 
 from oci_hook.agent import journal
@@ -17,6 +16,7 @@ from oci_hook.core.grant import Grant
 from oci_hook.core.terms import DRIVER
 from oci_hook.ledger import events
 from oci_hook.linux.cgroup_tree import MOUNTED
+from oci_hook.linux.proc import seconds_since
 from oci_hook.observe import boundary
 
 CHECK_TICKS = 6  # of the agent, between two looks at a container's limits; one takes well below a millisecond
@@ -85,13 +85,14 @@ class BoundaryWatch:
     def _wants_check(self, key: str, record: Record | None) -> bool:
         """True if the container has limits or could have: one that started without gets them when the driver can again."""
         grant, inventory = self._node.grants[key], self._node.inventory
-        if grant.life.init is None:
+        init = grant.life.init
+        if init is None:
             return False
         if record is not None and record.state != FAILED:
             return True
         if inventory is None or expected(grant, inventory).name != DRIVER:
             return False
-        return bool(record.cgroups) if record is not None else time.time() - grant.created > NEW_SECONDS
+        return bool(record.cgroups) if record is not None else seconds_since(init[1]) > NEW_SECONDS
 
     def _look(self) -> None:
         node = self._node

@@ -70,6 +70,8 @@ class LedgerWatch:
                 return
         was_due, self.due = bool(self.due), 0.0
         self._read_at = now
+        if was_due and not sweep and not os.path.isdir(f"{self._node.state_dir}/{LEDGER_DIR}"):
+            return  # the state directory was moved: the next tick knows where to
         try:
             living = None
             if not (sweep or was_due):
