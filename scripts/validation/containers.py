@@ -78,7 +78,7 @@ class Stage:
         spec["process"].update(terminal=False, args=argv, env=[*env, "PYTHONDONTWRITEBYTECODE=1"])
         spec["root"]["readonly"] = False
         spec["annotations"] = {KEY + k: str(v) for k, v in annotations.items()}
-        spec["linux"]["cgroupsPath"] = f"/gpu-validate/{name}"
+        spec["linux"]["cgroupsPath"] = f"/{name}"
         (folder / "config.json").write_text(json.dumps(spec))
         self.names.append(name)
         return name, folder

@@ -50,8 +50,7 @@ struct gh_slot {
     uint8_t saturated;    /* its duty is close to all of the GPU; with hysteresis */
     uint8_t ended;        /* set by the reader: no process of it holds a lock, so none runs */
     uint8_t reserved;
-    uint32_t
-        want; /* in what part of the last tenth of a second it had work, or a launch at the gate: ppm; 0: not known */
+    uint32_t want; /* part of the last tenth of a second in which it had work, in ppm; 0: not known */
 };
 
 #pragma GCC diagnostic pop
