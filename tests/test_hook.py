@@ -19,6 +19,7 @@ from oci_hook.core.policy_page import policy_page
 from oci_hook.linux import lock as lock_file
 from scripts import tiny_image
 from tests.apply import box_maker
+from tests.compiled import ZIG
 from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc
 
 pytestmark = pytest.mark.root
@@ -546,7 +547,7 @@ def evil(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         __attribute__((constructor)) static void pwn(void) {{ open("{folder}/pwned", O_CREAT | O_WRONLY, 0600); }}
     """
     (folder / "evil.c").write_text(source)
-    zig = [sys.executable, "-m", "ziglang", "cc", "-shared", "-fPIC", "-o", str(folder / "evil.so")]
+    zig = [*ZIG, "-shared", "-fPIC", "-o", str(folder / "evil.so")]
     subprocess.run([*zig, str(folder / "evil.c")], check=True, env={**os.environ, "ZIG_LOCAL_CACHE_DIR": str(folder)})
     (folder / "evil.py").write_text(f"open('{folder}/pwned', 'w')\n")
     for name in ("sitecustomize.py", "usercustomize.py", "os.py", "oci_hook.py", "ctypes.py"):

@@ -32,8 +32,10 @@ class Sources:
         """What was made."""
         plan, made = Plan(self.out, "x86_64", self.cc), list[str]()
         for name, sources in {"one": ("a.c", "b.c"), "two": ("main.c", "b.c")}.items():
-            objects = plan.objects(self.out / "objects", TARGET, flags, [self.folder / source for source in sources])
-            plan.link(self.out / name, TARGET, (), objects)
+            objects = plan.objects(
+                self.out / "objects", TARGET, ("-O1", *flags), [self.folder / source for source in sources]
+            )
+            plan.link(self.out / name, TARGET, ["-O1", "-s"], objects)
         plan.run(lambda line: made.append(line.split()[1]))
         return sorted(made)
 
@@ -103,7 +105,7 @@ def test_a_program_of_the_tests_follows_its_headers(tmp_path: Path, monkeypatch:
 
     def made() -> tuple[int, int]:
         """Exit status and inode."""
-        program = compiled.compiled("a", [*compiled.ZIG, "-O0", f"-I{tmp_path}/inc", str(tmp_path / "a.c")])
+        program = compiled.compiled("a", [*compiled.ZIG, f"-I{tmp_path}/inc", str(tmp_path / "a.c")])
         return subprocess.run([program]).returncode, program.stat().st_ino
 
     first = made()

@@ -2,7 +2,6 @@
 
 import ctypes
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_hook_simulator import driver_root
+from tests.compiled import ZIG
 from tests.long import draws
 
 SIM = Path(__file__).resolve().parents[1] / "driver"
@@ -24,7 +24,7 @@ WHOLE = 100  # SMs of the GPU
 def engine(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """engine.c and a harness, with their functions visible."""
     out = tmp_path_factory.mktemp("engine") / "engine.so"
-    cc = [sys.executable, "-m", "ziglang", "cc", "-std=c11", "-O1", "-g", "-shared", "-fPIC", "-pthread"]
+    cc = [*ZIG, "-std=c11", "-shared", "-fPIC", "-pthread"]
     harness = Path(__file__).with_name("engine_harness.c")
     subprocess.run([*cc, f"-I{SIM}", "-o", str(out), str(SIM / "engine.c"), str(harness)], check=True)
     library = ctypes.CDLL(str(out))
@@ -266,7 +266,7 @@ int main(void) {{
 }}
 """
     )
-    cc = [sys.executable, "-m", "ziglang", "cc", "-o", str(tmp_path / "sizes"), str(source)]
+    cc = [*ZIG, "-o", str(tmp_path / "sizes"), str(source)]
     subprocess.run(cc, check=True)
     said = subprocess.run([tmp_path / "sizes"], capture_output=True, text=True, check=True).stdout.split()
     here = [driver_root.FILE_SIZE, f"{driver_root.MAGIC:x}", driver_root.FORMAT, 224, 240, 264, 280]

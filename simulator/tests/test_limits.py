@@ -2,7 +2,6 @@
 
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from simulator.tests import cgroups
 from simulator.tests.cgroups import Groups
 from simulator.tests.conftest import CONTEXT_MIB, MEMORY_MIB, Sim
 from simulator.tests.test_allocators import GRAPHS
+from tests.compiled import ZIG
 
 pytestmark = pytest.mark.root
 TOP = cgroups.top()
@@ -554,7 +554,7 @@ def test_setters_that_are_killed_or_stopped_at_the_worst_moments(tmp_path: Path,
     sim = Sim(tmp_path / "sim", simulated, release=release.release("615", limits))
     program = str(tmp_path / "harness")
     parts = [str(build.HERE / name) for name in build.GPU if name != "limits.c"]
-    cc = [sys.executable, "-m", "ziglang", "cc", *build.FLAGS, f"-I{build.HERE}"]
+    cc = [*ZIG, *build.FLAGS, f"-I{build.HERE}"]
     subprocess.run([*cc, "-o", program, str(Path(__file__).with_name("limits_harness.c")), *parts], check=True)
     assert sim.run(program).stdout.splitlines() == [
         "wrong looks: 0",

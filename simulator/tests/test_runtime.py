@@ -10,8 +10,9 @@ import pytest
 from gpu_hook_simulator.release import release
 from simulator.tests.conftest import HERE, Sim
 from tests.clients import fetch
+from tests.compiled import ZIG
 
-CC = [sys.executable, "-m", "ziglang", "cc", "-std=c11", "-O1", "-Wall", "-fno-sanitize=undefined"]
+CC = [*ZIG, "-std=c11", "-Wall", "-fno-sanitize=undefined"]
 VERSIONS = {
     "12": ("nvidia/cuda_runtime/include", "550", 12090, 12040),
     "13": ("nvidia/cu13/include", "580", 13000, 13000),

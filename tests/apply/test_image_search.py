@@ -4,7 +4,6 @@ import os
 import random
 import struct
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ from oci_hook.apply.image_search import Command
 from oci_hook.errors import ApplyError
 from oci_hook.linux import elf
 from oci_hook.linux.walk import Tree, Work
+from tests.compiled import ZIG
 
-CC = [sys.executable, "-m", "ziglang", "cc", "-fno-sanitize=undefined"]
+CC = [*ZIG, "-fno-sanitize=undefined"]
 
 
 @pytest.fixture

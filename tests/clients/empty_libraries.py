@@ -6,13 +6,14 @@ answers an error, so that a test that does call one fails. They save several GB,
 """
 
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from struct import Struct, unpack_from
 
-CC = [sys.executable, "-m", "ziglang", "cc", "-std=c11", "-O1", "-w", "-fPIC", "-shared", "-s", "-Wl,-z,nodelete"]
+from tests.compiled import ZIG
+
+CC = [*ZIG, "-std=c11", "-w", "-fPIC", "-shared", "-Wl,-z,nodelete"]
 LABEL = "empty library of gpu-hook's tests: every function answers an error"
 FAILED = 999  # no library of CUDA's calls this success
 

@@ -2,16 +2,16 @@
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from tests.clients.frame import Case, Client, Limit
 from tests.clients.pair import PROGRAMS
 from tests.clients.torch_cuda import both, room
+from tests.compiled import ZIG
 from tests.conftest import REPO
 from tests.e2e.stage import ARCH, GPU_MIB, LIMIT_MIB, MULTIARCH
 
-CC = [sys.executable, "-m", "ziglang", "cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-fPIC", "-shared"]
+CC = [*ZIG, "-std=c11", "-Wall", "-Wextra", "-fPIC", "-shared"]
 ENV = {
     "JAX_PLATFORMS": "cuda,cpu",
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # of the versions of cuBLAS, cuFFT and others, which are not there

@@ -1,7 +1,6 @@
 """The text of settings.yaml: the hot path's reader, the launcher's and PyYAML agree on every file."""
 
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from oci_hook.config import flat_yaml
 from oci_hook.install.settings_template import default_settings_yaml
+from tests.compiled import ZIG
 from tests.conftest import REPO
 from tests.long import draws
 
@@ -24,8 +24,10 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[byt
     """What the launcher reads in a file: its settings in order, None where a line is outside the subset."""
     program = tmp_path_factory.mktemp("flat_yaml") / "reader"
     sources = [LAUNCHER / "flat_yaml.c", REPO / "tests/config/flat_yaml_main.c"]
-    cc = [sys.executable, "-m", "ziglang", "cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-I", str(LAUNCHER)]
-    subprocess.run([*cc, "-fsanitize=undefined", "-o", str(program), *map(str, sources)], check=True)
+    cc = [*ZIG, "-std=c11", "-Wall", "-Wextra", "-Werror", "-I", str(LAUNCHER)]
+    subprocess.run(
+        [*cc, "-fsanitize=undefined", "-fsanitize-trap=undefined", "-o", str(program), *map(str, sources)], check=True
+    )
     with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
         assert reader.stdin and reader.stdout
         stdin, stdout = reader.stdin, reader.stdout

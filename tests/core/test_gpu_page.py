@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from struct import Struct
 
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from oci_hook.core import gpu_page as pages
 from oci_hook.core import tiers
 from oci_hook.core.grant import Grant, Identity, Life, Share
+from tests.compiled import ZIG
 from tests.terms import made
 
 SHIM = Path(__file__).resolve().parents[2] / "oci_hook" / "shim"
@@ -71,8 +71,7 @@ def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
     )
     (tmp_path / "page").write_bytes(pages.gpu_page(UUID, grants, 7, 10, seq=6, tiers=tiers.MEMOPS))
     (tmp_path / "reader.c").write_text(READER)
-    cc = [sys.executable, "-m", "ziglang", "cc"]
-    subprocess.run([*cc, "-I", str(SHIM), "-o", tmp_path / "reader", tmp_path / "reader.c"], check=True)
+    subprocess.run([*ZIG, "-I", str(SHIM), "-o", tmp_path / "reader", tmp_path / "reader.c"], check=True)
     said = json.loads(subprocess.run([tmp_path / "reader", tmp_path / "page"], check=True, capture_output=True).stdout)
     assert said == {
         "magic": 1,

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from oci_hook.core import policy_page
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.terms import Terms
+from tests.compiled import ZIG
 
 SHIM = Path(__file__).resolve().parents[2] / "oci_hook" / "shim"
 
@@ -53,8 +53,7 @@ def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
     grant, inventory = example(2)
     (tmp_path / "page").write_bytes(policy_page.policy_page(grant, inventory, seq=6))
     (tmp_path / "reader.c").write_text(READER)
-    cc = [sys.executable, "-m", "ziglang", "cc"]
-    subprocess.run([*cc, "-I", str(SHIM), "-o", tmp_path / "reader", tmp_path / "reader.c"], check=True)
+    subprocess.run([*ZIG, "-I", str(SHIM), "-o", tmp_path / "reader", tmp_path / "reader.c"], check=True)
     said = json.loads(subprocess.run([tmp_path / "reader", tmp_path / "page"], check=True, capture_output=True).stdout)
     mib = 1 << 20
     assert said == {

@@ -3,7 +3,6 @@
 import random
 import struct
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from oci_hook.core import slot_page
 from oci_hook.core.gpu_page import SLOT_FILE_SIZE
 from oci_hook.core.slot_page import Gate, parse
+from tests.compiled import ZIG
 
 SHIM = Path(__file__).resolve().parents[2] / "oci_hook" / "shim"
 
@@ -53,8 +53,7 @@ def made(**words: int) -> bytes:
 
 def test_python_reads_what_c_wrote(tmp_path: Path) -> None:
     (tmp_path / "writer.c").write_text(WRITER)
-    cc = [sys.executable, "-m", "ziglang", "cc"]
-    subprocess.run([*cc, "-I", str(SHIM), "-o", tmp_path / "writer", tmp_path / "writer.c"], check=True)
+    subprocess.run([*ZIG, "-I", str(SHIM), "-o", tmp_path / "writer", tmp_path / "writer.c"], check=True)
     done = subprocess.run([tmp_path / "writer"], check=True, capture_output=True)
     assert parse(done.stdout) == GATE == parse(made())
     processes, first, drain = map(int, done.stderr.split())

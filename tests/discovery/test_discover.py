@@ -16,6 +16,7 @@ from oci_hook.discovery import blocks, contexts, discover, nvml_gpus
 from oci_hook.discovery.mark import MARK
 from oci_hook.errors import NodeError
 from oci_hook.ledger import inventory
+from tests.compiled import ZIG
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs)\nGCC version: 12.3.0"
 CLOSED = (
@@ -87,7 +88,7 @@ class Node:
         """Replace libnvidia-ml by this C source."""
         file = self.root.parent / "nvml.c"
         file.write_text(source)
-        cc = [sys.executable, "-m", "ziglang", "cc", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"]
+        cc = [*ZIG, "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"]
         target = self.libraries / f"libnvidia-ml.so.{driver_root.VERSION}"
         subprocess.run([*cc, "-o", str(target), str(file)], check=True)
 

@@ -27,7 +27,7 @@ from tests.conftest import Runc
 ARCH = platform.machine()
 MULTIARCH = f"{ARCH}-linux-gnu"
 CLIENTS = Path(__file__).resolve().parent / "clients"
-CC = [*ZIG, "-std=c11", "-O1", "-Wall", "-Wextra", "-fno-sanitize=undefined"]
+CC = [*ZIG, "-std=c11", "-Wall", "-Wextra", "-fno-sanitize=undefined"]
 GLIBC = ["-target", f"{ARCH}-linux-gnu.2.17"]  # starts in every image with a C library since 2012
 MUSL = ["-target", f"{ARCH}-linux-musl", "-dynamic"]
 

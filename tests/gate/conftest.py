@@ -59,7 +59,7 @@ def shim() -> Path:
 
 def program(name: str) -> Path:
     source = Path(__file__).parent / f"{name}.c"
-    return compiled(name, [*ZIG, "-O1", "-w", str(source), "-ldl", "-lpthread"])
+    return compiled(name, [*ZIG, "-w", str(source), "-ldl", "-lpthread"])
 
 
 @pytest.fixture(scope="session")

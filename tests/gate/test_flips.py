@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def flips() -> tuple[Path, Path]:
     """flip_driver.c and flips.c, compiled."""
-    cc = [*ZIG, "-O1", "-w"]
+    cc = [*ZIG, "-w"]
     driver = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
     return (
         compiled("driver", [*cc, *driver, str(HERE / "flip_driver.c")]),

@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "shim"))
 from box import MIB, ROOT, Box, policy
 from sim_box import CONTEXT_BYTES_AT, Gpu
 
+from tests.compiled import ZIG
+
 HERE = Path(__file__).parent
 GPU_MIB, LIMIT = 8192, 1024 * MIB
 FAIL_EVERY_AT = 336  # struct gpu_head
@@ -157,7 +159,7 @@ def slow(shim: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     driver = (shim / "sim/libcuda.so.1").read_bytes()
     assert driver.count(SONAME) == 1
     (out / "simulated.so").write_bytes(driver.replace(SONAME, PRIVATE))
-    command = [sys.executable, "-m", "ziglang", "cc", "-O1", "-shared", "-fPIC", "-o", str(out / "slow.so")]
+    command = [*ZIG, "-shared", "-fPIC", "-o", str(out / "slow.so")]
     link = ["-Wl,-soname,libcuda.so.1", "-Wl,--no-as-needed", str(out / "simulated.so"), f"-Wl,-rpath,{out}", "-ldl"]
     (out / PRIVATE[:-1].decode()).symlink_to(out / "simulated.so")
     subprocess.run([*command, str(HERE / "slow.c"), *link], check=True)

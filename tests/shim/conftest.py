@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from box import ROOT, Box
 
 HERE = Path(__file__).parent
-CC = [*ZIG, "-O1", "-fno-sanitize=undefined"]
+CC = [*ZIG, "-fno-sanitize=undefined"]
 
 
 @pytest.fixture(scope="session")
