@@ -8,6 +8,7 @@ import argparse
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -59,6 +60,8 @@ def main() -> int:
     if own:
         module.arguments(parser)
     args = parser.parse_args()
+    for end in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(end, lambda number, frame: sys.exit(128 + number))  # clears up first
     stolen = Stolen()
     figures = module.run(args.short, args) if own else module.run(args.short)
     percent = stolen.percent()
