@@ -34,7 +34,7 @@ from oci_hook.ledger import admit, claims, messages, slot_files, store
 from oci_hook.ledger.deliver import page_file
 from oci_hook.ledger.proof import Judge
 from oci_hook.linux.proc import boot_id, process_life
-from scripts.benches import kill_points
+from scripts.benches import _kill_points
 
 WRITERS = 16
 WARM_UP = 5  # rounds in which the forked writers still copy their pages
@@ -336,7 +336,7 @@ def work(campaign: Campaign, i: int, rng: random.Random) -> None:
             if not left:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        kill_points.install(die)
+        _kill_points.install(die)
     me = os.getpid()
     settings = Settings("/", state_dir=rng.choice(campaign.states))
     for n in range(50):

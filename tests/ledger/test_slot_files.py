@@ -297,7 +297,7 @@ def test_a_damaged_page_is_written_anew(state: str, damage: bytes) -> None:
 AT_A_CALL = """
 import os, signal, sys
 sys.path.insert(0, {repo!r})
-from scripts.benches import kill_points
+from scripts.benches import _kill_points
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.ledger import life, store
 from oci_hook.linux import proc
@@ -313,7 +313,7 @@ def die(call):
         os.kill(os.getpid(), signal.SIGKILL)
 with store.open_ledger(state, seconds=10) as ledger:  # as long as it takes: else it makes fewer calls
     one = ledger.grants[0]
-kill_points.install(die)
+_kill_points.install(die)
 with store.open_ledger(state) as ledger:
     ledger.put(two, bytes(4096), {{"GPU-0": 5}})
     ledger.change(two.replace(terms=two.terms.replace(policy="fixed-share"), frozen=7))

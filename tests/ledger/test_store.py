@@ -419,7 +419,7 @@ def test_keys_are_of_root_and_id():
 AT_A_CALL = """
 import os, signal, sys
 sys.path.insert(0, {repo!r})
-from scripts.benches import kill_points
+from scripts.benches import _kill_points
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.ledger import life, store
 from oci_hook.linux import proc
@@ -432,7 +432,7 @@ def die(call):
         os.kill(os.getpid(), signal.SIGKILL)
 who = Identity("/run/runc", "crash", "/b")
 grant = Grant(store.grant_key(who.root, who.id), who, Life(proc.boot_id(), proc.process_life(os.getpid())), ())
-kill_points.install(die)
+_kill_points.install(die)
 with store.open_ledger(state, seconds=10) as ledger:  # as long as it takes: else it makes fewer calls
     ledger.put(grant, bytes(4096))
     ledger.remove(grant.key)
