@@ -68,7 +68,7 @@ def liars(stage: Stage, gpu: int, kind: str, weights: tuple[int, ...], class_: s
     with contextlib.ExitStack() as running:
         for i, weight in enumerate(weights):
             annotations = share(gpu, "256Mi", weight, class_)
-            running.enter_context(stage.tenant(gpu, annotations, program=f"liar {kind} {i}"))
+            running.enter_context(stage.tenant(gpu, annotations, program=("liar", kind, str(i))))
         yield
 
 

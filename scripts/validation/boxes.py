@@ -245,7 +245,7 @@ class Boxes:
             stack.callback(tenant.close)
             tenant.lay()
             where = str(tenant.work)
-            script = f"exec 2>{where}/log; " + tenant.command_lines(str(BUILD / "bench/load"), where, self.options)
+            script = f"exec 2>{where}/log; " + tenant.command_lines([str(BUILD / "bench/load")], where, self.options)
             try:
                 argv = ["sh", "-c", script]
                 program = inside(argv, None) if annotations else subprocess.Popen(argv, start_new_session=True)

@@ -4,6 +4,7 @@ Loose bounds, since others may use this machine; scripts/bench share and priorit
 """
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -29,6 +30,12 @@ def gpu(native: Path) -> Iterator[Any]:
     made = stage.Stage(gpus=1, scale=5)
     yield made
     made.close()
+
+
+def test_a_program_has_its_words_in_a_path_with_a_space_too(tmp_path: Path) -> None:
+    """scripts/bench liars gives its program two words, scripts/gpu-validate one with the checkout's path."""
+    script = stage.Tenant("t", tmp_path).command_lines(("/a path/liar", "rests", "0"), "/load", "--scale 5")
+    assert shlex.split(script)[:4] == ["exec", "/a path/liar", "rests", "0"]
 
 
 def test_weights_of_the_annotations_hold_and_the_bare_driver_has_none(gpu: Any) -> None:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class Stage(demo_story.Stage):
 
     @contextlib.contextmanager
     def tenant(
-        self, gpu: int, annotations: Json | None, procs: int = 1, start: str = "", program: str = "load"
+        self, gpu: int, annotations: Json | None, procs: int = 1, start: str = "", program: Sequence[str] = ("load",)
     ) -> Iterator["Container"]:
         """A container with load generators; annotations None: native. start: their first command, repeated by a new
         one whenever one is killed. program: another program, which says when it is ready, as they do."""
@@ -73,7 +73,14 @@ class Container(Tenant):
     """Made by runc, through the shipped wrapper unless it is native."""
 
     def __init__(
-        self, stage: Stage, name: str, gpu: int, annotations: Json | None, procs: int, start: str, program: str
+        self,
+        stage: Stage,
+        name: str,
+        gpu: int,
+        annotations: Json | None,
+        procs: int,
+        start: str,
+        program: Sequence[str],
     ) -> None:
         self.bundle = stage.dir / name
         self.program = program

@@ -6,6 +6,7 @@ import os
 import shlex
 import struct
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,12 @@ class Tenant:
         for i in range(self.procs):
             os.mkfifo(self.work / f"c{i}")
 
-    def command_lines(self, program: str, inside: str, options: str, start: str = "", restart: float = 0) -> str:
-        """Script for a shell in the container; `inside` is the folder's path there. start: a first command, done
-        anew so many seconds after the program was killed."""
-        command = shlex.quote(program)
+    def command_lines(
+        self, program: Sequence[str], inside: str, options: str, start: str = "", restart: float = 0
+    ) -> str:
+        """Script for a shell in the container; `inside` is the folder's path there. program: its path and
+        first words. start: a first command, done anew so many seconds after the program was killed."""
+        command = shlex.join(program)
         lines = [f"{command} --control {inside}/c{i} --out {inside}/o{i} {options}" for i in range(self.procs)]
         if start:
             return f"while :; do {lines[0]} --start '{start}'; sleep {restart}; done"
