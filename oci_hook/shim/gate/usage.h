@@ -90,9 +90,10 @@ struct gh_bucket usage_bucket(const struct usage *u, uint32_t cap, uint64_t burs
 /* Counts the time up to now. running: GPU time that the running commands have had. full: a launch waits for our own
  * window. To be called whenever one of them changes. */
 void usage_count(struct usage *u, uint64_t now, uint64_t running, bool full);
-/* From one tenth of a second to the next: in what part of it the container wanted the GPU. If it had more of the GPU than
- * its duty says, that is old: nobody learns a new one while others always have work. */
-void usage_asked(struct usage *u, uint64_t now);
+/* From one tenth of a second to the next: in what part of it the container wanted the GPU; burst: how long at a time, of
+ * late. Time slices would double a long one, so a container with such is said to want it all the time. If it had more of
+ * the GPU than its duty says, that is old: nobody learns a new one while others always have work. */
+void usage_asked(struct usage *u, uint64_t now, uint64_t burst);
 static inline bool usage_in_tenure(const struct usage *u) { return u->tenure; }
 /* The next three after usage_count. */
 void usage_tenure_begin(struct usage *u);

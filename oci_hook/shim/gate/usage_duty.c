@@ -6,6 +6,7 @@
 #define OBSERVE_EVERY (2 * GH_MS)
 #define ASKED_STEP (100 * GH_MS)
 #define ASKED_MORE (GH_PPM / 16)
+#define SHORT_BURST (2 * GH_MS) /* about a time slice */
 
 void usage_count(struct usage *u, uint64_t now, uint64_t running, bool full) {
     uint64_t charge = WORD_LOAD_RELAXED(&u->head->charged) + running;
@@ -62,7 +63,7 @@ static uint32_t part_of(uint64_t sum, uint64_t before, uint64_t length) {
     return (uint32_t)clamp64(mul64(age64(sum, before), GH_PPM) / length, 1, GH_PPM);
 }
 
-void usage_asked(struct usage *u, uint64_t now) {
+void usage_asked(struct usage *u, uint64_t now, uint64_t burst) {
     struct gh_slot_head *h = u->head;
     uint64_t begin = WORD_LOAD_RELAXED(&h->asked_at), length = age64(now, begin), used = usage_charged(u);
     uint64_t wanted = WORD_LOAD_RELAXED(&h->wanted);
@@ -70,7 +71,7 @@ void usage_asked(struct usage *u, uint64_t now) {
         return;
     if (begin) {
         uint32_t duty = part_of(used, h->used, length);
-        WORD_STORE_RELEASE(&h->want, part_of(wanted, h->asked, length));
+        WORD_STORE_RELEASE(&h->want, burst > SHORT_BURST ? GH_PPM : part_of(wanted, h->asked, length));
         if (duty > WORD_LOAD_RELAXED(&h->duty) + ASKED_MORE)
             WORD_STORE_RELEASE(&h->duty, duty);
     }
