@@ -90,9 +90,12 @@ struct gh_bucket usage_bucket(const struct usage *u, uint32_t cap, uint64_t burs
 /* Counts the time up to now. running: GPU time that the running commands have had. full: a launch waits for our own
  * window. To be called whenever one of them changes. */
 void usage_count(struct usage *u, uint64_t now, uint64_t running, bool full);
+/* For how long others held it at the gate, so far. */
+uint64_t usage_held(const struct usage *u);
 /* From one tenth of a second to the next: in what part of it the container wanted the GPU; burst: how long at a time, of
- * late. Time slices would double a long one, so a container with such is said to want it all the time. If it had more of
- * the GPU than its duty says, that is old: nobody learns a new one while others always have work. */
+ * late. Both without the time for which others held it: else many that need little, once held, would seem to need much, and
+ * be held for ever. Time slices would double a long burst, so a container with such is said to want the GPU all the time.
+ * If it had more of it than its duty says, that is old: nobody learns a new one while others always have work. */
 void usage_asked(struct usage *u, uint64_t now, uint64_t burst);
 static inline bool usage_in_tenure(const struct usage *u) { return u->tenure; }
 /* The next three after usage_count. */
