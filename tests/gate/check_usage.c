@@ -21,7 +21,8 @@ static uint32_t want(uint64_t wanted, uint64_t held, uint64_t burst) {
     u.head = &head;
     head.wanted = wanted * GH_MS;
     head.held_for[5] = held * GH_MS;
-    usage_asked(&u, GH_S + 100 * GH_MS, burst);
+    u.burst = burst;
+    usage_asked(&u, GH_S + 100 * GH_MS);
     return head.want;
 }
 

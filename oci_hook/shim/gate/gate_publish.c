@@ -84,7 +84,7 @@ void gate_publish(struct gh_gate *g, uint64_t now) {
     if (busy || was_busy || g->threads.holding)
         slot_active(&g->own_slot, now);
     if (g->wanting)
-        slot_wanted(&g->own_slot, g->wanting, now), usage_asked(&g->usage, now, g->memory.burst);
+        slot_wanted(&g->own_slot, g->wanting, now), usage_asked(&g->usage, now);
     g->wanting = busy || record.held || g->threads.entering ? now : 0;
     g->changed = false;
     gate_count(g, now);

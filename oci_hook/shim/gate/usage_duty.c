@@ -63,25 +63,32 @@ static uint32_t part_of(uint64_t sum, uint64_t before, uint64_t length) {
     return (uint32_t)clamp64(mul64(age64(sum, before), GH_PPM) / length, 1, GH_PPM);
 }
 
-uint64_t usage_held(const struct usage *u) {
+static uint64_t held_for_all(const struct usage *u) {
     uint64_t sum = 0;
     for (unsigned i = 0; i < GH_SLOTS; i++)
         sum += WORD_LOAD_RELAXED(&u->head->held_for[i]);
     return sum;
 }
 
-void usage_asked(struct usage *u, uint64_t now, uint64_t burst) {
+uint64_t usage_burst(struct usage *u, uint64_t length) {
+    uint64_t held = held_for_all(u);
+    u->burst = u->burst - u->burst / 4 + age64(length, age64(held, u->held)) / 4;
+    u->held = held;
+    return u->burst;
+}
+
+void usage_asked(struct usage *u, uint64_t now) {
     struct gh_slot_head *h = u->head;
     uint64_t begin = WORD_LOAD_RELAXED(&h->asked_at), length = age64(now, begin), used = usage_charged(u);
     uint64_t wanted = WORD_LOAD_RELAXED(&h->wanted);
     if (length < ASKED_STEP)
         return;
-    uint64_t held = usage_held(u);
+    uint64_t held = held_for_all(u);
     if (begin) {
         uint32_t duty = part_of(used, h->used, length);
         uint64_t for_others = min64(age64(held, WORD_LOAD_RELAXED(&h->asked_held)), length - 1);
-        WORD_STORE_RELEASE(&h->want,
-                           burst > SHORT_BURST ? GH_PPM : part_of(wanted, h->asked + for_others, length - for_others));
+        WORD_STORE_RELEASE(
+            &h->want, u->burst > SHORT_BURST ? GH_PPM : part_of(wanted, h->asked + for_others, length - for_others));
         if (duty > WORD_LOAD_RELAXED(&h->duty) + ASKED_MORE)
             WORD_STORE_RELEASE(&h->duty, duty);
     }
