@@ -70,7 +70,7 @@ def gates(node: Node) -> list[Json]:
         if gate and gate.launches:
             words = ("charged", "wanted", "launches", "waiting", "waited", "mode", "held_for", "uncharged")
             duty, saturated = struct.unpack_from("<IB", data, 112)
-            want = struct.unpack_from("<I", data, 832)[0]
+            want = struct.unpack_from("<I", data, 840)[0]
             found.append({**{k: getattr(gate, k) for k in words}, "duty": [duty / 1e6, saturated, want / 1e6]})
     return found
 

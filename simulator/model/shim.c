@@ -73,7 +73,8 @@ void shim_poll(struct sim *sim, unsigned i) {
         t->charged_shared = gpu_shared(&sim->gpu, i, now);
         s->done = c->head;
         s->done_at = now;
-        uint64_t v = gh_charge(&t->view, i, s->v, charge);
+        struct gh_rise rise = gh_charge(&t->view, i, charge);
+        uint64_t v = gh_risen(&rise, s->v);
         sim->violations.v_went_back += v < s->v;
         s->v = v;
         t->charged += charge;

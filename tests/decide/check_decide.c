@@ -119,6 +119,11 @@ static void ahead_beside_light_ones(void) {
     MUST(!gh_decide(&gpu, 0, &own, now, GH_MS).go);
 }
 
+static uint64_t charged(unsigned me) {
+    struct gh_rise rise = gh_charge(&gpu, me, GH_S);
+    return gh_risen(&rise, gpu.slot[me].v);
+}
+
 /* Those that need little are held for nobody, nor the others for them, and v runs ahead for none of them. */
 static void light_ones_are_not_held(void) {
     tenant(0, 1, 70);
@@ -129,13 +134,30 @@ static void light_ones_are_not_held(void) {
         claim(!me, me + 1, now - GH_MS, 10 * GH_MS);
         MUST(ask(me).go && ask(me).mode == GH_MIX);
         gpu.slot[!me].v = gpu.slot[me].v - gpu.rules.mix_slack + 1;
-        MUST(gh_charge(&gpu, me, gpu.slot[me].v, GH_S) == gpu.slot[me].v + 1);
-        MUST(gh_charge(&gpu, !me, gpu.slot[!me].v, GH_S) == gpu.slot[!me].v + gpu.rules.mix_slack);
+        MUST(charged(me) == gpu.slot[me].v + 1);
+        MUST(charged(!me) == gpu.slot[!me].v + gpu.rules.mix_slack);
     }
     gpu.slot[1].want = GH_PPM / 2;
     gpu.slot[1].v = gpu.slot[0].v + GH_S;
     gpu.slot[0].v = GH_S;
-    MUST(!ask(1).go && gh_charge(&gpu, 1, gpu.slot[1].v, GH_S) > gpu.slot[1].v + GH_S);
+    MUST(!ask(1).go && charged(1) > gpu.slot[1].v + GH_S);
+}
+
+/* The driver divides its time by processes. */
+static void beside_many_processes_nobody_is_light(void) {
+    for (unsigned i = 0; i < 3; i++) {
+        tenant(i, 1, 100);
+        gpu.slot[i].want = i ? GH_PPM / 10 : 0;
+    }
+    own.inflight = 9 * GH_MS;
+    gpu.slot[1].processes = 9; /* of one that needs little */
+    gpu.slot[0].processes = 1;
+    for (unsigned me = 0; me < 3; me++)
+        MUST(gh_decide(&gpu, me, &own, now, GH_MS).go);
+    gpu.slot[0].processes = 2;
+    for (unsigned me = 0; me < 3; me++)
+        MUST(!gh_decide(&gpu, me, &own, now, GH_MS).go);
+    MUST(charged(0) >= gpu.slot[0].v + GH_S);
 }
 
 /* A command longer than the window may follow the last quarter of another, unless online work may come. */
@@ -537,6 +559,7 @@ static const struct {
     N(guarded_after_company),
     N(ahead_beside_light_ones),
     N(light_ones_are_not_held),
+    N(beside_many_processes_nobody_is_light),
     N(long_ones_queue_behind_an_end),
     N(rotate_by_least_v),
     N(equal_claims_lower_slot_wins),

@@ -218,7 +218,8 @@ static void any_neighbours(void) {
 
     CHECK(19, gh_wake_v(&gpu, me) >= mine->v); /* I7 */
     CHECK(20, gh_weight(&gpu, me, now) >= 1);
-    CHECK(21, gh_charge(&gpu, me, mine->v, cost) >= mine->v); /* I7 */
+    struct gh_rise rise = gh_charge(&gpu, me, cost);
+    CHECK(21, gh_risen(&rise, mine->v) >= mine->v); /* I7 */
     struct gh_bucket b = gh_bucket_take(own.bucket, (int64_t)draw());
     b = gh_bucket_at(b, (uint32_t)draw(), draw(), draw());
     uint64_t step = gh_pacer_step(&gpu.rules, gh_window(&gpu, me));
@@ -308,7 +309,8 @@ static void lie(struct gh_gpu *gpu, unsigned i, unsigned strategy, uint64_t now)
                            .end = now + below(100 * GH_MS) + 1,
                            .duty = GH_PPM,
                            .held = 1,
-                           .saturated = 1};
+                           .saturated = 1,
+                           .want = (uint32_t)below(2 * GH_PPM)};
     switch (strategy) {
     case 0: *s = busy; break; /* claims for ever */
     case 1:                   /* the same with a rest of 2.5 ms in 150 */
@@ -405,7 +407,8 @@ static void bound_of_peers(void) {
         mine->done = ++done;
         mine->uncharged = 0;
         mine->done_at = mine->idle_since = now;
-        mine->v = gh_charge(&gpu, me, mine->v, kernel);
+        struct gh_rise rise = gh_charge(&gpu, me, kernel);
+        mine->v = gh_risen(&rise, mine->v);
     }
     uint64_t due = 10 * GH_S * gpu.share[me].weight / weights, sum = 0, least = UINT64_MAX;
     for (uint64_t i = 0; i < seconds * second; i++) {

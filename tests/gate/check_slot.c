@@ -145,11 +145,14 @@ static void finishes(const struct gh_rules *rules) {
     int fd = open(PEER, O_CREAT | O_WRONLY, 0666);
     HOLD(pwrite(fd, &page, sizeof page, 0) == sizeof page);
     struct gh_slot before = look(&peer, rules), after;
-    HOLD(before.launched - before.done == 1);
+    HOLD(before.launched - before.done == 1 && before.processes == 1);
     page.process[0].launched = ++page.process[0].done + 2;
+    page.process[1] = page.process[2] = (struct gh_slot_process){.owner = 2, .heartbeat = now()};
+    page.process[2].heartbeat -= GH_S; /* it has had no work for long */
+    page.head.top = 3;
     HOLD(pwrite(fd, &page, sizeof page, 0) == sizeof page && !close(fd));
     after = look(&peer, rules);
-    HOLD(after.launched - after.done == 2 && after.done == before.done + 1);
+    HOLD(after.launched - after.done == 2 && after.done == before.done + 1 && after.processes == 2);
 }
 
 /* Where the kernel may not read our mapping for us, read(2) does, for at most a hundredth of the time if others make it

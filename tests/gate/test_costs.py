@@ -87,3 +87,16 @@ def test_the_time_that_a_launch_takes_is_not_charged(place: Make, us: int) -> No
         return mine / (launches * us * 1e3)
 
     settles(part, lambda part: abs(part - 1) < 0.08)
+
+
+def test_events_that_are_slow_to_record_are_no_reason_to_charge_less(place: Make) -> None:
+    """The kernel is done before the events after it are recorded, so what seems to be between these is the time of a call."""
+    p = place(Tenant(cap=0.3))
+    driver_root.set_faults(p.gpu.file, {"block_every": 1, "block_us": 30 * p.gpu.scale})
+    loads = [p.kernels(0, "plain", 60)]
+
+    def part() -> float:
+        ((mine, launches),) = charged(p, loads, 1, 0.5)
+        return mine / (launches * 60e3)
+
+    settles(part, lambda part: 0.88 < part < 1.3)

@@ -86,6 +86,18 @@ def test_locks_are_asked_for_rarely_whatever_others_write(tmp_path: Path, what: 
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
+def test_what_a_container_is_said_to_want() -> None:
+    build = BUILDS[0]
+    flags = ["-std=c11", "-g", *build, "-fno-sanitize-recover=all", f"-I{SHIM}"]
+    sources = [
+        str(HERE / "check_usage.c"),
+        *(f"{SHIM}/gate/{file}.c" for file in ("usage", "usage_duty", "cost", "decide")),
+    ]
+    program = compiled("check_usage", [gcc(build), *flags, "-Wall", "-Werror", *sources])
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.fixture(scope="module", params=BUILDS, ids=name)
 def sanitized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shim: Path) -> Path:
     """Shim and load program built with a sanitizer."""

@@ -35,6 +35,9 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
 
 
+WANT = 840  # of a slot file's head
+
+
 def told(p: Any, slot: int) -> Any:
     return parse(p.gpu.slot_file(slot).read_bytes(), p.gpu.scale)
 
@@ -75,6 +78,19 @@ def test_one_that_needed_little_has_its_part_when_it_needs_much(place: Make) -> 
     little.kill()
     learned(p, 1, 0.015)
     have([other, p.kernels(1, "plain", 80)], [0.7, 0.3], 0.05, 2)
+
+
+@pytest.mark.parametrize(("burst", "long"), [(60, True), (5, False)])
+def test_time_slices_would_double_a_long_burst(place: Make, burst: int, long: bool) -> None:
+    """So one with such bursts is said to want the GPU all the time, however rare they are; another one, when it has work."""
+    p = place(Tenant(70), Tenant(30))
+    measure([p.kernels(0, "plain", 80, burst, 100_000), p.kernels(1, "plain", 80)], 1)
+
+    def want() -> int:
+        time.sleep(0.2)
+        return int(struct.unpack_from("<I", p.gpu.slot_file(0).read_bytes(), WANT)[0])
+
+    settles(want, lambda ppm: ppm == 10**6 if long else 0 < ppm < 500_000)
 
 
 @pytest.mark.parametrize("way", ["ex", "cooperative", "ptsz", "graph", "legacy"])

@@ -90,25 +90,36 @@ static int counts(const struct gh_gpu *gpu, unsigned me, unsigned i) {
     return i == me || (gpu->share[i].class_ == gpu->share[me].class_ && active(gpu, i));
 }
 
+#define LITTLE (GH_PPM / 4)
+
 /* All but one of these need so little of the GPU that they lose little if the driver divides the time: each less than its part,
  * together a quarter. So none has to be done soon when another has work, none is held for another, and a program may run
- * ahead of the GPU, over its own pauses. *least: the least v of them. */
+ * ahead of the GPU, over its own pauses. But the driver divides by processes: beside several of one that needs more, those
+ * that need little would have a small part. *least: the least v of them. */
 static int light(const struct gh_gpu *gpu, unsigned me, uint64_t *least) {
     uint64_t need = 0, most = 0, weights = 0;
-    int many = 0;
+    struct {
+        uint64_t need, weight;
+    } top = {0, 1}, next = {0, 1}; /* the two that need most for their weights */
     *least = UINT64_MAX;
-    EACH_SLOT (gpu->present, i)
-        if (counts(gpu, me, (unsigned)i)) {
-            uint64_t one = need_of(&gpu->slot[i]);
-            need += one;
-            most = max64(most, one);
-            weights += weight_of(&gpu->share[i]);
-            *least = min64(*least, gpu->slot[i].v);
+    EACH_SLOT (gpu->present, i) {
+        if (!counts(gpu, me, (unsigned)i))
+            continue;
+        uint64_t one = need_of(&gpu->slot[i]), weight = weight_of(&gpu->share[i]);
+        if (one > LITTLE && gpu->slot[i].processes > 1)
+            return 0;
+        need += one;
+        most = max64(most, one);
+        weights += weight;
+        *least = min64(*least, gpu->slot[i].v);
+        if (one * top.weight > top.need * weight) {
+            next = top;
+            top.need = one, top.weight = weight;
+        } else if (one * next.weight > next.need * weight) {
+            next.need = one, next.weight = weight;
         }
-    EACH_SLOT (gpu->present, i)
-        many += counts(gpu, me, (unsigned)i) &&
-                need_of(&gpu->slot[i]) > weight_of(&gpu->share[i]) * (uint64_t)GH_PPM / weights;
-    return many <= 1 && need - most <= GH_PPM / 4;
+    }
+    return next.need * weights <= next.weight * (uint64_t)GH_PPM && need - most <= LITTLE;
 }
 
 uint64_t gh_window(const struct gh_gpu *gpu, unsigned me) {
@@ -578,10 +589,12 @@ uint64_t gh_wake_v(const struct gh_gpu *gpu, unsigned me) {
     return least == UINT64_MAX || least < bank ? gpu->slot[me].v : max64(gpu->slot[me].v, least - bank);
 }
 
-uint64_t gh_charge(const struct gh_gpu *gpu, unsigned me, uint64_t v, uint64_t charge) {
+struct gh_rise gh_charge(const struct gh_gpu *gpu, unsigned me, uint64_t charge) {
     uint32_t weight = gh_weight(gpu, me, gpu->seen);
-    uint64_t least, after = add64(v, mul64(charge, 1000 * GH_WEIGHT_ONE) / (weight ? weight : 1));
-    return light(gpu, me, &least) ? max64(v, min64(after, add64(least, gpu->rules.mix_slack))) : after;
+    uint64_t least;
+    int lightly = light(gpu, me, &least);
+    return (struct gh_rise){.by = mul64(charge, 1000 * GH_WEIGHT_ONE) / (weight ? weight : 1),
+                            .most = lightly ? add64(least, gpu->rules.mix_slack) : UINT64_MAX};
 }
 
 uint32_t gh_weight(const struct gh_gpu *gpu, unsigned me, uint64_t now) {

@@ -80,9 +80,19 @@ struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct
 /* The tenant's v after an idle time: at most `bank` behind the least v of its equals that were active recently. */
 uint64_t gh_wake_v(const struct gh_gpu *gpu, unsigned me);
 
-/* v after `charge` ns of GPU time at weight gh_weight(). Never less than before. Beside equals that need little nobody is
- * held for another, so v runs no further than mix_slack ahead of theirs: else it would be a debt when they need more. */
-uint64_t gh_charge(const struct gh_gpu *gpu, unsigned me, uint64_t v, uint64_t charge);
+/* How v rises. Never less than before: gh_risen. */
+struct gh_rise {
+    uint64_t by, most; /* not beyond most */
+};
+static inline uint64_t gh_risen(const struct gh_rise *rise, uint64_t v) {
+    uint64_t after = v + rise->by < v ? UINT64_MAX : v + rise->by;
+    after = after < rise->most ? after : rise->most;
+    return after > v ? after : v;
+}
+
+/* By `charge` ns of GPU time at weight gh_weight(). Beside equals that need little nobody is held for another, so v runs no
+ * further than mix_slack ahead of theirs: else it would be a debt when they need more. */
+struct gh_rise gh_charge(const struct gh_gpu *gpu, unsigned me, uint64_t charge);
 
 /* The weight by which v is charged, in thousandths: what the tenant is owed now. A tenant that cannot use its part (see
  * duty) is owed only its duty, and the others share the rest by weight, so that none holds another back. */

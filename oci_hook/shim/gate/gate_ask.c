@@ -10,10 +10,10 @@
 static uint64_t loss(struct gh_gate *g) {
     struct gate_memory *m = &g->memory;
     const struct gh_slot *mine = peers_mine(&g->peers);
-    uint64_t burst = age64(mine->idle_since, mine->woke_at), met = peers_lower_residue(&g->peers);
+    uint64_t burst = usage_burst(&g->usage, age64(mine->idle_since, mine->woke_at));
+    uint64_t met = peers_lower_residue(&g->peers);
     m->met = max64(met, m->met - m->met / 8);
-    m->burst = m->burst - m->burst / 4 + burst / 4;
-    return peers_rules(&g->peers)->window_guarded + RESUME_LOSS + min64(m->met, m->burst);
+    return peers_rules(&g->peers)->window_guarded + RESUME_LOSS + min64(m->met, burst);
 }
 
 void gate_woken(struct gh_gate *g, uint64_t now) {

@@ -26,7 +26,7 @@ struct gate_memory {
     struct gh_decision last;
     bool decided; /* `last` is there */
     struct gh_gaps gaps;
-    uint64_t met, burst; /* the longest rest of lower classes' commands met of late; how long we are busy at a time */
+    uint64_t met; /* the longest rest of lower classes' commands met of late */
 };
 
 /* The thread that looks for finished commands: pacer.c. */

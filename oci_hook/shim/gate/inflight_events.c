@@ -119,8 +119,9 @@ static CUresult query(struct inflight *f, struct marker *m, float *ms) {
  * the end of that call looks as if the GPU had waited for longer. */
 static uint64_t not_its_own(const struct inflight *f, const struct marker *m, uint64_t elapsed) {
     uint64_t waited = m->kernel && !m->queued ? m->launching : 0;
+    /* More is the time of a call: the stream was idle again, or another thread put something between the two. */
     uint64_t empty = f->empty_seen == EMPTY_SAMPLES ? (uint64_t)((double)f->empty_ms * 1e6) : 0;
-    return min64(add64(waited, empty), elapsed / 4 * 3);
+    return min64(add64(waited, min64(empty, EMPTY_MOST)), elapsed / 4 * 3);
 }
 
 /* Only the thread that polls uses the events of markers in a track, until it removes them from there. */

@@ -5,6 +5,7 @@
 #include "gate/inflight.h"
 
 #define EMPTY_SAMPLES 8u
+#define EMPTY_MOST (3 * GH_US)
 enum { EMPTY_UNKNOWN, EMPTY_RECORDED, EMPTY_KNOWN }; /* inflight.empty_state */
 
 void inflight_give_marker(struct inflight *f, unsigned marker);

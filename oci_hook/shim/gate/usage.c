@@ -99,15 +99,16 @@ void usage_launched(struct usage *u, unsigned stream, bool first, uint64_t now) 
 
 void usage_measured(struct usage *u, uint64_t elapsed) { u->longest = max64(elapsed, u->longest - u->longest / 256); }
 
-/* Several processes of the container may raise v at once. charge 0: to what it is at least after an idle time. */
-static void raise_v(struct usage *u, const struct gh_gpu *gpu, unsigned me, uint64_t charge) {
-    uint64_t *v = &u->head->v, old = WORD_LOAD_RELAXED(v), next;
-    do
-        next = charge ? gh_charge(gpu, me, old, charge) : max64(old, gh_wake_v(gpu, me));
-    while (!__atomic_compare_exchange_n(v, &old, next, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED));
+/* Several processes of the container may raise v at once. */
+static void raise_v(struct usage *u, struct gh_rise rise) {
+    uint64_t *v = &u->head->v, old = WORD_LOAD_RELAXED(v);
+    while (!__atomic_compare_exchange_n(v, &old, gh_risen(&rise, old), false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        ;
 }
 
-void usage_wake(struct usage *u, const struct gh_gpu *gpu, unsigned me) { raise_v(u, gpu, me, 0); }
+void usage_wake(struct usage *u, const struct gh_gpu *gpu, unsigned me) {
+    raise_v(u, (struct gh_rise){.by = UINT64_MAX, .most = gh_wake_v(gpu, me)});
+}
 
 uint64_t usage_charge(struct usage *u, const struct gh_gpu *gpu, unsigned me, uint64_t now, uint64_t charge) {
     /* Streams ran in parallel: together they are charged no more than the time that has passed. */
@@ -117,7 +118,7 @@ uint64_t usage_charge(struct usage *u, const struct gh_gpu *gpu, unsigned me, ui
     charge = min64(charge, wall - min64(u->busy_charged, wall));
     u->busy_charged += charge;
     if (charge) {
-        raise_v(u, gpu, me, charge);
+        raise_v(u, gh_charge(gpu, me, charge));
         __atomic_add_fetch(&u->head->charged, charge, __ATOMIC_RELAXED);
     }
     WORD_STORE_RELEASE(&u->head->preempt_bound, gh_window(gpu, me) + u->longest);

@@ -6,6 +6,7 @@
 #define OBSERVE_EVERY (2 * GH_MS)
 #define ASKED_STEP (100 * GH_MS)
 #define ASKED_MORE (GH_PPM / 16)
+#define SHORT_BURST (2 * GH_MS) /* about a time slice */
 
 void usage_count(struct usage *u, uint64_t now, uint64_t running, bool full) {
     uint64_t charge = WORD_LOAD_RELAXED(&u->head->charged) + running;
@@ -62,19 +63,37 @@ static uint32_t part_of(uint64_t sum, uint64_t before, uint64_t length) {
     return (uint32_t)clamp64(mul64(age64(sum, before), GH_PPM) / length, 1, GH_PPM);
 }
 
+static uint64_t held_for_all(const struct usage *u) {
+    uint64_t sum = 0;
+    for (unsigned i = 0; i < GH_SLOTS; i++)
+        sum += WORD_LOAD_RELAXED(&u->head->held_for[i]);
+    return sum;
+}
+
+uint64_t usage_burst(struct usage *u, uint64_t length) {
+    uint64_t held = held_for_all(u);
+    u->burst = u->burst - u->burst / 4 + age64(length, age64(held, u->held)) / 4;
+    u->held = held;
+    return u->burst;
+}
+
 void usage_asked(struct usage *u, uint64_t now) {
     struct gh_slot_head *h = u->head;
     uint64_t begin = WORD_LOAD_RELAXED(&h->asked_at), length = age64(now, begin), used = usage_charged(u);
     uint64_t wanted = WORD_LOAD_RELAXED(&h->wanted);
     if (length < ASKED_STEP)
         return;
+    uint64_t held = held_for_all(u);
     if (begin) {
         uint32_t duty = part_of(used, h->used, length);
-        WORD_STORE_RELEASE(&h->want, part_of(wanted, h->asked, length));
+        uint64_t for_others = min64(age64(held, WORD_LOAD_RELAXED(&h->asked_held)), length - 1);
+        WORD_STORE_RELEASE(
+            &h->want, u->burst > SHORT_BURST ? GH_PPM : part_of(wanted, h->asked + for_others, length - for_others));
         if (duty > WORD_LOAD_RELAXED(&h->duty) + ASKED_MORE)
             WORD_STORE_RELEASE(&h->duty, duty);
     }
     WORD_STORE_RELEASE(&h->asked, wanted);
     WORD_STORE_RELEASE(&h->used, used);
+    WORD_STORE_RELEASE(&h->asked_held, held);
     WORD_STORE_RELEASE(&h->asked_at, now);
 }

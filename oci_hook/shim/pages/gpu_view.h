@@ -49,8 +49,8 @@ struct gh_slot {
     uint8_t held;         /* one of its threads waits for its turn (not for its cap or the end of a freeze) */
     uint8_t saturated;    /* its duty is close to all of the GPU; with hysteresis */
     uint8_t ended;        /* set by the reader: no process of it holds a lock, so none runs */
-    uint8_t reserved;
-    uint32_t want; /* part of the last tenth of a second in which it had work, in ppm; 0: not known */
+    uint8_t processes;    /* that were alive lately; 255: so many or more */
+    uint32_t want;        /* part of the last tenth of a second in which it had work, in ppm; 0: not known */
 };
 
 #pragma GCC diagnostic pop

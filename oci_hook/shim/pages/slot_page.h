@@ -47,9 +47,11 @@ struct gh_slot_head {
     uint64_t held_for[GH_SLOTS];
     uint64_t held_at;               /* up to when held_for is counted */
     uint64_t asked_at, asked, used; /* `wanted` and `charged` at the last count of `want` */
-    uint32_t want; /* in what part of the time it had work in flight or a launch at the gate: ppm; 0: not known */
+    /* in what part of the time, less that in held_for, it had work or a launch at the gate: ppm; 0: not known */
+    uint32_t want;
     uint32_t reserved0;
-    uint64_t reserved1[22];
+    uint64_t asked_held; /* the sum of `held_for` at the last count of `want` */
+    uint64_t reserved1[21];
 };
 
 struct gh_slot_process {

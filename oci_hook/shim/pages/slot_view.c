@@ -37,6 +37,7 @@ struct gh_slot gh_slot_view(const void *bytes, size_t length, uint64_t now, uint
         if (min64(age64(now, record.heartbeat), age64(now, record.done_at)) > stale)
             continue;
         s.held |= record.held != 0;
+        s.processes += s.processes < UINT8_MAX;
         if (record.launched > record.done) {
             ++*contexts;
             s.launched += min64(record.launched - record.done, 1u << 30);
