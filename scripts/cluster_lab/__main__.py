@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     p = command("build", do_build, "fetch and compile the programs, once; 5 to 20 minutes on two cores")
     p.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time (default: %(default)s)")
     p.add_argument("--kubernetes", type=Path, metavar="DIR", help="no compiler: take a release's programs from DIR")
+    command("versions", do_versions, "those of Kubernetes that are built or taken, the newest last")
     p = command("up", do_up, "start a cluster of N nodes, or what does not run of one")
     p.add_argument("nodes", type=int, nargs="?", default=1, metavar="N")
     p.add_argument("--gpus", default="2x16Gi", help="of each node: 2x16Gi,4x24Gi,0 (the last one again for the rest)")
@@ -94,6 +95,11 @@ def do_build(options: argparse.Namespace) -> None:
         take(options.kubernetes, say)
     else:
         build(options.jobs, say)
+
+
+def do_versions(options: argparse.Namespace) -> None:
+    for version in programs.versions():
+        print(version)
 
 
 def do_up(options: argparse.Namespace) -> None:
