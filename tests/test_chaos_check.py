@@ -93,6 +93,11 @@ def test_a_pod_whose_containers_ended_is_the_kubelets_to_remove() -> None:
     assert not check.only_ending([*problems(seen), "w waits, though n1 has room"])
 
 
+def test_a_deleted_pod_may_be_failed_until_its_object_is_gone() -> None:
+    ending = pods(replace(P, deleting=True, runs=False, phase="Failed", reason="Unknown"))
+    assert not wrong(ending) and any(check.ENDING in found for found in problems(ending))
+
+
 @pytest.mark.parametrize(
     ("asks", "fits"),
     [

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts.benches import _cluster_real as cluster
+from scripts.cluster_lab import programs
 from tests.conftest import REPO
 
 
@@ -63,6 +64,28 @@ def test_setup_refuses_a_python_that_is_not_there() -> None:
 def test_setup_refuses_what_follows_a_word_that_it_knows() -> None:
     done = called(REPO / "scripts/setup", "--tests", "--engine")
     assert (done.returncode, done.stderr) == (2, "setup: unknown argument --tests --engine\n")
+
+
+def test_the_cluster_s_tests_run_on_the_newest_kubernetes_that_is_here(scripts: Path, tmp_path: Path) -> None:
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(REPO / ".venv/bin/python")
+    cache = {"XDG_CACHE_HOME": str(tmp_path), "GPU_HOOK_KUBERNETES": ""}
+    home = tmp_path / "gpu-hook-cluster"
+
+    def on(*words: str) -> list[str]:
+        said = called(scripts / "test", *words, **cache).stdout
+        return [line for line in said.splitlines() if "Kubernetes" in line]
+
+    assert on("--cluster") == ["test: on Kubernetes 1.20"]
+    for name in (programs.key(), "1.9", "1.36.work", "1.9.work"):
+        (home / name / "bin").mkdir(parents=True)
+    assert on("--cluster=all") == ["test: on Kubernetes 1.20"]
+    for name in ("1.36", "1.100"):
+        (home / name / "bin").mkdir(parents=True)
+    assert on("--cluster") == ["test: on Kubernetes 1.100"]
+    assert on("--cluster=all,1.20") == ["test: on Kubernetes 1.20"]
+    assert called(scripts / "test", "--cluster=newest", **cache).returncode == 2
 
 
 @pytest.mark.parametrize("folder", ["/proc/x", "/proc", "/etc/hostname"])

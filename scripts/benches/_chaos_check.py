@@ -74,7 +74,8 @@ def problems(seen: Snapshot) -> list[str]:
 def wrong(seen: Snapshot) -> list[str]:
     found = [f"ledger of {text}" for text in beyond(seen.gpus, (g.shares for g in seen.grants))]
     for pod in seen.pods:
-        if pod.phase == "Failed" and not pod.of_job:
+        # A kubelet since 1.27 makes a deleted pod Failed, too, before its object goes.
+        if pod.phase == "Failed" and not pod.of_job and not pod.deleting:
             found.append(f"{pod.name} failed for ever: {pod.reason}")
     return found
 

@@ -55,10 +55,11 @@ def parser() -> argparse.ArgumentParser:
     p = command("build", do_build, "fetch and compile the programs, once; 5 to 20 minutes on two cores")
     p.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time (default: %(default)s)")
     p.add_argument("--kubernetes", type=Path, metavar="DIR", help="no compiler: take a release's programs from DIR")
+    command("versions", do_versions, "those of Kubernetes that are built or taken, the newest last")
     p = command("up", do_up, "start a cluster of N nodes, or what does not run of one")
     p.add_argument("nodes", type=int, nargs="?", default=1, metavar="N")
     p.add_argument("--gpus", default="2x16Gi", help="of each node: 2x16Gi,4x24Gi,0 (the last one again for the rest)")
-    p.add_argument("--kubernetes", default="", help="the version, of those that are built or taken: 1.20, 1.36")
+    p.add_argument("--kubernetes", default="", help="a version that is built or taken (1.20, 1.36), or a DIR/ to take")
     p.add_argument("--no-gpu-hook", action="store_true", help="nodes with GPUs, but without gpu-hook")
     p.add_argument("--scheduler-config", type=Path, help="a KubeSchedulerConfiguration: extenders, profiles")
     p.add_argument("--flag", action="append", default=[], metavar="PROGRAM=FLAG", help="one more: kube-apiserver=--v=4")
@@ -96,6 +97,11 @@ def do_build(options: argparse.Namespace) -> None:
         build(options.jobs, say)
 
 
+def do_versions(options: argparse.Namespace) -> None:
+    for version in programs.versions():
+        print(version)
+
+
 def do_up(options: argparse.Namespace) -> None:
     if options.nodes < 1:
         raise ValueError(f"{options.nodes} nodes: one or more")
@@ -105,10 +111,13 @@ def do_up(options: argparse.Namespace) -> None:
     for text in options.flag:
         program, _, flag = text.partition("=")
         flags.setdefault(program, []).append(flag)
-    if options.kubernetes:
-        programs.use(options.kubernetes)
+    wanted = options.kubernetes
+    if "/" in wanted:
+        wanted = take(Path(wanted), say)
+    if wanted:
+        programs.use(wanted)
     cluster = Cluster(options.state)
-    if options.kubernetes and programs.version() != options.kubernetes:
+    if wanted and programs.version() != wanted:
         raise CannotRun(
             f"the cluster in {options.state} is one of Kubernetes {programs.version()}; scripts/cluster down first"
         )

@@ -5,6 +5,7 @@ is built from Debian's packages.
 """
 
 import os
+import re
 from hashlib import sha256
 from pathlib import Path
 
@@ -46,6 +47,13 @@ def key() -> str:
 
 def version() -> str:
     return os.environ.get(CHOICE) or BUILT_HERE
+
+
+def versions() -> list[str]:
+    """Those whose programs are cached, the newest last."""
+    names = [folder.parent.name for folder in cache().glob("*/bin")]
+    found = [name for name in names if re.fullmatch(r"\d+\.\d+", name)] + [BUILT_HERE] * (key() in names)
+    return sorted(found, key=lambda name: [int(part) for part in name.split(".")])
 
 
 def minor() -> int:
