@@ -1,4 +1,4 @@
-"""SELinux's labels (xattr(7)): the types that containers may use, in the policies of Debian and of Red Hat.
+"""SELinux's labels (xattr(7)): the types that containers may use, as tried with the policy of Debian.
 
 What is made in a folder has the folder's type. Nothing is done where a file has no label, since SELinux is off, or where the
 policy refuses one: then it refuses the file's use as well, and says so.
