@@ -81,6 +81,7 @@ OURS = {
     "errors",
     "linux",
     "linux.elf",
+    "linux.label",
     "linux.limits",
     "linux.walk",
     "config",

@@ -14,7 +14,7 @@ from oci_hook.apply.targets import INSIDE, USE_RUNTIME, Targets, failed, too_old
 from oci_hook.core.layout import PAGE_UID
 from oci_hook.core.plan import Bind, DeviceNode, Step, Tmpfs
 from oci_hook.errors import CODES, GhError, refuse
-from oci_hook.linux import device, mount, namespace, proc, process
+from oci_hook.linux import device, label, mount, namespace, proc, process
 from oci_hook.linux.libc import AT_FDCWD, SyscallError
 from oci_hook.linux.openat2 import RESOLVE_NO_MAGICLINKS, openat2
 
@@ -97,7 +97,7 @@ def apply(
             if isinstance(step, Bind):
                 work.append((step, _bind_tree(step, sources)))
             elif isinstance(step, Tmpfs):
-                work.append((step, _tmpfs_tree(step)))
+                work.append((step, _tmpfs_tree(step, container)))
             elif isinstance(step, DeviceNode):
                 work.append((step, -1 if same_user_namespace else _node_tree(step)))
         _in_mount_namespace(container, work, over)
@@ -160,9 +160,11 @@ def _source_code(source: str, sources: tuple[tuple[str, str], ...]) -> str:
     )
 
 
-def _tmpfs_tree(step: Tmpfs) -> int:
+def _tmpfs_tree(step: Tmpfs, container: LiveContainer) -> int:
     settings = {"source": "tmpfs", "size": str(step.size), "nr_inodes": str(step.inodes), "mode": f"{step.mode:o}"}
-    return mount.new_tmpfs(settings, ("nosuid", "nodev", "noexec"), step.destination)
+    tree = mount.new_tmpfs(settings, ("nosuid", "nodev", "noexec"), step.destination)
+    label.copy(container.path(), f"/proc/self/fd/{tree}")  # as the runtime labels what it mounts for the container
+    return tree
 
 
 def _node_tree(step: DeviceNode) -> int:

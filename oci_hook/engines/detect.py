@@ -41,6 +41,12 @@ def require(name: str, registration: Registration) -> None:
     if registration.config is None and where(name, registration) is None:
         programs = " or ".join(engine(name).PROGRAMS)
         here = ", ".join(found(registration)) or "none"
+        if os.path.lexists(registration.host(f"/snap/bin/{name}")):
+            raise refuse(
+                "GH-505",
+                f"{name} is here from snap only, which starts no program outside its snap;"
+                f" install the package of {name} or of the distribution instead",
+            )
         raise refuse(
             "GH-505",
             f"{name} is not on this machine: no {programs} in /usr/bin, /usr/sbin and the like; engines that are here: {here};"

@@ -25,7 +25,7 @@ def target(path: Path, registration: Registration) -> Target:
 
 
 def place(registration: Registration) -> str:
-    return "merge into /etc/docker/daemon.json (docker from snap: /var/snap/docker/current/config/daemon.json)"
+    return "merge into /etc/docker/daemon.json"
 
 
 def add(text: str | None, notes: Notes, registration: Registration, path: Path) -> str:

@@ -25,6 +25,7 @@ from oci_hook.install import own_path, settings_check, settings_edit, state_move
 from oci_hook.install.files import locked, remove_empty, write
 from oci_hook.install.settings_template import default_settings_yaml
 from oci_hook.ledger import claims, events, store
+from oci_hook.linux import label
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # Containers need whole folders and the modules beside them; everything else is for commands and the agent.
@@ -162,10 +163,14 @@ def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
     settings, text = _settings(root, chosen)
     for folder in ("", "bin", "etc", "lib", layout.LIB_DIR, layout.SHIM_DIR):
         _folder(root / folder)
+        if folder not in ("", "etc"):
+            label.put(str(root / folder), label.PROGRAM if folder == "bin" else label.LIBRARY)
     modules, before = _modules(), _listed(root)
     _write_list(root, {*before, *_files(modules)})  # first: whatever is laid can be removed
     for name in PROGRAMS:
         _copy(compiled / name, root / "bin" / name, 0o755)
+    # Policies let engines start their runtime, by its label, and podman's conmon start nothing else.
+    label.copy(settings.runtime, str(root / "bin" / settings_check.RUNTIME_NAME))
     for name in SHIMS:
         _copy(compiled / name, root / layout.SHIM_DIR / name, 0o644)
     _folder(root / layout.CLOSED_DIR)

@@ -17,6 +17,7 @@ from oci_hook.core.layout import PAGE_UID, SHARE_STATE, SLOT_DIR, slot_file
 from oci_hook.core.policy_page import SEQ_OFFSET
 from oci_hook.errors import refuse
 from oci_hook.ledger import messages
+from oci_hook.linux import label
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def ready(state_dir: str, uuid: str) -> None:
         # Only root makes files here. A limit would be room that tenants can use up by attributes of their files (user.*, since
         # Linux 6.6); without one these take memory of the tenant's own cgroup.
         mount.mount_tmpfs(path, f"size={TMPFS_SIZE},nr_inodes=0,mode=0755,{owner}")
+        label.put(path, label.WRITE)
     slots = f"{path}/{SLOT_DIR}"
     if not os.path.exists(slots):
         os.mkdir(slots)

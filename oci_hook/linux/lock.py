@@ -7,6 +7,7 @@ import os
 import time
 
 from oci_hook.errors import refuse
+from oci_hook.linux import label
 
 LOCK_SECONDS = 5.0
 PART = 0.75  # of the time until the program's own deadline, whose message would not name the lock's holder
@@ -19,6 +20,7 @@ def own_dir(path: str) -> None:
     except FileNotFoundError:
         try:
             os.makedirs(path, 0o700)
+            label.put(path, label.READ)
         except FileExistsError:  # made by another process meanwhile
             pass
         st = os.lstat(path)

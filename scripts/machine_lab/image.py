@@ -25,6 +25,7 @@ PACKAGES += ("python3", "python3-click", "python3-yaml", "python3-tomlkit", "pyt
 PACKAGES += ("runc", "crun", "containerd", "docker.io", "docker-cli", "podman", "netavark", "aardvark-dns", "catatonit")
 PACKAGES += ("uidmap", "slirp4netns", "rootlesskit", "apparmor", "iptables", "iproute2", "busybox-static", "procps")
 PACKAGES += ("util-linux", "ca-certificates", "init-system-helpers")
+SELINUX = ("selinux-policy-default", "policycoreutils")  # beside them, where it is enforced
 
 TOOLS = ("qemu-system-x86", "seabios", "kmod")
 MODULES = ("virtio_pci", "virtio_blk", "virtio_console", "virtio_rng", "ext4")
@@ -46,7 +47,8 @@ DISABLED = ("docker.service", "docker.socket", "containerd.service", "podman.soc
 
 
 class Suite(NamedTuple):
-    """A kind of machine: Debian's suite and architecture, the package of its kernel, QEMU's words for it."""
+    """A kind of machine: Debian's suite and architecture, the package of its kernel, QEMU's words for it. selinux: it is
+    enforced, instead of AppArmor."""
 
     name: str
     suite: str
@@ -55,6 +57,7 @@ class Suite(NamedTuple):
     qemu: str
     machine: str
     console: str
+    selinux: bool = False
 
 
 SUITES = {
@@ -62,6 +65,7 @@ SUITES = {
     for suite in (
         Suite("trixie", "trixie", "amd64", "linux-image-cloud-amd64", "qemu-system-x86_64", "q35", "ttyS0"),
         Suite("sid", "sid", "amd64", "linux-image-cloud-amd64", "qemu-system-x86_64", "q35", "ttyS0"),
+        Suite("selinux", "trixie", "amd64", "linux-image-cloud-amd64", "qemu-system-x86_64", "q35", "ttyS0", True),
     )
 }
 
@@ -139,7 +143,7 @@ def _build(suite: Suite, out: Path) -> None:
     out.mkdir()
     root, kernel = out / "root", out / "kernel-root"
     bootstrap(kernel, suite.suite, [suite.kernel], "extract", suite.architecture)
-    bootstrap(root, suite.suite, PACKAGES, architecture=suite.architecture)
+    bootstrap(root, suite.suite, PACKAGES + SELINUX * suite.selinux, architecture=suite.architecture)
     (modules,) = (kernel / "usr/lib/modules").iterdir()
     places = (kernel / f"boot/vmlinuz-{modules.name}", modules / "vmlinuz")  # sid has it beside the modules
     shutil.copy(next(path for path in places if path.exists()), out / "kernel")
@@ -149,6 +153,8 @@ def _build(suite: Suite, out: Path) -> None:
     _run([*tool("depmod"), "-b", str(root / "usr"), modules.name])
     (out / "initrd").write_bytes(_initrd(root, modules))
     _prepare(root)
+    if suite.selinux:
+        _label(root)
     listed = _run(["dpkg-query", f"--admindir={root}/var/lib/dpkg", "-W", "-f", "${Package} ${Version}\n"])
     (out / "packages.txt").write_text(f"{suite.kernel} {modules.name}\n{listed}")
     _run(["mke2fs", "-q", "-t", "ext4", "-m", "0", "-E", "root_owner=0:0", "-d", str(root), f"{out}/root.img", SIZE])
@@ -199,6 +205,12 @@ def _prepare(root: Path) -> None:
     shutil.copy(HERE / "server", root / "usr/local/sbin/machine-server")
     (root / "usr/local/sbin/machine-server").chmod(0o755)
     shutil.rmtree(root / "var/lib/apt/lists", ignore_errors=True)
+
+
+def _label(root: Path) -> None:
+    """Enforces Debian's policy, and gives each file its label, which mke2fs keeps."""
+    (root / "etc/selinux/config").write_text("SELINUX=enforcing\nSELINUXTYPE=default\n")
+    _run(["chroot", str(root), "setfiles", "-F", "/etc/selinux/default/contexts/files/file_contexts", "/"])
 
 
 def _initrd(root: Path, modules: Path) -> bytes:

@@ -71,6 +71,9 @@ class Machine:
                     shutil.copy(REPO / file, share / "checkout" / file)
             if beside:
                 shutil.copytree(beside, share / "with", symlinks=True)
+            if self.suite.selinux:
+                for path in (share, *share.rglob("*")):
+                    os.setxattr(path, "security.selinux", b"system_u:object_r:usr_t:s0", follow_symlinks=False)
             size = sum(path.stat().st_size for path in share.rglob("*") if path.is_file())
             disk = self.folder / "share.img"
             disk.unlink(missing_ok=True)
@@ -83,7 +86,8 @@ class Machine:
         words += ["-name", suite.name, "-machine", suite.machine, "-cpu", "max", "-smp", "2", "-m", "2048"]
         words += ["-accel", "tcg,thread=multi,tb-size=512", "-nodefaults", "-no-user-config", "-display", "none"]
         words += ["-kernel", str(made / "kernel"), "-initrd", str(made / "initrd")]
-        words += ["-append", f"console={suite.console} quiet net.ifnames=0 audit=0 selinux=0"]
+        module = "audit=1 audit_backlog_limit=8192 security=selinux selinux=1" if suite.selinux else "audit=0 selinux=0"
+        words += ["-append", f"console={suite.console} quiet net.ifnames=0 {module}"]
         words += ["-serial", f"file:{self.folder}/console", "-device", "virtio-rng-pci"]
         for name, options in (("root", "cache=unsafe"), ("share", "readonly=on")):
             words += ["-drive", f"file={self.folder}/{name}.img,format=raw,if=none,id={name},{options}"]

@@ -23,6 +23,7 @@ from gpu_hook_simulator.topology import Topology, lay
 from oci_hook.discovery.driver_files import MULTIARCH
 from oci_hook.discovery.mark import MARK
 from oci_hook.errors import refuse
+from oci_hook.linux import label
 
 VERSION = DEFAULT.version
 MAX_GPUS = 32
@@ -108,6 +109,7 @@ def make(
             folder = root / folder
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o755)
+            label.put(str(folder), label.LIBRARY)
         for name in LIBRARIES:
             file = libraries / f"{name}.{release.version}"
             library = compiled[name].read_bytes()
@@ -119,6 +121,7 @@ def make(
         files.parent.mkdir(parents=True, exist_ok=True)
         files.parent.chmod(0o700)
         files.mkdir(mode=0o755)
+        label.put(str(files), label.WRITE)
         for minor in range(gpus):
             make_gpu(files / str(minor), minor, memory_mib, time_scale, release, lasting, block_mib)
         lay(root, files, topology, {minor: bus_id(minor) for minor in range(gpus)})

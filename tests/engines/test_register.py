@@ -459,6 +459,9 @@ def test_an_engine_that_is_not_there(host: Host) -> None:
     (host.root / "usr/bin/dockerd").unlink()
     with pytest.raises(SettingsError, match="GH-505: docker is not on this machine"):
         host.install("docker")
+    host.file("snap/bin/docker", "")
+    with pytest.raises(SettingsError, match="GH-505: docker is here from snap only"):
+        host.install("docker")
     assert "docker" not in [r.engine for r in host.install()]
 
 

@@ -1,6 +1,6 @@
 """Tests in a whole Debian machine, which scripts/machine boots: each command goes there by its channel.
 
-`scripts/test --machine[=trixie|sid]` runs them, in one machine and in order: the boot, containers, the packages. What a test
+`scripts/test --machine[=trixie|sid|selinux]` runs them, in one machine and in order: the boot, containers, the packages. What a test
 makes in the machine goes with the machine.
 """
 
