@@ -11,8 +11,10 @@ from typing import Any
 
 import yaml
 
+from scripts.cluster_lab import plain_nodes
 from scripts.cluster_lab.api import Api, Connection, Refused
 from scripts.cluster_lab.control import Control
+from scripts.cluster_lab.machine import wait
 from scripts.cluster_lab.pki import API
 from scripts.cluster_lab.programs import REPO
 
@@ -118,6 +120,22 @@ class Controller:
         """Resident memory of the process."""
         pages = int(Path(f"/proc/{self.pid()}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGESIZE") / 1e6
+
+
+def wait_for_webhooks(api: Api, namespace: str) -> None:
+    """Until the API server calls them with our authority and token for the pods of this namespace: it notices a new configuration
+    within a second or so, later on a busy machine."""
+
+    def works() -> bool:
+        try:
+            api("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", plain_nodes.pod("dry-run"))
+        except Refused as e:
+            if "webhook" in e.message:
+                return False
+            raise
+        return True
+
+    wait(60, "the webhooks answer", works)
 
 
 def configure(api: Api, url: str) -> None:

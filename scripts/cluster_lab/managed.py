@@ -18,8 +18,7 @@ from scripts.cluster_lab.api import Api, Refused
 from scripts.cluster_lab.clock import Clock
 from scripts.cluster_lab.cluster import Cluster
 from scripts.cluster_lab.control import SERVICES
-from scripts.cluster_lab.controllers import CONFIGURATIONS, OPTED_IN, OWN, Controller
-from scripts.cluster_lab.images import PROBE
+from scripts.cluster_lab.controllers import CONFIGURATIONS, OPTED_IN, OWN, Controller, wait_for_webhooks
 from scripts.cluster_lab.ledger import Grants
 from scripts.cluster_lab.machine import PYTHON, Machine, wait
 from scripts.cluster_lab.managed_objects import NODES, PACKAGING, daemon_set, probe_period, put_endpoints, scheduler
@@ -85,7 +84,7 @@ class Managed:
         wait(90, "a controller leads", self.leader)
         with ThreadPoolExecutor(len(self.nodes)) as pool:
             list(pool.map(self._join, self.nodes))
-        wait(60, "the webhooks answer", self._webhooks_answer)
+        wait_for_webhooks(self.api, WORK)
         self.control.use_scheduler_config(scheduler(EXTENDER))
         return self
 
@@ -201,14 +200,6 @@ class Managed:
             self.api.get(path)
         except Refused:
             return False
-        return True
-
-    def _webhooks_answer(self) -> bool:
-        pod = {"metadata": {"name": "dry"}, "spec": {"containers": [{"name": "main", "image": PROBE}]}}
-        try:
-            self.api("POST", f"/api/v1/namespaces/{WORK}/pods?dryRun=All", pod)
-        except Refused as e:
-            raise RuntimeError(str(e)) from None
         return True
 
     # ---- nodes ------------------------------------------------------------------------------------------------------

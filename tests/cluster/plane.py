@@ -11,7 +11,7 @@ from typing import Any
 from scripts.cluster_lab import plain_nodes
 from scripts.cluster_lab.api import Api, Refused
 from scripts.cluster_lab.cluster import Cluster
-from scripts.cluster_lab.controllers import OPTED_IN, OWN, Controller, configure
+from scripts.cluster_lab.controllers import OPTED_IN, OWN, Controller, configure, wait_for_webhooks
 from scripts.cluster_lab.machine import wait
 
 PORTS = (8443, 8453)
@@ -38,18 +38,7 @@ class Plane:
         return controller
 
     def wait_for_webhooks(self) -> None:
-        """Until the API server calls them with our token: it notices a new configuration within a second or so."""
-
-        def works() -> bool:
-            try:
-                self.api("POST", f"{PODS}?dryRun=All", plain_nodes.pod("dry-run"))
-            except Refused as e:
-                if "webhook" in e.message:
-                    return False
-                raise
-            return True
-
-        wait(60, "the webhooks answer", works)
+        wait_for_webhooks(self.api, WORK)
 
     def clean(self) -> None:
         """No controller, no pod, no node, no Lease, no Secret."""
