@@ -1,7 +1,7 @@
 """Tests in a whole Debian machine, which scripts/machine boots: each command goes there by its channel.
 
-`scripts/test --machine[=trixie|sid|arm64]` runs them, in one machine and in order: the boot, containers, the packages. What a test
-makes in the machine goes with the machine.
+`scripts/test --machine[=trixie|sid|arm64]` runs them, in one machine and in order: the boot, containers, limits, the packages,
+the image. What a test makes in the machine goes with the machine.
 """
 
 import json
@@ -86,12 +86,13 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
         host = unpacked(suite.suite, *libraries, architecture=other) if other else Path("/")
         rootfs = tiny_image.with_c_library(tmp_path_factory.mktemp("image") / "rootfs", host, suite.arch)
         shutil.copy(native / "sim/gpu-probe", rootfs / "bin/gpu-probe")
-        pack(beside / "images.tar", rootfs, {IMAGE: ["sh"], PAUSE: ["sleep", "1000000"]})
+        pack(beside / "images.tar", rootfs, {IMAGE: ["sh"], PAUSE: ["sleep", "1000000"]}, suite.arch)
         subprocess.run(["tar", "-cf", beside / "rootfs.tar", "-C", rootfs, "."], check=True)
         shutil.copy(compose(other), beside)
         shutil.copytree(native, beside / "build" / suite.arch, ignore=shutil.ignore_patterns(".*", "bench"))
         for name in ("h2", "hpack", "hyperframe"):  # for pod.py
             shutil.copytree(Path(h2.__file__).parents[1] / name, beside / "python" / name)
+        package("image", beside, arch=suite.arch)
         for kind in ("deb", "simulator-deb"):
             newer(package(kind, beside, arch=suite.arch), beside / "newer")
         for folder in (beside, *beside.parents[:2]):
