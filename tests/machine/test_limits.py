@@ -18,20 +18,16 @@ def test_memory_ends_at_the_limit(installed: Inside) -> None:
 
 def test_compute_is_shared(installed: Inside) -> None:
     """Of two programs that never pause and begin together; then the other way round."""
-    installed("mkdir /root/go")
-    waits = "until [ -e /go/now ]; do sleep 0.1; done; gpu-probe run 500 60"
+    installed("mkdir -p /root/go; rm -f /root/go/*")
+    script = "for turn in 1 2; do until [ -e /go/$turn ]; do sleep 0.1; done; gpu-probe run 500 20 >/go/$0-$turn; done"
     for name, compute in (("large", 70), ("small", 30)):
         asks = f"{RUN} --volume /root/go:/go --annotation gpu-hook.io/compute={compute}"
-        installed(f"docker run -d --name {name} {asks} {IMAGE} sh -c '{waits}'")
-    installed("touch /root/go/now; sleep 20; gpu-hook set large --compute 30; gpu-hook set small --compute 70")
-    installed("docker wait large small")
-    large, small = (seconds(installed(f"docker logs {name}")) for name in ("large", "small"))
-    installed("docker rm large small; rm -r /root/go")
-    for percent, when in ((70, slice(3, 18)), (30, slice(-15, -2))):
-        both = sum(large[when]), sum(small[when])
-        assert abs(100 * both[0] / sum(both) - percent) < 8, (large, small)
-
-
-def seconds(said: str) -> list[int]:
-    """The part of the GPU that gpu-probe had in each second, in percent."""
-    return [int(word) for word in re.findall(r"(\d+)%", said)]
+        installed(f"docker run -d --name {name} {asks} {IMAGE} sh -c '{script}' {name}")
+    for turn, percent in ((1, 70), (2, 30)):
+        installed(f"gpu-hook set large --compute {percent}; gpu-hook set small --compute {100 - percent}")
+        installed(f"touch /root/go/{turn}; sleep 20")
+        installed.until(f"grep kernels /root/go/large-{turn} && grep kernels /root/go/small-{turn}")
+        said = [installed(f"cat /root/go/{name}-{turn}") for name in ("large", "small")]
+        large, small = (sum(int(word) for word in re.findall(r" (\d+)%", one)[2:-2]) for one in said)
+        assert abs(100 * large / (large + small) - percent) < 8, said
+    installed("docker rm -f large small; rm -r /root/go")
