@@ -10,6 +10,17 @@ from pathlib import Path
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
+# Its mounts are in a namespace of their own: none is left where a command is interrupted.
+APART = ("unshare", "--mount", "--propagation", "private")
+# Runs a command ("$@") with the programs for arm64 by an emulator ($0). A user namespace has a binfmt_misc of its own since
+# Linux 6.7, so nothing outside of it is emulated. The header of such a program: ELF(5), e_machine EM_AARCH64.
+EMULATED = r"""echo here; read -r mapped; exec </dev/null; b=/proc/sys/fs/binfmt_misc; x=\\xff\\xff\\xff\\xff\\xff\\xff\\xff
+mount -t binfmt_misc none $b || { echo "$0 needs binfmt_misc in a user namespace: Linux 6.7" >&2; exit 1; }
+set -e; head='\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00'
+printf %s ":arm64:M::$head:$x\\x00$x\\xff\\xfe\\xff\\xff\\xff:$0:FP" >$b/register
+exec "$@"
+"""
+
 
 class CannotFetch(Exception):
     """Why a package cannot be had, in a sentence."""
@@ -86,10 +97,16 @@ def unpack(packages: Iterable[Path], root: Path) -> None:
 
 
 def bootstrap(
-    root: Path, suite: str, packages: Iterable[str], variant: str = "minbase", architecture: str = ""
+    root: Path,
+    suite: str,
+    packages: Iterable[str],
+    variant: str = "minbase",
+    architecture: str = "",
+    emulator: Path | None = None,
 ) -> None:
     """A Debian at `root`, by mmdebstrap. variant: "extract" only unpacks these packages and what they depend on, so that
-    architecture may be another than this machine's. Raises CannotFetch."""
+    architecture may be another than this machine's. emulator: QEMU's static program that runs what is for arm64, on a machine
+    for which that is another architecture. Raises CannotFetch."""
     for program in ("mmdebstrap", "unshare"):
         if not shutil.which(program):
             raise CannotFetch(f"{program} is missing, which makes a root of Debian's packages")
@@ -97,8 +114,27 @@ def bootstrap(
     options = ['--aptopt=Acquire::Check-Valid-Until "false"']
     options += [f"--arch={architecture}"] if architecture else []
     command = ["mmdebstrap", "-q", "--mode=root", f"--variant={variant}", f"--include={','.join(packages)}", *options]
-    # Its mounts are in a namespace of their own: none is left below `root` where it is interrupted.
-    apart = ["unshare", "--mount", "--propagation", "private"]
-    done = subprocess.run([*apart, *command, suite, str(root), mirror()], capture_output=True, text=True)
+    command += ["--skip=check/qemu"] if emulator else []
+    command += [suite, str(root), mirror()]
+    whole = [*APART, *command]
+    done = emulated(emulator, command) if emulator else subprocess.run(whole, capture_output=True, text=True)
     if done.returncode:
         raise CannotFetch(f"mmdebstrap of {suite}: {(done.stderr or done.stdout).strip()[-400:]}")
+
+
+def emulated(emulator: Path, command: list[str]) -> "subprocess.CompletedProcess[str]":
+    """What a command did, run with EMULATED in a user namespace with the same users, which only a process outside of it
+    can give it."""
+    pipe = subprocess.PIPE
+    whole = [*APART, "--user", "--keep-caps", "sh", "-c", EMULATED, str(emulator), *command]
+    with subprocess.Popen(whole, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        try:
+            if process.stdout.readline():
+                for name in ("uid_map", "gid_map"):
+                    Path(f"/proc/{process.pid}/{name}").write_text("0 0 4294967295")
+            out, errors = process.communicate("\n")
+        except BaseException:
+            process.kill()
+            raise
+        return subprocess.CompletedProcess(command, process.returncode, out, errors)

@@ -152,9 +152,9 @@ def story(stage: Stage) -> None:
 
     title("5. A container with GPU 0 makes itself a node of GPU 1 and tries to open it")
     script = (
-        "ls -d /dev/nvidia[0-9]; mknod /tmp/gpu1 c 195 1 && echo 'made /tmp/gpu1 (c 195:1)'; "
+        "ls -d /dev/nvidia[0-9]; mknod /dev/gpu1 c 195 1 && echo 'made /dev/gpu1 (c 195:1)'; "
         "echo 'opening GPU 0 (granted):'; cat 2>&1 </dev/nvidia0 && echo opened; "
-        "echo 'opening GPU 1 (not granted):'; cat 2>&1 </tmp/gpu1 && echo opened"
+        "echo 'opening GPU 1 (not granted):'; cat 2>&1 </dev/gpu1 && echo opened"
     )
     status, output = stage.container("curious", {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "1Gi"}, script)
     show(output)

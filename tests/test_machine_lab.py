@@ -1,6 +1,9 @@
 """scripts/machine: what it does without a machine."""
 
 import importlib
+import os
+import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from scripts import debian
 from scripts.debian import CannotFetch
 from scripts.machine_lab import image
 from tests.conftest import REPO
+from tests.e2e.fetched import unpacked
+
+QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64") or ""
 
 
 def test_modules_come_after_what_they_need(tmp_path: Path) -> None:
@@ -55,3 +62,19 @@ def test_options_of_run_end_where_its_command_begins(
     monkeypatch.setattr(sys, "path", [*sys.path])  # the program puts the checkout there
     options = importlib.import_module("scripts.machine_lab.__main__").parser().parse_args(["run", *words])
     assert (options.timeout, options.words) == (seconds, command)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or not QEMU, reason="no qemu-aarch64: Debian has it in qemu-user-static"
+)
+def test_programs_for_arm64_run_where_a_root_is_made_and_nowhere_else() -> None:
+    """With this machine's users, since the root's files are theirs."""
+    busybox = unpacked("bookworm", "busybox-static", architecture="arm64") / "bin/busybox"
+    command = [str(busybox), "sh", "-c", "uname -m; cat /proc/self/uid_map; stat -c %u /etc/passwd"]
+    done = debian.emulated(Path(QEMU), command)
+    assert (done.returncode, done.stdout.split()) == (0, ["aarch64", "0", "0", "4294967295", "0"]), done
+    assert debian.emulated(Path(QEMU), ["sh", "-c", "echo why >&2; exit 3"]).returncode == 3
+    with pytest.raises(OSError):
+        subprocess.run(command)

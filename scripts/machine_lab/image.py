@@ -27,7 +27,7 @@ PACKAGES += ("uidmap", "slirp4netns", "rootlesskit", "apparmor", "iptables", "ip
 PACKAGES += ("util-linux", "ca-certificates", "init-system-helpers")
 SELINUX = ("selinux-policy-default", "policycoreutils")  # beside them, where it is enforced
 
-TOOLS = ("qemu-system-x86", "seabios", "kmod")
+TOOLS = ("qemu-system-x86", "seabios", "qemu-system-arm", "qemu-user", "kmod")
 MODULES = ("virtio_pci", "virtio_blk", "virtio_console", "virtio_rng", "ext4")
 
 # Units that a machine for tests can do without; under emulation they take seconds to minutes of each boot.
@@ -58,6 +58,13 @@ class Suite(NamedTuple):
     machine: str
     console: str
     selinux: bool = False
+    cpu: str = "max"
+    minutes: int = 3  # that a build takes
+
+    @property
+    def arch(self) -> str:
+        """The kernel's name of its architecture."""
+        return self.qemu.removeprefix("qemu-system-")
 
 
 SUITES = {
@@ -65,7 +72,20 @@ SUITES = {
     for suite in (
         Suite("trixie", "trixie", "amd64", "linux-image-cloud-amd64", "qemu-system-x86_64", "q35", "ttyS0"),
         Suite("sid", "sid", "amd64", "linux-image-cloud-amd64", "qemu-system-x86_64", "q35", "ttyS0"),
-        Suite("selinux", "trixie", "amd64", "linux-image-cloud-amd64", "qemu-system-x86_64", "q35", "ttyS0", True),
+        Suite(
+            "selinux", "trixie", "amd64", "linux-image-cloud-amd64", "qemu-system-x86_64", "q35", "ttyS0", selinux=True
+        ),
+        Suite(
+            "arm64",
+            "trixie",
+            "arm64",
+            "linux-image-cloud-arm64",
+            "qemu-system-aarch64",
+            "virt",
+            "ttyAMA0",
+            cpu="neoverse-n1",
+            minutes=15,
+        ),
     )
 }
 
@@ -109,7 +129,7 @@ def build(suite: Suite, say: Callable[[str], None]) -> Path:
             _made(tools(), lambda half: bootstrap(half, "sid", TOOLS, "extract"))
     with alone(place, say):
         if not place.is_dir():
-            say(f"{suite.name}: downloads 300 MB, takes 3 minutes, keeps 1.5 GB in {cache()}")
+            say(f"{suite.name}: downloads 300 MB, takes {suite.minutes} minutes, keeps 1.5 GB in {cache()}")
             _made(place, lambda half: _build(suite, half))
     return place
 
@@ -143,7 +163,8 @@ def _build(suite: Suite, out: Path) -> None:
     out.mkdir()
     root, kernel = out / "root", out / "kernel-root"
     bootstrap(kernel, suite.suite, [suite.kernel], "extract", suite.architecture)
-    bootstrap(root, suite.suite, PACKAGES + SELINUX * suite.selinux, architecture=suite.architecture)
+    emulator = None if suite.arch == platform.machine() else tools() / f"usr/bin/qemu-{suite.arch}"
+    bootstrap(root, suite.suite, PACKAGES + SELINUX * suite.selinux, architecture=suite.architecture, emulator=emulator)
     (modules,) = (kernel / "usr/lib/modules").iterdir()
     places = (kernel / f"boot/vmlinuz-{modules.name}", modules / "vmlinuz")  # sid has it beside the modules
     shutil.copy(next(path for path in places if path.exists()), out / "kernel")

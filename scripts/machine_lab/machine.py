@@ -83,7 +83,7 @@ class Machine:
     def _qemu(self, made: Path) -> list[str]:
         suite, data = self.suite, image.tools() / "usr/share"
         words = [*image.tool(suite.qemu), "-L", str(data / "qemu"), "-L", str(data / "seabios")]
-        words += ["-name", suite.name, "-machine", suite.machine, "-cpu", "max", "-smp", "2", "-m", "2048"]
+        words += ["-name", suite.name, "-machine", suite.machine, "-cpu", suite.cpu, "-smp", "2", "-m", "2048"]
         words += ["-accel", "tcg,thread=multi,tb-size=512", "-nodefaults", "-no-user-config", "-display", "none"]
         words += ["-kernel", str(made / "kernel"), "-initrd", str(made / "initrd")]
         module = "audit=1 audit_backlog_limit=8192 security=selinux selinux=1" if suite.selinux else "audit=0 selinux=0"

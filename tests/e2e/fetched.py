@@ -70,9 +70,10 @@ def nvidia() -> Path:
     return unpacked("trixie", *NVIDIA, component="non-free")
 
 
-def compose() -> Path:
+def compose(architecture: str = "") -> Path:
     """Compose 2.26 of Debian 13: one program, which asks the daemon what it can. Skips where it cannot be had."""
-    files = [path for path in unpacked("trixie", "docker-compose").rglob("docker-compose") if path.is_file()]
+    found = unpacked("trixie", "docker-compose", architecture=architecture)
+    files = [path for path in found.rglob("docker-compose") if path.is_file()]
     return max(files, key=lambda path: path.stat().st_size)
 
 

@@ -111,20 +111,19 @@ def until(true: Callable[[], bool], seconds: float = WAIT) -> bool:
     return True
 
 
-def pack(archive: Path, rootfs: Path, images: dict[str, list[str]]) -> None:
+def pack(archive: Path, rootfs: Path, images: dict[str, list[str]], arch: str = platform.machine()) -> None:
     """An archive as `docker save` writes it: one layer, and an image for each name with that command."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         tar.add(rootfs, ".")
     from hashlib import sha256
 
-    arch = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
     manifest = []
     files = {"layer.tar": layer.getvalue()}
     for name, command in images.items():
         diff = "sha256:" + sha256(files["layer.tar"]).hexdigest()
         config = {
-            "architecture": arch,
+            "architecture": {"x86_64": "amd64", "aarch64": "arm64"}[arch],
             "os": "linux",
             "config": {"Env": ["PATH=/bin:/usr/bin"], "Cmd": command},
             "rootfs": {"type": "layers", "diff_ids": [diff]},

@@ -1,7 +1,7 @@
 """Tests in a whole Debian machine, which scripts/machine boots: each command goes there by its channel.
 
-`scripts/test --machine[=trixie|sid|selinux]` runs them, in one machine and in order: the boot, containers, the packages. What a test
-makes in the machine goes with the machine.
+`scripts/test --machine[=trixie|sid|arm64|selinux]` runs them, in one machine and in order: the boot, containers, limits, the
+packages, the image. What a test makes in the machine goes with the machine.
 """
 
 import json
@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,8 @@ import pytest
 from scripts import debian, tiny_image
 from scripts.machine_lab import image
 from scripts.machine_lab.machine import CannotRun, Machine
-from tests.e2e.fetched import compose
+from tests.conftest import REPO
+from tests.e2e.fetched import compose, unpacked
 from tests.engines.box import IMAGE, MEMORY_MIB, PAUSE, pack
 from tests.packaging.conftest import package
 
@@ -64,7 +66,7 @@ class Inside:
 
 
 @pytest.fixture(scope="session")
-def machine(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     """The machine of GPU_HOOK_MACHINE with this checkout's packages and an image in /share/with."""
 
     def say(text: str) -> None:
@@ -72,17 +74,27 @@ def machine(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
     beside = tmp_path_factory.mktemp("beside")
     machine = Machine(SUITE)
+    suite = machine.suite
+    native = REPO / "build" / suite.arch
+    subprocess.run(
+        [sys.executable, REPO / "scripts/build", "--arch", suite.arch], check=True, stdout=subprocess.DEVNULL
+    )
     try:
-        image.build(image.SUITES[SUITE], say)
-        rootfs = tiny_image.with_c_library(tmp_path_factory.mktemp("image") / "rootfs")
+        image.build(suite, say)
+        other = suite.architecture if suite.arch != tiny_image.ARCH else ""
+        libraries = ("busybox-static", "libc6", "libgcc-s1")
+        host = unpacked(suite.suite, *libraries, architecture=other) if other else Path("/")
+        rootfs = tiny_image.with_c_library(tmp_path_factory.mktemp("image") / "rootfs", host, suite.arch)
         shutil.copy(native / "sim/gpu-probe", rootfs / "bin/gpu-probe")
-        pack(beside / "images.tar", rootfs, {IMAGE: ["sh"], PAUSE: ["sleep", "1000000"]})
+        pack(beside / "images.tar", rootfs, {IMAGE: ["sh"], PAUSE: ["sleep", "1000000"]}, suite.arch)
         subprocess.run(["tar", "-cf", beside / "rootfs.tar", "-C", rootfs, "."], check=True)
-        shutil.copy(compose(), beside)
+        shutil.copy(compose(other), beside)
+        shutil.copytree(native, beside / "build" / suite.arch, ignore=shutil.ignore_patterns(".*", "bench"))
         for name in ("h2", "hpack", "hyperframe"):  # for pod.py
             shutil.copytree(Path(h2.__file__).parents[1] / name, beside / "python" / name)
+        package("image", beside, arch=suite.arch)
         for kind in ("deb", "simulator-deb"):
-            newer(package(kind, beside), beside / "newer")
+            newer(package(kind, beside, arch=suite.arch), beside / "newer")
         for folder in (beside, *beside.parents[:2]):
             folder.chmod(0o755)  # apt reads them as another user
         machine.up(say, beside)

@@ -61,6 +61,8 @@ def test_removal_waits_for_containers_and_leaves_nothing(installed: Inside) -> N
         f"find / -xdev \\( {pruned} \\) -prune -o -name '*gpu-hook*' -print; ls /dev | grep nvidia || true"
     )
     assert left == "", left
-    assert "gpu-hook" not in installed("cat /etc/docker/daemon.json /etc/containerd/config.toml 2>/dev/null || true")
+    assert "/opt/gpu-hook" not in installed(
+        "cat /etc/docker/daemon.json /etc/containerd/config.toml 2>/dev/null || true"
+    )
     for engine in ("docker", "podman"):
         installed(f"{engine} run --rm --network none {IMAGE} true")

@@ -1,6 +1,7 @@
 """Packages built once per test run, and machines to install them on."""
 
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,9 +23,9 @@ def packages(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def package(kind: str, out: Path, umask: int = 0o022, zone: str = "UTC") -> Path:
+def package(kind: str, out: Path, umask: int = 0o022, zone: str = "UTC", arch: str = platform.machine()) -> Path:
     """What scripts/package builds, without its look at whether the checkout is ready."""
-    command = [sys.executable, "-B", str(REPO / "packaging/build.py"), kind, "--out", str(out)]
+    command = [sys.executable, "-B", str(REPO / "packaging/build.py"), kind, "--out", str(out), "--arch", arch]
     whole = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000", "TZ": zone}
     done = subprocess.run(command, capture_output=True, text=True, umask=umask, env=whole, cwd=out)
     assert done.returncode == 0, done.stdout + done.stderr
