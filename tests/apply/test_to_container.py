@@ -18,6 +18,7 @@ from oci_hook.errors import GhError
 from oci_hook.linux import libc, namespace, process
 from tests.apply.box import LIBDIR, Box, Host, maker
 from tests.apply.box_maker import MS_RDONLY, MS_SHARED
+from tests.gate.gpus import until
 
 pytestmark = pytest.mark.root
 
@@ -412,12 +413,19 @@ def test_not_the_containers_init(host):
 
 def test_an_init_whose_parent_has_ended(host):
     """crun makes the init of a user namespace so. It is known by crun's program and command line, which it still has."""
+
+    def has_its_words(pid: int) -> bool:
+        """Popen returns a moment before the kernel has set them."""
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+
     with Box(host.rootfs) as box:
         container = to_container.open_container(box.pid, str(host.rootfs))
         with subprocess.Popen(maker().args, stdin=subprocess.PIPE) as runtime:  # like the init, a copy of the maker
+            until(lambda: has_its_words(runtime.pid))
             to_container.check_child_of(container, runtime.pid)
         same_program = [os.readlink(f"/proc/{box.pid}/exe"), "-c", "input()"]
         with subprocess.Popen(same_program, stdin=subprocess.PIPE) as other:
+            until(lambda: has_its_words(other.pid))
             with pytest.raises(GhError, match="GH-406"):
                 to_container.check_child_of(container, other.pid)
             other.kill()
