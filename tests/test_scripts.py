@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts.benches import _cluster_real as cluster
-from scripts.cluster_lab import programs
+from scripts.cluster_lab import build, programs
 from tests.conftest import REPO
 
 
@@ -86,6 +86,30 @@ def test_the_cluster_s_tests_run_on_the_newest_kubernetes_that_is_here(scripts: 
     assert on("--cluster") == ["test: on Kubernetes 1.100"]
     assert on("--cluster=all,1.20") == ["test: on Kubernetes 1.20"]
     assert called(scripts / "test", "--cluster=newest", **cache).returncode == 2
+
+
+def test_a_changed_list_of_packages_needs_no_kubernetes_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pins = tmp_path / "packages"
+    pins.write_text("runc 1 aa\n")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(programs.CHOICE, "1.36")
+    monkeypatch.setattr(programs, "PACKAGES_OF_TODAY", pins)
+    kubelet = programs.given("1.36") / "kubelet"
+    kubelet.parent.mkdir(parents=True)
+    kubelet.touch()
+    made: list[Path] = []
+
+    def add(work: Path, home: Path) -> None:
+        (home / "bin").mkdir(parents=True)
+        made.append(home)
+
+    monkeypatch.setattr(build, "_add", add)
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    for text, number in (("runc 1 aa\n", 1), ("runc 2 bb\n", 2), ("runc 2 bb\n", 2)):
+        pins.write_text(text)
+        build.build(1, print)
+        assert len(made) == number and made[-1] == programs.home() and programs.ready()
+    assert kubelet.exists() and programs.versions() == ["1.36"]
 
 
 @pytest.mark.parametrize("folder", ["/proc/x", "/proc", "/etc/hostname"])

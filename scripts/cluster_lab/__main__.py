@@ -116,6 +116,8 @@ def do_up(options: argparse.Namespace) -> None:
         wanted = take(Path(wanted), say)
     if wanted:
         programs.use(wanted)
+        if wanted != programs.BUILT_HERE:
+            build(1, say)
     cluster = Cluster(options.state)
     if wanted and programs.version() != wanted:
         raise CannotRun(

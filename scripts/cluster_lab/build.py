@@ -1,7 +1,7 @@
 """scripts/cluster build: Kubernetes 1.20.2 from Debian bookworm's source package, and the rest from its packages.
 
 1.20.2 is the newest version whose source Debian has with all dependencies. An interrupted build continues. `take` needs no
-compiler: it takes a release's programs from a folder.
+compiler: it takes a release's programs from a folder, and `build` puts those of Debian sid beside them.
 """
 
 import os
@@ -21,6 +21,9 @@ VERSION = "v1.20.2"
 REFLECT = "github.com/modern-go/reflect2"
 OPENAPI = "pkg/generated/openapi/zz_generated.openapi.go"
 OPENAPI_MARK = "+k8s:openapi-gen="
+LIBRARIES = "usr/lib/x86_64-linux-gnu"
+LOADER = "ld-linux-x86-64.so.2"
+OF_RUNC = (LOADER, "libc.so.6", "libseccomp.so.2")
 
 
 def build(jobs: int, say: Callable[[str], None]) -> None:
@@ -36,43 +39,61 @@ def build(jobs: int, say: Callable[[str], None]) -> None:
     work = home.with_name(f"{home.name}.work")
     work.mkdir(parents=True, exist_ok=True)
     with alone(home, say):
-        if not programs.ready():
+        if not programs.ready() and programs.version() == programs.BUILT_HERE:
             _build(work, home, jobs, say)
+        elif not programs.ready():
+            _add(work, home)
     shutil.rmtree(work, ignore_errors=True)
 
 
 def take(folder: Path, say: Callable[[str], None]) -> str:
-    """Caches the programs of a Kubernetes release, which are in that folder, with etcd, containerd and kubectl of Debian sid and
-    runc of bookworm. Returns the version, like 1.36."""
+    """Caches the programs of a Kubernetes release, which are in that folder, with etcd, containerd, runc and, where it has none,
+    kubectl of Debian sid. Returns the version, like 1.36."""
     found = subprocess.run([str(folder / "kube-apiserver"), "--version"], capture_output=True, text=True, check=True)
     version = ".".join(found.stdout.split()[1].lstrip("v").split(".")[:2])
-    home = programs.cache() / version
-    with alone(home, say):
-        _take(folder, home)
-    say(f"{found.stdout.strip()} is in {home}")
+    place = programs.given(version).parent
+    with alone(place, say):
+        work = place.with_name(f"{version}.work")
+        shutil.rmtree(work, ignore_errors=True)
+        (work / "bin").mkdir(parents=True)
+        for name in (*programs.BUILT, *(["kubectl"] if (folder / "kubectl").exists() else [])):
+            shutil.copy(folder / name, work / "bin")
+        shutil.rmtree(place, ignore_errors=True)
+        work.rename(place)
+    programs.use(version)
+    build(1, say)
+    say(f"{found.stdout.strip()} is in {programs.home()}")
     return version
 
 
-def _take(folder: Path, home: Path) -> None:
-    work = home.with_name(f"{home.name}.work")
-    shutil.rmtree(work, ignore_errors=True)
+def _add(work: Path, home: Path) -> None:
+    """A release's programs, by links, and what a cluster needs beside them."""
     debs, _ = packages.fetch(work, programs.PACKAGES_OF_TODAY, "sid")
-    unpack(debs, work / "root")
-    # runc of sid needs a newer C library than this machine may have.
-    runc = packages.fetch(work / "runc", only="runc")[0]
-    unpack(runc, work / "root/runc")
-    out = work / "out"
+    root, out = work / "root", work / "out"
+    unpack(debs, root)
+    shutil.rmtree(out, ignore_errors=True)
     (out / "bin").mkdir(parents=True)
-    for name in programs.BUILT:
-        shutil.copy(folder / name, out / "bin")
     for path in programs.TAKEN:
-        shutil.copy(work / "root" / ("runc" if path.endswith("/runc") else "") / path, out / "bin")
-    if (folder / "kubectl").exists():
-        shutil.copy(folder / "kubectl", out / "bin")
-    shutil.copytree(work / "root/usr/lib/cni", out / "cni")
-    shutil.rmtree(home, ignore_errors=True)
+        shutil.copy(root / path, out / "bin")
+    _bring_libraries(root, out, home)
+    shutil.copytree(root / "usr/lib/cni", out / "cni")
+    for name in (*programs.BUILT, "kubectl"):
+        taken = programs.given(programs.version()) / name
+        if taken.exists():
+            (out / "bin" / name).unlink(missing_ok=True)
+            os.link(taken, out / "bin" / name)
     out.rename(home)
-    shutil.rmtree(work)
+
+
+def _bring_libraries(root: Path, out: Path, home: Path) -> None:
+    """runc of sid needs a newer C library than this machine may have, and so does patchelf. runc executes /proc/self/exe again,
+    so the file itself names its loader."""
+    (out / "lib").mkdir()
+    for name in OF_RUNC:
+        shutil.copy(root / LIBRARIES / name, out / "lib")
+    patchelf = [root / LIBRARIES / LOADER, "--library-path", root / LIBRARIES, root / "usr/bin/patchelf"]
+    names = ["--set-interpreter", home / "lib" / LOADER, "--force-rpath", "--set-rpath", home / "lib"]
+    subprocess.run([*patchelf, *names, out / "bin/runc"], check=True)
 
 
 def _build(work: Path, home: Path, jobs: int, say: Callable[[str], None]) -> None:

@@ -36,6 +36,7 @@ def main() -> None:
     os.mkdir("/run/lock")
     disk(folder / "disk")
     sysctl()
+    whole_proc()
     temporary([Path(path) for path in asked["keep"]])
     devices()
     cgroups(asked["hierarchies"], asked["links"])
@@ -71,6 +72,12 @@ def sysctl() -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(value + "\n")
         run("mount", "--bind", str(file), f"/proc/sys/{key}")
+
+
+def whole_proc() -> None:
+    """A user namespace may mount a proc of its own only where one is seen that nothing covers (the kernel's mount_too_revealing)."""
+    os.mkdir("/run/proc", 0o700)
+    run("mount", "-t", "proc", "proc", "/run/proc")
 
 
 def temporary(keep: list[Path]) -> None:

@@ -109,8 +109,10 @@ class Node:
             self.machine.serve("kubelet", *self._kubelet(), *self.control.flags.get("kubelet", []))
 
     def use_programs(self) -> None:
-        """The files of the version that is used now; those of an administrator stay."""
+        """The files and the runc of the version that is used now; files of an administrator stay."""
         self._files()
+        if self.installed:
+            self.gpu_hook("settings", "set", f"runtime={programs.program('runc')}")
 
     def stop(self, service: str, number: signal.Signals = signal.SIGTERM) -> None:
         self.machine.stop(service, number)
@@ -195,7 +197,7 @@ class Node:
                 f"--runtime={runc}",
             ]
             self.gpu_hook(*lay)
-            counts = [f"--gpus={self.gpus.count}", f"--memory={self.gpus.memory}"]
+            counts = ["--nodes", f"--gpus={self.gpus.count}", f"--memory={self.gpus.memory}"]
             self.gpu_hook("sim", "up", f"--prefix={SIMULATOR}", *counts)
         if self.installed:
             self.gpu_hook("install", "--engine=containerd", f"--runtime={runc}")

@@ -18,12 +18,9 @@ def pins(file: Path) -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, s
     return {name: pin for name, pin in named.items() if name not in sources}, sources
 
 
-def fetch(work: Path, file: Path = PACKAGES, suite: str = SUITE, only: str = "") -> tuple[list[Path], Path | None]:
-    """The packages' files and the source's .dsc, below `work`. Files that are there are not fetched again.
-    only: this package, and no source."""
+def fetch(work: Path, file: Path = PACKAGES, suite: str = SUITE) -> tuple[list[Path], Path | None]:
+    """The packages' files and the source's .dsc, below `work`. Files that are there are not fetched again."""
     debs, sources = pins(file)
-    if only:
-        debs, sources = {only: debs[only]}, {}
     folder = work / "fetched"
     folder.mkdir(parents=True, exist_ok=True)
     wanted = [(name, f"{name}={version}") for name, (version, _) in debs.items() if not _deb(folder, name)]

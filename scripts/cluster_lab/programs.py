@@ -1,7 +1,7 @@
 """The programs of a cluster: where they are cached, and the names they have there.
 
-GPU_HOOK_KUBERNETES=1.36: of that version, which `scripts/cluster build --kubernetes DIR` has taken from DIR. Else of 1.20, which
-is built from Debian's packages.
+GPU_HOOK_KUBERNETES=1.36: of that version, which `scripts/cluster build --kubernetes DIR` has taken from DIR into VERSION/bin;
+VERSION/KEY has them beside those of Debian sid. Else of 1.20, which is built from Debian's packages, in KEY.
 """
 
 import os
@@ -39,9 +39,9 @@ def cache() -> Path:
     return Path(base) / "gpu-hook-cluster"
 
 
-def key() -> str:
-    """A digest of everything that the programs are built from."""
-    made_of = RECIPE.encode() + PACKAGES.read_bytes() + PATCH.read_bytes()
+def key(*made_from: Path) -> str:
+    """A digest of everything that the programs are built from; those of 1.20 where nothing is named."""
+    made_of = RECIPE.encode() + b"".join(file.read_bytes() for file in made_from or (PACKAGES, PATCH))
     return sha256(made_of).hexdigest()[:16]
 
 
@@ -60,16 +60,21 @@ def minor() -> int:
     return int(version().partition(".")[2])
 
 
+def given(version: str) -> Path:
+    """The folder of what was taken from a release."""
+    return cache() / version / "bin"
+
+
 def use(version: str) -> None:
     """Chooses the version for this process and those that it starts. Raises CannotRun."""
-    if version != BUILT_HERE and not (cache() / version / "bin").is_dir():
+    if version != BUILT_HERE and not given(version).is_dir():
         raise CannotRun(f"Kubernetes {version} is not there; scripts/cluster build --kubernetes DIR takes it from DIR")
     os.environ[CHOICE] = version
 
 
 def home() -> Path:
-    """The folder of the programs: bin/ and cni/. It exists only when it is complete."""
-    return cache() / (key() if version() == BUILT_HERE else version())
+    """The folder of the programs: bin/ and cni/, and lib/ of today's. It exists only when it is complete."""
+    return cache() / key() if version() == BUILT_HERE else cache() / version() / key(PACKAGES_OF_TODAY)
 
 
 def ready() -> bool:

@@ -307,6 +307,13 @@ def test_two_gpus_in_one_claim(claims: Claims) -> None:
     assert [gpu["memory_mib"] for gpu in grant["gpus"]] == [3072, 3072]
 
 
+def test_a_share_in_a_user_namespace(claims: Claims) -> None:
+    look = "cat /proc/self/uid_map; gpu-probe info; exec sleep 100000"
+    claims.apply(template("mapped", "3Gi"), pod("mapped", command=look, hostUsers=False))
+    claims.sees("mapped", 3072)
+    assert int(claims.log("mapped").split()[1]) >= 65536
+
+
 def test_each_kind_of_request(claims: Claims, tmp_path: Path) -> None:
     """By firstAvailable, by CEL on attributes, by class, by constraints, of MIG devices; what fits nowhere waits."""
     node = claims.nodes[1]

@@ -46,6 +46,8 @@ def test_a_machine_cannot_change_the_computer(cluster: lab.Cluster) -> None:
             assert node.machine.run("touch", path, check=False).returncode, path
     overcommit = Path("/proc/sys/vm/overcommit_memory").read_text()
     node.machine.write("/proc/sys/vm/overcommit_memory", "2\n")
+    boot = "/proc/sys/kernel/random/boot_id"  # by which a ledger knows that its node started anew
+    assert node.machine.run("cat", boot).stdout != Path(boot).read_text()
     node.machine.write("/etc/gpu-hook-test", "mine\n")
     node.machine.write("/tmp/gpu-hook-test", "mine\n")
     assert Path("/proc/sys/vm/overcommit_memory").read_text() == overcommit

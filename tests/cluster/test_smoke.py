@@ -3,6 +3,8 @@
 import json
 import signal
 
+import pytest
+
 from tests.cluster import lab
 
 
@@ -51,6 +53,25 @@ def test_containers_outlive_containerd(cluster: lab.Cluster, namespace: str) -> 
     lab.wait(60, "the node is Ready", node.ready)
     assert cluster.kubectl("-n", namespace, "get", "pod", "one", "-o", started) == before
     assert lab.holders(cluster, node.name) == [f"{namespace}/one/main"]
+
+
+def test_a_share_in_a_user_namespace(cluster: lab.Cluster, namespace: str) -> None:
+    """The pod's root is a plain user of the node; its first process and one of `kubectl exec` have the share."""
+    if lab.programs.minor() < 36:
+        pytest.skip("containerd 1.6 and runc 1.1 of this cluster have no user namespaces for pods")
+    look = "cat /proc/self/uid_map; gpu-probe info; gpu-probe fill 256; sleep 100000"
+    one = lab.pod("one", {"main": look}, memory="2Gi")
+    one["spec"]["hostUsers"] = False
+    cluster.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(one))
+    lab.wait(120, "it says what it sees", lambda: "fill:" in cluster.kubectl("-n", namespace, "logs", "one"))
+    said = cluster.kubectl("-n", namespace, "logs", "one")
+    first, outside, count = (int(word) for word in said.split()[:3])
+    assert (first, count) == (0, 65536) and outside >= 65536
+    assert " 2048 MiB total" in said and "then CUDA_ERROR_OUT_OF_MEMORY" in said
+    again = cluster.kubectl("-n", namespace, "exec", "one", "--", "gpu-probe", "info")
+    assert " 2048 MiB total" in again
+    node = cluster.kubectl("-n", namespace, "get", "pod", "one", "-o", "jsonpath={.spec.nodeName}")
+    assert lab.holders(cluster, node) == [f"{namespace}/one/main"]
 
 
 def test_services_reach_their_pods_from_every_node(cluster: lab.Cluster, namespace: str) -> None:

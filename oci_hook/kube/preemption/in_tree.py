@@ -1,7 +1,7 @@
 """Finds pods that wait for our sums only. Kubernetes' scheduler asks an extender only about nodes that pass its own filters, so it
 never asks us about such a pod, and it preempts no pod of the same priority.
 
-The message of the condition PodScheduled tells (forms of Kubernetes 1.20 to 1.33). A pod with requirements that kube/pod/hosts.py does
+The message of the condition PodScheduled tells (forms of Kubernetes 1.20 to 1.36). A pod with requirements that kube/pod/hosts.py does
 not judge is left to the scheduler.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 from oci_hook.kube.formats.names import SUMS
 from oci_hook.kube.pod.hosts import rules_about_others
 
+FEATURES = "match Pod's required features"  # of nodes with older kubelets, by NodeDeclaredFeatures
 SHORT = re.compile(r"(?:Insufficient ([^\s,]+?)|(Too many pods))\.?(?=[\s,]|$)")
 EXACT = ("persistentVolumeClaim", "ephemeral", "iscsi", "rbd", "gcePersistentDisk", "awsElasticBlockStore", "csi")
 
@@ -24,7 +25,7 @@ def waits_for_sums(pod: Mapping[str, Any]) -> bool:
         return False
     message = str(said[0].get("message") or "").partition(" preemption: ")[0]  # added in 1.24
     short = {name or pods for name, pods in SHORT.findall(message)}
-    return bool(short) and short <= set(SUMS) and plain(spec)
+    return bool(short) and short <= set(SUMS) and FEATURES not in message and plain(spec)
 
 
 def plain(spec: Mapping[str, Any]) -> bool:

@@ -29,6 +29,10 @@ OURS = "0/3 nodes are available: 3 Insufficient gpu-hook.io/memory-mib."
         ("0/3 nodes are available: 1 Too many pods, 3 Insufficient gpu-hook.io/memory-mib.", False),
         ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu, 3 Insufficient gpu-hook.io/gpus.", False),
         ("0/3 nodes are available: 3 GH-201: no GPU is free.", False),
+        (
+            "0/4 nodes are available: 1 node(s) didn't match Pod's required features, 3 Insufficient gpu-hook.io/memory-mib.",
+            False,
+        ),
         ("", False),
         (None, False),
     ],
