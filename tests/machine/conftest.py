@@ -89,7 +89,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
         pack(beside / "images.tar", rootfs, {IMAGE: ["sh"], PAUSE: ["sleep", "1000000"]}, suite.arch)
         subprocess.run(["tar", "-cf", beside / "rootfs.tar", "-C", rootfs, "."], check=True)
         shutil.copy(compose(other), beside)
-        shutil.copytree(native, beside / "build" / suite.arch, ignore=shutil.ignore_patterns(".*", "bench"))
+        shutil.copytree(
+            native, beside / "build" / suite.arch, ignore=shutil.ignore_patterns(".*", "bench", "tests", "controller-*")
+        )
         for name in ("h2", "hpack", "hyperframe"):  # for pod.py
             shutil.copytree(Path(h2.__file__).parents[1] / name, beside / "python" / name)
         package("image", beside, arch=suite.arch)
