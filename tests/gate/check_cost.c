@@ -1,15 +1,9 @@
 /* When cost.c measures, and what it learns of kernels whose time depends on others. Prints nothing if all is right. */
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "gate/cost.h"
 
-static int wrong;
-#define CHECK(x)                                                               \
-    do {                                                                       \
-        if (!(x))                                                              \
-            wrong = 1, fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x); \
-    } while (0)
+#include "check.h"
 
 static uint64_t waited;
 static uint64_t alone(struct cost *c, uint64_t us) {

@@ -1,15 +1,9 @@
 /* What a container is said to want. Prints nothing if all is right. */
-#include <stdio.h>
 #include <string.h>
 
 #include "gate/usage.h"
 
-static int wrong;
-#define CHECK(x)                                                               \
-    do {                                                                       \
-        if (!(x))                                                              \
-            wrong = 1, fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x); \
-    } while (0)
+#include "check.h"
 
 /* In a tenth of a second in which it had work or a launch at the gate for so many ms, for some of them held by others. */
 static uint32_t want(uint64_t wanted, uint64_t held, uint64_t burst) {
