@@ -1,8 +1,5 @@
 #include "shim.h"
 
-static uint64_t min64(uint64_t a, uint64_t b) { return a < b ? a : b; }
-static uint64_t max64(uint64_t a, uint64_t b) { return a > b ? a : b; }
-
 static uint64_t sure(uint64_t estimate) { return estimate >= GH_COST_UNKNOWN ? estimate - GH_COST_UNKNOWN : estimate; }
 
 /* Wakes those who wait for slot i, as FUTEX_WAKE on its word does. */

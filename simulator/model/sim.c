@@ -5,9 +5,6 @@
 
 #include "shim.h"
 
-static uint64_t min64(uint64_t a, uint64_t b) { return a < b ? a : b; }
-static uint64_t max64(uint64_t a, uint64_t b) { return a > b ? a : b; }
-
 void config_default(struct config *config) {
     *config = (struct config){
         .policy = LEDGER,

@@ -4,6 +4,7 @@
 #ifndef GPU_HOOK_DECIDE_H
 #define GPU_HOOK_DECIDE_H
 
+#include "pages/arithmetic.h"
 #include "pages/gpu_view.h"
 
 enum gh_mode {
@@ -85,9 +86,7 @@ struct gh_rise {
     uint64_t by, most; /* not beyond most */
 };
 static inline uint64_t gh_risen(const struct gh_rise *rise, uint64_t v) {
-    uint64_t after = v + rise->by < v ? UINT64_MAX : v + rise->by;
-    after = after < rise->most ? after : rise->most;
-    return after > v ? after : v;
+    return max64(v, min64(add64(v, rise->by), rise->most));
 }
 
 /* By `charge` ns of GPU time at weight gh_weight(). Beside equals that need little nobody is held for another, so v runs no
