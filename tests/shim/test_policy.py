@@ -147,7 +147,7 @@ for i in range(3000):
     for _ in range(rng.choice((1, 2, 8, 64))):
         bad[rng.randrange(rng.choice((64, 256, 2304)))] = rng.choice((0, 1, 2, 16, 17, 127, 128, 255))
     bad[16] &= 0xFE  # an odd sequence number is tested above and slow
-    bad[72:76] = bytes(4)  # a suspended container waits
+    bad[72:88] = bytes(16)  # a container waits while it is suspended, for room, or for an hour of CLOCK_MONOTONIC at most
     os.pwrite(page, bytes(bad), 0)
     r, p = cu.alloc(rng.randrange(1, 1 << rng.randrange(1, 48)))
     assert r in (0, cu.OOM), r
