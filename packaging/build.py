@@ -20,10 +20,11 @@ from payload import REGISTRY, ROOT, VERSION, epoch
 
 
 def wheel(out: Path, arch: str, source: Path = ROOT, name: str = "gpu_hook") -> Path:
-    """OUT/NAME-VERSION-py3-none-TAG.whl by pip, like `pip install SOURCE`, with a tag that package indexes accept."""
+    """OUT/NAME-VERSION-py3-none-TAG.whl by pip and the setuptools that is here, with a tag that package indexes accept."""
     tag = f"manylinux2014_{arch}"  # the libraries need glibc 2.17, or none
     option = f"--config-settings=--build-option=--plat-name={tag}"
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", option]
+    command.append("--no-build-isolation")  # else pip fetches the newest setuptools, which may give other bytes
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch())}
     subprocess.run([*command, "-w", str(out), str(source)], check=True, env=environment)
     return out / f"{name}-{VERSION}-py3-none-{tag}.whl"
