@@ -49,6 +49,8 @@ class Watched:
         return self.meters.setdefault(uuid, Meter())
 
     def note(self, uuid: str, used_mib: int, busy: int) -> None:
-        line = self.history.setdefault(uuid, [])
-        line.append((round(time.time(), 1), used_mib, busy))
+        line, at = self.history.setdefault(uuid, []), round(time.time(), 1)
+        if line and line[-1][0] == at:  # a look that was slow is near the next one
+            line.pop()
+        line.append((at, used_mib, busy))
         del line[:-SAMPLES]

@@ -110,7 +110,7 @@ def test_who_has_waited_has_a_turn(node: Node, agent: Agent) -> None:
     assert [late.program("begin"), late.program("alloc 20 late")] == ["0", "0"]
     agent.looks(25)
     assert late.program("hold 5500") == "0"
-    wait_for(lambda: late.grant.suspended and not one.grant.off_gpu)
+    wait_for(lambda: late.grant.suspended and not one.grant.off_gpu, 600)  # turns are as long as moves take
     left = {e["id"]: e["at"] for e in events(node.stage) if e["event"] == "suspended"}
     assert left[late.id] - left[one.id] > 4
     node.stage.runc("delete", "--force", one.id, program=node.stage.program)
