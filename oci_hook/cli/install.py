@@ -132,7 +132,11 @@ def uninstall(
             for told in registered.still_offered(wanted)
         ]
     left: list[str] = []
-    if not names and not dry_run:
+    if not names and dry_run:
+        lines.append(
+            f"would remove {prefix} with its settings and ledger" + (f"; still running: {held}" if held else "")
+        )
+    elif not names:
         left, notes = take_away(prefix, force)
         lines = [
             *lines,

@@ -259,7 +259,7 @@ def wishes_of(
         return [], allowed, (Problem("GH-203", "a GPU is asked for, this node has none (`gpu-hook gpus`)"),)
     if not wishes and not problems:
         left = ",".join(gpus[i].address for i in sorted(allowed))
-        what = f"none of the asked GPUs is among those that the container's own env names ({left}); change one of both"
+        what = f"none of the asked GPUs is among those that the container's own NVIDIA_VISIBLE_DEVICES names ({left}); change one of both"
         problems.append(Problem("GH-202", what))
     room = min(len(allowed), MAX_GPUS)
     if len(wishes) > room and not problems:

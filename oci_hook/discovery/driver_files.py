@@ -154,7 +154,7 @@ class _Search:
                 raise refuse(
                     "GH-302",
                     f"no {library}.so.VERSION for {self.machine} below {self.root or '/'}; install the NVIDIA driver's"
-                    " libraries, or correct driver_root in the settings",
+                    " libraries, or correct driver_root in the settings; without a GPU, `gpu-hook sim up` makes one",
                 )
         version = kernel_version or next((v for v in cuda if v in nvml), "")
         if version not in cuda or version not in nvml:

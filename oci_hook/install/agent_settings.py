@@ -34,6 +34,14 @@ def path_or_none(value: "Value") -> str:
     return "none" if value == "none" else path(value)
 
 
+def textfile(value: "Value") -> str:
+    """A file that node_exporter's textfile collector reads: it takes no other names."""
+    file = path_or_none(value)
+    if file != "none" and not file.endswith(".prom"):
+        raise ValueError("is no file of node_exporter's textfile collector: its name ends in .prom")
+    return file
+
+
 def name(value: "Value") -> str:
     """The name of an object of Kubernetes (RFC 1123 subdomain)."""
     if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", value):
@@ -45,7 +53,7 @@ def name(value: "Value") -> str:
 AGENT: "dict[str, Reader]" = {
     "address": address,
     "token_file": path_or_none,
-    "textfile": path_or_none,
+    "textfile": textfile,
     "policy": one_of("protect", "report", "freeze", "kill"),
     "tolerance": memory(0),
     "compute_tolerance": whole(1, 100),

@@ -37,6 +37,11 @@ def gaps(weight: int) -> Json:
     return {**gappy(), "weight": weight}
 
 
+def ahead(weight: int, milliseconds: int, gap: int) -> Json:
+    """Launches so much and pauses, without waiting for the GPU: alone, its pauses are no gaps of the GPU's."""
+    return {"kernel": 40, "sigma": 0.3, "count": 25 * milliseconds, "host": 5, "gap": 1000 * gap, "weight": weight}
+
+
 SYNC = {"kernel": 80, "sigma": 0.5, "sync": 1}
 TRAIN = {"train": 1, "count": 160, "sync": 1, "gap": 300}
 CELLS = (
@@ -56,6 +61,9 @@ CELLS = (
     Cell("saturated + sync per kernel, 50/50", "mixed", s(50), {**SYNC, "weight": 50}),
     Cell("training + gappy, 70/30", "mixed", {**TRAIN, "weight": 70}, gaps(30)),
     Cell("2 saturated, launch-bound, gappy, 4 x 25", "mixed", s(25), s(25), bound(25), gaps(25)),
+    Cell("ahead by 5 ms of pauses of 6 ms beside saturated, 70/30", "ahead", ahead(70, 5, 6), s(30)),
+    Cell("ahead by 5 ms of pauses of 60 ms beside saturated, 50/50", "ahead", ahead(50, 5, 60), s(50)),
+    Cell("ahead by 20 ms of pauses of 60 ms beside saturated, 70/30", "ahead", ahead(70, 20, 60), s(30)),
     Cell("cap 10", "cap", {**SATURATED, "cap": 10}, native=False),
     Cell("cap 30", "cap", {**SATURATED, "cap": 30}, native=False),
     Cell("cap 50", "cap", {**SATURATED, "cap": 50}, native=False),
@@ -305,6 +313,7 @@ ERRORS = {  # budgets in points, and the groups of cells that they are for
     "longest": (5, ("longest",)),
     "shapes": (2, ("shapes",)),
     "many": (2, ("many",)),
+    "ahead": (3, ("ahead",)),
 }
 
 
@@ -314,6 +323,7 @@ EXACT = (
     "longest",
     "shapes",
     "many",
+    "ahead",
 )  # what one of their tenants got counts more than how alike they are
 
 

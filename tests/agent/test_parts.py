@@ -244,7 +244,11 @@ def test_settings(tmp_path: Path) -> None:
 
 def test_flags_are_checked(tmp_path: Path) -> None:
     Install(tmp_path)
-    for flags, said in ((["--address", "here"], "is not an address"), (["--tolerance", "x"], "is not a size")):
+    for flags, said in (
+        (["--address", "here"], "is not an address"),
+        (["--tolerance", "x"], "is not a size"),
+        (["--textfile", "/tmp/metrics.txt"], "its name ends in .prom"),
+    ):
         r = CliRunner().invoke(cli, ["agent", "--prefix", str(tmp_path), *flags])
         assert r.exit_code == 2 and said in r.output
 

@@ -71,7 +71,9 @@ def test_a_dry_run_changes_nothing(machine: Machine) -> None:
     assert not machine.prefix.exists() and not (machine.root / "etc").exists()
     machine.install("--no-engines")
     assert not (machine.root / "etc").exists()
-    assert machine.run("uninstall", "--dry-run").stdout == "registered with no engine\n"
+    last = f"would remove {machine.prefix} with its settings and ledger"
+    assert machine.run("uninstall", "--dry-run").stdout == f"registered with no engine\n{last}\n"
+    assert machine.prefix.exists()
 
 
 def test_a_dry_run_refuses_what_an_install_would(machine: Machine) -> None:

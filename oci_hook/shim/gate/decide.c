@@ -376,8 +376,8 @@ static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu
     unsigned p = t.owner;
     if (t.begins && p == me)
         claim(&d, gpu, &c, me, own, t.last, now);
-    /* What fits into my tenure, and is mine before another is due, may be queued: so the pauses of a program that runs
-     * ahead of the GPU are no gaps. */
+    /* An owner may queue the rest of its tenure, if no other is due before. So a program that runs ahead of the GPU leaves
+     * no gaps when it pauses. */
     uint64_t room = min64(age64(d.claim ? d.end : gpu->slot[me].end, now), r->window_light);
     fits |= p == me && !registered && add64(left, cost) <= room && cost <= owed(gpu, &c, me);
 
