@@ -38,6 +38,7 @@ PROBE = ("gpu-probe", "alloc", "64", "launch", "100", "3")
 NODES = """
 mkdir -p /run/nodes/up /run/nodes/work
 mount -t overlay -o lowerdir=/dev,upperdir=/run/nodes/up,workdir=/run/nodes/work overlay /run/nodes
+rm -f /run/nodes/nvidia*  # the real libnvidia-ml, in other tests, makes one
 for n in 0 1 2 ctl; do mknod -m 666 /run/nodes/nvidia$n c 195 $([ $n = ctl ] && echo 255 || echo $n); done
 for d in pts shm; do mount --rbind /dev/$d /run/nodes/$d; done
 mount --rbind /run/nodes /dev
