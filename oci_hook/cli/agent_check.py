@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 
 from oci_hook import __version__
 from oci_hook.agent import options
@@ -11,10 +12,11 @@ from oci_hook.boundary import records
 from oci_hook.cli import live, named, output
 from oci_hook.config.settings import Settings
 from oci_hook.core import words
+from oci_hook.core.grant import Grant
 from oci_hook.core.layout import AGENT_LOCK
 from oci_hook.engines.doctor import NOTE, OK, WARN, CheckResult
 from oci_hook.errors import GhError
-from oci_hook.ledger import events
+from oci_hook.ledger import events, inventory
 
 UNIT = "gpu-hook-agent"
 UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
@@ -46,12 +48,13 @@ def _has_records(state_dir: str) -> bool:
 
 def _lent(settings: Settings) -> tuple[bool, str]:
     """(whether memory is lent, by the setting or by grants of before; the containers that are away for others)"""
-    try:
+    grants: tuple[Grant, ...] = ()
+    moves = True
+    with suppress(GhError):  # reported by other checks
         grants = named.snapshot(settings)
-    except GhError:  # reported by another check
-        grants = ()
+        moves = inventory.load(settings).moves_memory
     away = words.first([events.title(grant.who) for grant in grants if grant.lent_to], 3)
-    lends = settings.rules.lends or any(share.request_mib for grant in grants for share in grant.shares)
+    lends = (settings.rules.lends and moves) or any(share.request_mib for grant in grants for share in grant.shares)
     return lends or bool(away), away
 
 
