@@ -379,7 +379,8 @@ static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu
     /* An owner may queue the rest of its tenure, if no other is due before. So a program that runs ahead of the GPU leaves
      * no gaps when it pauses. */
     uint64_t room = min64(age64(d.claim ? d.end : gpu->slot[me].end, now), r->window_light);
-    fits |= p == me && !registered && add64(left, cost) <= room && cost <= owed(gpu, &c, me);
+    if (!fits)
+        fits = p == me && !registered && add64(left, cost) <= room && cost <= owed(gpu, &c, me);
 
     int alone = c.mask == 1ull << me;
     uint64_t probe = p == me ? 0 : min64(gpu->slot[p].probe_until, add64(gpu->slot[p].start, r->probe));
