@@ -7,6 +7,7 @@ import click
 from oci_hook.cli import named, output
 from oci_hook.cli.set import PENDING, PENDING_STATUS
 from oci_hook.config import settings as node_settings
+from oci_hook.config.settings import Settings
 from oci_hook.core.grant import Grant
 from oci_hook.errors import refuse
 from oci_hook.ledger import admit, events, store
@@ -25,7 +26,7 @@ def freeze(prefix: str, container: str) -> output.Report:
     """
     settings = node_settings.load(prefix)
     since = int(time.time())
-    return answer(*admit.alter(settings, named.key(settings, container), frozen(since)), "frozen")
+    return alter(settings, named.key(settings, container), since, "frozen")
 
 
 @click.command()
@@ -49,7 +50,7 @@ def resume(prefix: str, container: str) -> output.Report:
         if moved.grant.frozen:
             admit.alter(settings, key, frozen(0))
         return suspend.report(moved, "resumed")
-    return answer(*admit.alter(settings, key, frozen(0)), "resumed")
+    return alter(settings, key, 0, "resumed")
 
 
 def frozen(since: int) -> "admit.Alteration":
@@ -65,9 +66,12 @@ def frozen(since: int) -> "admit.Alteration":
     return change
 
 
-def answer(before: Grant, after: Grant, delivered: bool, what: str) -> output.Report:
-    """The report. delivered: the container's policy page has been changed."""
+def alter(settings: Settings, key: str, since: int, what: str) -> output.Report:
+    """Change the grant, record an event of it, and report. The arguments are those of frozen() and admit.alter()."""
+    before, after, delivered = admit.alter(settings, key, frozen(since))
     done = before != after
+    if done:
+        events.changed(settings.state_dir, before, after)
     data = {
         "id": after.who.id,
         "key": after.key,

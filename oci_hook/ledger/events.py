@@ -133,5 +133,7 @@ def changed(state_dir: str, grant: "Grant", new: "Grant") -> None:
         changes += [f"{old.uuid[:12]}: {what} {was} -> {is_}" for what, was, is_ in words if was != is_]
     terms = new.terms.data()
     changes += [f"{what} {was} -> {terms[what]}" for what, was in grant.terms.data().items() if was != terms[what]]
+    if bool(grant.frozen) != bool(new.frozen):
+        changes.append("its GPU work is stopped" if new.frozen else "its GPU work goes on")
     name, id = full_name(grant.who)[:256], grant.who.id[:256]
     record(state_dir, "changed", id=id, name=name, key=grant.key, before=before, after=after, changes=changes)

@@ -1,6 +1,7 @@
 """`gpu-hook freeze` and `resume`, also of a container that keeps its policy page closed by a lease."""
 
 import fcntl
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -52,6 +53,8 @@ def test_freeze_and_resume(install: Install, batch: Grant) -> None:
     assert install.text("freeze", "batch") == "container batch was frozen already\n"
     assert install.text("resume", "batch") == "container batch resumed\n"
     assert install.data("resume", "batch")["frozen_since"] is None and not in_ledger(install).frozen
+    told = [json.loads(line) for line in install.text("events", "--json").splitlines()]
+    assert [e["changes"] for e in told] == [["its GPU work is stopped"], ["its GPU work goes on"]]
 
 
 def test_nothing_to_freeze(install: Install) -> None:

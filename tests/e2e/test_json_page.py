@@ -23,6 +23,8 @@ COMMANDS = {
     "explain": "explain -a gpu-hook.io/memory=4Gi",
     "doctor": "doctor",
     "events": "events",
+    "install": "install --engine podman --config /tmp/containers.conf",
+    "settings": "settings show",
 }
 
 # No process of that node uses a GPU; tests/cli/test_top.py compares these.
@@ -58,14 +60,17 @@ def test_the_keys_of_each_command() -> None:
     assert list(sections) == list(COMMANDS) == list(printed)
     for name, text in printed.items():
         found = json.loads(text) if text.startswith("{\n") else [json.loads(line) for line in text.splitlines()]
+        if name == "settings":  # tests/cli/test_error_pages.py compares the settings with their page
+            found = {"settings": {"rules": found["settings"]["rules"] and None}}
         missing = set(keys(found)) - words(sections[name]) - common
         assert not missing, f"{name}: not on the page: {missing}"
         other = (
             words(sections[name])
             - set(keys(found))
             - common
-            - {"resume", "events", "granted", "changed", "slot", "false", "null"}
+            - {"resume", "events", "granted", "changed", "slot", "false", "null", "uninstall", "check", "set"}
             - (OF_PROCESSES if name == "top" else set())
             - ({"stopped_by_agent"} if name == "why" else set())  # of one that has ended
+            - ({"place", "text", "left"} if name == "install" else set())  # of --print and uninstall
         )
         assert not other, f"{name}: on the page alone: {other}"
