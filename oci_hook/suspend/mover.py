@@ -114,10 +114,13 @@ def resume(settings: "Settings", key: str, if_so: "Callable[[Grant], object]" = 
             # What was cut off on its way to the host may have no room any more on a GPU whose memory is lent.
             if (before.suspended or before.lent_to) and said.get("half") is False:
                 since = before.suspended or int(time.time())
-                admit.alter(settings, key, lambda g, _: rules.arrived(g, since))
-                why += "; it stays suspended" + (
-                    ", and an agent that runs brings it back once there is room" if before.lent_to else ""
-                )
+                try:
+                    admit.alter(settings, key, lambda g, _: rules.arrived(g, since))
+                    why += "; it stays suspended" + (
+                        ", and an agent that runs brings it back once there is room" if before.lent_to else ""
+                    )
+                except GhError as e:  # as of a container that ended with its lost process
+                    why += f"; {e.problems[0].message}"
             else:
                 why += "; it is half moved: run this again, or leave it to the agent"
             events.moved(settings.state_dir, "not-resumed", grant, why=why)

@@ -330,8 +330,9 @@ def test_a_crash_leaves_what_the_next_look_makes_whole(node: Node, point: str, w
 
 
 LOST = """
-import sys
+import os, sys, time
 from oci_hook.config import settings
+from oci_hook.linux import proc
 from oci_hook.suspend import mover, processes
 call = processes.call
 def called(inventory, what, there, *a):
@@ -339,6 +340,12 @@ def called(inventory, what, there, *a):
         return call(inventory, what, there, *a)
     return {"failed": int(sys.argv[3]), "why": "cuCheckpointProcessRestore: CUDA error 2", "half": False, "lost": True}
 processes.call = called
+kill = os.kill
+def killed(pid, signal):
+    kill(pid, signal)
+    while sys.argv[4] == "at once" and proc.start_time(pid):
+        time.sleep(0.01)
+os.kill = killed
 try:
     mover.resume(settings.load(sys.argv[1]), sys.argv[2])
 except Exception as e:
@@ -346,13 +353,15 @@ except Exception as e:
 """
 
 
-def test_a_process_that_the_driver_cannot_bring_back_ends(node: Node) -> None:
-    """It would wait for ever in its next call; what restarts its container helps."""
+@pytest.mark.parametrize("ends", ["at once", "soon"])
+def test_a_process_that_the_driver_cannot_bring_back_ends(node: Node, ends: str) -> None:
+    """It would wait for ever in its next call; what restarts its container helps. With it the container ends, at once before the
+    ledger is told of the failure."""
     tenant = node.tenant()
     assert [tenant.program("begin"), tenant.program("alloc 100")] == ["0", "0"]
     node.say("suspend", tenant.id)
     pid = tenant.pid()
-    command = [sys.executable, "-c", LOST, str(node.stage.prefix), tenant.grant.key, str(pid)]
+    command = [sys.executable, "-c", LOST, str(node.stage.prefix), tenant.grant.key, str(pid), ends]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
     assert "GH-415" in done.stdout and "cannot bring it back any more, and it is killed" in done.stdout
     until(lambda: not proc.start_time(pid), "it has ended")
@@ -457,6 +466,12 @@ def called(inventory, what, there, *a):
         said["states"][str(there[0][0])] = 0
     return said
 processes.call = called
+kill = os.kill
+def killed(pid, signal):
+    kill(pid, signal)
+    while sys.argv[4] == "at once" and proc.start_time(pid):
+        time.sleep(0.01)
+os.kill = killed
 try:
     mover.suspend(settings.load(sys.argv[1]), sys.argv[2])
 except Exception as e:
@@ -482,6 +497,12 @@ def called(inventory, what, *a):
     said = call(inventory, what, *a)
     return {"error": "no answer within 1 s"} if what == "suspend" else said
 processes.call = called
+kill = os.kill
+def killed(pid, signal):
+    kill(pid, signal)
+    while sys.argv[4] == "at once" and proc.start_time(pid):
+        time.sleep(0.01)
+os.kill = killed
 try:
     mover.suspend(settings.load(sys.argv[1]), sys.argv[2])
 except Exception as e:
