@@ -147,7 +147,8 @@ def test_the_runtime_has_what_the_engine_gave(
 def test_the_alarm_is_not_the_runtimes(prefix: Install, bundle: Bundle) -> None:
     """A timer outlives execve(2): left on, it would kill the runtime in the middle of its work."""
     script = prefix.prefix.parent / "runtime"
-    script.write_text(f"#!{sys.executable}\nimport signal\nprint(signal.getitimer(signal.ITIMER_REAL))\n")
+    asks = "import signal; print(signal.getitimer(signal.ITIMER_REAL))"
+    script.write_text(f"#!/bin/sh\nexec '{sys.executable}' -c '{asks}'\n")
     script.chmod(0o755)
     prefix.set(runtime=str(script))
     r = subprocess.run([prefix.program, "create", "--bundle", str(bundle(ASK)), "x"], capture_output=True, text=True)

@@ -466,12 +466,6 @@ def called(inventory, what, there, *a):
         said["states"][str(there[0][0])] = 0
     return said
 processes.call = called
-kill = os.kill
-def killed(pid, signal):
-    kill(pid, signal)
-    while sys.argv[4] == "at once" and proc.start_time(pid):
-        time.sleep(0.01)
-os.kill = killed
 try:
     mover.suspend(settings.load(sys.argv[1]), sys.argv[2])
 except Exception as e:
@@ -497,12 +491,6 @@ def called(inventory, what, *a):
     said = call(inventory, what, *a)
     return {"error": "no answer within 1 s"} if what == "suspend" else said
 processes.call = called
-kill = os.kill
-def killed(pid, signal):
-    kill(pid, signal)
-    while sys.argv[4] == "at once" and proc.start_time(pid):
-        time.sleep(0.01)
-os.kill = killed
 try:
     mover.suspend(settings.load(sys.argv[1]), sys.argv[2])
 except Exception as e:
