@@ -124,42 +124,6 @@ static uint64_t charged(unsigned me) {
     return gh_risen(&rise, gpu.slot[me].v);
 }
 
-/* A program that runs ahead of the GPU, over its own pauses, has its part all the same. */
-static void an_owner_queues_what_it_is_owed(void) {
-    tenant(0, 1, 50);
-    tenant(1, 1, 100);
-    gpu.slot[1].v += 5 * GH_MS * GH_WEIGHT_ONE / 50;
-    claim(0, 1, now - GH_MS, 9 * GH_MS);
-    own.inflight = 2 * GH_MS;
-    MUST(gh_decide(&gpu, 0, &own, now, 5 * GH_MS).go);
-    MUST(!gh_decide(&gpu, 0, &own, now, 5 * GH_MS + 1).go);
-    gpu.slot[0].uncharged = 2 * GH_MS; /* what is in flight is had */
-    MUST(gh_decide(&gpu, 0, &own, now, 3 * GH_MS).go);
-    MUST(!gh_decide(&gpu, 0, &own, now, 3 * GH_MS + 1).go);
-    own.inflight = 6 * GH_MS; /* no more than the tenure has left */
-    MUST(gh_decide(&gpu, 0, &own, now, 2 * GH_MS).go);
-    MUST(!gh_decide(&gpu, 0, &own, now, 2 * GH_MS + 1).go);
-    claim(0, 2, now - GH_MS, 20 * GH_MS); /* nor than 10 ms */
-    own.inflight = 8 * GH_MS;
-    MUST(gh_decide(&gpu, 0, &own, now, 2 * GH_MS).go);
-    MUST(!gh_decide(&gpu, 0, &own, now, 2 * GH_MS + 1).go);
-    gpu.slot[0].end = now; /* from its beginning on */
-    struct gh_decision d = gh_decide(&gpu, 0, &own, now, 1);
-    MUST(d.claim && !d.go);
-    own.inflight = 4 * GH_MS;
-    MUST(gh_decide(&gpu, 0, &own, now, 2 * GH_MS).go);
-    tenant(2, 2, 100); /* online work must not find so much queued */
-    idle(2, now - GH_S);
-    MUST(!gh_decide(&gpu, 0, &own, now, 2 * GH_MS).go);
-    gpu.present = 3;
-    claim(0, 2, now - GH_MS, 20 * GH_MS);
-    claim(1, 3, now, 10 * GH_MS); /* another one's turn, in whose gaps it may run */
-    gpu.slot[0].saturated = 0;
-    MUST(ask(0).go && ask(0).mode == GH_MIX);
-    own.inflight = 4 * GH_MS;
-    MUST(!gh_decide(&gpu, 0, &own, now, 2 * GH_MS).go);
-}
-
 /* Those that need little are held for nobody, nor the others for them, and v runs ahead for none of them. */
 static void light_ones_are_not_held(void) {
     tenant(0, 1, 70);
@@ -594,7 +558,6 @@ static const struct {
     N(little_is_queued_while_others_may_come),
     N(guarded_after_company),
     N(ahead_beside_light_ones),
-    N(an_owner_queues_what_it_is_owed),
     N(light_ones_are_not_held),
     N(beside_many_processes_nobody_is_light),
     N(long_ones_queue_behind_an_end),

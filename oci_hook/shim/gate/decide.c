@@ -219,14 +219,6 @@ static uint64_t tenure_of(const struct gh_gpu *gpu, const struct crowd *c, unsig
     return clamp64(t, gpu->rules.tenure_min, max64(gpu->rules.tenure_sum, gpu->rules.tenure_min));
 }
 
-/* GPU time that I may have before another of the crowd is due. */
-static uint64_t owed(const struct gh_gpu *gpu, const struct crowd *c, unsigned me) {
-    uint64_t next = UINT64_MAX, mine = due_v(gpu, me);
-    EACH_SLOT (c->mask & ~(1ull << me), i)
-        next = min64(next, due_v(gpu, (unsigned)i));
-    return next == UINT64_MAX ? 0 : mul64(age64(next, mine) / GH_WEIGHT_ONE, weight_of(&gpu->share[me]));
-}
-
 static int claim_stands(const struct gh_gpu *gpu, unsigned i, uint64_t now) {
     const struct gh_slot *s = &gpu->slot[i];
     return s->end > s->start && s->start <= now &&
@@ -376,11 +368,6 @@ static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu
     unsigned p = t.owner;
     if (t.begins && p == me)
         claim(&d, gpu, &c, me, own, t.last, now);
-    /* An owner may queue the rest of its tenure, if no other is due before. So a program that runs ahead of the GPU leaves
-     * no gaps when it pauses. */
-    uint64_t room = min64(age64(d.claim ? d.end : gpu->slot[me].end, now), r->window_light);
-    if (!fits)
-        fits = p == me && !registered && add64(left, cost) <= room && cost <= owed(gpu, &c, me);
 
     int alone = c.mask == 1ull << me;
     uint64_t probe = p == me ? 0 : min64(gpu->slot[p].probe_until, add64(gpu->slot[p].start, r->probe));
