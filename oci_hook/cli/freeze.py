@@ -48,7 +48,7 @@ def resume(prefix: str, container: str) -> output.Report:
 
         moved = mover.resume(settings, key)
         if moved.grant.frozen:
-            admit.alter(settings, key, frozen(0))
+            alter(settings, key, 0, "resumed")
         return suspend.report(moved, "resumed")
     return alter(settings, key, 0, "resumed")
 

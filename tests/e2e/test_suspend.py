@@ -282,6 +282,8 @@ def test_a_freeze_is_one_thing_and_a_suspend_another(node: Node) -> None:
     node.say("resume", tenant.id)
     assert not tenant.grant.stopped
     assert "was resumed already" in node.say("resume", tenant.id)
+    told = node.say("events")
+    assert told.count("its GPU work is stopped") == told.count("its GPU work goes on") == 1
 
 
 POINTS = (
