@@ -26,7 +26,8 @@ def freeze(prefix: str, container: str) -> output.Report:
     """
     settings = node_settings.load(prefix)
     since = int(time.time())
-    return alter(settings, named.key(settings, container), since, "frozen")
+    with named.key(settings, container) as key:
+        return alter(settings, key, since, "frozen")
 
 
 @click.command()
@@ -41,16 +42,16 @@ def resume(prefix: str, container: str) -> output.Report:
     Exit status 3: the ledger has the change, but it is not in effect in the container yet.
     """
     settings = node_settings.load(prefix)
-    key = named.key(settings, container)
-    if admit.find(store.snapshot(settings.state_dir), key).off_gpu:
-        from oci_hook.cli import suspend  # loads what asks the driver
-        from oci_hook.suspend import mover
+    with named.key(settings, container) as key:
+        if admit.find(store.snapshot(settings.state_dir), key).off_gpu:
+            from oci_hook.cli import suspend  # loads what asks the driver
+            from oci_hook.suspend import mover
 
-        moved = mover.resume(settings, key)
-        if moved.grant.frozen:
-            alter(settings, key, 0, "resumed")
-        return suspend.report(moved, "resumed")
-    return alter(settings, key, 0, "resumed")
+            moved = mover.resume(settings, key)
+            if moved.grant.frozen:
+                alter(settings, key, 0, "resumed")
+            return suspend.report(moved, "resumed")
+        return alter(settings, key, 0, "resumed")
 
 
 def frozen(since: int) -> "admit.Alteration":

@@ -1,6 +1,8 @@
 """Containers by the names that people know: the engine's, the Pod's, or the id."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from errno import EACCES
 
 import click
@@ -8,7 +10,7 @@ import click
 from oci_hook.config.settings import Settings, load
 from oci_hook.core.grant import Grant
 from oci_hook.core.layout import DEFAULT_PREFIX
-from oci_hook.errors import GhError
+from oci_hook.errors import GhError, refuse
 from oci_hook.ledger import admit, events, store
 from oci_hook.observe import engine_names
 
@@ -33,9 +35,17 @@ def by_id(settings: Settings) -> dict[str, str]:
         return {}
 
 
-def key(settings: Settings, container: str) -> str:
-    """The key of the living grant whose container goes by this name or id. Raises ApplyError GH-410."""
-    return admit.find(snapshot(settings), container).key
+@contextlib.contextmanager
+def key(settings: Settings, container: str) -> Iterator[str]:
+    """`with key(...)`: the key of the living grant whose container goes by this name or id, for what is done with it. Raises ApplyError
+    GH-410, also where the container ends before that is done."""
+    grant = admit.find(snapshot(settings), container)
+    try:
+        yield grant.key
+    except GhError as e:
+        if {problem.code for problem in e.problems} != {"GH-410"}:
+            raise
+        raise refuse("GH-410", f"container {events.title(grant.who)} has ended") from None
 
 
 def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -92,7 +92,8 @@ def set_(
         return new
 
     try:
-        return report(live.alter(settings, named.key(settings, container), change, commit))
+        with named.key(settings, container) as key:
+            return report(live.alter(settings, key, change, commit))
     except GhError:
         for grant, new in told:
             if grant in store.snapshot(settings.state_dir):  # as on a full disk: the event must not stay the last word

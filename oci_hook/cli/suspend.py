@@ -20,7 +20,8 @@ def suspend(prefix: str, container: str) -> output.Report:
     an id or its beginning, a name, or namespace/pod/container.
     """
     settings = node_settings.load(prefix)
-    return report(mover.suspend(settings, named.key(settings, container)), "suspended")
+    with named.key(settings, container) as key:
+        return report(mover.suspend(settings, key), "suspended")
 
 
 def report(moved: mover.Moved, what: str) -> output.Report:

@@ -6,7 +6,7 @@ import os
 from oci_hook.core.grant import Grant
 from oci_hook.core.layout import LEDGER_DIR, PAGES_DIR
 from oci_hook.errors import GhError, refuse
-from oci_hook.ledger import admit, grant_file, store
+from oci_hook.ledger import admit, events, grant_file, store
 from oci_hook.linux.lock import lock_file
 
 TYPE_CHECKING = False
@@ -32,8 +32,9 @@ class Hold:
         except FileNotFoundError:
             raise refuse("GH-410", f"the container of grant {self._key} has ended") from None
         except BlockingIOError:
+            grant = admit.find(store.snapshot(self._settings.state_dir), self._key)
             why = "is being suspended or resumed by another command"
-            raise refuse("GH-411", f"the container of grant {self._key} {why}; wait for it") from None
+            raise refuse("GH-411", f"container {events.title(grant.who)} {why}; wait for it") from None
         try:
             self.grant = admit.find(store.snapshot(self._settings.state_dir), self._key)
         except BaseException:

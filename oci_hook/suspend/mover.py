@@ -215,10 +215,12 @@ def _send(grant: Grant, inventory: "Inventory", found: Found, locks: tuple[int, 
 
 
 def _come_back(grant: Grant, inventory: "Inventory", locks: tuple[int, ...]) -> "dict[str, object]":
-    """The helper's answer."""
+    """The helper's answer. Raises ApplyError GH-410."""
     try:
         there = processes.listed(grant)
     except GhError as e:
+        if e.problems[0].code == "GH-410":
+            raise
         return {"error": str(e)}
     needs = processes.needs(grant, grant.host_mib)
     said = processes.call(inventory, "resume", there, processes.seconds_for(grant.host_mib), locks, needs)

@@ -82,9 +82,11 @@ def seconds_for(mib: int) -> float:
 
 
 def listed(grant: Grant) -> "tuple[Process, ...]":
-    """All processes of the container, the oldest first. Raises ApplyError GH-415 where they are not known."""
+    """All processes of the container, the oldest first. Raises ApplyError GH-410 where it has ended, GH-415 where they are not known."""
     pids = inside.pids(grant.life.init[0], grant.life.cgroup) if grant.life.init else None
     if not pids:
+        if grant.life.init and not proc.is_running(grant.life.init):
+            raise refuse("GH-410", f"container {events.title(grant.who)} has ended")
         why = "its processes are not known: its cgroup cannot be read, has too many, or is not its own"
         raise refuse("GH-415", f"container {events.title(grant.who)}: {why}")
     found = []

@@ -17,7 +17,7 @@ import pytest
 from oci_hook.core.grant import Grant
 from oci_hook.ledger import store
 from oci_hook.linux import proc
-from oci_hook.suspend.hold import cut_off
+from oci_hook.suspend.hold import Hold, cut_off
 from tests.conftest import REPO
 from tests.e2e.stage import CLIENTS, Stage, python_image
 
@@ -399,6 +399,52 @@ def test_a_container_that_is_deleted_while_suspended(node: Node) -> None:
     with store.open_ledger(str(node.stage.state)) as ledger:
         assert ledger.grants == ()
     assert not list(Path(node.stage.state, "pages").iterdir())
+
+
+ENDS = """
+import os, signal, sys, time
+from oci_hook.cli.main import main
+from oci_hook.ledger import admit
+from oci_hook.linux import proc
+from oci_hook.suspend import processes
+module, name, pid = sys.modules[sys.argv.pop(1)], sys.argv.pop(1), int(sys.argv.pop(1))
+step = getattr(module, name)
+def before_it_ends(*a):
+    if proc.start_time(pid):
+        os.kill(pid, signal.SIGKILL)
+        while proc.start_time(pid):
+            time.sleep(0.01)
+    return step(*a)
+setattr(module, name, before_it_ends)
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "step"),
+    [
+        (("suspend",), "oci_hook.suspend.processes listed"),
+        (("suspend",), "oci_hook.ledger.admit alter"),
+        (("resume",), "oci_hook.suspend.processes listed"),
+        (("freeze",), "oci_hook.ledger.admit alter"),
+        (("set", "--compute", "20"), "oci_hook.ledger.admit alter"),
+    ],
+)
+def test_a_container_that_ends_before_this_step(node: Node, command: tuple[str, ...], step: str) -> None:
+    tenant = node.tenant()
+    assert [tenant.program("begin"), tenant.program("alloc 100")] == ["0", "0"]
+    if command == ("resume",):
+        node.say("suspend", tenant.id)
+    words = [*step.split(), str(tenant.pid()), *command, tenant.id, "--prefix", str(node.stage.prefix)]
+    done = subprocess.run([sys.executable, "-c", ENDS, *words], cwd=REPO, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, f"GH-410: container {tenant.id} has ended\n")
+
+
+def test_one_that_is_being_moved_by_another_command(node: Node) -> None:
+    tenant = node.tenant()
+    with Hold(node.settings(), tenant.grant.key):
+        said = node.say("suspend", tenant.id, status=1)
+    assert f"GH-411: container {tenant.id} is being suspended or resumed by another command" in said
 
 
 def test_a_whole_gpu(node: Node) -> None:
