@@ -57,17 +57,18 @@ def events(prefix: str, follow: bool, container: str, since: float | None, tail:
         names = named.by_id(settings)
     except GhError as e:
         output.fail(e, as_json)
-    shown = 0
+    shown, whole = 0, False
     try:
         while True:
             found = read()
+            whole = whole or any(event.get("id") == container for event in found)
             names.update((str(event.get("id")), event["name"]) for event in found if event.get("name"))
             if found and container:  # an engine also knows those that were refused, or have ended
                 names = dict.fromkeys(engine_names.ids_of(container), container) | names
             for event in found:
                 if not event.get("name") and (name := names.get(str(event.get("id")))):
                     event["name"] = name
-            found = [e for e in found if concerns(e, container) and (since is None or float(e["at"]) >= since)]
+            found = [e for e in found if concerns(e, container, whole) and (since is None or float(e["at"]) >= since)]
             shown += len(found)
             for event in found if tail is None else found[max(0, len(found) - tail) :]:
                 for text in [json.dumps(event)] if as_json else output.folded(line(event), output.columns()):
@@ -107,11 +108,12 @@ def reader(settings: Settings, prefix: str) -> Callable[[], list[dict[str, Any]]
     return Follower(settings.state_dir, old=True).read
 
 
-def concerns(event: dict[str, Any], container: str) -> bool:
-    if not container:
-        return True
-    name = str(event.get("name", ""))
-    return str(event.get("id", "")).startswith(container) or container in (name, *name.split("/"))
+def concerns(event: dict[str, Any], container: str, whole: bool) -> bool:
+    """whole: container is the id of one, which another's may begin with, as t1 and t10."""
+    name, id = str(event.get("name", "")), str(event.get("id", ""))
+    if not container or whole:
+        return container in ("", id)
+    return id.startswith(container) or container in (name, *name.split("/"))
 
 
 def line(event: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from oci_hook.core import dialects
 from oci_hook.core.layout import PREFIX_KEY
-from oci_hook.errors import refuse
+from oci_hook.errors import os_refusal, refuse
 from oci_hook.install.files import locked, remove_empty
 from oci_hook.oci.annotations import STATIC
 
@@ -247,7 +247,7 @@ def lock() -> Iterator[None]:
         os.makedirs(os.path.dirname(LOCK), exist_ok=True)
         fd = locked(LOCK, "GH-507")
     except OSError as e:
-        raise refuse("GH-507", f"{LOCK}: {e.strerror}; run as root") from None
+        raise os_refusal("GH-507", LOCK, e) from None
     try:
         yield
     finally:
@@ -291,7 +291,8 @@ def writable(path: Path) -> None:
     folder = next(folder for folder in path.parents if folder.exists())
     if not os.access(folder, os.W_OK):
         why = "is read-only" if os.statvfs(folder).f_flag & os.ST_RDONLY else "cannot be written to"
-        raise refuse("GH-507", f"{folder} {why}, so {path.name} is unchanged; run as root, or use --print")
+        root = "run as root, or " if os.geteuid() else ""
+        raise refuse("GH-507", f"{folder} {why}, so {path.name} is unchanged; {root}use --print")
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from oci_hook.errors import NodeError, refuse
+from oci_hook.errors import NodeError, os_refusal, refuse
 from oci_hook.linux.lock import lock_file
 
 LOCK_SECONDS = 60.0
@@ -27,7 +27,7 @@ def write(file: str, text: str, mode: int = 0o644) -> None:
             os.unlink(temporary)
             raise
     except OSError as e:
-        raise refuse("GH-504", f"{file} cannot be written: {e.strerror}; run as root, or choose --prefix") from None
+        raise os_refusal("GH-504", f"{file} cannot be written", e, "choose --prefix") from None
 
 
 def locked(path: str, code: str) -> int:

@@ -20,7 +20,7 @@ from oci_hook.config.settings import Settings, state_in_use
 from oci_hook.core import layout, words
 from oci_hook.core.policy_page import MAX_GPUS
 from oci_hook.core.units import show
-from oci_hook.errors import GhError, NodeError, Problem, refuse
+from oci_hook.errors import GhError, NodeError, Problem, os_refusal, refuse
 from oci_hook.install import own_path, settings_check, settings_edit, state_move, state_owner
 from oci_hook.install.files import locked, remove_empty, write
 from oci_hook.install.settings_template import default_settings_yaml
@@ -68,7 +68,7 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
                     _remove_files(root)
                 raise
     except OSError as e:
-        raise refuse("GH-504", f"{e.filename or prefix}: {e.strerror}; run as root, or choose --prefix") from None
+        raise os_refusal("GH-504", str(e.filename or prefix), e, "choose --prefix") from None
 
 
 def check(prefix: str, runtime: str | None = None, python: str | None = None, state_dir: str | None = None) -> Settings:
@@ -206,7 +206,7 @@ def remove(prefix: str, force: bool = False, simulated: Iterable[Path] = ()) -> 
             if _installed(root):
                 return _remove(root, prefix, force, simulated)
     except OSError as e:
-        raise refuse("GH-504", f"{e.filename or prefix}: {e.strerror}; run as root") from None
+        raise os_refusal("GH-504", str(e.filename or prefix), e) from None
     remove_empty(root)  # another process had removed it
     raise _no_install(prefix)
 

@@ -28,10 +28,10 @@ def test_each_kind_has_its_line(install: Install) -> None:
 
 
 def test_of_one_container(install: Install) -> None:
-    for id, name in (("abcdef", "ns/pod/web"), ("abcdee", "ns/pod/db")):
+    for id, name in (("abcdef", "ns/pod/web"), ("abcdee", "ns/pod/db"), ("abcdee2", "ns/pod/db2")):
         events.record(str(install.state), "ended", id=id, name=name)
-    for words, count in ((("-c", "abcd"), 2), (("-c", "abcdef"), 1), (("-c", "db"), 1), (("-c", "ns/pod/web"), 1)):
-        assert len(install.text("events", *words).splitlines()) == count
+    for name, count in (("abcd", 3), ("abcdef", 1), ("abcdee", 1), ("abcdee2", 1), ("db", 1), ("ns/pod/web", 1)):
+        assert len(install.text("events", "-c", name).splitlines()) == count, name
     nothing = install.run("events", "-c", "no\x1bbody")
     message = "no event is about no?body; `gpu-hook events` lists all"
     assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (1, "", f"GH-410: {message}\n")

@@ -32,8 +32,15 @@ def test_read_only_etc(host: Host) -> None:
     host.file("etc/docker/daemon.json", '{"debug": true}')
     done = in_namespace(f"mount --bind {host.root} {host.root}; mount -o remount,bind,ro {host.root}", host, "docker")
     assert done.returncode == 1
-    assert done.stderr.startswith("GH-507: ") and "is read-only" in done.stderr and "--print" in done.stderr
+    assert done.stderr.startswith("GH-507: ") and done.stderr.endswith("is unchanged; use --print\n")
     assert '{"debug": true}' in done.stdout and "gpu-hook" not in done.stdout.partition("installed in")[0]
+
+
+def test_a_read_only_prefix(host: Host) -> None:
+    done = in_namespace(f"mount -t tmpfs -o ro,mode=755 tmpfs {host.prefix}", host)
+    said = done.stderr.splitlines()[0]
+    assert done.returncode == 1
+    assert said.startswith("GH-504: ") and said.endswith(": Read-only file system; choose --prefix")
 
 
 def test_disk_full(host: Host) -> None:
