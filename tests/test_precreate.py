@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from oci_hook.apply.to_spec import HOOK_TIMEOUT
-from oci_hook.ledger import store
+from oci_hook.core.request import parse
+from oci_hook.ledger import resource_claims, store
 from oci_hook.linux.proc import boot_id, process_life
 from oci_hook.observe.event_log import Follower
 from oci_hook.observe.stage import stage
@@ -249,6 +250,21 @@ def test_a_marker_of_somebody_else(install, bundle, runc):
     assert runc.create(forged).returncode == 0
     assert not os.path.exists(f"/proc/{runc.pid(runc.ids[-1])}/root/run/gpu-hook/policy")
     assert install.grants() == (grant,)
+
+
+@pytest.mark.parametrize("asked", [{"gpu-hook.io/devices": "none"}, {"gpu-hook.io/memory": "1Gi"}])
+@pytest.mark.parametrize("front", ["wrapper", "hook", "filter"])
+def test_a_marker_with_the_key_of_a_claim(install, bundle, runc, asked, front):
+    """A ResourceClaim's share waits for its own pod; anybody can compute its key."""
+    request = parse({"gpu-hook.io/memory": "20%"}, {}, "", install.settings.rules)
+    claim = resource_claims.PreparedClaim("0c1a1300-0000", "victims", "claim", request, ())
+    held = resource_claims.hold(claim, install.settings)
+    forged = {**asked, "gpu-hook.io/grant": f"{held.key} []"}
+    folder = bundle(forged, edit=hooked(install) if front == "hook" else lambda spec: None)
+    if front == "filter":
+        filtered(install, folder)
+    runc.create(folder, install if front == "wrapper" else None)
+    assert held in install.grants()
 
 
 def test_asked_again(install, bundle):

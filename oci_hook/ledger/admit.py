@@ -15,7 +15,7 @@ from oci_hook.errors import GhError, NoRoomError, refuse
 from oci_hook.ledger import events, store
 from oci_hook.ledger.claims import Claims
 from oci_hook.ledger.inventory import load_at_boot
-from oci_hook.ledger.life import valid_id
+from oci_hook.ledger.life import NO_END, valid_id
 from oci_hook.ledger.proof import PATIENT, QUICK, is_being_made
 from oci_hook.ledger.slot_files import preempt_bounds
 from oci_hook.linux.proc import is_running
@@ -141,7 +141,7 @@ def _check_free(ledger: "store.Ledger", key: str, who: Identity, instead_of: str
     for held in ledger.grants:
         if held.key == key:
             raise refuse("GH-407", f"container {who.id[:100]} exists and {_alive(held, ledger, 'delete it first')}")
-        if held.key == instead_of and waits(held):
+        if held.key == instead_of and is_made_ahead(held):
             ledger.remove(held.key)
         elif _same_bundle(held.who.bundle, who.bundle) and is_being_made(held):
             # Both containers would start with what the second one writes into config.json.
@@ -176,14 +176,22 @@ def waits(grant: Grant) -> bool:
     return grant.life.deadline > 0
 
 
-def adopt(key: str, who: Identity, life: Life, settings: Settings) -> Grant | None:
-    """Make this container the owner of the grant with this key, if the grant waits for one; the grant, else None.
+def is_made_ahead(grant: Grant) -> bool:
+    """Whether our precreate stage made it, for a container that shows its random key. A ResourceClaim's, which waits without an end,
+    has a key that anybody can compute."""
+    return waits(grant) and grant.life.deadline < NO_END
+
+
+def adopt(
+    key: str, who: Identity, life: Life, settings: Settings, may: "Callable[[Grant], bool]" = is_made_ahead
+) -> Grant | None:
+    """Make this container the owner of the grant with this key, if the grant waits for such a one (may); the grant, else None.
 
     Raises NodeError GH-303.
     """
     with store.open_ledger(settings.state_dir) as ledger:
         for held in ledger.grants:
-            if held.key == key and waits(held):
+            if held.key == key and may(held):
                 mine = held.replace(who=who, life=life)
                 ledger.update(mine)
                 return mine

@@ -187,7 +187,7 @@ def take(uid: str, who: Identity, life: Life, settings: "Settings") -> Grant:
                     "GH-611",
                     f"the container has a share already; put the GPUs of {_name(claim)} into one claim with it",
                 )
-        taken = adopt(key, who, life, settings)
+        taken = adopt(key, who, life, settings, waits)
         if taken is not None:
             return taken
         hold(claim, settings)
