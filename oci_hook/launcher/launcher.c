@@ -526,8 +526,10 @@ static enum { NONE, DOUBTFUL, READ } read_spec(const char *bundle, struct text *
     if ((size_t)snprintf(path, sizeof path, "%s/config.json", bundle) >= sizeof path)
         return NONE;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
+    if (fd < 0 && (errno == ENOENT || errno == ENOTDIR))
         return NONE;
+    if (fd < 0)
+        return DOUBTFUL; /* EWOULDBLOCK: another process has a lease on it */
     if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_size > MAX_SPEC)
         return DOUBTFUL;
     char *buffer = malloc((size_t)st.st_size + 1);

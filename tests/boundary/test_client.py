@@ -98,6 +98,21 @@ def test_it_asks_for_the_containers_process(served: Served, state: object) -> No
     assert [json.loads(data) for data in served.asked] == [{"do": "set", "grant": KEY, "pid": 42}]
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_it_reads_what_the_runtime_writes_at_the_end_too(served: Served, recorded: bool) -> None:
+    """crun writes the whole state, and SIGPIPE ends it where nobody reads that: the container could never be deleted."""
+    if recorded:
+        served.answer(OK)
+        (served.state / BOUNDARY_DIR).mkdir(exist_ok=True)
+        (served.state / BOUNDARY_DIR / KEY).touch()
+    command = [str(served.bin / "gpu-hook-boundary"), "clear", str(served.state), KEY]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as program:
+        assert program.stdin is not None
+        program.stdin.write(b" " * (1 << 20))
+        program.stdin.close()
+    assert program.returncode == 0 and len(served.asked) == recorded
+
+
 @pytest.mark.parametrize(
     "state",
     ["", "{}", "[]", '{"pid": "42"}', '{"pid": -1}', '{"pid": 0}', '{"pid": 99999999999999999999}', '{"a": {"pid": 42}}',

@@ -1,8 +1,10 @@
 """The native launcher: who is called with which words. Runtime and Python are recorders that write down their argv."""
 
+import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -318,6 +320,12 @@ def test_config_json_that_is_odd(place: Place) -> None:
     config.unlink()
     place.spec(b" " * ((16 << 20) + 1))
     assert place.goes_to("create", "x") == "python"
+    place.spec("{}")
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # the holder of a lease is told of who waits
+    with config.open("r+b") as lease:
+        fcntl.fcntl(lease, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        assert place.goes_to("create", "x") == "python"
+    signal.signal(signal.SIGIO, before)
     assert place.goes_to("create", "-b", "/" + "x" * 5000, "x") == "runtime"
 
 
