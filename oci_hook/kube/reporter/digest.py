@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
-from oci_hook.core.decided import NodeKeys, decided_share, verify
-from oci_hook.core.grant import Grant, Identity
+from oci_hook.core.decided import NodeKeys, verify
+from oci_hook.core.grant import Grant, Identity, Share
 from oci_hook.errors import ClusterError
 from oci_hook.kube.formats.node_info import Digest
 from oci_hook.kube.reporter.objects import PodView
@@ -21,10 +21,12 @@ def digest(
     local = []
     for grant in sorted(grants, key=lambda g: g.key):
         names = held.get(grant.who.pod_uid, set())
-        if explained(grant, pods.get(grant.who.pod_uid), known) and grant.who.container not in names:
+        more = beyond(grant, pods.get(grant.who.pod_uid), known) if grant.who.container not in names else None
+        if more is not None:
             held.setdefault(grant.who.pod_uid, set()).add(grant.who.container)
-        elif grant.shares:
-            local.append(grant.replace(who=_cut(grant.who)))
+        shares = grant.shares if more is None else more
+        if shares:
+            local.append(grant.replace(who=_cut(grant.who), shares=shares))
     return Digest(
         tuple((uid, tuple(sorted(names))) for uid, names in sorted(held.items())),
         tuple(local),
@@ -32,20 +34,25 @@ def digest(
     )
 
 
-def explained(grant: Grant, pod: PodView | None, known: NodeKeys | None) -> bool:
-    """True if the grant matches the pod's decision. It does not after `gpu-hook set`, or with a changed or forged annotation. The
-    controller does not count such a decision, so it must count the grant."""
+def beyond(grant: Grant, pod: PodView | None, known: NodeKeys | None) -> tuple[Share, ...] | None:
+    """The part of the grant that its pod's decision does not have, as after `gpu-hook set`; the controller counts the decision as long
+    as the pod lives. None where no decision is for this grant, for example with a changed or forged annotation."""
     if pod is None or pod.decision is None or known is None:
-        return False
+        return None
     try:
         verify(pod.decision, grant.who.pod_uid, known)
     except ClusterError:
-        return False
-    shares = pod.decision.shares(grant.who.container)
-    if shares is None or shares != tuple(map(decided_share, grant.shares)):
-        return False
-    terms = pod.decision.terms_of(grant.who.container)
-    return terms.priority_class == grant.terms.priority_class
+        return None
+    decided = pod.decision.shares(grant.who.container) or ()
+    if [(s.uuid, not s.memory_mib) for s in decided] != [(s.uuid, s.whole) for s in grant.shares]:
+        return None
+    if pod.decision.terms_of(grant.who.container).priority_class != grant.terms.priority_class:
+        return None
+    more = (
+        held.replace(memory_mib=max(0, held.memory_mib - had.memory_mib), compute=max(0, held.compute - had.compute))
+        for held, had in zip(grant.shares, decided, strict=True)
+    )
+    return tuple(share for share in more if not share.whole and (share.memory_mib or share.compute))
 
 
 def _cut(who: Identity) -> Identity:

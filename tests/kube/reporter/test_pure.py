@@ -59,13 +59,40 @@ def test_a_grant_is_the_pods_where_its_decision_says_so() -> None:
         (grant(), decided(SHARES, node="n2")),
         (grant(uid=""), decided(SHARES)),  # plain docker
         (grant("b"), decided(SHARES)),
-        (grant(mib=8192), decided(SHARES)),  # after `gpu-hook set`, or a changed annotation
         (grant(terms=TERMS.replace(priority_class="offline")), decided(SHARES)),
     ],
 )
 def test_every_other_grant_is_local(held: Grant, alloc: str | None) -> None:
     said = digest([held], {UID: pod(alloc)}, {}, KNOWN)
     assert said.pods == () and len(said.local) == 1
+
+
+@pytest.mark.parametrize(
+    ("mib", "compute", "more"),
+    [
+        (4096, 20, None),
+        (8192, 20, (4096, 0)),
+        (4096, 30, (0, 10)),
+        (8192, 10, (4096, 0)),
+        (2048, 10, None),
+    ],
+)
+def test_of_a_changed_share_what_the_decision_lacks_is_local(
+    mib: int, compute: int, more: tuple[int, int] | None
+) -> None:
+    """`gpu-hook set`: the controller counts the decision as long as the pod lives."""
+    held = grant().replace(shares=(Share("GPU-1", mib, compute, 50, slot=3),))
+    said = digest([held], {UID: pod(decided({"a": [DecidedShare("GPU-1", 4096, 20)]}))}, {}, KNOWN)
+    assert said.pods == ((UID, ("a",)),)
+    assert [(s.memory_mib, s.compute, s.whole) for g in said.local for s in g.shares] == (
+        [(*more, False)] if more else []
+    )
+
+
+@pytest.mark.parametrize("shares", [(), (Share("GPU-2", 4096),), (Share("GPU-1", 0, whole=True),)])
+def test_a_share_of_another_gpu_is_local(shares: tuple[Share, ...]) -> None:
+    said = digest([grant().replace(shares=shares)], {UID: pod(decided(SHARES))}, {}, KNOWN)
+    assert said.pods == () and [g.shares for g in said.local] == [shares] * bool(shares)
 
 
 def test_without_keys_every_grant_is_local() -> None:
