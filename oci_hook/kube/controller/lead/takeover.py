@@ -59,8 +59,10 @@ class Takeover:
                 await self._wake_scheduler(term)
 
     async def _catch_up(self, term: int) -> None:
-        _, seen = await asyncio.gather(self._authority.refresh(), self._seen_own_write(term))
-        if not seen:
+        await (
+            self._authority.refresh()
+        )  # first: a failure must leave no wait for the watch behind, which would end the next one
+        if not await self._seen_own_write(term):
             self._pods.relist()
         await self._pods.synced.wait()
 
