@@ -44,6 +44,8 @@ class Copy:
             self.modes.pop(name, None)
         if self._mode_taints:
             self._mode_taints.look(thing)
+        if self._evictor:
+            self._evictor.told(self.state.nodes[name].refused)
 
     def namespace(self, thing: dict[str, Any]) -> None:
         meta = thing["metadata"]
@@ -65,7 +67,7 @@ class Copy:
         self.state.remove_pod(uid, self._now())
         self.waiting.pop(uid, None)
         if self._evictor:
-            self._evictor.refusals.gone(uid)
+            self._evictor.gone(uid)
 
     def no_node(self, name: str) -> None:
         self.state.remove_node(name)

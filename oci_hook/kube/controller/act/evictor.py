@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oci_hook.kube.controller.act.refused import Refusal, Refusals, refusal
+from oci_hook.kube.controller.act.refused import Refusal, Refusals, not_made, refusal
 from oci_hook.kube.controller.api.client import ApiError
 from oci_hook.kube.controller.api.events import About, Events
 from oci_hook.kube.controller.api.evictions import Evictions
@@ -24,17 +24,32 @@ class Evictor:
 
     def __init__(self, context: Context, events: Events, counted: Callable[[str], None]) -> None:
         self.refusals = Refusals()
+        self._silent: dict[str, Mapping[str, Any]] = {}  # pods whose runtime failed and said no code
         self._leads, self._now = context.leads, context.now
         self._events, self._counted = events, counted
         self._evictions = Evictions(context.client)
 
     def look(self, pod: Mapping[str, Any], reported: str = "") -> None:
         """Called at each change of a pod. reported: the refusal's code in the node's digest."""
-        found = refusal(pod, reported)
-        if found is None:
-            self.refusals.over(pod["metadata"]["uid"])
-        else:
+        found, uid = refusal(pod, reported), pod["metadata"]["uid"]
+        self._silent.pop(uid, None)
+        if found is not None:
             self.refusals.seen(found, self._now())
+            return
+        self.refusals.over(uid)
+        if not_made(pod):
+            self._silent[uid] = pod
+
+    def told(self, refused: Mapping[str, str]) -> None:
+        """Called at each change of a node, whose digest may be later than the pod's status. refused: pod's uid -> code."""
+        for uid, code in refused.items():
+            if uid in self._silent:
+                self.look(self._silent[uid], code)
+
+    def gone(self, uid: str) -> None:
+        """The pod's object was deleted."""
+        self._silent.pop(uid, None)
+        self.refusals.gone(uid)
 
     async def run(self) -> None:
         """Runs until cancelled."""

@@ -33,11 +33,11 @@ class Refusal(Value):
 
 def refusal(pod: Mapping[str, Any], reported: str = "") -> Refusal | None:
     """reported: the code in the node's digest. Reads only messages that the runtime wrote, never those of a container's program."""
-    metadata, status = pod["metadata"], pod.get("status") or {}
-    if metadata.get("deletionTimestamp") or status.get("phase") in ("Succeeded", "Failed"):
+    metadata = pod["metadata"]
+    if metadata.get("deletionTimestamp") or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
         return None
-    words = _words(status) if _ours(pod) else ""
-    if not words and reported in CODES and _not_made(status):
+    words = _words(pod) if _ours(pod) else ""
+    if not words and reported in CODES and not_made(pod):
         words = f"{reported}: {CODES[reported]}"
     if not words:
         return None
@@ -54,9 +54,9 @@ def _ours(pod: Mapping[str, Any]) -> bool:
     return spec.get("runtimeClassName") == names.RUNTIME_CLASS or names.ASKED in notes or names.ALLOC in notes
 
 
-def _not_made(status: Mapping[str, Any]) -> list[str]:
+def not_made(pod: Mapping[str, Any]) -> list[str]:
     """The runtime's messages about containers that it failed to create."""
-    found = []
+    status, found = pod.get("status") or {}, []
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         state, last = container.get("state") or {}, container.get("lastState") or {}
         if "waiting" not in state and "terminated" not in state:
@@ -71,8 +71,8 @@ def _not_made(status: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _words(status: Mapping[str, Any]) -> str:
-    for text in _not_made(status):
+def _words(pod: Mapping[str, Any]) -> str:
+    for text in not_made(pod):
         if found := CODE.search(text):
             return text[found.start() :].splitlines()[0].rstrip('": ,')[:MAX_WORDS]
     return ""

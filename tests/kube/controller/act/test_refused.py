@@ -1,10 +1,16 @@
 """Refused pods: how they are recognized, and when they are evicted."""
 
+import json
 from typing import Any
 
 import pytest
 
+from oci_hook.kube.controller.act.copy import Copy
+from oci_hook.kube.controller.act.evictor import Evictor
 from oci_hook.kube.controller.act.refused import FIRST, FORGET, GRACE, MOST, Refusals, refusal
+from oci_hook.kube.controller.context import Context
+from oci_hook.kube.placing.state import ClusterState
+from tests.kube.cluster_objects import node
 
 TEXT = "failed to create containerd task: OCI runtime create failed: GH-201: no GPU has room for 9000 MiB: unknown"
 
@@ -72,6 +78,24 @@ def test_a_report_of_the_node_counts_only_while_the_runtime_makes_no_container()
     assert refusal(pod(containerStatuses=state("no words")), "GH-603").code == "GH-603"  # type: ignore[union-attr]
     assert refusal(pod(containerStatuses=[{"name": "main", "state": {"running": {}}}]), "GH-603") is None
     assert refusal(pod(containerStatuses=state("no words")), "GH-999") is None
+
+
+@pytest.mark.parametrize("first", ["status", "digest"])
+def test_a_report_of_the_node_before_or_after_the_pod_s_status(first: str) -> None:
+    """The digest of a ledger comes up to some seconds after the status, which then does not change any more."""
+    evictor = Evictor(Context(None, None, set(), lambda: True, lambda: True, lambda: 0.0), None, str)  # type: ignore[arg-type]
+    copy = Copy(ClusterState(), lambda: 0.0, evictor)
+    refused, told = pod(containerStatuses=state("no words")), node("n1", 100)
+    ledger = {"v": 1, "pods": {}, "local": [], "refused": {"u": "GH-201"}}
+    told["metadata"]["annotations"]["gpu-hook.io/ledger"] = json.dumps(ledger)
+    if first == "digest":
+        copy.node(told)
+    copy.pod(refused)
+    copy.node(told)
+    assert [one.code for one in evictor.refusals.waiting.values()] == ["GH-201"]
+    copy.no_pod("u")
+    copy.node(told)
+    assert not evictor.refusals.waiting
 
 
 def seen(refusals: Refusals, uid: str, now: float, owner: str = "rs") -> None:
