@@ -12,8 +12,9 @@ unknown fields. missing_mib is left out where it is 0: the first readers take ro
 has the text of earlier versions.
 
 ledger: {"v": 1, "pods": {POD'S UID: [container, ...]}, "local": [GRANT, ...], "refused": {POD'S UID: code}}. "pods" has the
-pods whose containers hold grants of their decision. GRANT is a grant without a decision (plain docker, static pods), of another
-GPU or class than decided, or what it has beyond its decision: [name, uid or "", [[i, MiB, compute, ceiling, whole], ...], class, exclusive].
+pods whose containers hold grants of their decision. GRANT is a grant without a decision (plain docker, static pods), one of
+another GPU or class than decided, or what one has beyond its decision:
+[name, uid or "", [[i, MiB, compute, ceiling, whole], ...], class, exclusive].
 """
 
 import json

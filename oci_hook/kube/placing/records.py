@@ -25,7 +25,7 @@ class Node:
     ledger. refused: pods that it refused, with the code. ours: its labels ask for gpu-hook."""
 
     __slots__ = (
-        *("name", "present", "text", "policy", "ledger", "rules", "mode", "key", "problem", "listed", "local"),
+        *("name", "present", "text", "ledger", "rules", "mode", "key", "problem", "listed", "local"),
         *("refused", "pods", "reserved", "taints", "ours"),
     )
 
@@ -33,7 +33,6 @@ class Node:
         self.name = name
         self.present = False
         self.text = ""
-        self.policy = ""
         self.ledger = ""
         self.rules = Rules()
         self.mode = ""

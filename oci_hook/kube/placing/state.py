@@ -19,7 +19,6 @@ from oci_hook.core.grant import Grant, Identity
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.rules import BY_CLASS, Rules
 from oci_hook.core.terms import OFFLINE
-from oci_hook.core.value_parsers import policy
 from oci_hook.kube.formats import names
 from oci_hook.kube.formats.node_info import Digest, NodeInventory, read_digest, read_inventory
 from oci_hook.kube.placing.fit import Fit, as_grants
@@ -32,6 +31,7 @@ from oci_hook.kube.pod.peaks import Row
 RESERVED = 30.0  # seconds until a reservation without a Binding is dropped
 CONFIRMED = 60.0  # seconds until the caller has to check the result of a Binding
 GRACE = 5.0  # seconds for which a deleted pod still counts that its node's ledger never listed
+FORCED = 40.0  # of one deleted by force, which may run: longer than a node waits that could not write (kube/reporter/watcher.py, MOST)
 ENDS = 600.0  # seconds for which the room of a terminating pod counts as free soon, whatever its grace period
 INVENTORIES = 256  # parsed ones to keep; the others are parsed again
 T9K_MODES = {"xgn": "whole", "sgn": "shared"}
@@ -71,7 +71,7 @@ class ClusterState:
             (t["key"], t.get("value") or "", t.get("effect") or "") for t in (obj.get("spec") or {}).get("taints") or ()
         )
         try:
-            self._read_inventory(node, annotations.get(names.INVENTORY, ""), policy_of(labels))
+            self._read_inventory(node, annotations.get(names.INVENTORY, ""))
         except ValueError as e:
             node.text, node.problem = "", f"its inventory {e}"
         try:
@@ -149,7 +149,10 @@ class ClusterState:
                 else:
                     self.release(uid)
         for pod in list(self._ghosts.values()):
-            if pod.gone is not None and pod.gone + GRACE <= now and pod.uid not in self._node(pod.node).listed:
+            seconds = (
+                GRACE if pod.deleting else FORCED
+            )  # the kubelet deletes the former, when its containers have ended
+            if pod.gone is not None and pod.gone + seconds <= now and pod.uid not in self._node(pod.node).listed:
                 self._forget(pod)
         self._mark_overdue(now)
         return tuple(unknown)
@@ -345,15 +348,14 @@ class ClusterState:
         if self._pending.get((pod.namespace, pod.name)) == pod.uid:
             del self._pending[pod.namespace, pod.name]
 
-    def _read_inventory(self, node: Node, text: str, default_policy: str) -> None:
-        if (text, default_policy) == (node.text, node.policy):
+    def _read_inventory(self, node: Node, text: str) -> None:
+        if text == node.text:
             return
         said = read_inventory(text) if text else NodeInventory(EMPTY, Rules())
-        rules = said.rules.replace(default_policy=default_policy) if default_policy else said.rules
         if len(self._rules) >= INVENTORIES:  # a node may keep sending new ones
             self._rules.clear()
-        node.rules = self._rules.setdefault(rules, rules)
-        node.key, node.text, node.policy = said.key, text, default_policy
+        node.rules = self._rules.setdefault(said.rules, said.rules)
+        node.key, node.text = said.key, text
         node.ledger = ""  # refers to GPUs by their place in the inventory, so read it again
         if text:
             self._keep(node.name, text, said.inventory)
@@ -405,13 +407,3 @@ EMPTY = Inventory("", "", "", False, (), (), (), "", "")
 
 def identity(pod: Pod | PodWords) -> Identity:
     return Identity("", pod.name, "", pod_uid=pod.uid, namespace=pod.namespace, pod=pod.name)
-
-
-def policy_of(labels: dict[str, str]) -> str:
-    """The policy in a node's labels for its containers; "" for none."""
-    for label in (names.POLICY_LABEL, *names.QGPU_POLICY):
-        try:
-            return policy(labels[label])
-        except (KeyError, ValueError):
-            continue
-    return ""

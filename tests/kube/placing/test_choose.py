@@ -337,9 +337,10 @@ def test_labels_of_a_node_say_what_it_takes():
     assert refused["shared"].problem.code == "GH-607" and refused["shared"].final
 
 
-def test_the_policy_label_counts_for_pods_that_name_none():
-    label = {"tke.cloud.tencent.com/qgpu-schedule-policy": "fs"}
-    state = cluster(node("a", 100, labels=label))
+def test_the_policy_that_the_node_reports_counts_for_pods_that_name_none():
+    """Its label is in there already, unless the ConfigMap gpu-hook-nodes has another one for it."""
+    label = {"tke.cloud.tencent.com/qgpu-schedule-policy": "be"}
+    state = cluster(node("a", 100, labels=label, rules=Rules(default_policy="fixed-share")))
     put(state, pod("p", memory=5, compute=10))
     put(state, pod("q", memory=5, compute=10, policy="best-effort"))
     assert dict(state.reservations["u-p"].fit.terms)["main"].policy == "fixed-share"

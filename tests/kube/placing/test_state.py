@@ -10,7 +10,7 @@ from oci_hook.core.terms import Terms
 from oci_hook.kube.answers import admission
 from oci_hook.kube.formats.node_info import Digest
 from oci_hook.kube.placing.choose import Chosen, Question, choose
-from oci_hook.kube.placing.state import CONFIRMED, GRACE, INVENTORIES, RESERVED, ClusterState
+from oci_hook.kube.placing.state import CONFIRMED, FORCED, GRACE, INVENTORIES, RESERVED, ClusterState
 from oci_hook.kube.pod.asked import words
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, listing, node, pod
 
@@ -167,7 +167,7 @@ def test_a_decision_that_is_changed_later_changes_nothing(alloc):
         other = started(state, pod("q", memory=10))
         alloc = other["metadata"]["annotations"]["gpu-hook.io/alloc"]
         state.remove_pod("u-q", 0.0)
-        state.tick(GRACE)
+        state.tick(FORCED)
     state.apply_pod(bound(pod("p", memory=30), "a", alloc))
     assert free(state) == [70]
 
@@ -197,7 +197,7 @@ def test_the_order_of_events_at_a_start_does_not_matter():
     state.apply_node(node("a", 100))
     assert free(state) == [70]
     state.remove_pod("u-p", 0.0)
-    state.tick(GRACE)
+    state.tick(FORCED)
     assert free(state) == [100]
 
 
@@ -228,6 +228,17 @@ def test_a_deleted_pod_is_free_when_the_ledger_says_so_long_before_its_object_go
     assert free(state) == [70]
     state.apply_node(node("a", 100, digest=listing()))
     assert free(state) == [100]
+
+
+def test_a_pod_deleted_by_force_counts_until_a_node_that_could_not_write_has_written():
+    state = cluster(node("a", 100))
+    started(state, pod("p", memory=30))
+    state.remove_pod("u-p", 0.0)
+    state.tick(30.0)
+    assert free(state) == [70]
+    state.apply_node(node("a", 100, digest=listing("u-p")))
+    state.tick(1000.0)
+    assert free(state) == [70]
 
 
 def test_a_deleted_pod_that_the_ledger_never_had_counts_until_its_object_goes_and_a_moment_longer():
@@ -404,7 +415,7 @@ def test_nothing_is_kept_of_what_is_gone():
         started(state, pod(f"p{i}", memory=2))
     for i in range(50):
         state.remove_pod(f"u-p{i}", 0.0)
-    state.tick(GRACE)
+    state.tick(FORCED)
     state.remove_node("a")
     state.refresh()
     held = (

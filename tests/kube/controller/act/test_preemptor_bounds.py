@@ -152,7 +152,7 @@ def test_pods_that_go_when_others_ended_for_them_have_fewer_and_fewer_end(how: s
                 await one._round()
                 for name in set(place.evicted()) - back:  # its owner recreates it on the same GPU
                     back.add(name)
-                    place.state.remove_pod(f"u-{name}", place.time - 10)
+                    place.state.remove_pod(f"u-{name}", place.time - 60)
                     place.state.tick(place.time)
                     if how != "waits":
                         place.runs(obj)
@@ -164,10 +164,10 @@ def test_pods_that_go_when_others_ended_for_them_have_fewer_and_fewer_end(how: s
                     if how == "ran":
                         place.time += preemptor.RAN
                         await one._round()
-                    place.state.remove_pod(obj["metadata"]["uid"], place.time - 10)
+                    place.state.remove_pod(obj["metadata"]["uid"], place.time - 60)
                     place.state.tick(place.time)
                     place.runs(pod(f"{name}x", memory=60, devices="GPU-a-0"))
-                place.state.remove_pod(obj["metadata"]["uid"], place.time - 10)
+                place.state.remove_pod(obj["metadata"]["uid"], place.time - 60)
 
     asyncio.run(run())
     assert most // 5 <= len(set(place.evicted())) <= most

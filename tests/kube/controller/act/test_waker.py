@@ -153,9 +153,9 @@ def test_a_pod_whose_room_is_held_is_woken_for_as_soon_as_its_victims_have_ended
     one = waker_of(state)
     assert times(one, "big", 20) == []
     state.remove_pod("u-victim", 20.0)
-    state.tick(30.0)
-    assert woken(one, 30.0) == ["big"]
-    state.reserve(words(big), "a", found.fit, 30.0)  # the scheduler asked, and the Binding is under way
+    state.tick(60.0)
+    assert woken(one, 60.0) == ["big"]
+    state.reserve(words(big), "a", found.fit, 60.0)  # the scheduler asked, and the Binding is under way
     assert woken(one, 100.0) == []
 
 
