@@ -1,4 +1,4 @@
-"""Error codes and the exceptions that carry them. The lowest layer: everything may import it, it imports nothing of ours.
+"""Error codes and the exceptions that carry them. The lowest layer: everything may import it, it imports nothing.
 
 GhError                one or more problems; the program ends, and nothing was granted or changed
   RequestError  GH-1xx the container's request is not valid
@@ -10,8 +10,6 @@ GhError                one or more problems; the program ends, and nothing was g
 
 A message names the act, the object, the value and the next step, on one line of at most 300 characters with its code.
 """
-
-import os
 
 CODES = {
     "GH-101": "a value cannot be parsed or is out of bounds",
@@ -153,14 +151,6 @@ _BY_HUNDRED: "dict[str, type[GhError]]" = {
     "5": SettingsError,
     "6": ClusterError,
 }
-
-
-def os_refusal(code: str, what: str, error: OSError, advice: str = "") -> GhError:
-    """The exception for a file that the kernel refuses. advice: what helps beside being root."""
-    root = "run as root" if isinstance(error, PermissionError) and os.geteuid() else ""
-    return refuse(
-        code, "; ".join(filter(None, (f"{what}: {error.strerror}", ", or ".join(filter(None, (root, advice))))))
-    )
 
 
 def refuse(code: str, message: str) -> GhError:

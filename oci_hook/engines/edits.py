@@ -18,8 +18,8 @@ from typing import Any
 
 from oci_hook.core import dialects
 from oci_hook.core.layout import PREFIX_KEY
-from oci_hook.errors import os_refusal, refuse
-from oci_hook.install.files import locked, remove_empty
+from oci_hook.errors import refuse
+from oci_hook.install.files import locked, os_refusal, remove_empty
 from oci_hook.oci.annotations import STATIC
 
 NAME = "gpu-hook"  # of our runtime in every engine's configuration

@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from oci_hook.errors import NodeError, os_refusal, refuse
+from oci_hook.errors import GhError, NodeError, refuse
 from oci_hook.linux.lock import lock_file
 
 LOCK_SECONDS = 60.0
@@ -28,6 +28,14 @@ def write(file: str, text: str, mode: int = 0o644) -> None:
             raise
     except OSError as e:
         raise os_refusal("GH-504", f"{file} cannot be written", e, "choose --prefix") from None
+
+
+def os_refusal(code: str, what: str, error: OSError, advice: str = "") -> GhError:
+    """The exception for a file that the kernel refuses. advice: what helps beside being root."""
+    root = "run as root" if isinstance(error, PermissionError) and os.geteuid() else ""
+    return refuse(
+        code, "; ".join(filter(None, (f"{what}: {error.strerror}", ", or ".join(filter(None, (root, advice))))))
+    )
 
 
 def locked(path: str, code: str) -> int:

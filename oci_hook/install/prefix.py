@@ -20,9 +20,9 @@ from oci_hook.config.settings import Settings, state_in_use
 from oci_hook.core import layout, words
 from oci_hook.core.policy_page import MAX_GPUS
 from oci_hook.core.units import show
-from oci_hook.errors import GhError, NodeError, Problem, os_refusal, refuse
+from oci_hook.errors import GhError, NodeError, Problem, refuse
 from oci_hook.install import own_path, settings_check, settings_edit, state_move, state_owner
-from oci_hook.install.files import locked, remove_empty, write
+from oci_hook.install.files import locked, os_refusal, remove_empty, write
 from oci_hook.install.settings_template import default_settings_yaml
 from oci_hook.ledger import claims, events, store
 from oci_hook.linux import label

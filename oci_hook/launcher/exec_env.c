@@ -123,9 +123,10 @@ static int file_of(struct text text) {
     if (made < 0)
         return -1;
     int fd = fcntl(made, F_DUPFD, FIRST_FD);
-    close(made);
     if (fd < 0)
-        return -1;
+        fd = made; /* a lower RLIMIT_NOFILE; what came from a pipe cannot be read again */
+    else
+        close(made);
     for (size_t done = 0; done < text.size;) {
         ssize_t n = write(fd, text.at + done, text.size - done);
         if (n <= 0) {

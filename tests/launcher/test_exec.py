@@ -5,6 +5,7 @@ The runtime is a recorder that writes down its words and the file of --process.
 
 import json
 import os
+import resource
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -302,6 +303,16 @@ def test_our_file_is_none_that_a_container_inherits(place: Place) -> None:
     assert place.exec("{}") is not None
     own = [int(fd) for fd in (place.root / "fds").read_text().split()]
     assert [fd for fd in own if 3 <= fd < 10] == [] and any(fd >= 200 for fd in own), own
+
+
+def test_few_descriptors(place: Place) -> None:
+    place.grant()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (150, before[1]))
+    try:
+        assert b"GPU_HOOK_CLASS" in (place.exec("{}") or b"")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_damaged_file_of_the_grant(place: Place) -> None:
