@@ -215,8 +215,9 @@ def opens(found: Fit, state: ClusterState, name: str, room: Room) -> bool:
 
 
 def order_for(state: ClusterState, question: Question) -> NodeOrder:
-    """The order of the nodes: the pod's, or the cluster's setting."""
-    said = question.pod.annotations.get(NODE_PLACEMENT, state.placement)
+    """The order of the nodes: the pod's, or the cluster's setting if the pod names none that there is."""
+    word = question.pod.annotations.get(NODE_PLACEMENT)
+    said = word if word in NODE_ORDERS else state.placement
     found = question.under(PLAIN)
     requests = () if isinstance(found, Problem) else found[0]
     classes = {request.terms.priority_class for _, _, request in requests}

@@ -17,7 +17,7 @@ from oci_hook.core.value import Value
 from oci_hook.errors import Problem, RequestError, refuse
 from oci_hook.kube.formats import names, sums
 from oci_hook.kube.formats.quantity import plain
-from oci_hook.kube.pod.asked import MAX_CONTAINERS, check_size, each
+from oci_hook.kube.pod.asked import MAX_CONTAINERS, check_size, each, of_the_pod
 from oci_hook.kube.pod.translate_pod import Container, Pod, Rows, read_pod, rows_of
 
 MIRROR = "kubernetes.io/config.mirror"  # the API server's copy of a static pod: the kubelet has started it already
@@ -160,6 +160,7 @@ def requests_of(
             found[name] = parse(mine, {}, name, ours, decode=json.loads)
         except RequestError as e:
             problems += [Problem(p.code, f"container {name}: {p.message}") for p in e.problems]
+    problems += of_the_pod(annotations)
     if problems:
         raise RequestError(*problems)
     return found

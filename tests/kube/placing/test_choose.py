@@ -258,6 +258,14 @@ def test_the_pods_word_counts_before_the_clusters(said, setting):
     assert len(set(chosen)) == (3 if (said or setting) == "spread" else 1)
 
 
+@pytest.mark.parametrize("more", [{}, {"memory": 10}])
+def test_a_pod_that_names_an_unknown_order_is_refused_on_every_node(more):
+    """The create webhook refuses it; a pod may be older than the webhook."""
+    refused = choose(cluster(node("a", 100)), Question(words(pod("p", node_placement="Spread", **more))))
+    said = "gpu-hook.io/node-placement='Spread' is not one of binpack, spread"
+    assert str(refused["a"].problem) == f"GH-101: {said}"
+
+
 def test_a_row_in_the_table_is_all_that_an_order_of_nodes_needs(monkeypatch):
     """Adds a new order, by the most containers. The annotation, the cluster's setting and the option accept it."""
     table = {**NODE_ORDERS, "crowded": NodeOrder(*[lambda found: (-found.containers, 0, 0)] * 2)}

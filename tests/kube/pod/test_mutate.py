@@ -231,6 +231,8 @@ BAD: list[tuple[dict[str, str], dict[str, str], str]] = [
     ({}, {"gpu-hook.io/memory": "4Gi", "gpu-hook.io/exclusive": "true"}, "GH-103"),
     ({"gpu-hook.io/memory-mib": "1"}, {"gpu-hook.io/x": "y" * 70_000}, "GH-105"),
     ({}, {"gpu-hook.io/node": "shared"}, "GH-101"),
+    ({}, {"gpu-hook.io/node-placement": "Spread"}, "GH-101"),
+    ({"gpu-hook.io/memory-mib": "1"}, {"gpu-hook.io/node-placement": "by-class"}, "GH-101"),
 ]
 
 
@@ -245,6 +247,9 @@ def test_everything_wrong_is_said_at_once() -> None:
     assert said.count("gpu-hook.io/memory='lots'") == said.count("gpu-hook.io/compute='101'") == 1
     said = refused(pod({"nvidia.com/gpumem": "x"}, annotations={"gpu-hook.io/memroy": "4Gi"}))
     assert "nvidia.com/gpumem='x'" in said and "gpu-hook.io/memroy" in said
+    said = refused(pod({}, annotations={"gpu-hook.io/memory": "lots", "gpu-hook.io/node-placement": "Spread"}))
+    assert "gpu-hook.io/memory='lots'" in said
+    assert said.count("gpu-hook.io/node-placement='Spread' is not one of binpack, spread") == 1
 
 
 def test_limits_and_requests_differ() -> None:

@@ -114,19 +114,26 @@ class Waker:
 
     def room(self, pod: PodWords, now: float) -> str:
         """The node that has room for the pod, or "". Records the answer."""
-        question = Question(pod)
-        held = self._state.reservations.get(pod.uid)
-        if held is not None:  # preemption made its room, see preemptor.py
-            found = held.node if question.asks and stays(self._state, question, held.node, held.fit) else ""
-        else:
-            chosen = choose(self._state, question) if question.asks else None
-            found = chosen.node if isinstance(chosen, Chosen) else ""
+        try:
+            found = self._room(pod)
+        except Exception as e:  # a tenant's annotations must not end the controller
+            LOG.warning(f"{pod.namespace}/{pod.name}: its request cannot be read: {type(e).__name__}")
+            self._sleepers.woken(pod.uid, now)  # the next look comes later each time
+            return ""
         if found:
             self._next = now + GAP
             self._sleepers.woken(pod.uid, now)
         else:
             self._sleepers.none(pod.uid, now)
         return found
+
+    def _room(self, pod: PodWords) -> str:
+        question = Question(pod)
+        held = self._state.reservations.get(pod.uid)
+        if held is not None:  # preemption made its room, see preemptor.py
+            return held.node if question.asks and stays(self._state, question, held.node, held.fit) else ""
+        chosen = choose(self._state, question) if question.asks else None
+        return chosen.node if isinstance(chosen, Chosen) else ""
 
     async def _wake(self, node: str) -> None:
         """Labels the node with the time, since an equal value would be no change."""

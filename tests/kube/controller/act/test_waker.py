@@ -89,6 +89,22 @@ def test_who_is_not_woken_for(state: ClusterState) -> None:
     assert woken(one, 60.0) == []
 
 
+def test_a_pod_that_cannot_be_read_does_not_end_the_controller(
+    state: ClusterState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    state.apply_pod(pod("typo", node_placement="Spread"))
+    state.apply_pod(pod("bad", memory=600))
+    assert times(waker_of(state), "typo", 100) == []
+
+    def unread(found: ClusterState, question: Question) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(waker, "choose", unread)
+    assert times(waker_of(state), "bad", 100) == []
+    assert {line.partition(":")[0] for line in caplog.messages} == {"default/typo", "default/bad"}
+    assert len(caplog.messages) <= 2 * 4, "each is looked at less and less often"
+
+
 def test_who_waits_long_comes_first_and_a_woken_pod_that_went_is_forgotten(state: ClusterState) -> None:
     state.apply_pod(pod("p", memory=600))
     one = waker_of(state)
