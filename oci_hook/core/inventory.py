@@ -1,5 +1,6 @@
 """The node's GPUs and driver files, as values. discovery/ finds them; ledger/inventory.py caches them."""
 
+from oci_hook.core.units import natural
 from oci_hook.core.value import Value
 
 WHOLE = "+whole"  # suffix of a driver file's capability
@@ -124,8 +125,12 @@ class Inventory(Value):
     @property
     def moves_memory(self) -> bool:
         """True if the driver moves a process's memory to the host's and back (570; CUDA driver API, "CUDA Checkpointing")."""
-        major = self.driver_version.partition(".")[0]
-        return major.isdigit() and int(major) >= MOVES_SINCE
+        return self.driver_major >= MOVES_SINCE
+
+    @property
+    def driver_major(self) -> int:
+        """The first number of its version; 0 if that is none."""
+        return natural(self.driver_version.partition(".")[0])
 
     def gpu(self, uuid: str) -> Gpu:
         """The GPU with this UUID; KeyError when the node has none."""

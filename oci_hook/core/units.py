@@ -1,5 +1,5 @@
-"""Parses text that a tenant wrote into bounded numbers. Each function raises ValueError with the words to put after the
-value in a message.
+"""Parses text that a tenant wrote into bounded numbers. Each function but `natural` raises ValueError with the words to
+put after the value in a message.
 
 Only ASCII digits count: no sign, blank, exponent, leading zero or other digits, so that a number has one spelling and
 int() never gets more than a few characters.
@@ -32,6 +32,11 @@ def integer(text: str, low: int, high: int) -> int:
     if len(text) > 9 or not low <= int(text) <= high:
         raise OutOfBounds(f"is not within {low} to {high}")
     return int(text)
+
+
+def natural(text: str) -> int:
+    """The number that these digits are; 0 for any other text, and for more than 9 digits."""
+    return int(text) if text and DIGITS.issuperset(text) and len(text) <= 9 else 0
 
 
 def percent(text: str) -> int:

@@ -135,7 +135,7 @@ def check_movable(grant: Grant, inventory: Inventory, found: Found) -> None:
         why = f"{_names(failed)}: the driver lost its state in an earlier move; start the container anew"
         raise refuse("GH-415", f"container {id} cannot be suspended: {why}")
     fixed, shared = account.immovable(grant)
-    if shared and _major(inventory.driver_version) >= IPC_SINCE:
+    if shared and inventory.driver_major >= IPC_SINCE:
         shared = ()
     reasons = (
         ("has managed or multicast memory, or of a shared pool", fixed),
@@ -169,8 +169,3 @@ def _name(pid: int) -> str:
         return proc.read_file(f"/proc/{pid}/comm", 64).decode("utf-8", "replace").strip()
     except OSError:
         return "ended"
-
-
-def _major(version: str) -> int:
-    first = version.partition(".")[0]
-    return int(first) if first.isdigit() else 0

@@ -64,6 +64,15 @@ def test_not_a_size(text: str) -> None:
         units.size(text)
 
 
+@pytest.mark.parametrize("text", BAD)
+def test_not_a_natural_number(text: str) -> None:
+    assert units.natural(text) == (7 if text == "007" else 0)
+
+
+def test_a_natural_number() -> None:
+    assert [units.natural(text) for text in ("0", "570", "9" * 9, "1" + "0" * 9)] == [0, 570, 999_999_999, 0]
+
+
 @given(st.text(max_size=20))
 def test_only_value_errors_and_only_bounded_numbers(text: str) -> None:
     for read, most in ((units.percent, 100), (units.size, units.MAX_MEMORY_MIB)):

@@ -30,6 +30,7 @@ from oci_hook.core.value import Value
 VERSION = 1
 MAX_TEXT = 256 << 10  # the API server's bound of all annotations of an object
 MAX_GPUS = 512  # of one node, MIG devices included
+MAX_VERSION = 64  # characters, of the driver's or of CUDA's
 MOST = 1 << 40  # of any number
 RULE_WORDS = {
     "default_policy": POLICIES,
@@ -94,7 +95,7 @@ def read_inventory(text: str, known: bool = False) -> NodeInventory:
         _check_rules(rules)
         inventory = Inventory(
             boot_id="",
-            driver_version=str(data["driver"]),
+            driver_version=data["driver"],
             driver_root="",
             simulated=bool(data["simulated"]),
             gpus=gpus,
@@ -104,10 +105,12 @@ def read_inventory(text: str, known: bool = False) -> NodeInventory:
             libnvml="",
             links=tuple((gpus[a].uuid, gpus[b].uuid, int(far)) for a, b, far in data["links"]),
             imex_major=0 if data["imex"] else -1,
-            cuda_version=str(data["cuda"]),
+            cuda_version=data["cuda"],
         )
         if not (all(0 <= far <= MOST for _, _, far in inventory.links) and _is_count(data["key"])):
             raise ValueError("has a distance or a key's number that is not valid")
+        if not all(isinstance(one, str) and len(one) <= MAX_VERSION for one in (data["driver"], data["cuda"])):
+            raise ValueError(f"has a version that is no text of at most {MAX_VERSION} characters")
         return NodeInventory(inventory, Rules(**rules), data["key"])
     except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as e:
         raise ValueError(f"is not a node's inventory: {type(e).__name__} {e}") from None

@@ -183,7 +183,7 @@ def check_steps(containers: Sequence[Mapping[str, Any]], annotations: Mapping[st
     for container in containers:
         given = container_of(container)
         text = given.limits.get(QGPU_CORE) or given.requests.get(QGPU_CORE) or annotations.get(QGPU_CORE) or "0"
-        amount = int(text) if text.isascii() and text.isdigit() else 0
+        amount = units.natural(text)
         if amount % QGPU_STEP:
             what = f"container {given.name}: {QGPU_CORE}={show(text)} is not a multiple of {QGPU_STEP}"
             raise refuse("GH-101", f"{what}; with the profile qgpu, write {amount - amount % QGPU_STEP + QGPU_STEP}")

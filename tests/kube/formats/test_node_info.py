@@ -105,6 +105,14 @@ def test_a_distance_that_is_no_number_is_refused(distance: str) -> None:
         read_inventory(text)
 
 
+@pytest.mark.parametrize("field", ["driver", "cuda"])
+@pytest.mark.parametrize("value", ["5" * 65, "5" * 5000, 570, None, ["570"]])
+def test_a_version_that_is_no_short_text_is_refused(field: str, value: object) -> None:
+    data = json.loads(inventory_text(NodeInventory(INVENTORY, Rules())))
+    with pytest.raises(ValueError, match="version"):
+        read_inventory(json.dumps({**data, field: value}))
+
+
 @pytest.mark.parametrize("uuid", ['GPU-"', "GPU-\n", "GPU-\ud800", "GPU-{}"])
 def test_a_uuid_that_no_decision_can_name_is_refused(uuid: str) -> None:
     data = json.loads(inventory_text(NodeInventory(INVENTORY, Rules())))

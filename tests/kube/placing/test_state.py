@@ -334,6 +334,17 @@ def test_rules_that_no_setting_allows_are_refused(rules):
     assert isinstance(found, Chosen) and found.node == "b"
 
 
+@pytest.mark.parametrize("driver, read", [("\u00b2", True), ("\u00b2.1", True), ("5" * 64, True), ("5" * 5000, False)])
+def test_a_driver_s_version_that_is_no_number_is_an_old_one(driver, read):
+    state = cluster()
+    odd = node("a", 100, rules=Rules(oversubscribe=200))
+    notes = odd["metadata"]["annotations"]
+    notes["gpu-hook.io/inventory"] = json.dumps({**json.loads(notes["gpu-hook.io/inventory"]), "driver": driver})
+    state.apply_node(odd)
+    assert isinstance(choose(state, Question(words(pod("p", memory=100, compute=5)))), Chosen) == read
+    assert not read or isinstance(choose(state, Question(words(pod("p", memory=101, compute=5)))), dict)
+
+
 # --- reservations
 
 

@@ -268,6 +268,8 @@ def test_steps_of_qgpu() -> None:
     )
     assert amounts(mutated(pod({word + "core": "35", word + "memory": "4"}), options))["gpu-hook.io/compute"] == "35"
     assert amounts(mutated(pod({word + "core": "32", word + "memory": "4"})))["gpu-hook.io/compute"] == "32"
+    off = Options(Rules(dialects=(), profile="qgpu"))
+    assert refused(pod({}, annotations={word + "core": "1" * 5000}), off).startswith("GH-108")
 
 
 def test_one_container_asks_for_the_node() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
+from oci_hook.core.units import natural
 from oci_hook.kube.answers.overview import Overview
 from oci_hook.kube.controller.act.copy import Copy
 from oci_hook.kube.controller.trust import own_secret
@@ -92,7 +93,7 @@ class Page:
 
     def _since(self, tag: str) -> int:
         instance, _, version = tag.partition("-")
-        return int(version) if instance == self._instance and version.isdigit() and len(version) < 16 else 0
+        return natural(version) if instance == self._instance else 0
 
     async def _look(self) -> None:
         copy = self._copy

@@ -143,6 +143,7 @@ def test_who_asks_again_gets_what_changed(monkeypatch: pytest.MonkeyPatch) -> No
                 tag[:8] + "-",
                 tag[:8] + "-99",
                 tag[:8] + "-" + "9" * 5000,
+                tag[:8] + "-%C2%B2",
                 "deadbeef-1",
                 "%00",
             ):
