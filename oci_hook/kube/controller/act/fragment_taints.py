@@ -6,9 +6,9 @@ import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote
 
-from oci_hook.kube.controller.api.client import JSON_PATCH, ApiError
+from oci_hook.kube.controller.act import node_patch
+from oci_hook.kube.controller.api.client import ApiError
 from oci_hook.kube.controller.context import Context
 from oci_hook.kube.formats import names
 from oci_hook.kube.pod.asked import PodWords
@@ -87,14 +87,13 @@ class FragmentTaints:
             await asyncio.gather(*(self._write(*change) for change in changes[first : first + AT_A_TIME]))
 
     async def _write(self, name: str, marked: bool) -> None:
-        path = f"/api/v1/nodes/{quote(name, safe='')}"
+        def still() -> bool:
+            return self._ready() and not (marked and self._ends)
+
         try:
-            change = patch(await self._context.client.get(path), marked)
-            if change and self._ready() and not (marked and self._ends):
-                await self._context.client.patch(path, change, JSON_PATCH)
+            await node_patch.write(self._context.client, name, lambda node: patch(node, marked), still)
         except ApiError as e:
-            if e.status not in (404, 409, 422):  # otherwise the node changed meanwhile: the next look sees it
-                LOG.warning(f"{name}: the taint {names.FRAGMENTED} cannot be written: {e}")
+            LOG.warning(f"{name}: the taint {names.FRAGMENTED} cannot be written: {e}")
 
 
 def is_marked(taints: tuple[tuple[str, str, str], ...]) -> bool:
