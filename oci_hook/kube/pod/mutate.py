@@ -310,19 +310,22 @@ def runtime_class_patch(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def resources_patch(spec: Mapping[str, Any], rows: Rows, total: sums.Sums) -> list[dict[str, Any]]:
-    """Removes other systems' resources, and puts the pod's sums on its first container."""
+    """Removes other systems' resources, and puts the pod's sums on its first container. Others stay, claims too."""
     done = []
     for section in ("initContainers", "containers"):
         for place, container in enumerate(spec.get(section) or ()):
             old = container.get("resources") or {}
-            new = {part: dict(old[part]) for part in old if isinstance(old[part], dict)}
-            for amounts in new.values():
-                for key in [key for key in amounts if key in rows or key in names.SUMS]:
-                    del amounts[key]
-            if section == "containers" and place == 0:
-                for part in ("limits", "requests"):
-                    new[part] = {**new.get(part, {}), **{key: str(amount) for key, amount in total.items()}}
-            new = {part: amounts for part, amounts in new.items() if amounts}
+            new = dict(old)
+            first = section == "containers" and place == 0
+            for part in ("limits", "requests"):
+                given = old.get(part) or {}
+                kept = {key: amount for key, amount in given.items() if key not in rows and key not in names.SUMS}
+                if first:
+                    kept |= {key: str(amount) for key, amount in total.items()}
+                if kept:
+                    new[part] = kept
+                elif given:
+                    del new[part]
             if new != old:
                 done.append(replace(f"/spec/{section}/{place}/resources", new))
     return done

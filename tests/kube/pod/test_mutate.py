@@ -153,6 +153,23 @@ def test_our_annotations_alone_get_sums_and_class() -> None:
     }
 
 
+def test_a_container_s_other_claims_stay_and_who_changes_nothing_gets_no_patch() -> None:
+    claims = [{"name": "nic"}]
+    given = pod({"nvidia.com/gpumem": "2048"}, {}, {"cpu": "1"}, {"nvidia.com/gpumem": "2048"})
+    for container in given["spec"]["containers"]:
+        container["resources"]["claims"] = claims
+    given["spec"]["initContainers"] = [{"name": "first", "resources": {"limits": {}, "claims": claims}}]
+    done = mutate(given, OPTIONS)
+    assert [op["path"] for op in done.patch if op["path"].endswith("/resources")] == [
+        "/spec/containers/0/resources",
+        "/spec/containers/3/resources",
+    ]
+    one, two, three, four = apply(given, done)["spec"]["containers"]
+    sums = {names.GPUS: "2", names.MEMORY: "4096"}
+    assert one["resources"] == {"limits": sums, "requests": sums, "claims": claims}
+    assert (two, three) == tuple(given["spec"]["containers"][1:3]) and four["resources"] == {"claims": claims}
+
+
 def test_words_of_a_system_that_is_off_are_a_warning() -> None:
     """A device plugin of that system may run beside us, so the pod is not refused."""
     off = Options(Rules(dialects=("t9k",)))
