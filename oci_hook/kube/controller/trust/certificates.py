@@ -8,6 +8,7 @@ import datetime
 import ipaddress
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -50,22 +51,27 @@ class Certificates(Value):
 
 def ends(have: Certificates) -> float:
     """The serving certificate's end as Unix time; 0 if there is none, or it is unreadable."""
-    return _end(have.serving.certificate) if _readable(have.serving) else 0.0
+    return _end(have.serving.certificate) if _sound(have.serving) else 0.0
+
+
+def readable(have: Certificates) -> Certificates:
+    """The same without unreadable parts, for which the ssl module raises an exception, and written as we write it."""
+    return Certificates(_sound(have.authority), _sound(have.next), _sound_certificate(have.old), _sound(have.serving))
 
 
 def renewed(have: Certificates, names: tuple[str, ...], life: float, now: float) -> Certificates:
     """Renews what is due; returns the same object if nothing is. names: DNS names and addresses of the server. life: of a serving
     certificate, in seconds. now: Unix time."""
     result = have
-    if not (_readable(have.authority) and _start(have.authority.certificate) <= now < _end(have.authority.certificate)):
+    if not (_sound(have.authority) and _start(have.authority.certificate) <= now < _end(have.authority.certificate)):
         return _first(names, life, now)
-    if have.next and not (_readable(have.next) and _start(have.next.certificate) <= now):
+    if have.next and not (_sound(have.next) and _start(have.next.certificate) <= now):
         result = result.replace(next=Pair())
     if not result.next and _left(result.authority.certificate, now) < RENEW:
         result = result.replace(next=_authority(life, now))
     elif result.next and now - _start(result.next.certificate) - SLACK >= OVERLAP * life:
         result = Certificates(result.next, Pair(), result.authority.certificate, Pair())
-    if result.old and not (_readable_certificate(result.old) and _end(result.old) > now):
+    if result.old and not (_sound_certificate(result.old) and _end(result.old) > now):
         result = result.replace(old="")
     if not _serves(result.serving, result.authority.certificate, names, now):
         result = result.replace(serving=_serving(result.authority, names, life, now))
@@ -126,7 +132,7 @@ def _builder(
 
 def _serves(pair: Pair, authority: str, names: tuple[str, ...], now: float) -> bool:
     """True if this authority signed it for these names, and it is valid for long enough."""
-    if not _readable(pair) or _start(pair.certificate) > now or _left(pair.certificate, now) < RENEW:
+    if not _sound(pair) or _start(pair.certificate) > now or _left(pair.certificate, now) < RENEW:
         return False
     certificate = x509.load_pem_x509_certificate(pair.certificate.encode())
     try:
@@ -150,22 +156,23 @@ def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pai
     return Pair(certificate.public_bytes(pem).decode(), private.decode())
 
 
-def _readable(pair: Pair) -> bool:
-    """True if both are present and match."""
+def _sound(pair: Pair) -> Pair:
+    """The pair as we write it; none if one is missing or unreadable, or they do not belong together."""
     try:
         key = serialization.load_pem_private_key(pair.key.encode(), None)
         certificate = x509.load_pem_x509_certificate(pair.certificate.encode())
-    except (ValueError, TypeError):
-        return False
-    return isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
+        if isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key():
+            return _pair(certificate, key)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        pass
+    return Pair()
 
 
-def _readable_certificate(text: str) -> bool:
+def _sound_certificate(text: str) -> str:
     try:
-        x509.load_pem_x509_certificate(text.encode())
+        return x509.load_pem_x509_certificate(text.encode()).public_bytes(serialization.Encoding.PEM).decode()
     except ValueError:
-        return False
-    return True
+        return ""
 
 
 def _start(text: str) -> float:

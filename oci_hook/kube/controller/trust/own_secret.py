@@ -41,13 +41,14 @@ def read(data: Mapping[str, Any] | None) -> Own:
         secrets = keys.from_text(text.get(NODE_KEYS, "{}"), float(text.get(NODE_KEYS_SINCE, "0")))
     except (ValueError, TypeError, AttributeError):
         secrets = Secrets()
+    have = Certificates(
+        Pair(text.get(CA, ""), text.get(CA_KEY, "")),
+        Pair(text.get(NEXT_CA, ""), text.get(NEXT_CA_KEY, "")),
+        text.get(OLD_CA, ""),
+        Pair(text.get(TLS, ""), text.get(TLS_KEY, "")),
+    )
     return Own(
-        Certificates(
-            Pair(text.get(CA, ""), text.get(CA_KEY, "")),
-            Pair(text.get(NEXT_CA, ""), text.get(NEXT_CA_KEY, "")),
-            text.get(OLD_CA, ""),
-            Pair(text.get(TLS, ""), text.get(TLS_KEY, "")),
-        ),
+        certificates.readable(have),
         secrets,
         _token(text.get(WEBHOOK_TOKEN, "")),
         _token(text.get(EXTENDER_TOKEN, "")),

@@ -1,8 +1,79 @@
-"""The patch of the webhook configurations."""
+"""The patch of the webhook configurations, and a Secret that is damaged."""
 
+import asyncio
+import base64
+import ssl
+import time
 from typing import Any
 
-from oci_hook.kube.controller.trust import authority
+import pytest
+
+from oci_hook.kube.controller.controller import _present
+from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.trust import authority, certificates, own_secret
+from oci_hook.kube.controller.trust.own_secret import Own
+
+NAMES = ("a.svc",)
+GOOD, OTHER = (own_secret.renewed(Own(), NAMES, 1e6, 1e6, time.time(), bytes(range(64)), 0) for _ in range(2))
+SERVING, ELSE = GOOD.certificates.serving, OTHER.certificates.serving
+
+
+class Api:
+    """A simulated API server that has the Secret alone."""
+
+    def __init__(self, **text: str) -> None:
+        data = own_secret.data(GOOD)
+        changed = {key.replace("_", "."): base64.b64encode(value.encode()).decode() for key, value in text.items()}
+        self.secret: dict[str, Any] = {"data": {**data, **changed}}
+
+    async def get(self, path: str) -> Any:
+        return self.secret if "/secrets/" in path else {"data": {}}
+
+    async def put(self, path: str, body: Any) -> None:
+        if "/secrets/" in path:
+            self.secret = body
+
+
+async def no_configuration(path: str, bundle: str) -> bool:
+    return False
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"tls_key": SERVING.key[:100]},
+        {"tls_key": ELSE.key},
+        {"tls_crt": SERVING.certificate[:100]},
+        {"tls_crt": ELSE.certificate},
+        {"tls_crt": SERVING.certificate + ELSE.certificate[:100]},
+        {"tls_crt": SERVING.certificate.rstrip()},
+        {"ca_crt": GOOD.certificates.authority.certificate[:100]},
+        {"ca_key": "x"},
+        {"old-ca_crt": ELSE.certificate[:100]},
+        {"next-ca_crt": ELSE.certificate[:100], "next-ca_key": ELSE.key},
+    ],
+)
+def test_a_damaged_secret_ends_no_controller_and_the_leader_repairs_it(
+    damage: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, leads, used = Api(**damage), [False], list[Own]()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+    def use(own: Own) -> None:
+        _present(tls, own.certificates)
+        if bundle := own.certificates.bundle:
+            ssl.create_default_context(cadata=bundle)
+        used.append(own)
+
+    options = Options("0.0.0.0", 1, "gpu-hook", NAMES)
+    made: Any = authority.Authority(api, options, use, lambda: leads[0], lambda: 0)  # type: ignore[arg-type]
+    monkeypatch.setattr(made, "_configuration", no_configuration)
+    asyncio.run(made.look())
+    assert all(own.certificates.serving for own in used)
+    leads[0] = True
+    asyncio.run(made.look())
+    now = used[-1].certificates
+    assert certificates.renewed(now, NAMES, 1e6, time.time()) is now, "nothing is left to repair"
 
 
 def test_a_configuration_gets_bundle_and_token_in_each_webhook_and_nothing_where_it_has_them() -> None:
