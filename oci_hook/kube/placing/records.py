@@ -11,7 +11,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.core.terms import OFFLINE
 from oci_hook.errors import RequestError
 from oci_hook.kube.placing.fit import Fit
-from oci_hook.kube.pod.asked import ENDED, PodWords, apart_word, asked
+from oci_hook.kube.pod.asked import ENDED, PodWords, apart_word, asked, is_tried
 from oci_hook.kube.pod.peaks import Row, together
 
 MOST_TRIES = 4  # reservations of one pod without a Binding; after more, higher priorities may take its room
@@ -51,11 +51,11 @@ class Pod:
     """words, created: only while it has no node. rows: its share of GPUs. was_listed: its node's ledger listed it once. gone: the time
     of its object's deletion, after which its containers may still run; None while the object exists. unproven: a decision that we
     cannot verify, and the pod's words; only the containers in its node's ledger count. labels: only of a pod with our annotations.
-    overdue: terminating for too long; see `ends`. grace: its grace period in seconds."""
+    overdue: terminating for too long; see `ends`. grace: its grace period in seconds. tried: see `is_tried`."""
 
     __slots__ = (
         *("uid", "namespace", "name", "node", "words", "rows", "ended", "deleting", "daemon", "whole_node", "priority"),
-        *("was_listed", "gone", "unproven", "labels", "created", "overdue", "grace"),
+        *("was_listed", "gone", "unproven", "labels", "created", "tried", "overdue", "grace"),
     )
 
     def __init__(self, obj: dict[str, Any], said: PodWords) -> None:
@@ -66,6 +66,7 @@ class Pod:
         self.node = sys.intern((obj.get("spec") or {}).get("nodeName") or "")
         self.words: PodWords | None = None if self.node else said
         self.created: str = "" if self.node else obj["metadata"].get("creationTimestamp") or ""
+        self.tried = is_tried(obj)
         self.rows: tuple[Row, ...] = ()
         self.ended = (obj.get("status") or {}).get("phase") in ENDED
         self.deleting = bool(obj["metadata"].get("deletionTimestamp"))

@@ -212,9 +212,8 @@ class ClusterState:
         return pod.words if pod is not None else None
 
     def waiting(self) -> tuple[PodWords, ...]:
-        """The pods without a node."""
-        pods = (self.pods.get(uid) for uid in self._pending.values())
-        return tuple(pod.words for pod in pods if pod is not None and pod.words is not None)
+        """The pods without a node that the scheduler tries."""
+        return tuple(pod.words for pod in self.without_node() if pod.words is not None and pod.tried)
 
     def inventory(self, node: Node) -> Inventory:
         """Raises KeyError if the node has none."""

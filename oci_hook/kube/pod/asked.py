@@ -72,6 +72,12 @@ def is_daemon(meta: dict[str, Any]) -> bool:
     return any(owner.get("kind") in ("DaemonSet", "Node") for owner in meta.get("ownerReferences") or ())
 
 
+def is_tried(pod: Mapping[str, Any]) -> bool:
+    """True if the scheduler tries to place the pod, an API object without a node: no gate holds it, nor is it to end."""
+    meta, spec, status = pod.get("metadata") or {}, pod.get("spec") or {}, pod.get("status") or {}
+    return not (spec.get("schedulingGates") or meta.get("deletionTimestamp") or status.get("phase") in ENDED)
+
+
 def asked(pod: PodWords, rules: Rules) -> Asked:
     """The containers' requests under a node's rules; () for a pod that requests no GPU. Raises RequestError, each problem with
     its container's name."""

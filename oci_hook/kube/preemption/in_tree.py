@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oci_hook.kube.formats.names import SUMS
+from oci_hook.kube.pod.asked import is_tried
 from oci_hook.kube.pod.hosts import rules_about_others
 
 FEATURES = "match Pod's required features"  # of nodes with older kubelets, by NodeDeclaredFeatures
@@ -21,7 +22,7 @@ def waits_for_sums(pod: Mapping[str, Any]) -> bool:
     """True if the pod waits for our sums only. pod: a whole API object."""
     status, spec = pod.get("status") or {}, pod.get("spec") or {}
     said = [one for one in status.get("conditions") or () if one.get("type") == "PodScheduled"]
-    if not said or said[0].get("status") != "False" or said[0].get("reason") != "Unschedulable":
+    if not said or not is_tried(pod) or said[0].get("status") != "False" or said[0].get("reason") != "Unschedulable":
         return False
     message = str(said[0].get("message") or "").partition(" preemption: ")[0]  # added in 1.24
     short = {name or pods for name, pods in SHORT.findall(message)}
@@ -33,5 +34,4 @@ def plain(spec: Mapping[str, Any]) -> bool:
     volumes = any(kind in volume for volume in spec.get("volumes") or () for kind in EXACT)
     containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
     ports = any(port.get("hostPort") for one in containers for port in one.get("ports") or ())
-    claims = spec.get("resourceClaims") or spec.get("schedulingGates")
-    return not (volumes or ports or claims or rules_about_others({"spec": spec}))
+    return not (volumes or ports or spec.get("resourceClaims") or rules_about_others({"spec": spec}))

@@ -21,7 +21,7 @@ from oci_hook.kube.placing.choose import MOST_WORK, Question
 from oci_hook.kube.placing.records import MOST_GRACE, Pod, Reservation
 from oci_hook.kube.placing.state import ENDS
 from oci_hook.kube.pod import hosts
-from oci_hook.kube.pod.asked import PodWords
+from oci_hook.kube.pod.asked import PodWords, is_tried
 from oci_hook.kube.preemption.disruption import Budgets
 from oci_hook.kube.preemption.preempt import Kept, Plan, Terms, awaited, ending, plan, yields
 
@@ -229,8 +229,7 @@ class Preemptor:
             if e.status != 404:
                 raise
             return None
-        meta, spec = found["metadata"], found.get("spec") or {}
-        if meta["uid"] != pod.uid or meta.get("deletionTimestamp") or spec.get("nodeName"):
+        if found["metadata"]["uid"] != pod.uid or (found.get("spec") or {}).get("nodeName") or not is_tried(found):
             return None
         at = self._state.nodes.get((found.get("status") or {}).get("nominatedNodeName") or "")
         if at is not None and self._is_patient(want) and any(each.deleting and each.ends for each in at.pods.values()):

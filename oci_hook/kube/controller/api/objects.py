@@ -51,6 +51,7 @@ class PodSpec(TypedDict, total=False):
     schedulerName: str
     runtimeClassName: str
     nodeSelector: dict[str, str]
+    schedulingGates: list[Any]
     containers: list[Container]
     initContainers: list[Container]
 

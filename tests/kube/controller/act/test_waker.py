@@ -1,6 +1,7 @@
 """Wake-ups of the scheduler for waiting pods, and their rate."""
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -10,6 +11,8 @@ from oci_hook.kube.answers import admission
 from oci_hook.kube.controller.act import waker
 from oci_hook.kube.controller.act.waker import AT_A_TIME, EVERY, GAP, MOST, PATIENCE, Waker
 from oci_hook.kube.controller.api.client import Client
+from oci_hook.kube.controller.api.objects import PODS, slim
+from oci_hook.kube.controller.api.shallow import decode
 from oci_hook.kube.kubeconfig import Credential
 from oci_hook.kube.placing.choose import Question
 from oci_hook.kube.placing.state import ClusterState
@@ -103,6 +106,26 @@ def test_a_pod_that_cannot_be_read_does_not_end_the_controller(
     assert times(waker_of(state), "bad", 100) == []
     assert {line.partition(":")[0] for line in caplog.messages} == {"default/typo", "default/bad"}
     assert len(caplog.messages) <= 2 * 4, "each is looked at less and less often"
+
+
+@pytest.mark.parametrize(
+    ("part", "more"),
+    [
+        ("spec", {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}),
+        ("metadata", {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["batch.kubernetes.io/job-tracking"]}),
+        ("status", {"phase": "Failed"}),
+    ],
+)
+def test_a_pod_that_the_scheduler_does_not_try_is_not_woken_for(
+    state: ClusterState, part: str, more: dict[str, Any]
+) -> None:
+    there = pod("p", memory=600)
+    other = {**there, part: {**there[part], **more}}
+    state.apply_pod(slim(decode(json.dumps(other).encode(), PODS.objects)))
+    one = waker_of(state)
+    assert times(one, "p", 100) == []
+    state.apply_pod(there)
+    assert woken(one, 100.0) == [] and woken(one, 100.0 + PATIENCE) == ["p"]
 
 
 def test_who_waits_long_comes_first_and_a_woken_pod_that_went_is_forgotten(state: ClusterState) -> None:
