@@ -50,7 +50,8 @@ class EventBook:
         known = self._known.get(key)
         if known is None:
             text = "\0".join(key) + stamp
-            known = _Known(f"{about.name[:200]}.{hashlib.sha256(text.encode()).hexdigest()[:16]}", stamp, float("-inf"))
+            start = about.name[:200].rstrip("-.")  # a part of the Event's name must end in a letter or digit
+            known = _Known(f"{start}.{hashlib.sha256(text.encode()).hexdigest()[:16]}", stamp, float("-inf"))
             self._remember(key, known)
         known.count += 1
         if now - known.written < REPEAT:

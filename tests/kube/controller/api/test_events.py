@@ -1,5 +1,9 @@
 """Events: one object for repetitions, a bounded rate, bounded memory."""
 
+import re
+
+import pytest
+
 from oci_hook.kube.controller.api.events import BURST, MOST_KNOWN, REPEAT, About, EventBook
 
 ABOUT = About("ns", "p", "u")
@@ -20,3 +24,10 @@ def test_events_are_limited_in_rate_and_memory() -> None:
     assert sum(w is not None for w in written) == BURST and book.dropped == 2 * MOST_KNOWN - BURST
     assert len(book._known) <= MOST_KNOWN
     assert book.add(About("ns", "late", "x"), "R", "m" * 9999, True, 2, "t")[2]["message"] == "m" * 1000  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", ["p", "a" * 199 + "-b", "a" * 199 + ".b", "a" * 198 + "--b", "a" * 253])
+def test_an_event_of_a_pod_with_a_long_name_has_a_name_that_kubernetes_takes(name: str) -> None:
+    made = EventBook().add(About("ns", name, "u"), "R", "m", True, 0, "t0")
+    assert made is not None
+    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", made[2]["metadata"]["name"])
