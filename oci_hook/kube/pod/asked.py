@@ -100,22 +100,24 @@ def asked(pod: PodWords, rules: Rules) -> Asked:
             if request.terms.apart_from:
                 request = request.replace(terms=request.terms.replace(apart_from=apart_word(pod, name)))
             found.append((name, kind, request))
-    problems += of_the_pod(pod.annotations)
-    # No Binding could carry such a decision, so the pod must not reserve room or preempt others.
-    if len(found) > MAX_DECIDED:
-        what = f"{len(found)} containers ask for a GPU, a decision has {MAX_DECIDED} at most"
-        problems.append(Problem("GH-602", f"{what}; have fewer containers ask"))
+    problems += of_the_pod(pod.annotations, len(found))
     if problems:
         raise RequestError(*problems)
     return tuple(found)
 
 
-def of_the_pod(annotations: Mapping[str, str]) -> list[Problem]:
-    """Problems of the pod that are no container's."""
+def of_the_pod(annotations: Mapping[str, str], asking: int) -> list[Problem]:
+    """Problems of the pod that are no container's. asking: the number of containers that ask for a GPU."""
+    problems = []
     placement = annotations.get(NODE_PLACEMENT)
-    if placement is None or placement in NODE_ORDERS:
-        return []
-    return [Problem("GH-101", f"{NODE_PLACEMENT}={show(placement)} is not one of {', '.join(NODE_ORDERS)}")]
+    if placement is not None and placement not in NODE_ORDERS:
+        what = f"{NODE_PLACEMENT}={show(placement)} is not one of"
+        problems.append(Problem("GH-101", f"{what} {', '.join(NODE_ORDERS)}"))
+    # No Binding could carry such a decision, so the pod must not reserve room or preempt others.
+    if asking > MAX_DECIDED:
+        what = f"{asking} containers ask for a GPU, a decision has {MAX_DECIDED} at most"
+        problems.append(Problem("GH-602", f"{what}; have fewer containers ask"))
+    return problems
 
 
 def apart_word(pod: PodWords, container: str) -> str:

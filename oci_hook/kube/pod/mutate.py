@@ -62,7 +62,7 @@ class Mutation(Value):
 
 
 def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
-    """Raises RequestError GH-101 to GH-108 and ClusterError GH-605 with every problem of the pod."""
+    """Raises RequestError GH-101 to GH-108 and GH-602, and ClusterError GH-605, with every problem of the pod."""
     metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
     annotations = dict(metadata.get("annotations") or {})
     if MIRROR in annotations:
@@ -160,7 +160,7 @@ def requests_of(
             found[name] = parse(mine, {}, name, ours, decode=json.loads)
         except RequestError as e:
             problems += [Problem(p.code, f"container {name}: {p.message}") for p in e.problems]
-    problems += of_the_pod(annotations)
+    problems += of_the_pod(annotations, sum(request is not None for request in found.values()))
     if problems:
         raise RequestError(*problems)
     return found

@@ -84,6 +84,22 @@ def test_as_many_containers_as_are_allowed_may_each_ask_for_their_own_with_long_
     assert [request.gpus[0].memory for _, _, request in requests] == [("mib", 1000 + n) for n in range(MAX_DECIDED)]
 
 
+@pytest.mark.parametrize("each", (False, True))
+def test_more_containers_that_ask_than_a_decision_can_have_are_refused_at_creation(each: bool) -> None:
+    """The filter would refuse the pod on every node, and it would wait for ever."""
+
+    def of(asking: int) -> dict[str, Any]:
+        made = pod("p", containers=tuple(f"c{n}" for n in range(asking)), **({} if each else {"memory": 10}))
+        for container in made["spec"]["containers"]:
+            container["resources"] = {"limits": {"gpu-hook.io/memory-mib": "10"}} if each else {}
+        return made
+
+    said = f"GH-602: {MAX_DECIDED + 1} containers ask for a GPU, a decision has {MAX_DECIDED} at most"
+    with pytest.raises(RequestError, match=said):
+        mutate.mutate(of(MAX_DECIDED + 1), mutate.Options(Rules()))
+    assert mutate.mutate(of(MAX_DECIDED), mutate.Options(Rules())).asks
+
+
 def test_what_one_container_asks_for_is_no_miss_of_another_that_says_how() -> None:
     two = pod("p", containers=("trainer", "trianer"), memory__trainer=10, **{"class__trianer": "online"})
     assert mutate.mutate(two, mutate.Options(Rules())).asks
