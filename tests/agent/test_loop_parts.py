@@ -12,16 +12,18 @@ from pathlib import Path
 import pytest
 
 from oci_hook.agent import agent
-from oci_hook.agent.act import enforce, response
+from oci_hook.agent.act import driver_watch, enforce, response
 from oci_hook.agent.agent import full, only_one
 from oci_hook.agent.judge.audit_rules import Finding
+from oci_hook.agent.judge.gpu_sample import GpuSample
 from oci_hook.agent.node import Node
 from oci_hook.agent.options import Options
 from oci_hook.agent.watch.accounts import Accounts
 from oci_hook.agent.watch.ledger_watch import LedgerWatch
 from oci_hook.agent.watched import Watched
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.errors import GhError
+from oci_hook.core.inventory import Inventory
+from oci_hook.errors import GhError, refuse
 from oci_hook.ledger import store
 from oci_hook.linux.proc import boot_id, process_life
 from oci_hook.observe.event_log import Follower
@@ -182,3 +184,31 @@ def test_the_ledger_says_when_a_container_was_moved(node: Node, child: "subproce
             told.append(node.watched[given.key].moved)
         assert told == [float("-inf"), float("-inf"), 2, 3, 3, 5, 5]
         watch.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_discovery_does_not_resolve_is_discovered_seldom(
+    prefix: Install, node: Node, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Such as a GPU in MIG mode without an instance, beside others. What is new is looked at at once."""
+    asked: list[int] = []
+    watch = driver_watch.DriverWatch(node)
+
+    def discover(root: str) -> Inventory:
+        asked.append(now)
+        if fails:
+            raise refuse("GH-302", "no")
+        return prefix.inventory
+
+    monkeypatch.setattr(driver_watch, "discover", discover)
+    seen = {gpu.uuid: GpuSample(0, 0, -1, ()) for gpu in prefix.inventory.gpus}
+    seen["GPU-split"] = GpuSample(0, 0, -1, ())
+    for now in range(0, 800, 5):
+        if now == 600:
+            seen["GPU-new"] = GpuSample(0, 0, -1, ())
+        watch.look(float(now))
+        if watch._thread:
+            watch._thread.join()
+        watch.compare(dict(seen))
+    # Each is taken at the look after it.
+    assert asked == [10, 45, 110, 235, 480, 610, 645, 710]

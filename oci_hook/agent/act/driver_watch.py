@@ -15,7 +15,7 @@ from oci_hook.errors import GhError, refuse
 from oci_hook.ledger import events
 from oci_hook.ledger import inventory as cache
 
-DISCOVER_SECONDS = 30.0  # to the next attempt after a failed discovery; doubled with each failure, up to
+DISCOVER_SECONDS = 30.0  # from a discovery to the next for the same reason; doubled with each, up to
 DISCOVER_MAX = 600.0
 
 
@@ -31,6 +31,7 @@ class DriverWatch:
         self._backoff = Backoff(DISCOVER_SECONDS, DISCOVER_MAX)
         self._wanted = False
         self._changed: frozenset[str] = frozenset()  # GPUs that only one of NVML and the inventory has
+        self._known: frozenset[str] = frozenset()  # as seen twice; discovery need not end it: a GPU without MIG devices
 
     def look(self, now: float) -> str:
         """Bring `node.inventory` up to date. Returns why there is no inventory, or ""."""
@@ -43,9 +44,11 @@ class DriverWatch:
             why = str(e)
             if "inventory" not in node.problems:
                 node.problem("inventory", why)
+            if node.inventory is not None:
+                self._discover_at_once()
             node.inventory, node.gpus = None, {}
             self._wanted = now >= self._retry_at
-        if self._wanted and self._thread is None:
+        if self._wanted and now >= self._retry_at and self._thread is None:
             self._wanted = False
             self._thread = threading.Thread(target=self._discover, daemon=True)
             self._thread.start()
@@ -56,16 +59,19 @@ class DriverWatch:
             return
         self._thread = None
         found, self._found = self._found, None
+        self._retry_at = now + self._backoff.failed()
         try:
             if isinstance(found, GhError):
                 raise found
             if found is not None:
                 save_inventory(self._node.settings, found)
-                self._backoff.worked()
                 journal.write(f"GPUs found: {len(found.gpus)}, driver {found.driver_version}", journal.NOTICE)
         except GhError as e:
             self._node.problem("inventory", str(e))
-            self._retry_at = now + self._backoff.failed()
+
+    def _discover_at_once(self) -> None:
+        self._retry_at = 0.0
+        self._backoff.worked()
 
     def _discover(self) -> None:
         try:
@@ -77,7 +83,7 @@ class DriverWatch:
 
     def compare(self, sample: dict[str, GpuSample]) -> None:
         """Find GPUs that fell off the bus or came back, and add the lost ones to the sample. When NVML sees the same
-        change twice in a row, the inventory is discovered anew."""
+        change twice in a row, the inventory is discovered anew; while it stays, seldom."""
         gpus = self._node.inventory.gpus if self._node.inventory else ()
         known = {gpu.uuid for gpu in gpus}
         whole = {gpu.parent or gpu.uuid for gpu in gpus}
@@ -86,8 +92,11 @@ class DriverWatch:
         lost_gpus = {uuid for uuid, gpu in sample.items() if lost(gpu.error)}
         new = {uuid for uuid, gpu in sample.items() if not gpu.error} - whole
         changed = frozenset((lost_gpus & whole) | new)
-        if changed and changed == self._changed and self._thread is None:
-            self._wanted = True
+        if changed == self._changed and self._thread is None:
+            self._wanted = bool(changed)
+            if changed != self._known:
+                self._known = changed
+                self._discover_at_once()
         self._changed = changed
         containers: dict[str, int] = {}
         for grant in self._node.grants.values():
