@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 from typing import Any
-from urllib.parse import urlencode
 
 from oci_hook.errors import GhError, refuse
 from oci_hook.kube import kubeconfig as kube_config
@@ -15,7 +14,6 @@ from oci_hook.kube.preemption.disruption import Budget, budget
 from oci_hook.kube.reporter.api import FAILURES, Api, ApiError
 
 MAX_DUMP = 2 << 30  # bytes
-PAGE = 500  # objects
 TIMEOUT = 30  # seconds
 NOT_FOUND = 404
 
@@ -89,15 +87,8 @@ def listed(kubeconfig: str | None, path: str, optional: bool = False) -> list[di
             raise
         return _by_kubectl([kubectl, *([f"--kubeconfig={kubeconfig}"] if kubeconfig else [])], path, optional)
     api = Api(there, TIMEOUT)
-    items: list[dict[str, Any]] = []
-    more = ""
     try:
-        while True:
-            page = api.get(f"{path}?{urlencode({'limit': PAGE, **({'continue': more} if more else {})})}")
-            items += page.get("items") or []
-            more = (page.get("metadata") or {}).get("continue") or ""
-            if not more:
-                return items
+        return [item for page in api.pages(path, {}) for item in page.get("items") or ()]
     except ApiError as e:
         if optional and e.status == NOT_FOUND:
             return []

@@ -1,4 +1,4 @@
-"""A small client of the API server for the reporter and for commands: get, patch, post and watch. All reads are bounded."""
+"""A small client of the API server for the reporter and for commands: get, list, patch, post and watch. All reads are bounded."""
 
 import http.client
 import json
@@ -6,7 +6,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from oci_hook.kube.formats import shallow
 from oci_hook.kube.kubeconfig import Credential
@@ -16,7 +16,9 @@ MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 SECONDS = 10.0  # of one call
 WATCH_SECONDS = 300  # of one watch; the server ends it then
-MAX_ANSWER = 64 << 20  # bytes; a node's pods
+PAGE = 500  # objects
+MAX_ANSWER = 64 << 20  # bytes of one object
+MAX_PAGE = 16 << 20  # bytes; the largest object has about 3 MiB
 MAX_LINE = 4 << 20
 FAILURES = (OSError, http.client.HTTPException, ValueError)  # ssl.SSLError and timeouts are OSErrors
 
@@ -32,6 +34,10 @@ class ApiError(Exception):
         self.status = status
 
 
+class TooLarge(ValueError):
+    """The answer exceeds the size limit."""
+
+
 class Api:
     """One connection, reused while it works; for one thread. seconds: of one call. Raises ApiError and FAILURES."""
 
@@ -43,11 +49,29 @@ class Api:
     def get(self, path: str) -> Any:
         return self.call("GET", path)
 
-    def call(self, method: str, path: str, body: Any = None, kind: str = JSON) -> Any:
+    def pages(self, path: str, query: dict[str, str]) -> Iterator[dict[str, Any]]:
+        """A list in pages. Halves the page if one is too large: a tenant may write 256 KiB of annotations into each object."""
+        more, limit = "", PAGE
+        while True:
+            page = {**query, "limit": str(limit), **({"continue": more} if more else {})}
+            try:
+                listed = self.call("GET", f"{path}?{urlencode(page)}", most=MAX_PAGE if limit > 1 else MAX_ANSWER)
+            except TooLarge as e:
+                if limit == 1:
+                    raise TooLarge(f"one object of {path}: {e}") from None
+                limit //= 2
+                continue
+            limit = min(PAGE, limit + limit // 8 + 1)
+            more = (listed.get("metadata") or {}).get("continue") or ""
+            yield listed
+            if not more:
+                return
+
+    def call(self, method: str, path: str, body: Any = None, kind: str = JSON, most: int = MAX_ANSWER) -> Any:
         """The answer's JSON. Reconnects once if the server has closed a reused connection."""
         kept = self._connection is not None
         try:
-            return self._call(method, path, body, kind)
+            return self._call(method, path, body, kind, most)
         except CLOSED:
             self.close()
             if not kept:
@@ -56,7 +80,7 @@ class Api:
             self.close()
             raise
         try:
-            return self._call(method, path, body, kind)
+            return self._call(method, path, body, kind, most)
         except FAILURES:
             self.close()
             raise
@@ -83,14 +107,16 @@ class Api:
             self._connection.close()
             self._connection = None
 
-    def _call(self, method: str, path: str, body: Any, kind: str) -> Any:
+    def _call(self, method: str, path: str, body: Any, kind: str, most: int) -> Any:
         if self._connection is None:
             self._connection = connect(self._credential, self._seconds)
         data = None if body is None else json.dumps(body, separators=(",", ":"))
         headers = self._headers() | ({"Content-Type": kind} if data else {})
         self._connection.request(method, self._prefix + path, data, headers)
         response = self._connection.getresponse()
-        answer = response.read(MAX_ANSWER)
+        answer = response.read(most + 1)
+        if len(answer) > most:
+            raise TooLarge(f"the answer is larger than {most >> 20} MiB")
         if not 200 <= response.status < 300:
             self.close()  # also for a partly read answer, and for a rotated token (401)
             raise _error(response.status, answer)

@@ -36,7 +36,6 @@ class Reporter(Loop):
         super().__init__(status)
         self._prefix, self._name, self._options = prefix, node, options
         self._path = f"/api/v1/nodes/{node}"
-        self._pods = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{node}"
         self._credential = known
         self._api = Api(known)
         self._seen = Seen()
@@ -131,7 +130,8 @@ class Reporter(Loop):
         self._status.wrote()
 
     def _look_at_pods(self) -> None:
-        found = [objects.pod(item) for item in self._api.get(self._pods).get("items") or ()]
+        pages = self._api.pages("/api/v1/pods", {"fieldSelector": f"spec.nodeName={self._name}"})
+        found = [objects.pod(item) for page in pages for item in page.get("items") or ()]
         self._seen.pods = {pod.uid: pod for pod in found}
 
     def _rules(self, now: float) -> str:

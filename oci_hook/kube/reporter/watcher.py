@@ -61,12 +61,14 @@ class Watcher(threading.Thread):
 
     def _once(self, api: Api) -> None:
         """Lists once, then watches until a call fails; raises its error."""
+        found = []
         try:
-            found = api.get(f"{self._path}?{urlencode({'fieldSelector': self._selector})}")
+            for page in api.pages(self._path, {"fieldSelector": self._selector}):
+                version = str(page["metadata"]["resourceVersion"])
+                found += [self._read(item) for item in page.get("items") or ()]
         finally:
             api.close()
-        version = str(found["metadata"]["resourceVersion"])
-        self._tell(Change(self._what, "all", [self._read(item) for item in found.get("items") or ()]))
+        self._tell(Change(self._what, "all", found))
         while not self._ending.is_set():
             query = {
                 **{"fieldSelector": self._selector, "watch": "1", "allowWatchBookmarks": "true"},

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from oci_hook.config import cluster
 from oci_hook.kube.kubeconfig import Credential
+from oci_hook.kube.reporter import api as reporter_api
 from oci_hook.kube.reporter import key_keeper, node_key
 from oci_hook.kube.reporter.api import FAILURES, Api, ApiError
 from oci_hook.kube.reporter.key_keeper import KeyKeeper
@@ -188,6 +190,43 @@ def test_a_watch_goes_on_where_it_was_and_lists_anew_when_it_is_too_old(server: 
     assert "resourceVersion=5&" in paths[1] and "resourceVersion=9&" in paths[2] and "resourceVersion=10&" in paths[3]
     assert all("fieldSelector=spec.nodeName%3Dn1" in path for path in paths)
     watcher.join(20)
+
+
+def test_a_list_that_is_too_large_comes_in_pages(
+    server: Server, known: Credential, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter_api, "MAX_PAGE", 4 << 20, raising=False)
+    monkeypatch.setattr(reporter_api, "MAX_ANSWER", 5 << 20)
+    many, mib = 12, 1
+
+    def answer(method: str, path: str, token: str) -> tuple[int, bytes]:
+        asked = parse_qs(urlsplit(path).query)
+        if "watch" in asked:
+            return 200, b""
+        first = int(asked.get("continue", ["0"])[0])
+        last = min(many, first + int(asked.get("limit", [str(many)])[0]))
+        items = [{**item(str(n), n), "x": "x" * (mib << 20)} for n in range(first, last)]
+        more = {"continue": str(last)} if last < many else {}
+        return 200, json.dumps({"metadata": {"resourceVersion": "5", **more}, "items": items}).encode()
+
+    def listed() -> Change:
+        seen: list[Change] = []
+        watcher = Watcher(
+            known, "pods", "/api/v1/pods", "spec.nodeName=n1", lambda found: found["metadata"]["name"], seen.append
+        )
+        watcher.start()
+        until(lambda: seen)
+        watcher.stop()
+        watcher.join(20)
+        return seen[0]
+
+    server.answer = answer
+    told = listed()
+    assert (told.how, told.value) == ("all", [str(n) for n in range(many)])
+    assert all("fieldSelector=spec.nodeName%3Dn1" in path for _, path, _ in server.asked)
+    many, mib = 1, 6
+    told = listed()
+    assert (told.how, told.value) == ("failure", "one object of /api/v1/pods: the answer is larger than 5 MiB")
 
 
 # --- keys from the controller ---
