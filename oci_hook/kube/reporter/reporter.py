@@ -42,6 +42,7 @@ class Reporter(Loop):
         self._ledger = Ledger(prefix, self._selector)
         self._keys = KeyKeeper(prefix, node, options)
         self._inventory: NodeInventory | None = None
+        self._unknown: set[str] = set()  # uids of grants that were looked for, such as a static pod's, which no pod has
         self._next_write = 0.0
         self._backoff = Backoff(FIRST, MOST, random.random)
         self._said: tuple[Any, float] = (None, 0.0)  # the last rules, and the time of the next check
@@ -97,8 +98,10 @@ class Reporter(Loop):
         if self._inventory is None:
             return False
         grants = self._ledger.grants()
-        if any(grant.who.pod_uid and grant.who.pod_uid not in seen.pods for grant in grants):
+        unknown = {grant.who.pod_uid for grant in grants if grant.who.pod_uid} - seen.pods.keys()
+        if unknown - self._unknown:
             self._look_at_pods()  # the watch may lag; do not report a decided grant as a local one
+        self._unknown = unknown - seen.pods.keys()
         said = digest(grants, seen.pods, refused, self._ledger.keys())
         wanted = {INVENTORY: inventory_text(self._inventory), LEDGER: digest_text(said, self._inventory.inventory)}
         changed = publish.annotations(seen.node, wanted)

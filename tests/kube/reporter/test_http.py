@@ -16,13 +16,18 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from oci_hook.config import cluster
+from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.kube.kubeconfig import Credential
 from oci_hook.kube.reporter import api as reporter_api
 from oci_hook.kube.reporter import key_keeper, node_key
 from oci_hook.kube.reporter.api import FAILURES, Api, ApiError
 from oci_hook.kube.reporter.key_keeper import KeyKeeper
+from oci_hook.kube.reporter.objects import NodeView
 from oci_hook.kube.reporter.options import Options
+from oci_hook.kube.reporter.reporter import Reporter
+from oci_hook.kube.reporter.status import Status
 from oci_hook.kube.reporter.watcher import Change, Watcher
+from tests.conftest import Install
 from tests.decisions import KEYS, NODE
 
 ANSWER = {"node": NODE, "keys": {str(number): key for number, key in KEYS.items()}}
@@ -227,6 +232,38 @@ def test_a_list_that_is_too_large_comes_in_pages(
     many, mib = 1, 6
     told = listed()
     assert (told.how, told.value) == ("failure", "one object of /api/v1/pods: the answer is larger than 5 MiB")
+
+
+def test_a_grant_whose_pod_is_not_known_is_looked_for_once(
+    server: Server, known: Credential, prefix: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A static pod's grant has the kubelet's uid of it, which no pod of the API server has."""
+    pods: list[str] = []
+
+    def answer(method: str, path: str, token: str) -> tuple[int, bytes]:
+        items = [{"metadata": {"uid": uid}, "spec": {}, "status": {}} for uid in pods]
+        return 200, json.dumps({"metadata": {}, "items": items}).encode()
+
+    def looks(*uids: str) -> int:
+        grants = tuple(Grant(uid, Identity("/run", uid, "/b", pod_uid=uid), Life("", (0, 0)), ()) for uid in uids)
+        monkeypatch.setattr(reporter._ledger, "grants", lambda: grants)
+        server.asked.clear()
+        for _ in range(5):
+            reporter._write({}, {})
+        return sum(path.startswith("/api/v1/pods") for _, path, _ in server.asked)
+
+    server.answer = answer
+    reporter = Reporter(str(prefix.prefix), NODE, Options(), known, Status())
+    monkeypatch.setattr(reporter, "_publish_sums", lambda *_: False)
+    reporter._seen.node, reporter._seen.pods = NodeView({}, {}, {}, {}), {}
+    assert looks("static") == 1
+    pods.append("late")
+    assert looks("static", "late") == 1 and list(reporter._seen.pods) == ["late"]
+    reporter._seen.pods = {}  # an older list of the watch's
+    assert looks("static", "late") == 1 and looks() == 0
+    assert looks("static") == 1
+    reporter._api.close()
+    reporter._selector.close()
 
 
 # --- keys from the controller ---
