@@ -5,6 +5,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping
 
 from h2.config import H2Configuration
@@ -28,6 +29,7 @@ MAX_MESSAGE = 1 << 20
 MAX_CONNECTIONS = 16  # the kubelet has two
 MAX_CALLS = 32  # of a connection at once
 SEND_SECONDS = 30.0
+ACCEPT_SECONDS = 0.1  # after a failed accept
 
 
 class Server:
@@ -52,11 +54,18 @@ class Server:
             try:
                 client, _ = self._socket.accept()
             except OSError:
-                return  # closed
-            if self._connections.acquire(blocking=False):
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-            else:
+                if self._socket.fileno() < 0:
+                    return  # closed
+                time.sleep(ACCEPT_SECONDS)  # too many open files, or the client has gone
+                continue
+            if not self._connections.acquire(blocking=False):
                 client.close()
+                continue
+            try:
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+            except RuntimeError:  # too many threads
+                client.close()
+                self._connections.release()
 
     def _serve(self, client: socket.socket) -> None:
         try:

@@ -1,10 +1,12 @@
 """The driver's real process, called by grpcio as by the kubelet: registration, prepare, unprepare, containers, kills."""
 
+import errno
 import json
 import os
 import random
 import shutil
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import grpc
 import pytest
 
 from oci_hook.core.layout import UNLISTED
+from oci_hook.kube.dra import connections
 from oci_hook.linux.proc import process_life
 from tests.conftest import MEMORY_MIB, UUIDS, Bundle, Install, Runc
 from tests.engines.cri import decode
@@ -48,8 +51,8 @@ def test_it_registers_with_both_versions(node: DraNode) -> None:
         4: [b"v1.DRAPlugin", b"v1beta1.DRAPlugin"],
     }
     assert node.call("/pluginregistration.Registration/NotifyRegistrationStatus", b"\x08\x01", node.registration) == b""
-    for socket in (node.socket, node.registration):
-        assert socket.stat().st_mode & 0o777 == 0o600
+    for path in (node.socket, node.registration):
+        assert path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
@@ -196,7 +199,6 @@ def test_a_bad_client_harms_nobody(node: DraNode) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         node.call("/no.Such/Method", b"")
     assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-    import socket
 
     for data in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(1000), b""):
         with socket.socket(socket.AF_UNIX) as raw:
@@ -204,6 +206,36 @@ def test_a_bad_client_harms_nobody(node: DraNode) -> None:
             raw.sendall(data)
     node.api.claim(ONE, result())
     assert node.prepare(ONE)[1] == ""
+
+
+def test_a_failed_accept_does_not_end_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accepts = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ECONNABORTED, "aborted")]
+    starts = [RuntimeError("can't start new thread")] * connections.MAX_CONNECTIONS
+    accept, start = socket.socket.accept, threading.Thread.start
+
+    def accepted(listener: socket.socket) -> Any:
+        if accepts:
+            raise accepts.pop()
+        return accept(listener)
+
+    def started(thread: threading.Thread) -> None:
+        if starts and not thread.name.startswith("listen "):
+            raise starts.pop()
+        start(thread)
+
+    monkeypatch.setattr(socket.socket, "accept", accepted)
+    monkeypatch.setattr(threading.Thread, "start", started)
+    server = connections.Server(f"{tmp_path}/s", {})
+    (listener,) = (thread for thread in threading.enumerate() if thread.name == f"listen {tmp_path}/s")
+    for served in [False] * connections.MAX_CONNECTIONS + [True]:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(20)
+            client.connect(server.path)
+            assert bool(client.recv(9)) == served
+    assert not accepts and not starts
+    server.close()
+    listener.join(20)
+    assert not listener.is_alive()
 
 
 # ---- containers ----
