@@ -360,6 +360,34 @@ def test_a_hanging_nvml_is_given_up_and_tried_again(box: Stage, monkeypatch: pyt
     asker.stop()
 
 
+@pytest.mark.root
+@root_only
+def test_a_hanging_nvml_that_is_told_much_does_not_hang_the_agent(box: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with the cgroups of some hundreds of containers. They are no burden where it does not hang."""
+    monkeypatch.setattr(sampler, "RETRY_SECONDS", 0.1)
+    asker = sampler.Sampler()
+    asker.use(cache.load(load(str(box.prefix))))
+    many = [{"GPU": {f"{n}{key}": ["/" * 200] for key in range(1000)}} for n in range(9)]
+    sampled(asker)
+    pid = asker.pid
+    for cgroups in many:
+        asker.charge(cgroups)
+        sampled(asker)
+    assert asker.pid == pid and asker.state == "ok"
+    os.kill(pid, signal.SIGSTOP)
+    tell = threading.Thread(target=lambda: [asker.charge(cgroups) for cgroups in many], daemon=True)
+    tell.start()
+    tell.join(20)
+    try:
+        assert not tell.is_alive()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    asker.check(time.monotonic())
+    assert (asker.state, asker.error, asker.pid) == ("down", "its process ended or hangs", 0)
+    assert len(sampled(asker)) == 2
+    asker.stop()
+
+
 @pytest.mark.parametrize(
     "line",
     [b"", b"{}", b"[]", b"null", b'{"gpus":{"a":1},"error":""}', b'{"gpus":{"a":{"used":"x"}},"error":""}', b"\xff"],

@@ -17,6 +17,7 @@ ANSWER_SECONDS = 10.0
 RETRY_SECONDS = 5.0  # doubled with each failure
 RETRY_MAX = 300.0
 MAX_ANSWER = 4 << 20
+DEAF = "its process ended or hangs"
 
 
 def gpu(c: "dict[str, Any]") -> GpuSample:
@@ -64,6 +65,7 @@ class Sampler:
         self._child = child.Child("oci_hook.agent.watch.nvml_process", RETRY_SECONDS, RETRY_MAX, selector, hear)
         self._inventory: Inventory | None = None
         self._asked = 0.0  # 0: no answer is awaited
+        self._deaf = False  # the process did not take a request
         self._buffer = b""
         self._watched: dict[str, int] = {}
         self._cgroups: dict[str, dict[str, list[str]]] = {}
@@ -92,8 +94,9 @@ class Sampler:
             return False
         if self._asked:
             return True
-        if not self._child.write(b"\n"):
-            self._fail(now, "its process ended")
+        self._say("")
+        if self._deaf:
+            self._fail(now, DEAF)
             return False
         self._asked = now
         return True
@@ -144,18 +147,21 @@ class Sampler:
             self._cgroups = cgroups
 
     def _say(self, line: str) -> None:
-        self._child.write(line.encode() + b"\n")  # the next `ask` finds out that the process has ended
+        if not self._child.write(line.encode() + b"\n"):
+            self._deaf = True
 
     def check(self, now: float) -> None:
-        """Kill the process if its answer is overdue."""
-        if self._asked and now - self._asked > self._answer_seconds:
+        """Kill the process if it did not take a request, or its answer is overdue."""
+        if self._deaf:
+            self._fail(now, DEAF)
+        elif self._asked and now - self._asked > self._answer_seconds:
             self._fail(now, f"NVML gave no answer within {self._answer_seconds:.0f} s")
         elif self._asked and now - self._asked > self._answer_seconds / 2:
             self.state = "slow"
 
     def stop(self, why: str = "") -> None:
         self.state, self.error = "down", why
-        self._asked, self._buffer = 0.0, b""
+        self._asked, self._deaf, self._buffer = 0.0, False, b""
         self._watched, self._cgroups = {}, {}
         self._child.stop()
 
