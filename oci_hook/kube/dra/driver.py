@@ -163,7 +163,7 @@ class Driver(Loop):
             problems["inventory"] = str(e)
             return LOOK
         except (ApiError, *FAILURES, LookupError, TypeError, AttributeError) as e:
-            problems["write"] = f"the ResourceSlice cannot be written: {words(e)}"
+            problems["write"] = f"the ResourceSlices cannot be written: {words(e)}"
             self._status.failures += 1
             self._next_write = now + self._backoff.failed()
             return self._next_write - now

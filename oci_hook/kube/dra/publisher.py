@@ -1,7 +1,8 @@
-"""Keeps the node's ResourceSlice equal to its inventory. It is written only if it differs from what the API server has; the kubelet
-deletes it when it loses the driver for half a minute, and when it starts."""
+"""Keeps the node's ResourceSlices equal to its inventory. They are written only if they differ from what the API server has; the
+kubelet deletes them when it loses the driver for half a minute, and when it starts."""
 
 import os
+from itertools import zip_longest
 from typing import Any
 from urllib.parse import urlencode
 
@@ -39,31 +40,41 @@ class Publisher:
             self.seen.pop(change.value["metadata"]["name"], None)
 
     def publish(self, wanted: list[dict[str, Any]]) -> bool:
-        """Whether it wrote. One slice, of the name that it has already. Raises ApiError, api.FAILURES."""
+        """Whether it wrote. Slices keep their names. Raises ApiError, api.FAILURES."""
         if self.seen is None:
             return False
-        ours, *others = sorted(self.seen.values(), key=lambda item: str(item["metadata"]["name"])) or [None]
-        for extra in others:
+        parts = slices.parts(wanted)
+        ours = sorted(self.seen.values(), key=lambda item: str(item["metadata"]["name"]))
+        for extra in ours[len(parts) :]:
             self._delete(extra["metadata"]["name"])
-        generation = max([_generation(item) for item in self.seen.values()], default=0)
-        if ours is not None and not others and slices.same(ours["spec"].get("devices"), wanted):
+        generation = max(map(_generation, ours), default=0)
+        pool = {"name": self._node, "generation": generation, "resourceSliceCount": len(parts)}
+        found = [item["spec"] for item in ours]
+        if len(ours) == len(parts) and all(
+            spec.get("pool") == pool and slices.same(spec.get("devices"), part)
+            for spec, part in zip(found, parts, strict=True)
+        ):
             return False
-        pool = {"name": self._node, "generation": generation + 1, "resourceSliceCount": 1}
-        spec = {"driver": DRIVER, "nodeName": self._node, "pool": pool, "devices": wanted}
-        head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
-        if ours is None:
-            meta: dict[str, Any] = {"generateName": f"{self._node[:200]}-{DRIVER}-", "ownerReferences": self._owners()}
-            answer = self._api.call("POST", PATH, {**head, "metadata": meta, "spec": spec})
-        else:
-            name = ours["metadata"]["name"]
+        pool["generation"] = generation + 1  # a pool counts only once all its slices have the newest
+        for item, part in zip_longest(ours[: len(parts)], parts):
+            spec = {"driver": DRIVER, "nodeName": self._node, "pool": pool, "devices": part}
             try:
-                answer = self._api.call("PUT", f"{PATH}/{name}", {**head, "metadata": ours["metadata"], "spec": spec})
+                answer = self._put(item, spec)
             except ApiError as e:
-                if e.status in (CONFLICT, NOT_FOUND):  # the watch brings what has changed
+                if item is not None and e.status in (CONFLICT, NOT_FOUND):  # the watch brings what has changed
                     return False
                 raise
-        self.seen[answer["metadata"]["name"]] = answer
+            self.seen[answer["metadata"]["name"]] = answer
         return True
+
+    def _put(self, item: Any, spec: dict[str, Any]) -> Any:
+        """The slice as it is now. item: as it was, None for a new one."""
+        head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
+        if item is None:
+            meta: dict[str, Any] = {"generateName": f"{self._node[:200]}-{DRIVER}-", "ownerReferences": self._owners()}
+            return self._api.call("POST", PATH, {**head, "metadata": meta, "spec": spec})
+        meta = item["metadata"]
+        return self._api.call("PUT", f"{PATH}/{meta['name']}", {**head, "metadata": meta, "spec": spec})
 
     def withdraw(self) -> None:
         """Raises ApiError, api.FAILURES."""
@@ -72,7 +83,7 @@ class Publisher:
             self._delete(item["metadata"]["name"])
 
     def _owners(self) -> list[dict[str, Any]]:
-        """The Node, with which the slice is to go; none where we may not read it."""
+        """The Node, with which a slice is to go; none where we may not read it."""
         try:
             uid = self._api.get(f"/api/v1/nodes/{self._node}")["metadata"]["uid"]
         except (ApiError, *FAILURES, LookupError, TypeError):

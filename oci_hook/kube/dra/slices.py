@@ -1,4 +1,4 @@
-"""The node's inventory -> the devices of its ResourceSlice (resource.k8s.io/v1)."""
+"""The node's inventory -> the devices of its ResourceSlices (resource.k8s.io/v1)."""
 
 from collections.abc import Collection
 from typing import Any
@@ -26,7 +26,12 @@ def devices(inventory: Inventory, rules: Rules, taken: Collection[str], roots: d
     """taken: the UUIDs of GPUs of which others than claims have a part. roots: the PCI root by UUID. A GPU that has nothing to
     grant is left out."""
     found = [_device(gpu, inventory, rules, gpu.uuid in taken, roots.get(gpu.uuid, "")) for gpu in inventory.gpus]
-    return [device for device in found if device is not None][:MAX_DEVICES]
+    return [device for device in found if device is not None]
+
+
+def parts(devices: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The devices of each slice; one slice where there is none."""
+    return [devices[n : n + MAX_DEVICES] for n in range(0, len(devices), MAX_DEVICES)] or [[]]
 
 
 def least(gpu: Gpu, rules: Rules) -> int:

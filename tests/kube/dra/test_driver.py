@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from oci_hook.core.layout import UNLISTED
+from oci_hook.discovery.save import save_inventory
 from oci_hook.kube.dra import connections
 from oci_hook.linux.proc import process_life
 from tests.conftest import MEMORY_MIB, UUIDS, Bundle, Install, Runc
@@ -461,6 +462,28 @@ def test_the_slice_is_written_once_and_comes_back(node: DraNode) -> None:
         "it is as it was", lambda: node.api.slices[name]["spec"]["devices"][0]["capacity"]["memory"]["value"] == "24Gi"
     )
     assert node.api.slices[name]["spec"]["pool"]["generation"] == 2
+
+
+def test_a_node_with_many_devices_has_several_slices(node: DraNode) -> None:
+    """All of one generation, and their number in each: the scheduler waits for all."""
+
+    def pools() -> list[tuple[int, int, int]]:
+        specs = [found["spec"] for found in list(node.api.slices.values())]
+        pools = [(spec["pool"], len(spec["devices"])) for spec in specs]
+        return sorted((pool["generation"], pool["resourceSliceCount"], devices) for pool, devices in pools)
+
+    until("it is published", lambda: node.api.slices)
+    inventory = node.install.inventory
+    for count, devices in ((130, [2, 64, 64]), (100, [36, 64]), (2, [2])):
+        gpus = tuple(inventory.gpus[0].replace(uuid=f"GPU-{n}") for n in range(count))
+        save_inventory(node.install.settings, inventory.replace(gpus=gpus))
+        until("all are published", lambda d=devices: [one for _, _, one in pools()] == d)  # type: ignore[misc]
+        until("they are a pool", lambda d=devices: {(len(d), pools()[-1][0])} == {(c, g) for g, c, _ in pools()})  # type: ignore[misc]
+        names = [one["name"] for found in node.api.slices.values() for one in found["spec"]["devices"]]
+        assert sorted(names) == sorted(f"gpu-{n}" for n in range(count))
+        writes, asked = len(node.api.writes), len(node.api.http.asked)
+        until("it has looked again and again", lambda n=asked: len(node.api.http.asked) > n + 20)  # type: ignore[misc]
+        assert len(node.api.writes) <= writes + count // 64 + 1  # once more where a new name sorts before an old one
 
 
 def test_a_gpu_that_others_use_is_tainted(node: DraNode, bundle: Bundle, runc: Runc) -> None:
