@@ -13,6 +13,7 @@ from oci_hook.core.value import Value
 from oci_hook.observe.browser import LOG_IN, SAFE, credential, names_this_machine
 
 CLIENTS = 32
+ACCEPTS = 64  # in one turn of the loop; what waits wakes it again
 SECONDS = 10.0  # from the connection to the last byte
 REQUEST_MAX = 8 << 10
 REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found"}
@@ -108,7 +109,7 @@ class Server:
         self._listener.close()
 
     def accept(self, now: float) -> None:
-        while True:
+        for _ in range(ACCEPTS):
             try:
                 connection, _ = self._listener.accept()
             except OSError:  # no more clients, or no descriptor is left: the next turn of the loop tries again

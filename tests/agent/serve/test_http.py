@@ -200,6 +200,23 @@ def test_many_at_once_do_not_keep_others_out(loop: Loop) -> None:
         s.close()
 
 
+def test_one_turn_of_the_loop_does_not_go_on_for_ever() -> None:
+    with selectors.DefaultSelector() as selector:
+        server = Server(selector, "127.0.0.1", 0, "", {}, lambda: True)
+        server._listener.listen(100)
+        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(100)]
+        accepted = []
+        for _ in range(2):
+            for key, _ in selector.select(60):
+                if key.fileobj is server._listener:
+                    key.data(0.0)
+            accepted.append(server.refused + len(server._clients))
+        assert accepted == [64, 100]
+        server.close()
+        for client in clients:
+            client.close()
+
+
 def test_a_token_is_asked_for_each_page() -> None:
     loop = Loop(token="secret-secret-secret")
     try:
