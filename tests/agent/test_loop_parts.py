@@ -190,7 +190,7 @@ def test_the_ledger_says_when_a_container_was_moved(node: Node, child: "subproce
 def test_what_discovery_does_not_resolve_is_discovered_seldom(
     prefix: Install, node: Node, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """Such as a GPU in MIG mode without an instance, beside others. What is new is looked at at once."""
+    """Such as a GPU in MIG mode without an instance, beside others. A new difference is discovered at once."""
     asked: list[int] = []
     watch = driver_watch.DriverWatch(node)
 
