@@ -20,7 +20,7 @@ from oci_hook.core.grant import Life
 from oci_hook.core.terms import DRIVER
 from oci_hook.errors import GhError, refuse
 from oci_hook.hook import DEADLINE
-from oci_hook.ledger import events
+from oci_hook.ledger import events, inventory
 from oci_hook.ledger.admit import admit, release
 from oci_hook.ledger.life import BUNDLE_ROOT
 from oci_hook.linux import limits
@@ -86,7 +86,7 @@ def edited(found: "Spec", data: bytes, settings: "Settings") -> tuple[bytes, str
     asking = doc.get("annotations") or {}
     request = request_mounts.request(doc, asking, settings.rules)
     if request is None:
-        doc = bundle_plan.for_no_request(doc, settings)
+        doc = bundle_plan.for_no_request(doc, settings, inventory.load)
         return data if doc is found else fastjson.dumps(doc).encode(), ""
     if not spec.rootfs(doc, "").startswith("/"):
         raise refuse("GH-401", f"{STDIN} has no absolute root.path; only podman calls this program")

@@ -18,7 +18,7 @@ from oci_hook.core.grant import Life
 from oci_hook.core.layout import BOUNDARY_DIR
 from oci_hook.core.terms import DRIVER
 from oci_hook.errors import GhError, Problem, refuse
-from oci_hook.ledger import events, exec_env
+from oci_hook.ledger import events, exec_env, inventory
 from oci_hook.ledger.admit import Admission, admit, release
 from oci_hook.ledger.life import planned_cgroup
 from oci_hook.linux import limits
@@ -114,7 +114,7 @@ def give(call: Call, settings: "Settings", done: Done, teller: program.Program) 
         )
     warn_of_unclear(call, doc, annotations, settings, request)
     if request is None:
-        doc = bundle_plan.for_no_request(doc, settings)
+        doc = bundle_plan.for_no_request(doc, settings, inventory.load)
         if doc is not found:  # an earlier edit is undone, or the NVIDIA runtime is kept from serving it
             done.original = data
             spec.save(call.config, doc)

@@ -8,11 +8,13 @@ from oci_hook.core.device_rules import reachable_gpus, reachable_nodes
 from oci_hook.core.inventory import MIG
 from oci_hook.core.plan import make_plan
 from oci_hook.core.value import Value
-from oci_hook.errors import refuse
+from oci_hook.errors import GhError, refuse
 from oci_hook.oci import nvidia_hooks, spec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from oci_hook.config.settings import Settings
     from oci_hook.core.grant import Grant
     from oci_hook.core.inventory import Inventory
@@ -47,13 +49,20 @@ def unedited(found: "Spec", settings: "Settings") -> "Spec":
     return doc
 
 
-def for_no_request(doc: "Spec", settings: "Settings") -> "Spec":
-    """The spec of a container that asks for nothing. An NVIDIA runtime beside us is kept from giving it GPUs."""
+def for_no_request(doc: "Spec", settings: "Settings", load: "Callable[[Settings], Inventory]") -> "Spec":
+    """The spec of a container that asks for nothing. An NVIDIA runtime beside us is kept from giving it GPUs.
+
+    load: gives the inventory, or raises GhError.
+    """
     if settings.mode == "standalone":
         return doc
     from oci_hook.oci import nvidia_edits
 
-    return nvidia_edits.decline(doc)
+    try:
+        inventory = load(settings)
+    except GhError:
+        inventory = None
+    return nvidia_edits.decline(doc, inventory)
 
 
 def plan_for(doc: "Spec", bundle: str, grant: "Grant", inventory: "Inventory", settings: "Settings") -> BundlePlan:

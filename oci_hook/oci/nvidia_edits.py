@@ -6,7 +6,7 @@ mounts the driver into the made container, as the environment in the bundle's co
 dict in, a dict out. A user who gives a mount of his own the name of a driver file loses that mount, and gains nothing.
 """
 
-from oci_hook.core.device_rules import CONTROL_MINOR
+from oci_hook.core.device_rules import ANY, CONTROL_MINOR
 from oci_hook.core.layout import NVIDIA_MAJOR, PRIVATE
 from oci_hook.core.plan import DeviceNode
 from oci_hook.core.value import Value
@@ -38,6 +38,7 @@ SWARM = "DOCKER_RESOURCE_"  # with its setting swarm-resource, these win over NV
 CDI = "cdi.k8s.io/"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 SYSTEM_NODES = ("/dev/nvidia", "/dev/gdrdrv")
+GRAPHICS_NODES = "/dev/dri/"  # other makers' GPUs have nodes there as well
 
 
 class Narrowed(Value):
@@ -91,18 +92,21 @@ def narrow(
     return Narrowed(_hooks(out, keep=files or late), tuple(cuda), tuple(nvml), files, late)
 
 
-def decline(spec: "Spec") -> "Spec":
+def decline(spec: "Spec", inventory: "Inventory | None") -> "Spec":
     """The spec of a container that is granted nothing: less what the NVIDIA runtime injected, and with
     NVIDIA_VISIBLE_DEVICES=void. The same object where there was nothing to do.
+
+    inventory: None where it cannot be read; then the nodes of /dev/dri go with what CDI has put into the spec.
     """
     mounts = [m for m in spec.get("mounts") or () if not _driver_mount(m, "") and not request_mounts.is_visible(m)]
     linux = spec.get("linux") or {}
-    out = _without_nodes({**spec, "mounts": mounts}, set(), None, False)
+    out: Spec = {**_without_nodes(spec, None, inventory, False), "mounts": mounts}
     out = _hooks(out, keep=False)
     out = ask(out, VOID, True)
     changed = (
         len(mounts) != len(spec.get("mounts") or ())
         or len((out.get("linux") or {}).get("devices") or ()) != len(linux.get("devices") or ())
+        or (out.get("linux") or {}).get("resources") != linux.get("resources")
         or out.get("hooks") != spec.get("hooks")
         or out.get("annotations") != spec.get("annotations")
         or (out.get("process") or {}).get("env") != (spec.get("process") or {}).get("env")
@@ -230,15 +234,19 @@ def _stem(name: str) -> str:
     return name.rpartition("/")[2].partition(".so")[0]
 
 
-def _without_nodes(spec: "Spec", given: "set[tuple[int, int]]", inventory: "Inventory | None", whole: bool) -> "Spec":
+def _without_nodes(
+    spec: "Spec", given: "set[tuple[int, int]] | None", inventory: "Inventory | None", whole: bool
+) -> "Spec":
     """The spec less the GPUs' and the driver's device nodes that are not given, and the rules that permit those or a
-    GPU that is not given. given: (major, minor) of the granted nodes. whole: whether the GPUs are granted whole."""
+    GPU that is not given. given: (major, minor) of the granted nodes; None without a grant: then a rule for every GPU
+    goes, which is refused beside a grant. whole: whether the GPUs are granted whole."""
     gpus = {(node.major, node.minor) for node in inventory.nodes} if inventory else set()
+    names = SYSTEM_NODES if inventory or not injected(spec) else (*SYSTEM_NODES, GRAPHICS_NODES)
     linux: Linux = {**(spec.get("linux") or {})}
 
     def goes(node: "Object") -> bool:
         path, number = str(node.get("path")), (node.get("major"), node.get("minor"))
-        if number in given:
+        if given and number in given:
             return False
         if number in gpus or (number[0] == NVIDIA_MAJOR and _below(number[1], CONTROL_MINOR)):
             return True  # another GPU, by any name
@@ -246,11 +254,9 @@ def _without_nodes(spec: "Spec", given: "set[tuple[int, int]]", inventory: "Inve
         return system and (not whole or path.startswith("/dev/nvidia-caps"))  # nvidia-caps-imex-channels too
 
     nodes = linux.get("devices") or []
-    if inventory is None or not given:  # nothing is granted: none of the driver's nodes stays
-        gone = [n for n in nodes if goes(n) or str(n.get("path")).startswith(SYSTEM_NODES)]
-    else:
-        gone = [n for n in nodes if goes(n)]
-    numbers = {(n.get("major"), n.get("minor")) for n in gone}
+    # Without granted nodes, none of the driver's stays.
+    gone = [n for n in nodes if goes(n) or (not given and str(n.get("path")).startswith(names))]
+    numbers = {(n.get("major"), n.get("minor")) for n in gone} | (gpus - (given or set()))
     linux["devices"] = [n for n in nodes if n not in gone]
     resources: Resources = {**(linux.get("resources") or {})}
     if rules := resources.get("devices"):
@@ -267,9 +273,11 @@ def _without_nodes(spec: "Spec", given: "set[tuple[int, int]]", inventory: "Inve
     return {**spec, "linux": linux}
 
 
-def _other_gpu(rule: "Object", given: "set[tuple[int, int]]") -> bool:
+def _other_gpu(rule: "Object", given: "set[tuple[int, int]] | None") -> bool:
     number = (rule.get("major"), rule.get("minor"))
-    return number[0] == NVIDIA_MAJOR and _below(number[1], CONTROL_MINOR) and number not in given
+    if number[0] != NVIDIA_MAJOR or (given and number in given):
+        return False
+    return _below(number[1], CONTROL_MINOR) or (given is None and number[1] in (None, ANY))
 
 
 def _below(minor: object, most: int) -> bool:

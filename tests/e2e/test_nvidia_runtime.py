@@ -174,6 +174,7 @@ def test_who_asks_for_nothing_gets_no_gpu(
     script = f"ls {LIBDIR} /dev; /bin/route libcuda.so.1 cuMemAlloc_v2; {PROBE}"
     said = stage.say(image, script, annotations=annotations, env={**ALL, "CUDA_VERSION": "12.4"}, edit=mknod)
     assert "195:0 closed" in said and "195:1 closed" in said and "unopened=" in said
+    assert "226:128 closed" in said and "226:129 closed" in said
     assert "libcuda.so.550" not in said and "nvidia0" not in said
 
 
