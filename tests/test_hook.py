@@ -15,7 +15,9 @@ import pytest
 
 from oci_hook import boundary_stage, hook, runtime
 from oci_hook.apply import to_spec
+from oci_hook.core.inventory import GpuNode
 from oci_hook.core.policy_page import policy_page
+from oci_hook.discovery.save import save_inventory
 from oci_hook.linux import lock as lock_file
 from scripts import tiny_image
 from tests.apply import box_maker
@@ -288,8 +290,15 @@ def other_gpu(spec: dict[str, Any]) -> None:
     spec["linux"]["resources"]["devices"].append({"allow": True, "type": "c", "major": 195, "minor": 1, "access": "rw"})
 
 
-@pytest.mark.parametrize("edit", [all_devices, other_gpu])
+def other_gpus_node(spec: dict[str, Any]) -> None:
+    rule = {"allow": True, "type": "c", "major": 226, "minor": 129, "access": "r"}
+    spec["linux"]["resources"]["devices"].append(rule)
+
+
+@pytest.mark.parametrize("edit", [all_devices, other_gpu, other_gpus_node])
 def test_a_container_that_reaches_other_gpus(install, bundle, runc, edit):
+    node = GpuNode(UUIDS[1], "graphics", "/dev/dri/renderD129", 226, 129)
+    save_inventory(install.settings, install.inventory.replace(nodes=(node,)))
     refused(runc, bundle(ASK, edit=hooked(install, "prestart", edit=edit)), "GH-403", install)
 
 

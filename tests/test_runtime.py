@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from oci_hook.core.inventory import GpuNode
 from oci_hook.core.layout import MARKER, PAGES_DIR
 from oci_hook.discovery.save import save_inventory
 from oci_hook.ledger import store
@@ -454,9 +455,13 @@ def test_privileged_containers_are_refused(prefix: Install, bundle: Bundle, runc
     def rule(spec: dict[str, Any], **more: Any) -> None:
         spec["linux"]["resources"]["devices"].append({"allow": True, "access": "rwm", **more})
 
+    node = GpuNode(UUIDS[1], "graphics", "/dev/dri/renderD129", 226, 129)
+    save_inventory(prefix.settings, prefix.inventory.replace(nodes=(node,)))
     for more in ({}, {"type": "c", "major": 195}, {"type": "c", "major": 195, "minor": 1}, {"type": "c", "minor": 1}):
         said = refused(runc, prefix, bundle(ASK, edit=lambda s, more=more: rule(s, **more)), "GH-403")
         assert "195:1" in said or "every GPU" in said
+    said = refused(runc, prefix, bundle(ASK, edit=lambda s: rule(s, type="c", major=226, minor=129)), "GH-403")
+    assert "226:129" in said
     assert runc.create(bundle(ASK, edit=lambda s: rule(s, type="c", major=195, minor=0)), prefix).returncode == 0
 
 

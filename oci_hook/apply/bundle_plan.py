@@ -4,8 +4,7 @@ from oci_hook.apply import to_spec
 from oci_hook.apply.image import check_destinations, look
 from oci_hook.apply.image import warnings as image_warnings
 from oci_hook.apply.image_search import command
-from oci_hook.core.device_rules import reachable_gpus, reachable_nodes
-from oci_hook.core.inventory import MIG
+from oci_hook.core.device_rules import bounds, reachable_gpus, reachable_nodes
 from oci_hook.core.plan import make_plan
 from oci_hook.core.value import Value
 from oci_hook.errors import GhError, refuse
@@ -94,11 +93,8 @@ def _check_rules(doc: "Spec", grant: "Grant", inventory: "Inventory") -> None:
     """Raises ApplyError GH-403 when the spec's own device rules reach a GPU that is not granted."""
     resources = (doc.get("linux") or {}).get("resources") or {}
     rules = resources.get("devices") or ()
-    granted = {share.uuid: inventory.gpu(share.uuid).minor for share in grant.shares}
-    others = {(n.major, n.minor) for n in inventory.nodes if n.capability == MIG and n.uuid not in granted}
-    # MIG devices of one GPU instance have a node in common, which is granted with any of them.
-    others -= {(n.major, n.minor) for n in inventory.nodes if n.uuid in granted}
-    if reachable := reachable_gpus(rules, granted.values()) + (reachable_nodes(rules, others) if others else []):
+    granted, others = bounds(grant, inventory)
+    if reachable := reachable_gpus(rules, granted) + reachable_nodes(rules, others):
         raise refuse(
             "GH-403",
             f"the container's device rules reach {', '.join(reachable)} beside its share; "

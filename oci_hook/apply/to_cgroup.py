@@ -3,6 +3,7 @@
 import os
 
 from oci_hook.apply import to_cgroup_v1
+from oci_hook.core.device_rules import bounds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class DeviceCgroup:
 
     def check(self, grant: "Grant", inventory: "Inventory") -> None:
         """Raises ApplyError GH-403 when the container's own rules reach a GPU that the grant does not give."""
-        self._version.check(self.directory, tuple(inventory.gpu(share.uuid).minor for share in grant.shares))
+        self._version.check(self.directory, *bounds(grant, inventory))
 
     def apply(self, plan: "tuple[Step, ...]") -> None:
         """Permit the plan's devices. Raises ApplyError GH-404, GH-405."""

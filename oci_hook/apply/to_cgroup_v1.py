@@ -4,10 +4,14 @@ Rules added here are unknown to the runtime and to systemd: `runc update` keeps 
 systemd's cgroup driver may not. The wrapper, which writes them into config.json, has no such gap.
 """
 
-from oci_hook.core.device_rules import reachable_gpus
+from oci_hook.core.device_rules import reachable_gpus, reachable_nodes
 from oci_hook.core.plan import DeviceRule, Step
 from oci_hook.errors import refuse
 from oci_hook.linux import cgroup
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 USE_RUNTIME = "start the container through gpu-hook-runtime instead"
 
@@ -32,17 +36,17 @@ def open_devices(pid: int) -> int | None:
     return directory
 
 
-def check(directory: int, granted: tuple[int, ...]) -> None:
+def check(directory: int, granted: "Iterable[int]", others: "Iterable[tuple[int, int]]") -> None:
     """Raises ApplyError GH-403 when the container could open a GPU other than the granted ones already.
 
-    granted: the minor numbers of the GPUs that it may open.
+    granted, others: core/device_rules.py: bounds.
     """
     rules = [
         {"allow": True, "type": kind, "access": access}
         | {key: int(n) for key, n in (("major", major), ("minor", minor)) if n != "*"}
         for kind, major, minor, access in _rules(directory)
     ]
-    found = reachable_gpus(rules, granted)
+    found = reachable_gpus(rules, granted) + reachable_nodes(rules, others)
     if found:
         raise refuse(
             "GH-403",

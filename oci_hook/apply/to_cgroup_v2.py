@@ -19,6 +19,10 @@ from oci_hook.errors import GhError, refuse
 from oci_hook.linux import bpf, cgroup
 from oci_hook.linux.mount import CGROUP2_SUPER_MAGIC
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 Rule = tuple[int, int, str]  # major, minor, access
 TRIES = 8  # the runtime or systemd may replace the program after we read it
 USE_RUNTIME = "start the container through gpu-hook-runtime instead"
@@ -41,12 +45,13 @@ def open_devices(pid: int) -> int:
     return directory
 
 
-def check(directory: int, granted: tuple[int, ...]) -> None:
+def check(directory: int, granted: "Iterable[int]", others: "Iterable[tuple[int, int]]") -> None:
     """Raises ApplyError GH-403 when the container could open a GPU other than the granted ones already.
 
-    granted: the minor numbers of the GPUs that it may open.
+    granted, others: core/device_rules.py: bounds.
     """
-    found = device_program.reachable_gpus(_effective(directory), granted)
+    programs = _effective(directory)
+    found = device_program.reachable_gpus(programs, granted) + device_program.reachable_nodes(programs, others)
     if found:
         raise refuse(
             "GH-403",

@@ -191,15 +191,20 @@ def reachable_gpus(programs: "Iterable[Sequence[int]]", granted: "Iterable[int]"
     programs, granted = tuple(programs), frozenset(granted)
     named = {(word >> 32) + near for program in programs for word in program for near in (-1, 0, 1)}
     other = next((n for n in range(GPUS) if n not in named and n not in granted), GPUS)
-    if other < GPUS and _open_to_all(programs, other):
+    if other < GPUS and _open_to_all(programs, NVIDIA_MAJOR, other):
         return ["every GPU"]
     minors = sorted(n for n in named if 0 <= n < GPUS and n not in granted)
-    return [f"{NVIDIA_MAJOR}:{n}" for n in minors if _open_to_all(programs, n)]
+    return [f"{NVIDIA_MAJOR}:{n}" for n in minors if _open_to_all(programs, NVIDIA_MAJOR, n)]
 
 
-def _open_to_all(programs: "Sequence[Sequence[int]]", minor: int) -> bool:
+def reachable_nodes(programs: "Sequence[Sequence[int]]", numbers: "Iterable[tuple[int, int]]") -> list[str]:
+    """Those of these character devices that the container can open for reading or writing."""
+    return [f"{major}:{minor}" for major, minor in numbers if _open_to_all(programs, major, minor)]
+
+
+def _open_to_all(programs: "Sequence[Sequence[int]]", major: int, minor: int) -> bool:
     return any(
-        all(_maybe(program, CHAR, access, NVIDIA_MAJOR, minor) for program in programs)
+        all(_maybe(program, CHAR, access, major, minor) for program in programs)
         for access in (ACCESS["r"], ACCESS["w"])
     )
 

@@ -11,6 +11,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from oci_hook.core.grant import Grant
+    from oci_hook.core.inventory import Inventory
+
 ANY = -1
 CONTROL_MINOR = 254  # 195:254 is nvidia-modeset, 195:255 nvidiactl; GPUs are below
 
@@ -41,6 +44,16 @@ def allowed(rules: "Iterable[Mapping[str, object]]") -> list[tuple[int, int, set
         else:
             open_ = [(a, b, has - access if (major, minor) == (a, b) else has) for a, b, has in open_]
     return [entry for entry in open_ if entry[2]]
+
+
+def bounds(grant: "Grant", inventory: "Inventory") -> tuple[set[int], set[tuple[int, int]]]:
+    """(the minors of the GPUs that the grant gives, the numbers of the other device nodes of GPUs that it does not
+    give). The one is for reachable_gpus, the other for reachable_nodes."""
+    granted = {share.uuid: inventory.gpu(share.uuid).minor for share in grant.shares}
+    others = {(n.major, n.minor) for n in inventory.nodes if n.uuid and n.uuid not in granted}
+    # MIG devices of one GPU instance have a node in common, which is granted with any of them.
+    others -= {(n.major, n.minor) for n in inventory.nodes if n.uuid in granted}
+    return set(granted.values()), others
 
 
 def starts_closed(rules: "Sequence[Mapping[str, object]]") -> bool:

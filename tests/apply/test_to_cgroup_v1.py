@@ -96,16 +96,19 @@ def test_a_cgroup_above_forbids_it(group, directory, tmp_path):
         ("b 195:1 rw", False),
         ("c 195:0 rw", False),
         ("c 195:255 rw", False),
-        ("c 226:* rw", False),
+        ("c 226:* rw", True),
+        ("c 226:129 rw", True),
+        ("c 226:129 m", False),
+        ("c 226:128 rw", False),
     ],
 )
 def test_gpus_that_are_not_granted(group, directory, rule, reached):
     (group.path / "devices.allow").write_text(rule)
     if reached:
         with pytest.raises(GhError, match="^GH-403: "):
-            to_cgroup_v1.check(directory, (0,))
+            to_cgroup_v1.check(directory, (0,), {(226, 129)})
     else:
-        to_cgroup_v1.check(directory, (0,))
+        to_cgroup_v1.check(directory, (0,), {(226, 129)})
 
 
 def test_somebody_else_in_the_cgroup(group):

@@ -100,13 +100,13 @@ def opened(group: Group) -> int:
 
 def test_rules_are_added(group, tmp_path):
     directory = opened(group)
-    to_cgroup_v2.check(directory, (3,))
+    to_cgroup_v2.check(directory, (3,), ())
     assert not group.opens(3, tmp_path)
     to_cgroup_v2.apply((DeviceRule(195, 3), DeviceRule(195, 255), DeviceRule(1, 3)), directory)
     assert group.opens(3, tmp_path) and group.opens(255, tmp_path) and not group.opens(4, tmp_path)
-    to_cgroup_v2.check(directory, (3,))
+    to_cgroup_v2.check(directory, (3,), ())
     with pytest.raises(GhError, match="^GH-403: .* 195:3"):
-        to_cgroup_v2.check(directory, (4,))
+        to_cgroup_v2.check(directory, (4,), ())
     before = group.programs()
     assert len(before) == 1
     to_cgroup_v2.apply((DeviceRule(195, 3),), directory)
@@ -133,7 +133,7 @@ def test_several_programs(group, tmp_path):
     group.attach((*permit([(195, 3, "rw"), (195, 4, "rw")]), *DENY))
     old = group.programs()
     directory = opened(group)
-    to_cgroup_v2.check(directory, ())
+    to_cgroup_v2.check(directory, (), ())
     to_cgroup_v2.apply((DeviceRule(195, 3),), directory)
     os.close(directory)
     new = group.programs()
@@ -146,7 +146,7 @@ def test_a_cgroup_above_forbids_it(group, tmp_path):
     inner = Group(group.path / "inner", ALLOW)
     try:
         directory = opened(inner)
-        to_cgroup_v2.check(directory, ())  # its own program permits everything, but not that of the cgroup above
+        to_cgroup_v2.check(directory, (), ())  # its own program permits everything, but not that of the cgroup above
         with pytest.raises(GhError, match="^GH-405: a cgroup above the container's forbids c 195:3 rw"):
             to_cgroup_v2.apply((DeviceRule(195, 3),), directory)
         os.close(directory)
@@ -167,7 +167,7 @@ def test_a_scope_with_the_container_below_it(path, tmp_path, beside):
         (scope.path / "other").mkdir()
     directory = opened(inner)
     try:
-        to_cgroup_v2.check(directory, ())
+        to_cgroup_v2.check(directory, (), ())
         if beside:
             with pytest.raises(GhError, match="^GH-405: a cgroup above the container's forbids c 195:3 rw"):
                 to_cgroup_v2.apply((DeviceRule(195, 3),), directory)
@@ -184,14 +184,21 @@ def test_a_scope_with_the_container_below_it(path, tmp_path, beside):
 
 
 @pytest.mark.parametrize(
-    "programs", [(ALLOW,), (), ((*permit([(195, 1, "r")]), *DENY),), (ALLOW, (*permit([(195, 1, "w")]), *DENY))]
+    "programs",
+    [
+        (ALLOW,),
+        (),
+        ((*permit([(195, 1, "r")]), *DENY),),
+        (ALLOW, (*permit([(195, 1, "w")]), *DENY)),
+        ((*permit([(226, 128, "rw"), (226, 129, "rw")]), *DENY),),
+    ],
 )
 def test_gpus_that_are_not_granted(path, tmp_path, programs):
     group = Group(path, *programs)
     try:
         directory = opened(group)
-        with pytest.raises(GhError, match="^GH-403: .* let it open (every GPU|195:1)"):
-            to_cgroup_v2.check(directory, (0,))
+        with pytest.raises(GhError, match="^GH-403: .* let it open (every GPU|195:1|226:129),"):
+            to_cgroup_v2.check(directory, (0,), {(226, 129)})
         os.close(directory)
     finally:
         group.close()
@@ -202,7 +209,7 @@ def test_a_program_that_does_more(group):
     group.attach((instruction(0x85, immediate=125), *ALLOW))
     before = group.programs()
     directory = opened(group)
-    to_cgroup_v2.check(directory, ())
+    to_cgroup_v2.check(directory, (), ())
     with pytest.raises(GhError, match="^GH-404: .*calls a function.*gpu-hook-runtime"):
         to_cgroup_v2.apply((DeviceRule(195, 3),), directory)
     os.close(directory)
@@ -249,7 +256,7 @@ except GhError as e:
 """
 
 
-@pytest.mark.parametrize("call", ["check(directory, ())", "apply((DeviceRule(195, 3),), directory)"])
+@pytest.mark.parametrize("call", ["check(directory, (), ())", "apply((DeviceRule(195, 3),), directory)"])
 def test_a_process_that_may_not(group, call):
     """The hook runs in a user namespace, or without CAP_SYS_ADMIN and CAP_BPF."""
     code = WITHOUT_RIGHTS.format(pid=group.process.pid, call=call)
@@ -276,7 +283,7 @@ def test_nobody():
 
 
 def test_no_hierarchy(group):
-    code = WITHOUT_RIGHTS.format(pid=group.process.pid, call="check(directory, ())").replace(
+    code = WITHOUT_RIGHTS.format(pid=group.process.pid, call="check(directory, (), ())").replace(
         "directory = to_cgroup_v2.open_devices", "from oci_hook.linux import cgroup; print(cgroup.open_v2"
     )
     code = code[: code.index("\ntry")] + ")"

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oci_hook.core.device_rules import reachable_gpus, starts_closed
+from oci_hook.core.device_rules import bounds, reachable_gpus, starts_closed
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.inventory import MIG, Gpu, GpuNode, Inventory
 
 DENY: dict[str, Any] = {"allow": False, "access": "rwm"}
 
@@ -59,6 +61,27 @@ def c(minor: int | None = None, major: int | None = 195, access: str = "rw", all
 )
 def test_reachable(rules: list[dict[str, Any]], reached: list[str]) -> None:
     assert reachable_gpus(rules, [0]) == reached
+
+
+def test_the_nodes_of_other_gpus() -> None:
+    gpus = tuple(Gpu(uuid, i, minor, 8) for i, (uuid, minor) in enumerate([("MIG-0", 4), ("MIG-1", 4), ("GPU-1", 7)]))
+    nodes = (
+        GpuNode("", "compute", "/dev/nvidia-fs0", 510, 0),
+        GpuNode("GPU-1", "graphics", "/dev/dri/card1", 226, 1),
+        GpuNode("MIG-0", MIG, "/dev/nvidia-caps/nvidia-cap21", 240, 21),  # their common GPU instance
+        GpuNode("MIG-1", MIG, "/dev/nvidia-caps/nvidia-cap21", 240, 21),
+        GpuNode("MIG-0", MIG, "/dev/nvidia-caps/nvidia-cap22", 240, 22),
+        GpuNode("MIG-1", MIG, "/dev/nvidia-caps/nvidia-cap23", 240, 23),
+    )
+    inventory = Inventory("b", "580", "/", False, gpus, (), (), "/c", "/m", nodes=nodes)
+
+    def of(*uuids: str) -> object:
+        grant = Grant("k", Identity("/r", "c", "/b"), Life("b"), tuple(Share(uuid, 8) for uuid in uuids))
+        return bounds(grant, inventory)
+
+    assert of("MIG-1") == ({4}, {(226, 1), (240, 22)})
+    assert of("GPU-1", "MIG-0") == ({4, 7}, {(240, 23)})
+    assert of() == (set(), {(226, 1), (240, 21), (240, 22), (240, 23)})
 
 
 def test_starts_closed() -> None:
