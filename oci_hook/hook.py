@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from oci_hook.core.grant import Grant, Identity, Life
     from oci_hook.core.inventory import Inventory
     from oci_hook.core.request import Request
+    from oci_hook.core.terms import Terms
     from oci_hook.errors import Problem
     from oci_hook.oci.spec_types import Spec
     from oci_hook.oci.state import State
@@ -172,10 +173,7 @@ def give(
     from oci_hook.apply.to_cgroup import DeviceCgroup
     from oci_hook.ledger.admit import admit, release
 
-    if request.terms.boundary == DRIVER:
-        from oci_hook.oci import cgroup_mounts
-
-        cgroup_mounts.check(config)
+    _check_cgroups(request.terms, config)
     decided = None
     if settings.cluster != node_settings.OFF:
         from oci_hook.config import cluster
@@ -214,6 +212,7 @@ def give_claimed(
     inventory = load(settings)
     grant = resource_claims.take(claim, _who(given, config), _life(given.pid, devices), settings)
     try:
+        _check_cgroups(grant.terms, config)
         if before is not None and before.key == grant.key:
             live.verify(grant, inventory, config, container, settings)
         else:
@@ -254,6 +253,14 @@ def _limit(grant: "Grant", inventory: "Inventory", pid: int, config: "Spec", set
         from oci_hook.boundary.start import at_start
 
         at_start(grant.key, pid, settings, patience=protocol.SECONDS)
+
+
+def _check_cgroups(terms: "Terms", config: "Spec") -> None:
+    """Raises ApplyError GH-414 for a container that could leave the driver's limit and insists on it."""
+    if terms.boundary == DRIVER:
+        from oci_hook.oci import cgroup_mounts
+
+        cgroup_mounts.check(config)
 
 
 def _clear_ended(settings: "Settings") -> None:

@@ -315,6 +315,22 @@ def test_a_refused_container_leaves_the_claim_as_it_was(node: DraNode, bundle: B
     assert done.returncode and "GH-610" in done.stderr and node.nothing_left()
 
 
+def test_who_may_write_to_its_cgroups_gets_no_boundary_driver(node: DraNode, bundle: Bundle, runc: Runc) -> None:
+    gpus = tuple(gpu.replace(no_limits="") for gpu in node.install.inventory.gpus)
+    save_inventory(node.install.settings, node.install.inventory.replace(gpus=gpus))
+    words = {"apiVersion": "gpu-hook.io/v1", "kind": "Share", "boundary": "driver"}
+    node.api.claim(ONE, result(), config=[{"opaque": {"driver": "gpu-hook.io", "parameters": words}}])
+    assert node.prepare(ONE)[1] == ""
+    before = node.install.grants()
+    folder = node.container(bundle, ONE)
+    config = json.loads((folder / "config.json").read_text())
+    config["mounts"].append({"destination": "/cg", "type": "none", "source": "/sys/fs/cgroup", "options": ["rbind"]})
+    (folder / "config.json").write_text(json.dumps(config))
+    done = runc.create(folder)
+    assert done.returncode and "GH-414" in done.stderr and "write to its cgroups at /cg" in done.stderr, done.stderr
+    assert node.install.grants() == before
+
+
 def test_two_claims_in_one_container_are_refused(node: DraNode, bundle: Bundle, runc: Runc) -> None:
     node.api.claim(ONE, result())
     node.api.claim(TWO, result(gpu=1), name="c2")
