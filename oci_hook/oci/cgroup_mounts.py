@@ -6,11 +6,14 @@ can make cgroups below its own may so leave its limit. Engines mount cgroups rea
 systemd (podman's --systemd).
 """
 
+import os
+
 from oci_hook.errors import refuse
+from oci_hook.oci.request_mounts import inside, plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from oci_hook.oci.spec_types import Spec
+    from oci_hook.oci.spec_types import Mount, Spec
 
 TREE = "/sys/fs/cgroup"
 
@@ -27,11 +30,32 @@ def check(spec: "Spec") -> None:
 
 def writable(spec: "Spec") -> str:
     """The place of a cgroup file system in the container that it may write to; "" for none."""
+    found: list[str] = []
     for mount in spec.get("mounts") or ():
-        kind, source = str(mount.get("type")), str(mount.get("source"))
-        options = mount.get("options") or ()
-        if kind in ("cgroup", "cgroup2") or source == TREE or source.startswith(TREE + "/"):
-            last = [word for word in options if word in ("ro", "rw")][-1:]
-            if last != ["ro"]:
-                return str(mount.get("destination"))
-    return ""
+        destination = plain(mount.get("destination") or "")
+        found = [place for place in found if not inside(place, destination)]  # a later mount covers these
+        below = _brought(mount)
+        if below is not None and not _read_only(mount, top=not below):
+            found.append(destination.rstrip("/") + below)
+    return found[0] if found else ""
+
+
+def _brought(mount: "Mount") -> str | None:
+    """Where below its destination a mount brings a cgroup file system: "" for the destination itself, None for nowhere."""
+    if mount.get("type") in ("cgroup", "cgroup2"):
+        return ""
+    source = mount.get("source") or ""
+    if not source.startswith("/"):
+        return None
+    source = os.path.realpath(source).rstrip("/")
+    if inside(source, TREE):
+        return ""
+    return TREE[len(source) :] if inside(TREE, source) and "rbind" in (mount.get("options") or ()) else None
+
+
+def _read_only(mount: "Mount", top: bool) -> bool:
+    """True if what is mounted there is read-only; top: at the mount's destination, to which alone `ro` applies."""
+    options = mount.get("options") or ()
+    own = [word for word in options if word in ("ro", "rw")][-1:]
+    tree = [word for word in options if word in ("rro", "rrw")][-1:]  # set after the others, on all that lies below too
+    return tree == ["rro"] or (top and own == ["ro"] and not tree)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from oci_hook.boundary import records
+from oci_hook.oci import cgroup_mounts
 from tests.boundary.node import ASK, DRIVER, Node, Stub
 from tests.conftest import Bundle
 
@@ -279,15 +280,46 @@ def test_a_spec_that_is_made_anew_has_the_hooks_once(node: Node, bundle: Bundle)
     assert node.limits(node.cgroup(id)) == [1024]
 
 
-@pytest.mark.parametrize("how", ["cgroup", "cgroup2", "bind"])
+@pytest.mark.parametrize(
+    ("source", "options", "place"),
+    [
+        ("/sys/fs/cgroup", "rbind", "/a"),
+        ("/sys/fs/cgroup/x", "bind rw", "/a"),
+        ("//sys/fs/cgroup", "bind", "/a"),
+        ("/sys/fs/./cgroup/", "bind", "/a"),
+        ("/proc/self/root/sys/fs/cgroup", "bind", "/a"),
+        ("/sys", "rbind", "/a/fs/cgroup"),
+        ("/sys/fs", "rbind rw", "/a/cgroup"),
+        ("/", "rbind", "/a/sys/fs/cgroup"),
+        ("/", "rbind ro", "/a/sys/fs/cgroup"),  # of a tree, `ro` is for the topmost mount
+        ("/", "rbind ro rrw", "/a/sys/fs/cgroup"),
+        ("/sys/fs/cgroup", "rbind ro rrw", "/a"),
+        ("/", "rbind rro", ""),
+        ("/sys/fs/cgroup", "rbind rro", ""),
+        ("/sys/fs/cgroup", "rbind rw ro", ""),
+        ("/sys", "bind", ""),  # without what is mounted below
+        ("/sys/fs/cgroups", "rbind", ""),
+        ("sysfs", "rbind", ""),
+    ],
+)
+def test_binds_that_bring_cgroups_to_write_to(source: str, options: str, place: str) -> None:
+    bind: Any = {"destination": "/a", "type": "bind", "source": source, "options": options.split()}
+    assert cgroup_mounts.writable({"mounts": [bind]}) == place
+    cover: Any = {"destination": place, "type": "bind", "source": "/sys/fs/cgroup", "options": ["rbind", "ro"]}
+    assert not place or cgroup_mounts.writable({"mounts": [bind, cover]}) == ""
+    assert cgroup_mounts.writable({"mounts": [cover, bind]}) == place
+
+
+@pytest.mark.parametrize("how", ["cgroup", "cgroup2", "bind", "tree"])
 def test_who_may_write_to_its_cgroups_gets_no_boundary_driver(node: Node, bundle: Bundle, how: str) -> None:
     """It could make cgroups below its own, for which the limit may not hold. With auto it runs, as before."""
-    kind, source = ("none", "/sys/fs/cgroup") if how == "bind" else (how, "cgroup")
-    options = ["rbind", "rw"] if how == "bind" else ["nosuid"]
+    binds = {"bind": ("/sys/fs/cgroup", "/sys/fs/cgroup", ["rbind", "rw"]), "tree": ("/sys", "/host", ["rbind", "ro"])}
+    kind = "none" if how in binds else how
+    source, destination, options = binds.get(how, ("cgroup", "/sys/fs/cgroup", ["nosuid"]))
 
     def edit(spec: dict[str, Any]) -> None:
         spec["mounts"] = [m for m in spec["mounts"] if m["destination"] != "/sys/fs/cgroup"]
-        spec["mounts"].append({"destination": "/sys/fs/cgroup", "type": kind, "source": source, "options": options})
+        spec["mounts"].append({"destination": destination, "type": kind, "source": source, "options": options})
 
     refused = node.create(bundle(DRIVER, edit=edit))
     assert refused.returncode == 1 and "GH-414" in refused.stderr and "write to its cgroups" in refused.stderr, refused
