@@ -444,6 +444,13 @@ def test_bad_states(install, state, runc, bundle, tmp_path):
     nothing_is_booked(install)
 
 
+def test_a_state_that_go_writes_six_times_as_long(install, bundle, runc):
+    """Go's JSON has `<` as \\u003c."""
+    id = started(runc, bundle({**ASK, "other": "<" * 200_000}, edit=hooked(install, "prestart")))
+    [grant] = install.grants()
+    assert grant.who.id == id
+
+
 def test_a_container_of_another_runtime(install, state, rootfs):
     """The pid and root directory are right, but the caller of the hook is not the parent of that process."""
     pid = int(box_maker.started(json.dumps([str(rootfs), [], 0, []])))

@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
-LIMIT = 1 << 20  # bytes; annotations are tenant input
+LIMIT = 16 << 20  # bytes; core/collect.py MAX_ALL characters of annotations, which Go writes as up to 6 bytes each
 PID_MAX = 1 << 22  # proc_sys_kernel(5), pid_max's own limit
 
 
@@ -26,7 +26,9 @@ def read(stdin: "BinaryIO") -> State:
     """Read and check a state document of at most LIMIT bytes. Raises ApplyError GH-406."""
     data = stdin.read(LIMIT + 1)
     if len(data) > LIMIT:
-        raise _invalid(f"is larger than {LIMIT} bytes")
+        while stdin.read(LIMIT):  # or the runtime may die of SIGPIPE and say nothing of the refusal
+            pass
+        raise refuse("GH-406", f"the container's state is larger than {LIMIT} bytes; give it shorter annotations")
     try:
         document = fastjson.loads(data)
     except ValueError as e:

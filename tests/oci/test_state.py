@@ -73,6 +73,14 @@ def test_refused(document):
     assert line.startswith("GH-406: ") and len(line) < 300
 
 
+def test_a_state_that_is_too_large_is_read_to_its_end():
+    """The runtime still writes it, and crun dies of SIGPIPE where nobody reads."""
+    stdin = io.BytesIO(b" " * (3 * state.LIMIT))
+    with pytest.raises(ApplyError, match=f"^GH-406: the container's state is larger than {state.LIMIT} bytes; give"):
+        state.read(stdin)
+    assert stdin.read() == b""
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),
