@@ -210,7 +210,7 @@ def give_claimed(
     devices = DeviceCgroup(given.pid)
     before = _held(given, settings)
     inventory = load(settings)
-    grant = resource_claims.take(claim, _who(given, config), _life(given.pid, devices), settings)
+    grant = resource_claims.take(claim, _who(given, config), _life(given.pid, devices), inventory, settings)
     try:
         _check_cgroups(grant.terms, config)
         if before is not None and before.key == grant.key:

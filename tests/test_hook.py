@@ -494,6 +494,20 @@ def test_poststop_of_a_living_container_frees_nothing(install, bundle, runc):
 # --- after the wrapper ---
 
 
+def test_a_gpu_that_leaves_the_node_meanwhile(install, bundle, runc, tmp_path):
+    file = install.state / "inventory.json"
+    save_inventory(install.settings, install.inventory.replace(gpus=install.inventory.gpus[1:]))
+    shutil.copy2(file, tmp_path / "later")
+    save_inventory(install.settings, install.inventory)
+
+    def replaced(spec: dict[str, Any]) -> None:
+        words = ["cp", "-p", str(tmp_path / "later"), str(file)]
+        spec["hooks"]["prestart"].insert(0, {"path": "/bin/cp", "args": words})
+
+    done = runc.create(bundle(ASK, edit=hooked(install, "prestart", edit=replaced)), install)
+    assert done.returncode == 1 and f"GH-202: GPU {UUIDS[0]} is not on this node" in done.stderr, done.stderr
+
+
 def test_the_wrappers_work_is_found(install, bundle, runc):
     folder = bundle(ASK, edit=hooked(install))
     done = runc.create(folder, install)

@@ -7,6 +7,7 @@ manual, "Memory Partitioning"). Pure: boundary/ sets the limits.
 from oci_hook.core.terms import BOUNDARY_NUMBERS, DRIVER, SHIM
 from oci_hook.core.units import MIB
 from oci_hook.core.value import Value
+from oci_hook.errors import NoRoomError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -119,5 +120,5 @@ def why_not(mig: bool, version: str, answer: str, cgroup2: bool) -> str:
 def _cannot(share: "Share", inventory: "Inventory") -> str:
     try:
         return inventory.gpu(share.uuid).no_limits
-    except KeyError:
+    except NoRoomError:
         return "the GPU is no longer there"

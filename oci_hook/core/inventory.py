@@ -2,6 +2,7 @@
 
 from oci_hook.core.units import natural
 from oci_hook.core.value import Value
+from oci_hook.errors import refuse
 
 WHOLE = "+whole"  # suffix of a driver file's capability
 MIG = "mig"  # capability of the nodes that open a MIG device; every container with that MIG device gets them
@@ -133,8 +134,10 @@ class Inventory(Value):
         return natural(self.driver_version.partition(".")[0])
 
     def gpu(self, uuid: str) -> Gpu:
-        """The GPU with this UUID; KeyError when the node has none."""
+        """The GPU with this UUID. Raises NoRoomError GH-202 when the node has none."""
         for gpu in self.gpus:
             if gpu.uuid == uuid:
                 return gpu
-        raise KeyError(uuid)
+        raise refuse(
+            "GH-202", f"GPU {uuid[:60]} is not on this node any more (`gpu-hook gpus`); make the container anew"
+        )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oci_hook.config.settings import Settings
+    from oci_hook.core.inventory import Inventory
 
 ROOT = BUNDLE_ROOT + "claim"  # Identity.root of a grant that waits; a bundle's path is absolute
 FORMAT = 1
@@ -156,10 +157,10 @@ def hold(claim: PreparedClaim, settings: "Settings", tell: bool = True) -> Grant
     return held(claim.uid, settings) or _admit(claim, settings, tell)
 
 
-def take(uid: str, who: Identity, life: Life, settings: "Settings") -> Grant:
-    """Make this container the owner of the claim's grant. Raises ClusterError GH-610 for a claim that is not prepared here, or is
-    another namespace's, GH-611 where another container has its share or this one has another share; and as `admit`, if the grant
-    has ended and there is no room any more."""
+def take(uid: str, who: Identity, life: Life, inventory: "Inventory", settings: "Settings") -> Grant:
+    """Make this container the owner of the claim's grant. Raises ClusterError GH-610 for a claim that is not prepared
+    here, is another namespace's, or of a GPU that is gone, GH-611 where another container has its share or this one has
+    another share; and as `admit`, if the grant has ended and there is no room any more."""
     claim = load(uid, settings)
     if claim is None:
         raise refuse(
@@ -172,6 +173,8 @@ def take(uid: str, who: Identity, life: Life, settings: "Settings") -> Grant:
     key = grant_key(uid)
     for _ in range(TRIES):
         for grant in store.snapshot(settings.state_dir):
+            if grant.key == key:
+                _check_gpus(grant, claim, inventory)
             mine = grant.who.id == who.id and grant.who.bundle == who.bundle
             if grant.key == key and mine:
                 return grant
@@ -194,6 +197,17 @@ def take(uid: str, who: Identity, life: Life, settings: "Settings") -> Grant:
     raise refuse(
         "GH-407", f"ResourceClaim {_name(claim)}: other containers take its share at the same time; start it again"
     )
+
+
+def _check_gpus(grant: Grant, claim: PreparedClaim, inventory: "Inventory") -> None:
+    there = {gpu.uuid for gpu in inventory.gpus}
+    for share in grant.shares:
+        if share.uuid not in there:
+            raise refuse(
+                "GH-610",
+                f"ResourceClaim {_name(claim)} has a share of GPU {share.uuid[:60]}, which is not on this node any more; delete"
+                " the pod, and the claim if no template made it, so that another GPU is allocated",
+            )
 
 
 def put_back(grant: Grant, uid: str, settings: "Settings") -> None:

@@ -331,6 +331,16 @@ def test_who_may_write_to_its_cgroups_gets_no_boundary_driver(node: DraNode, bun
     assert node.install.grants() == before
 
 
+def test_a_claim_whose_gpu_left_the_node(node: DraNode, bundle: Bundle, runc: Runc) -> None:
+    node.api.claim(ONE, result())
+    assert node.prepare(ONE)[1] == ""
+    before = node.install.grants()
+    save_inventory(node.install.settings, node.install.inventory.replace(gpus=node.install.inventory.gpus[1:]))
+    done = runc.create(node.container(bundle, ONE))
+    assert done.returncode and f"GH-610: ResourceClaim default/c1 has a share of GPU {UUIDS[0]}" in done.stderr, done
+    assert node.install.grants() == before
+
+
 def test_two_claims_in_one_container_are_refused(node: DraNode, bundle: Bundle, runc: Runc) -> None:
     node.api.claim(ONE, result())
     node.api.claim(TWO, result(gpu=1), name="c2")
