@@ -221,8 +221,11 @@ def replace(path: str, data: bytes) -> None:
             os.fchown(fd, old.st_uid, old.st_gid)
             os.fchmod(fd, S_IMODE(old.st_mode))
             os.rename(TEMPORARY, name, src_dir_fd=at, dst_dir_fd=at)
-        except OSError:
-            os.unlink(TEMPORARY, dir_fd=at)
+        except BaseException:  # the deadline, too, which may come after the rename
+            try:
+                os.unlink(TEMPORARY, dir_fd=at)
+            except FileNotFoundError:
+                pass
             raise
         finally:
             os.close(fd)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oci_hook.errors import ApplyError
+from oci_hook.errors import ApplyError, refuse
 from oci_hook.oci import spec
 
 
@@ -221,3 +221,20 @@ def test_save_that_fails_changes_nothing(tmp_path: Path) -> None:
     assert file.read_text() == "{}"
     assert sorted(os.listdir(tmp_path)) == ["config.json", "gone"]
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("call", ["write", "rename"])
+def test_a_deadline_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("{}")
+    real = getattr(os, call)
+
+    def late(*words: Any, **more: Any) -> None:
+        real(*words, **more)
+        raise refuse("GH-405", "it took too long")
+
+    monkeypatch.setattr(os, call, late)
+    with pytest.raises(ApplyError, match="^GH-405: "):
+        spec.replace(str(path), b'{"a": 1}')
+    assert path.read_text() == ("{}" if call == "write" else '{"a": 1}')
+    assert os.listdir(tmp_path) == ["config.json"]
