@@ -15,7 +15,7 @@ from oci_hook.core.layout import PAGE_UID
 from oci_hook.core.plan import Bind, DeviceNode, Step, Tmpfs
 from oci_hook.errors import CODES, GhError, refuse
 from oci_hook.linux import device, label, mount, namespace, proc, process
-from oci_hook.linux.libc import AT_FDCWD, SyscallError
+from oci_hook.linux.libc import AT_FDCWD, SyscallError, syscall
 from oci_hook.linux.openat2 import RESOLVE_NO_MAGICLINKS, openat2
 
 
@@ -49,7 +49,7 @@ def open_container(pid: int, rootfs: str) -> LiveContainer:
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         if mount.fstatfs_type(proc) != mount.PROC_SUPER_MAGIC:
             raise refuse("GH-404", "/proc is not a proc file system; mount it")
-        pidfd = os.pidfd_open(pid)
+        pidfd = syscall("pidfd_open", pid, 0, path=f"process {pid}")
         if namespace.same("mnt", pid):
             raise _not_ours(pid, "has the host's mount namespace")
         top = os.open(f"{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)

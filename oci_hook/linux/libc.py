@@ -18,17 +18,20 @@ NUMBERS = {
     "fsopen": 430,
     "fsconfig": 431,
     "fsmount": 432,
+    "pidfd_open": 434,  # Python has it only where it was built on such a kernel
     "openat2": 437,
     "mount_setattr": 442,
     "bpf": 321 if os.uname().machine == "x86_64" else 280,
 }
-SINCE = {  # the first kernel with the call, for the error message
+SINCE = {  # the first kernel with what we use of the call, for the error message
     "open_tree": "5.2",
     "move_mount": "5.2",
     "fsopen": "5.2",
     "fsconfig": "5.2",
     "fsmount": "5.2",
+    "pidfd_open": "5.3",
     "openat2": "5.6",
+    "statx": "5.8",
     "mount_setattr": "5.12",
 }
 AT_FDCWD = -100

@@ -6,7 +6,7 @@ import errno
 import os
 from struct import Struct
 
-from oci_hook.linux.libc import AT_EMPTY_PATH, check, function, syscall
+from oci_hook.linux.libc import AT_EMPTY_PATH, SyscallError, check, function, syscall
 
 OPEN_TREE_CLONE = 1
 MOVE_MOUNT_F_EMPTY_PATH = 0x04
@@ -30,7 +30,7 @@ TMPFS_MAGIC = 0x01021994
 TENANT_MOUNTS = 1 << 20  # bytes of mountinfo that are read of a tenant's process
 CHUNK = 1 << 16
 
-_STATX = Struct("=8xQ128xQ104x")  # struct statx: stx_attributes, stx_mnt_id
+_STATX = Struct("=I4xQ128xQ104x")  # struct statx: stx_mask, stx_attributes, stx_mnt_id
 _statx = function("statx", ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p)
 _mount = function("mount", ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
 _umount2 = function("umount2", ctypes.c_char_p, ctypes.c_int)
@@ -115,10 +115,13 @@ def unmount(path: str) -> None:
 
 
 def statx_mount(fd: int) -> tuple[int, bool]:
-    """(mount id as in mountinfo, whether fd is the root of that mount) of an open descriptor; Linux 5.8."""
+    """(mount id as in mountinfo, whether fd is the root of that mount) of an open descriptor. Raises
+    SyscallError; ENOSYS before Linux 5.8, which tells neither."""
     buffer = ctypes.create_string_buffer(_STATX.size)
     check(_statx(fd, b"", AT_EMPTY_PATH, STATX_MNT_ID, buffer), "statx", f"fd {fd}")
-    flags, mount_id = _STATX.unpack(buffer.raw)
+    mask, flags, mount_id = _STATX.unpack(buffer.raw)
+    if not mask & STATX_MNT_ID:
+        raise SyscallError(errno.ENOSYS, "statx", f"fd {fd}")
     return mount_id, bool(flags & STATX_ATTR_MOUNT_ROOT)
 
 

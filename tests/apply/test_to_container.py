@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from oci_hook.apply import to_container
 from oci_hook.apply.image import check_destinations
 from oci_hook.core.plan import Bind, DeviceNode, Tmpfs
 from oci_hook.errors import GhError
-from oci_hook.linux import libc, namespace, process
+from oci_hook.linux import libc, mount, namespace, process
 from tests.apply.box import LIBDIR, Box, Host, maker
 from tests.apply.box_maker import MS_RDONLY, MS_SHARED
 from tests.gate.gpus import until
@@ -463,7 +464,7 @@ def test_a_proc_that_is_none_is_not_believed():
 # --- kernels and clocks ---
 
 
-@pytest.mark.parametrize("call", sorted(libc.SINCE))  # every call that mounting needs
+@pytest.mark.parametrize("call", sorted(libc.SINCE.keys() & libc.NUMBERS))  # every call that mounting needs
 def test_a_kernel_without(host, monkeypatch, call):
     monkeypatch.setitem(libc.NUMBERS, call, 9999)
     with Box(host.rootfs) as box:
@@ -472,6 +473,27 @@ def test_a_kernel_without(host, monkeypatch, call):
         assert "gpu-hook-runtime" in line
         # If a late call fails, the private directory may stay in the image, but no library.
         assert box.read(f"{LIBDIR}/libcuda.so.1") == "the image's own"
+
+
+def test_a_kernel_whose_statx_tells_no_mount(host, monkeypatch):
+    """Linux 5.6 and 5.7 fill in the rest, and leave the bit out of stx_mask."""
+    statx = mount._statx
+
+    def old(*words: Any) -> int:
+        done = statx(*words)
+        words[-1][:4] = bytes(4)
+        return done
+
+    monkeypatch.setattr(mount, "_statx", old)
+    with Box(host.rootfs) as box:
+        line = refused(host, box, "GH-404")
+    assert "statx: Function not implemented (Linux 5.8 or newer has it)" in line and "gpu-hook-runtime" in line
+
+
+def test_a_python_without_pidfd_open(host, monkeypatch):
+    with Box(host.rootfs) as box, monkeypatch.context() as patch:
+        patch.delattr(os, "pidfd_open")
+        assert to_container.open_container(box.pid, str(host.rootfs)).pid == box.pid
 
 
 class Late(Exception):
