@@ -4,6 +4,8 @@ Rules added here are unknown to the runtime and to systemd: `runc update` keeps 
 systemd's cgroup driver may not. The wrapper, which writes them into config.json, has no such gap.
 """
 
+from errno import EPERM
+
 from oci_hook.core.device_rules import reachable_gpus, reachable_nodes
 from oci_hook.core.plan import DeviceRule, Step
 from oci_hook.errors import refuse
@@ -67,7 +69,9 @@ def apply(plan: tuple[Step, ...], directory: int) -> None:
         for step in wanted:
             cgroup.write(directory, "devices.allow", f"c {step.major}:{step.minor} {step.access}")
     except OSError as e:
-        raise refuse("GH-405", f"{e}; a cgroup above the container's forbids this device: allow it there") from None
+        denied = e.errno == EPERM
+        advice = "a cgroup above the container's forbids this device: allow it there" if denied else USE_RUNTIME
+        raise refuse("GH-405", f"{e}; {advice}") from None
     rules = _rules(directory) if wanted else rules
     for step in wanted:
         if not _covered(rules, step.major, step.minor, step.access):

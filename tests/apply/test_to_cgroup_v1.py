@@ -1,5 +1,6 @@
 """Device rules of a live process's cgroup: added where missing, verified, refused where they would open too much."""
 
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from oci_hook.apply import to_cgroup_v1
 from oci_hook.core.plan import DeviceRule
 from oci_hook.errors import GhError
+from oci_hook.linux import cgroup
 
 pytestmark = pytest.mark.root
 TOP = Path("/sys/fs/cgroup/devices")
@@ -77,12 +79,21 @@ def test_a_cgroup_above_forbids_it(group, directory, tmp_path):
     inner = Group(group.path / "inner")
     try:
         fd = to_cgroup_v1.open_devices(inner.process.pid)
-        with pytest.raises(GhError, match="^GH-405: .*devices.allow: Operation not permitted"):
+        with pytest.raises(GhError, match="^GH-405: .*devices.allow: Operation not permitted.* cgroup above"):
             to_cgroup_v1.apply((DeviceRule(195, 3),), fd)
         os.close(fd)
         assert inner.rules() == []
     finally:
         inner.close()
+
+
+def test_a_cgroup_that_cannot_be_written_to(directory, monkeypatch):
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, f"devices.allow: {os.strerror(errno.EROFS)}")
+
+    monkeypatch.setattr(cgroup, "write", read_only)
+    with pytest.raises(GhError, match="^GH-405: .*devices.allow: Read-only file system; start the container through"):
+        to_cgroup_v1.apply((DeviceRule(195, 3),), directory)
 
 
 @pytest.mark.parametrize(
