@@ -178,7 +178,8 @@ class Stub:
         found = []
         for file in sorted((self.folder / "limits").iterdir()):
             uuid = next(uuid for uuid in self.node.uuids if file.name.startswith(uuid))
-            found.append(f"{uuid} {int(file.read_text().split()[1]) >> 20}")
+            if words := file.read_text().split():  # else a helper was killed before it wrote it
+                found.append(f"{uuid} {int(words[1]) >> 20}")
         return found
 
     def calls(self) -> list[str]:
