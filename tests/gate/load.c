@@ -9,6 +9,8 @@
  *   brief            launches three kernels, waits for the end of its input, launches three more and ends
  *   gpus             launches on the second GPU as well
  *   contexts, reset  destroys the context every 20 launches, with work in flight
+ *   retains, green   retains the primary context after each launch, and releases it; the runtime, or a green context, holds it
+ *   refused          after each launch and in another thread, it tries to destroy the primary context
  *   child            forks every 200 launches, and ends with 4 if its child gets through a launch
  *   silent           launches 900 at once; the first system call among the last 800 kills it
  *   shapes           each launch has another grid
@@ -204,6 +206,32 @@ static void set_up(const char *way) {
         MUST("cuArrayCreate_v2", &array[i], &row);
 }
 
+/* A library that holds the primary context only for a moment. */
+static void hold_shortly(void) {
+    void *same;
+    MUST("cuDevicePrimaryCtxRetain", &same, 0);
+    MUST("cuDevicePrimaryCtxRelease_v2", 0);
+}
+
+/* From now on a green context alone holds the primary one. */
+static void leave_to_green(void) {
+    unsigned char resource[144];
+    void *description, *green;
+    MUST("cuDeviceGetDevResource", 0, resource, 1);
+    MUST("cuDevResourceGenerateDesc", &description, resource, 1);
+    MUST("cuGreenCtxCreate", &green, description, 0, 1);
+    MUST("cuDevicePrimaryCtxRelease_v2", 0);
+}
+
+/* A primary context cannot be destroyed. */
+static void *destroy_in_vain(void *for_ever) {
+    do
+        if (!CALL("cuCtxDestroy_v2", context))
+            exit(6);
+    while (for_ever);
+    return NULL;
+}
+
 static void renew(const char *way) {
     if (!strcmp(way, "contexts")) {
         MUST("cuCtxDestroy_v2", context);
@@ -304,6 +332,12 @@ int main(int argc, char **argv) {
             pthread_t thread;
             pthread_create(&thread, NULL, beside, NULL);
         }
+    if (!strcmp(way, "green"))
+        leave_to_green();
+    if (!strcmp(way, "refused")) {
+        pthread_t thread;
+        pthread_create(&thread, NULL, destroy_in_vain, &thread);
+    }
     if (!strcmp(way, "gpus")) {
         pthread_t thread;
         pthread_create(&thread, NULL, second, NULL);
@@ -345,6 +379,10 @@ int main(int argc, char **argv) {
         count++;
         if (count % 20 == 0 && (!strcmp(way, "contexts") || !strcmp(way, "reset")))
             renew(way);
+        if (!strcmp(way, "retains") || !strcmp(way, "green"))
+            hold_shortly();
+        if (!strcmp(way, "refused"))
+            destroy_in_vain(NULL);
         if (count % 200 == 0 && !strcmp(way, "child"))
             fork_one();
         if (now() - began < 400000000 &&

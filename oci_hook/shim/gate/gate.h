@@ -113,6 +113,8 @@ void gate_synchronised(uint64_t before, CUstream stream, bool all);
 /* Before the program destroys these. From now on we use them no more. */
 void gate_stream_leaves(CUstream stream);
 void gate_context_leaves(CUcontext context);
+/* After that call. Not gone: the driver has not destroyed it, and nothing in it is forgotten. */
+void gate_context_left(CUcontext context, bool gone);
 void gate_forget(uint64_t key);
 
 /* Which stream NULL means: in plain functions the legacy default stream, in _ptsz and _ptds functions the thread's. */

@@ -47,11 +47,11 @@ void gate_synchronised(uint64_t before, CUstream stream, bool whole) {
 
 /* ---- destruction ---- */
 
-/* Takes the lock when no thread of ours is in a driver call with this stream; NULL: with any stream or event. False: a
- * call does not return. */
-static bool lock_alone(struct gh_gate *g, CUstream stream) {
+/* Takes the lock when no thread of ours is in a driver call with this stream; NULL: with any stream or event, nor another
+ * thread between the two calls below for this context. False: a call does not return. */
+static bool lock_alone(struct gh_gate *g, CUcontext context, CUstream stream) {
     for (int i = 0; i < ALONE_TRIES && gh_lock(&g->lock); i++) {
-        if (!inflight_in_driver(&g->inflight, stream))
+        if (!inflight_in_driver(&g->inflight, stream) && !inflight_is_leaving(&g->inflight, context))
             return true;
         gh_unlock(&g->lock);
         slot_sleep(NULL, 0, GH_MS);
@@ -69,24 +69,44 @@ void gate_stream_leaves(CUstream stream) {
         while ((track = inflight_leave_stream(&g->inflight, &g->lock, stream)))
             flush(g, track, gate_now(g));
         gh_unlock(&g->lock);
-        if (lock_alone(g, stream))
+        if (lock_alone(g, NULL, stream))
             gh_unlock(&g->lock);
     }
 }
 
 void gate_context_leaves(CUcontext context) {
-    struct gates *all = existing();
+    struct gates *all = context ? existing() : NULL;
     for (uint32_t i = 0; all && i < all->count; i++) {
         struct gh_gate *g = all->gate[i];
-        struct finished done;
-        if (!lock_alone(g, NULL))
+        if (!lock_alone(g, context, NULL))
             continue;
         prequeue_leave(&g->prequeue, context);
-        uint64_t now = gate_now(g);
-        while (inflight_of_context(&g->inflight, context, now, &done))
-            gate_finished(g, &done);
-        inflight_forget_context(&g->inflight, context);
-        gate_publish(g, now);
+        inflight_leave_context(&g->inflight, context, true);
+        gh_unlock(&g->lock);
+    }
+}
+
+static void forget_context(struct gh_gate *g, CUcontext context) {
+    struct finished done;
+    uint64_t now = gate_now(g);
+    while (inflight_of_context(&g->inflight, context, now, &done))
+        gate_finished(g, &done);
+    inflight_forget_context(&g->inflight, context);
+    prequeue_forget(&g->prequeue, context);
+    gate_publish(g, now);
+}
+
+void gate_context_left(CUcontext context, bool gone) {
+    struct gates *all = context ? existing() : NULL;
+    for (uint32_t i = 0; all && i < all->count; i++) {
+        struct gh_gate *g = all->gate[i];
+        if (!gh_lock(&g->lock))
+            continue;
+        inflight_leave_context(&g->inflight, context, false);
+        if (gone)
+            forget_context(g, context);
+        else /* else a program that tries again and again would keep us from seeing what is done */
+            gate_poll(g);
         gh_unlock(&g->lock);
     }
 }

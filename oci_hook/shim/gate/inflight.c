@@ -226,6 +226,19 @@ unsigned inflight_overdue(const struct inflight *f, uint64_t now) {
     return 0;
 }
 
+void inflight_leave_context(struct inflight *f, CUcontext context, bool leaving) {
+    for (unsigned i = 0; i < TRACKS; i++)
+        if (f->track[i].context == context)
+            f->track[i].leaving = leaving;
+}
+
+bool inflight_is_leaving(const struct inflight *f, CUcontext context) {
+    EACH_BUSY(f, i)
+    if (f->track[i].context == context && f->track[i].leaving)
+        return true;
+    return false;
+}
+
 bool inflight_of_context(struct inflight *f, CUcontext context, uint64_t now, struct finished *out) {
     EACH_BUSY(f, i)
     if (f->track[i].context == context)

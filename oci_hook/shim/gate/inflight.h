@@ -49,6 +49,7 @@ struct track {
     uint32_t entered;             /* launches that are in the driver now */
     uint16_t first, last;         /* oldest and newest marker in it */
     bool used;
+    bool leaving; /* the driver may destroy its context now: we ask it nothing */
 };
 
 /* An event behind a batch of commands. A second event before the last command of the batch measures that command. */
@@ -175,7 +176,10 @@ bool inflight_flush(struct inflight *f, unsigned track, uint64_t now, struct fin
 unsigned inflight_synchronised(const struct inflight *f, CUcontext context, CUstream stream, bool whole,
                                uint64_t before);
 unsigned inflight_overdue(const struct inflight *f, uint64_t now);
-/* The next of what a context that goes still has in flight. False: no more. */
+/* The program lets the driver destroy the context (leaving), or that call is over. */
+void inflight_leave_context(struct inflight *f, CUcontext context, bool leaving);
+bool inflight_is_leaving(const struct inflight *f, CUcontext context);
+/* The next of what a context that has gone had in flight. False: no more. */
 bool inflight_of_context(struct inflight *f, CUcontext context, uint64_t now, struct finished *out);
 /* Its streams and events are no more. */
 void inflight_forget_context(struct inflight *f, CUcontext context);

@@ -128,7 +128,7 @@ static uint64_t not_its_own(const struct inflight *f, const struct marker *m, ui
 bool inflight_poll_next(struct inflight *f, struct gh_lock *lock, unsigned *track, struct finished *out) {
     for (; *track < TRACKS; ++*track) {
         unsigned marker = f->track[*track].first;
-        if (!marker)
+        if (!marker || f->track[*track].leaving)
             continue;
         struct marker m = f->marker[marker - 1];
         float ms;
@@ -161,7 +161,8 @@ bool inflight_poll_next(struct inflight *f, struct gh_lock *lock, unsigned *trac
 
 /* True if a marker is due behind the newest commands of a stream, which any thread can put there. */
 static bool needs_tail(const struct track *k, uint64_t now) {
-    return k->used && k->batch.count && !k->entered && !k->thread && age64(now, k->last_at) >= TAIL_AFTER;
+    return k->used && !k->leaving && k->batch.count && !k->entered && !k->thread &&
+           age64(now, k->last_at) >= TAIL_AFTER;
 }
 
 void inflight_tail(struct inflight *f, struct gh_lock *lock) {

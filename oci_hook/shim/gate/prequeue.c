@@ -96,10 +96,16 @@ void prequeue_leave(struct prequeue *p, CUcontext context) {
         struct prequeue_words *w = &p->of[i];
         if (!w->context || (context && w->context != context))
             continue;
-        if (w->words) /* not unmapped: the GPU may still read it */
+        if (w->words)
             __atomic_store_n(&w->words[PREQUEUE_OPEN], 1, __ATOMIC_RELEASE);
         if (p->newest == w)
             p->newest = NULL;
-        *w = (struct prequeue_words){0};
     }
+}
+
+void prequeue_forget(struct prequeue *p, CUcontext context) {
+    prequeue_leave(p, context);
+    for (unsigned i = 0; i < PREQUEUES; i++)
+        if (p->of[i].context == context)
+            p->of[i] = (struct prequeue_words){0}; /* not unmapped: the GPU may still read it */
 }

@@ -50,5 +50,7 @@ void prequeue_put(struct prequeue *p, struct gh_lock *lock, CUcontext context, C
 void prequeue_close(struct prequeue *p, bool closed);
 /* Before the context (NULL: every one) is destroyed: opens its word, so that nothing stays behind it. */
 void prequeue_leave(struct prequeue *p, CUcontext context);
+/* It has been destroyed. */
+void prequeue_forget(struct prequeue *p, CUcontext context);
 
 #endif

@@ -126,6 +126,7 @@ static CUresult destroy(CUcontext context, destroy_call *call) {
     uint64_t place = st ? context_leaves(st, context) : 0;
     uint64_t own = st ? gh_pointers_take(&st->pointers, key_of(CONTEXT, (uintptr_t)context)) : 0;
     CUresult r = call(context);
+    gate_context_left(context, r == CUDA_SUCCESS);
     if (r == CUDA_SUCCESS && st) {
         release_memory(st, place);
         release_context(st, own);
@@ -148,8 +149,51 @@ static bool is_active(CUdevice device, bool in_doubt) {
     return REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) ? in_doubt : active;
 }
 
+static bool is_counted(const struct gh_state *st, CUdevice device) { return st && device >= 0 && device < GH_DEVICES; }
+
 static CUcontext known_primary(struct gh_state *st, CUdevice device) {
-    return st && device >= 0 && device < GH_DEVICES ? atomic_load(&st->contexts.primary[device]) : NULL;
+    return is_counted(st, device) ? atomic_load(&st->contexts.primary[device]) : NULL;
+}
+
+static struct gh_lock *lock_primary(struct gh_state *st, CUdevice device) {
+    struct gh_lock *lock = is_counted(st, device) ? &st->contexts.primary_lock[device] : NULL;
+    return lock && gh_lock(lock) ? lock : NULL;
+}
+
+struct parting primary_parts(struct gh_state *st, CUdevice device, uint32_t holders) {
+    struct parting p = {device, NULL, lock_primary(st, device)};
+    CUcontext context = known_primary(st, device);
+    if (context && (!p.lock || st->contexts.retained[device] <= holders))
+        gate_context_leaves(p.context = context);
+    return p;
+}
+
+void primary_parted(const struct parting *p, bool gone) {
+    if (p->context)
+        gate_context_left(p->context, gone || !is_active(p->device, true));
+    if (p->lock)
+        gh_unlock(p->lock);
+}
+
+static CUresult retain(struct gh_state *st, CUcontext *made, CUdevice device) {
+    struct gh_lock *lock = lock_primary(st, device);
+    CUresult r = REAL(cuDevicePrimaryCtxRetain)(made, device);
+    if (lock && r == CUDA_SUCCESS)
+        st->contexts.retained[device]++;
+    if (lock)
+        gh_unlock(lock);
+    return r;
+}
+
+typedef CUresult device_call(CUdevice);
+
+static CUresult release(struct gh_state *st, CUdevice device, device_call *call) {
+    struct parting p = primary_parts(st, device, 1);
+    CUresult r = call(device);
+    if (r == CUDA_SUCCESS && is_counted(st, device) && st->contexts.retained[device])
+        st->contexts.retained[device]--;
+    primary_parted(&p, false);
+    return r;
 }
 
 /* A primary context that was reset has kept its charge, which the new one takes over. */
@@ -185,13 +229,13 @@ GH_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     CUcontext made = NULL;
     CUresult r;
     CHARGE_AND_ASK(r, &c, is_active(device, false) || take_over(&c, device) ? CUDA_SUCCESS : charge_context(&c, device),
-                   REAL(cuDevicePrimaryCtxRetain)(context ? &made : NULL, device));
+                   retain(st, context ? &made : NULL, device));
     if (r) {
         uncharge(&c);
         return r;
     }
     if ((r = charge_retained(&c, made, device))) {
-        REAL(cuDevicePrimaryCtxRelease_v2)(device);
+        release(st, device, REAL(cuDevicePrimaryCtxRelease_v2));
         return r;
     }
     if (st && device >= 0 && device < GH_DEVICES) {
@@ -204,8 +248,6 @@ GH_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     *context = made;
     return r;
 }
-
-typedef CUresult device_call(CUdevice);
 
 /* Asks twice if the last release has destroyed the primary context: before its notes are taken, and after, as another
  * thread may have retained it again. That thread's later allocations have another number. */
@@ -227,10 +269,7 @@ void primary_left(struct gh_state *st, CUdevice device) {
 
 static CUresult released(CUdevice device, device_call *call) {
     struct gh_state *st = gh_here();
-    CUcontext context = known_primary(st, device);
-    if (context) /* if others still hold it, its work in flight only counts as done too early */
-        gate_context_leaves(context);
-    CUresult r = call(device);
+    CUresult r = release(st, device, call);
     if (r == CUDA_SUCCESS)
         primary_left(st, device);
     return r;
@@ -240,10 +279,12 @@ static CUresult released(CUdevice device, device_call *call) {
 static CUresult reset(CUdevice device, device_call *call) {
     struct gh_state *st = gh_here();
     CUcontext context = known_primary(st, device);
-    if (context)
-        gate_context_leaves(context);
+    struct parting p = primary_parts(st, device, UINT32_MAX);
     uint64_t place = context ? context_leaves(st, context) : 0;
     CUresult r = call(device);
+    if (r == CUDA_SUCCESS && context)
+        st->contexts.retained[device] = 0; /* a driver may count anew from here on, or may go on */
+    primary_parted(&p, r == CUDA_SUCCESS);
     if (r == CUDA_SUCCESS && context)
         release_memory(st, place);
     else if (context)

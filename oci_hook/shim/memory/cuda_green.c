@@ -22,19 +22,24 @@ GH_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resou
     return r;
 }
 
+static bool device_of(CUcontext context, CUdevice *device) {
+    CUcontext popped;
+    if (REAL(cuCtxPushCurrent_v2)(context))
+        return false;
+    bool known = !REAL(cuCtxGetDevice)(device) && *device >= 0 && *device < GH_DEVICES;
+    REAL(cuCtxPopCurrent_v2)(&popped);
+    return known;
+}
+
 GH_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green) {
     struct gh_state *st = gh_here();
-    CUcontext made = NULL, primary, popped;
+    CUcontext made = NULL, primary;
     CUdevice device;
     CUresult r = REAL(cuCtxFromGreenCtx)(context ? &made : NULL, green);
     if (r)
         return r;
     *context = made;
-    if (!st || REAL(cuCtxPushCurrent_v2)(made))
-        return r;
-    bool known = !REAL(cuCtxGetDevice)(&device) && device >= 0 && device < GH_DEVICES;
-    REAL(cuCtxPopCurrent_v2)(&popped);
-    if (known && (primary = atomic_load(&st->contexts.primary[device])))
+    if (st && device_of(made, &device) && (primary = atomic_load(&st->contexts.primary[device])))
         context_shares(st, made, primary, device);
     return r;
 }
@@ -43,9 +48,15 @@ GH_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green) {
 GH_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     struct gh_state *st = gh_here();
     CUcontext context = NULL;
-    if (!REAL(cuCtxFromGreenCtx)(&context, green))
+    CUdevice device;
+    bool known = !REAL(cuCtxFromGreenCtx)(&context, green) && device_of(context, &device);
+    struct parting p = known ? primary_parts(st, device, 0) : (struct parting){0};
+    if (context)
         gate_context_leaves(context);
     CUresult r = REAL(cuGreenCtxDestroy)(green);
+    if (context)
+        gate_context_left(context, r == CUDA_SUCCESS);
+    primary_parted(&p, false);
     if (r || !st)
         return r;
     if (context)
