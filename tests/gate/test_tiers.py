@@ -1,7 +1,9 @@
 """Tier 0.5: what stream memory operations give. Simulated GPU."""
 
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,3 +59,30 @@ def test_a_command_behind_a_closed_word_is_off_the_gpu(place: Make, ends: str) -
         again = p.kernels(0, "plain", SHORT_US)
         again.ready()
         goes_on(again, 5)
+
+
+def test_a_word_that_nobody_can_sleep_on_makes_no_pacer_spin(place: Make) -> None:
+    """The online container cuts its slot file: each sleep on its word ends at once."""
+    p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE))
+    p.gpu.let(MEMOPS)
+    offline = p.kernels(0, "plain", SHORT_US)
+    offline.ready()
+    until(lambda: pacer_time(offline))
+
+    def busy() -> float:
+        before, since = pacer_time(offline), time.monotonic_ns()
+        time.sleep(0.5)
+        return (pacer_time(offline) - before) / (time.monotonic_ns() - since)
+
+    usual = busy()
+    os.truncate(p.gpu.slot_file(1), 0)
+    settles(busy, lambda part: part < 3 * usual)
+    goes_on(offline, 5)
+
+
+def pacer_time(load: Load) -> int:
+    """Nanoseconds for which the process's pacer has run."""
+    for thread in Path(f"/proc/{load.process.pid}/task").iterdir():
+        if (thread / "comm").read_text() == "gpu-hook\n":
+            return int((thread / "schedstat").read_text().split()[0])
+    return 0

@@ -4,7 +4,6 @@
 
 #define STEP_MAX (2500 * GH_US) /* no sleep at the gate is longer, whatever the slots announce */
 #define STEP_BLIND (50 * GH_US) /* a sleep on no word */
-#define EARLY_MOST 3u           /* after so many sleeps that ended at once, the word is no help */
 #define UNMARKED (100 * GH_US)  /* cost of an unknown command that cannot be measured */
 #define BATCH_TIME (200 * GH_US)
 #define PREQUEUE_LONGEST (700 * GH_US) /* of commands behind a word; before a longer one, the pause costs little */
@@ -54,7 +53,7 @@ static bool rest(struct gh_gate *g, const struct gh_decision *d, uint64_t now, b
     g->threads.full -= full;
     if (held)
         slot_held_for(&g->own_slot, d->blame, now, then);
-    return then - now >= min64(step, 20 * GH_US);
+    return !gate_is_early(then - now, step);
 }
 
 /* ---- admission ---- */
@@ -147,7 +146,7 @@ static bool admit(struct gh_gate *g, struct gate_pass *pass, CUcontext context, 
             return admitted(g, &d, pass->key, now);
         }
         gate_set_closed(g, now);
-        early = rest(g, &d, now, early > EARLY_MOST) ? 0 : early + 1;
+        early = rest(g, &d, now, early > GATE_EARLY_MOST) ? 0 : early + 1;
     }
 }
 

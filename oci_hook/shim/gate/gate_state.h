@@ -35,6 +35,7 @@ struct gate_pacer {
     uint32_t word;          /* futex word */
     uint32_t stop;
     uint64_t needed_at; /* when it last had something to do */
+    uint32_t early;     /* sleeps on the word of another container that ended at once; any of them can wake us there */
     bool yielded;       /* the tenure was ended since there was work */
 };
 
@@ -63,6 +64,10 @@ struct gh_gate {
 struct gh_gate *gate_of_current(CUcontext *context);
 
 static inline uint64_t gate_now(const struct gh_gate *g) { return peers_now(&g->peers); }
+
+#define GATE_EARLY_MOST 3u /* after so many sleeps that ended at once, the word is no help */
+/* A sleep that was to take `step` ended at once. */
+static inline bool gate_is_early(uint64_t slept, uint64_t step) { return slept < min64(step, 20 * GH_US); }
 
 /* gate_publish.c */
 /* Reads the GPU page and the other slots again, if the last look is old or `must`. */

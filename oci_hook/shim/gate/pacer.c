@@ -92,6 +92,10 @@ static uint64_t round_of(struct gh_gate *g, const uint32_t **word, uint32_t *see
         return 0;
     /* The slot on whose word we sleep, so that the prequeued command's word changes in time. */
     unsigned watched = halted ? d.slot : prequeue_armed(&g->prequeue) ? peers_higher(&g->peers) : GH_SLOTS;
+    if (g->pacer.early > GATE_EARLY_MOST) {
+        watched = GH_SLOTS;
+        ns = max64(ns, peers_rules(&g->peers)->pacer_min);
+    }
     *word = watched < GH_SLOTS ? peers_slot_word(&g->peers, watched, seen) : NULL;
     if (!*word) {
         *word = &g->pacer.word;
@@ -99,6 +103,16 @@ static uint64_t round_of(struct gh_gate *g, const uint32_t **word, uint32_t *see
     }
     g->pacer.state = idle ? 2 : 1;
     return ns;
+}
+
+/* Sleeps on another container's word that end at once some times are from then on every other one only, until one lasts. */
+static void rest(struct gh_gate *g, const uint32_t *word, uint32_t seen, uint64_t ns) {
+    uint64_t now = gate_now(g);
+    slot_sleep(word, seen, ns * peers_scale(&g->peers));
+    if (word == &g->pacer.word)
+        g->pacer.early = g->pacer.early > GATE_EARLY_MOST ? GATE_EARLY_MOST : g->pacer.early;
+    else
+        g->pacer.early = gate_is_early(gate_now(g) - now, ns) ? g->pacer.early + 1 : 0;
 }
 
 static void *pace(void *gate) {
@@ -114,7 +128,7 @@ static void *pace(void *gate) {
         gh_unlock(&g->lock);
         if (!ns)
             break;
-        slot_sleep(word, seen, ns * peers_scale(&g->peers));
+        rest(g, word, seen, ns);
     }
     return NULL;
 }
