@@ -43,12 +43,18 @@ static bool ready(struct marker *m, CUcontext context) {
     return true;
 }
 
-/* Behind a command, so that the GPU does not wait for the second event's call. */
+/* Behind a command, so that the GPU does not wait for the second event's call. A launch on several devices is in other
+ * contexts than the current one, in which the events would be made. */
 static void measure_empty(struct inflight *f, CUcontext context, CUstream stream) {
     const struct marker *m = &f->empty;
     uint32_t state = EMPTY_UNKNOWN;
-    if (atomic_compare_exchange_strong(&f->empty_state, &state, EMPTY_KNOWN) && ready(&f->empty, context) &&
-        !REAL(cuEventRecord)(m->begin, stream) && !REAL(cuEventRecord)(m->end, stream))
+    CUcontext current;
+    if (!atomic_compare_exchange_strong(&f->empty_state, &state, EMPTY_KNOWN))
+        return;
+    if ((m->context && m->context != context) || REAL(cuCtxGetCurrent)(&current) || current != context)
+        atomic_store(&f->empty_state, EMPTY_UNKNOWN);
+    else if (ready(&f->empty, context) && !REAL(cuEventRecord)(m->begin, stream) &&
+             !REAL(cuEventRecord)(m->end, stream))
         atomic_store(&f->empty_state, EMPTY_RECORDED);
 }
 
@@ -65,9 +71,16 @@ bool inflight_mark_end(struct inflight *f, unsigned marker, CUstream stream) {
     return true;
 }
 
-/* Puts a marker's end behind what is in the stream, which nobody measures. */
+/* Puts a marker's end behind what is in the stream, which nobody measures. Another context may be current. */
 static bool mark(struct marker *m, CUcontext context, CUstream stream) {
-    return !stream_capturing(stream) && ready(m, context) && !REAL(cuEventRecord)(m->end, stream);
+    CUcontext popped;
+    if (REAL(cuCtxPushCurrent_v2)(context))
+        return false;
+    int mode = relax_captures();
+    bool there = !stream_capturing(stream) && ready(m, context) && !REAL(cuEventRecord)(m->end, stream);
+    restore_captures(mode);
+    REAL(cuCtxPopCurrent_v2)(&popped);
+    return there;
 }
 
 /* ---- what is done ---- */
@@ -170,21 +183,15 @@ void inflight_tail(struct inflight *f, struct gh_lock *lock) {
         struct track *k = &f->track[i];
         if (!needs_tail(k, clock_scaled(f->scale)))
             continue;
-        CUcontext context = k->context, popped;
+        CUcontext context = k->context;
         CUstream stream = k->stream;
         unsigned marker = inflight_take_marker(f, context);
         if (!marker)
             return;
         struct marker *m = &f->marker[marker - 1];
-        bool there = false;
         atomic_store(&f->tailing, (void *)((uintptr_t)stream + 1));
         gh_unlock(lock);
-        if (!REAL(cuCtxPushCurrent_v2)(context)) {
-            int mode = relax_captures();
-            there = mark(m, context, stream);
-            restore_captures(mode);
-            REAL(cuCtxPopCurrent_v2)(&popped);
-        }
+        bool there = mark(m, context, stream);
         gh_lock(lock);
         atomic_store(&f->tailing, NULL);
         m->timed = 0;

@@ -1,0 +1,59 @@
+/* Launches in several contexts: each event of the shim's is made in the context in whose streams it is put. With
+ * contexts_driver.c below the shim. */
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "flips.h"
+#include "hold.h"
+
+enum { MANY = 60 };
+static void *shim;
+#define CALL(name, ...) ((int (*)())dlsym(shim, name))(__VA_ARGS__)
+#define CONTEXT(i) ((void *)(((uintptr_t)(i) + 1) << 12))
+#define STREAM(i) ((void *)((((uintptr_t)(i) + 1) << 12) + 0x10))
+
+static void launch(int i) { HOLD(!CALL("cuLaunchKernel", NULL, 1, 1, 1, 32, 1, 1, 0, STREAM(i), NULL, NULL)); }
+
+static void in_turns(void) {
+    for (int n = 0; n < MANY; n++) {
+        HOLD(!CALL("cuCtxSetCurrent", CONTEXT(n % 3)));
+        launch(n % 3);
+    }
+}
+
+/* The kernel is known by then, so few of its launches have an event. */
+static void destroy_streams(void) {
+    for (int i = 0; i < MANY; i++)
+        launch(0);
+    for (int i = 1; i < MANY; i++) {
+        HOLD(!CALL("cuCtxSetCurrent", CONTEXT(i)));
+        launch(i);
+        HOLD(!CALL("cuCtxSetCurrent", CONTEXT(0)) && !CALL("cuStreamDestroy_v2", STREAM(i)));
+    }
+}
+
+static void on_several_devices(void) {
+    struct launch list = {.gx = 1, .gy = 1, .gz = 1, .bx = 1, .by = 1, .bz = 1, .stream = STREAM(1)};
+    for (int n = 0; n < MANY; n++)
+        HOLD(!CALL("cuLaunchCooperativeKernelMultiDevice", &list, 1, 0));
+}
+
+int main(int argc, char **argv) {
+    const unsigned *wrong;
+    shim = dlopen("libcuda.so.1", RTLD_NOW);
+    HOLD(argc == 2 && shim && !CALL("cuInit", 0) && !CALL("cuCtxSetCurrent", CONTEXT(0)));
+    void *driver = dlopen("/run/gpu-hook/driver/cuda", RTLD_NOW);
+    HOLD(driver && (wrong = dlsym(driver, "wrong")));
+    if (!strcmp(argv[1], "turns"))
+        in_turns();
+    else if (!strcmp(argv[1], "streams"))
+        destroy_streams();
+    else
+        on_several_devices();
+    HOLD(!*wrong);
+    puts("ok");
+    return 0;
+}
