@@ -41,6 +41,18 @@ static void on_several_devices(void) {
         HOLD(!CALL("cuLaunchCooperativeKernelMultiDevice", &list, 1, 0));
 }
 
+/* Another holder of the primary context comes and goes while there is work in it, which keeps its events. */
+static void release(const unsigned *events) {
+    void *context;
+    HOLD(!CALL("cuDevicePrimaryCtxRetain", &context, 0) && context == CONTEXT(0));
+    for (int n = 0; n < MANY; n++) {
+        launch(0);
+        HOLD(!CALL("cuDevicePrimaryCtxRetain", &context, 0) && !CALL("cuDevicePrimaryCtxRelease_v2", 0));
+        HOLD(CALL("cuCtxDestroy_v2", context));
+    }
+    HOLD(*events < MANY);
+}
+
 int main(int argc, char **argv) {
     const unsigned *wrong;
     shim = dlopen("libcuda.so.1", RTLD_NOW);
@@ -51,8 +63,10 @@ int main(int argc, char **argv) {
         in_turns();
     else if (!strcmp(argv[1], "streams"))
         destroy_streams();
-    else
+    else if (!strcmp(argv[1], "devices"))
         on_several_devices();
+    else
+        release(dlsym(driver, "events"));
     HOLD(!*wrong);
     puts("ok");
     return 0;

@@ -19,6 +19,7 @@ int cuCtxGetCurrent(void **out) { return *out = current[depth], 0; }
 int cuCtxSetCurrent(void *context) { return current[depth] = context, 0; }
 int cuCtxPushCurrent_v2(void *context) { return depth > 6 ? 2 : (current[++depth] = context, 0); }
 int cuCtxPopCurrent_v2(void **out) { return depth ? (*out = current[depth--], 0) : 201; }
+int cuCtxDestroy_v2(void *context) { return (void)context, 201; }
 int cuDevicePrimaryCtxRetain(void **out, int device) { return (void)device, *out = (void *)0x1000, 0; }
 int cuDevicePrimaryCtxRelease_v2(int device) { return (void)device, 0; }
 int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
