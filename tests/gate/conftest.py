@@ -57,9 +57,9 @@ def shim() -> Path:
     return ROOT / "build" / platform.machine()
 
 
-def program(name: str) -> Path:
+def program(name: str, *flags: str) -> Path:
     source = Path(__file__).parent / f"{name}.c"
-    return compiled(name, [*ZIG, "-w", str(source), "-ldl", "-lpthread"])
+    return compiled(name, [*ZIG, "-w", *flags, str(source), "-ldl", "-lpthread"])
 
 
 @pytest.fixture(scope="session")

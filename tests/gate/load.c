@@ -84,6 +84,9 @@ static struct solid solid(uint64_t at) {
 }
 
 static char image[200], name[64];
+#ifdef THREAD_LOCAL
+static _Thread_local volatile char thread_local_data[THREAD_LOCAL];
+#endif
 
 /* A kernel whose handle the driver never gave before, of the same name or of another one. They are loaded some at a time,
  * since loading waits for the GPU. */
@@ -309,6 +312,9 @@ int main(int argc, char **argv) {
     cuda = dlopen("libcuda.so.1", RTLD_NOW);
     if (!cuda)
         return 2;
+#ifdef THREAD_LOCAL
+    thread_local_data[0] = 1;
+#endif
     snprintf(name, sizeof name, "spin_%sus", argv[2]);
     microseconds = strtoul(argv[2], NULL, 10);
     snprintf(image, sizeof image, "// %s%s", name, strcmp(way, "grows") ? "" : " sim_param");

@@ -3,11 +3,13 @@
 import struct
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oci_hook.core.slot_page import parse
+from tests.gate.conftest import program
 from tests.gate.gpus import Load, Tenant, forged, have, measure, records, settles, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -65,6 +67,22 @@ def test_an_exited_process_leaves_its_successor_no_tenure(place: Make) -> None:
     load.ready()
     (ends,) = struct.unpack_from("<Q", p.gpu.slot_file(0).read_bytes(), 72)
     assert records(p.gpu, 0)[0][0] == 2 and ends < end
+
+
+def test_pacers_that_end_leave_nothing(place: Make) -> None:
+    """A program with more static thread-local data than a pacer's stack: each pause ends the pacer, each launch makes a new one."""
+    p = place(Tenant(cap=0.5))
+    p.load = str(program("load", f"-DTHREAD_LOCAL={512 << 10}"))
+    load = p.kernels(0, "plain", 80, 1, 150_000 * p.gpu.scale)
+
+    def size() -> int:
+        """Bytes of address space, after three more launches."""
+        until(lambda count=load.points[-1][1]: load.points[-1][1] > count + 3)
+        return int(Path(f"/proc/{load.process.pid}/statm").read_text().split()[0]) * 4096
+
+    load.ready()
+    before = size()
+    assert size() < before + (8 << 20)
 
 
 def alive(loads: list[Load]) -> None:

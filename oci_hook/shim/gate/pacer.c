@@ -119,6 +119,7 @@ static void *pace(void *gate) {
     struct gh_gate *g = gate;
     const uint32_t *word;
     uint32_t seen;
+    pthread_detach(pthread_self());
     prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
     prctl(PR_SET_NAME, "gpu-hook", 0, 0, 0);
     while (gh_lock(&g->lock)) {
@@ -171,10 +172,10 @@ static void start(struct gh_gate *g) {
     pthread_t thread;
     sigfillset(&all);
     pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attributes, STACK);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the program's own threads */
     g->pacer.state = 1;
+    /* A small stack is refused where the program's static thread-local data does not fit into it. */
     if (pthread_create(&thread, &attributes, pace, g) && pthread_create(&thread, NULL, pace, g))
         g->pacer.state = 0; /* without it, the next launch or synchronisation finds what is done */
     pthread_sigmask(SIG_SETMASK, &before, NULL);
