@@ -80,6 +80,23 @@ def test_a_word_that_nobody_can_sleep_on_makes_no_pacer_spin(place: Make) -> Non
     goes_on(offline, 5)
 
 
+def test_a_child_gets_no_page_that_the_gpu_reads(place: Make) -> None:
+    """Else a store of the parent's could go to a copy of it."""
+    p = place(Tenant(class_=OFFLINE), Tenant(class_=ONLINE))
+    offline = p.kernels(0, "plain", SHORT_US)
+    offline.ready()
+
+    def kept() -> int:
+        """Mappings that a fork leaves out: the flag dc (proc(5))."""
+        maps = Path(f"/proc/{offline.process.pid}/smaps").read_text().splitlines()
+        return sum("dc" in line.split() for line in maps if line.startswith("VmFlags:"))
+
+    assert kept() == 0
+    p.gpu.let(MEMOPS)
+    until(lambda: kept() == 1)
+    goes_on(offline, 5)
+
+
 def pacer_time(load: Load) -> int:
     """Nanoseconds for which the process's pacer has run."""
     for thread in Path(f"/proc/{load.process.pid}/task").iterdir():

@@ -48,6 +48,9 @@ static bool ready(struct prequeue_words *w, const struct calls *c) {
     void *p = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return false;
+    /* Before Linux 5.9, a store after a fork could go to a copy of the page, and the GPU would read the old one for ever. A
+     * child has no use for it. */
+    madvise(p, PAGE, MADV_DONTFORK);
     int mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* else this would break a capture of another thread */
     REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     bool ok = !c->attach(p, PAGE, DEVICEMAP) && !c->address(&w->at, p, 0);
