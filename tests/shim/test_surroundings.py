@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 from box import Box
+from conftest import HERE, compile_kept
 
 from oci_hook.observe import account
+from tests.sanitize import SHIM
 
 pytestmark = pytest.mark.root
 # Python ignores the signal, which would end another program.
@@ -73,6 +75,14 @@ cu.use(0)
 assert cu.alloc(1023 * cu.MIB)[0] == 0 and cu.alloc(2 * cu.MIB)[0] == cu.OOM
 """
     )
+
+
+def test_a_thread_that_waits_for_a_lock_leaves_its_processor_to_all() -> None:
+    """The holder may have a lower priority, which yielding alone gives nothing to."""
+    sources = [str(SHIM / "process" / f"{name}.c") for name in ("state", "identity")]
+    command = ["-D_GNU_SOURCE", f"-I{SHIM}", str(HERE / "check_wait.c"), *sources, "-lpthread"]
+    done = subprocess.run([str(compile_kept("check_wait", *command))], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 30
 
 
 LEAKS = """

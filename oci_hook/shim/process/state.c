@@ -15,6 +15,9 @@
 #define MADV_WIPEONFORK 18
 #endif
 #define GIVE_UP_SECONDS 5
+#define SPINS 64u
+#define YIELDS 128u
+#define NAP_NS 50000
 
 static struct gh_state *_Atomic state;
 
@@ -22,7 +25,7 @@ static struct gh_state *_Atomic state;
 __attribute__((weak)) void __lsan_register_root_region(const void *begin, size_t size);
 
 bool gh_wait(unsigned step, int64_t *until) {
-    if (step < 64) {
+    if (step < SPINS) {
         gh_relax();
         return true;
     }
@@ -30,7 +33,11 @@ bool gh_wait(unsigned step, int64_t *until) {
     clock_gettime(CLOCK_MONOTONIC, &now);
     if (!*until)
         *until = now.tv_sec + GIVE_UP_SECONDS + 1;
-    syscall(SYS_sched_yield);
+    /* A real-time thread yields to no thread of a lower priority, which may hold the lock and need this processor. */
+    if (step < SPINS + YIELDS)
+        syscall(SYS_sched_yield);
+    else
+        syscall(SYS_nanosleep, &(struct timespec){0, NAP_NS}, NULL);
     return now.tv_sec < *until;
 }
 
