@@ -333,7 +333,7 @@ def keys_without_prefix(annotations: dict[str, str]) -> list[Problem]:
 
 
 def heading(given: ExplainedContainer, named: dict[str, tuple[str, ...]]) -> list[str]:
-    lines = [f"container {given.name or '(the engine gives no name)'}"]
+    lines = [f"container {output.printable(given.name) if given.name else '(the engine gives no name)'}"]
     if named:
         lines.append(f"annotations name {', '.join(map(output.printable, named))}")
     return lines

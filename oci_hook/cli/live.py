@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import socket
 import time
 from typing import Any
@@ -78,6 +79,8 @@ def words(event: dict[str, Any]) -> str:
 
 def fetch(settings: Settings, prefix: str, path: str) -> Any:
     """The JSON that whoever listens on the agent's address has at this path; None if there is none."""
+    if os.geteuid() == 0 and not agent_runs(settings):
+        return None  # another program may listen there, which must not get the agent's token, nor be believed
     try:
         given = whereabouts.used(settings.state_dir, options.load(prefix))
         if given.address == "none":

@@ -1,6 +1,7 @@
 """`gpu-hook`: the table of commands. Each command has its own file, which is imported only when it is called."""
 
 import contextlib
+import errno
 import os
 import sys
 
@@ -196,3 +197,9 @@ def main() -> None:
         # The reader (such as `head`) closed the pipe. Without this, Python complains again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as e:
+        if e.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        click.echo(f"the answer cannot be written: {e.strerror}", err=True)
+        sys.exit(1)

@@ -325,7 +325,7 @@ def top(prefix: str, interval: float, as_json: bool, once: bool, processes: bool
         click.echo(json.dumps({**screen.node, **more}, indent=2))
         return
     console = Console()
-    if once or not (sys.stdin.isatty() and console.is_terminal):
+    if once or not (sys.stdin and sys.stdin.isatty() and console.is_terminal):
         screen.keys = False
         console.print(screen.draw(console.width, 1000))
         return

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from oci_hook.config import settings as node_settings
 from oci_hook.config.keys import memory, one_of, path, whole
 from oci_hook.config.settings import Reading
-from oci_hook.core.units import show
+from oci_hook.core.units import integer, show
 from oci_hook.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ def address(value: "Value") -> str:
     try:
         if value != "none":
             ipaddress.ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
-        if value != "none" and not 0 <= int(port) <= 65535:
-            raise ValueError
+        if value != "none":
+            integer(port, 0, 65535)
     except ValueError:
         raise ValueError('is not an address like 127.0.0.1:9409, "[::1]:9409" or none') from None
     return str(value)

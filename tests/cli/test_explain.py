@@ -465,3 +465,8 @@ def test_a_node_of_a_cluster(install: Install) -> None:
         assert result.exit_code == 1 and code in result.output
     settings_edit.change(str(install.prefix), cluster="local")
     assert "chosen by this node\n" in install.text(*asks(None))
+
+
+def test_a_name_from_a_tenant_cannot_speak_to_the_terminal(install: Install) -> None:
+    words = ["-a", "io.kubernetes.cri.container-name=a\x1b]0;pwn\x07b", "-a", "gpu-hook.io/memory=1Gi"]
+    assert "\x1b" not in install.run("explain", *words).stdout

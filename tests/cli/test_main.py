@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -218,3 +219,31 @@ def test_a_reader_that_leaves_early_is_no_error(install: Install, tmp_path: Path
     )
     subprocess.run(["bash", "-c", command], check=True)
     assert "Traceback" not in err.read_text() and "BrokenPipe" not in err.read_text()
+
+
+def test_an_answer_that_cannot_be_written(install: Install) -> None:
+    command = f"{shlex.quote(sys.executable)} -m oci_hook settings show --json --prefix {install.prefix} >/dev/full"
+    done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "the answer cannot be written: No space left on device\n")
+
+
+def test_without_a_standard_input(install: Install) -> None:
+    command = f"{shlex.quote(sys.executable)} -m oci_hook top --prefix {install.prefix} <&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, ""), done
+
+
+@pytest.mark.root
+def test_the_agents_token_is_for_the_agent_alone(install: Install, tmp_path: Path) -> None:
+    """Without an agent, any user may listen on its port."""
+    token = tmp_path / "token"
+    token.write_text("a secret of 32 characters or more\n")
+    token.chmod(0o600)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        other.settimeout(0.5)
+        install.text(
+            "settings", "set", f"agent.address=127.0.0.1:{other.getsockname()[1]}", f"agent.token_file={token}"
+        )
+        install.text("top", "--once")
+        with pytest.raises(TimeoutError):
+            other.accept()
