@@ -237,7 +237,7 @@ def test_without_a_standard_input(install: Install) -> None:
 def test_the_agents_token_is_for_the_agent_alone(install: Install, tmp_path: Path) -> None:
     """Without an agent, any user may listen on its port."""
     token = tmp_path / "token"
-    token.write_text("a secret of 32 characters or more\n")
+    token.write_text("a-secret-of-32-characters-or-more\n")
     token.chmod(0o600)
     with socket.create_server(("127.0.0.1", 0)) as other:
         other.settimeout(0.5)
