@@ -119,7 +119,6 @@ static void *pace(void *gate) {
     struct gh_gate *g = gate;
     const uint32_t *word;
     uint32_t seen;
-    pthread_detach(pthread_self());
     prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
     prctl(PR_SET_NAME, "gpu-hook", 0, 0, 0);
     while (gh_lock(&g->lock)) {
@@ -166,20 +165,28 @@ static void at_exit(void) {
         stop(all->gate[i]);
 }
 
-static void start(struct gh_gate *g) {
-    sigset_t all, before;
+/* stack: its size in bytes; 0: the usual one. */
+static bool make_thread(struct gh_gate *g, size_t stack) {
     pthread_attr_t attributes;
     pthread_t thread;
-    sigfillset(&all);
     pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, STACK);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    if (stack)
+        pthread_attr_setstacksize(&attributes, stack);
+    bool made = !pthread_create(&thread, &attributes, pace, g);
+    pthread_attr_destroy(&attributes);
+    return made;
+}
+
+static void start(struct gh_gate *g) {
+    sigset_t all, before;
+    sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the program's own threads */
     g->pacer.state = 1;
     /* A small stack is refused where the program's static thread-local data does not fit into it. */
-    if (pthread_create(&thread, &attributes, pace, g) && pthread_create(&thread, NULL, pace, g))
+    if (!make_thread(g, STACK) && !make_thread(g, 0))
         g->pacer.state = 0; /* without it, the next launch or synchronisation finds what is done */
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
 }
 
 void pacer_used(struct gh_gate *g, uint64_t now) { g->pacer.needed_at = now; }
