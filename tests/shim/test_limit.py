@@ -98,6 +98,29 @@ assert cu.info()[0] == 1024 * cu.MIB
 """)
 
 
+def test_a_made_up_handle_touches_no_other_note(box: Box) -> None:
+    """An unknown handle was once noted over the note of a device pointer, and a free then dropped a pool's charge."""
+    box.python("""
+M, u64, size = cu.MIB, cu.c_uint64, cu.c_size_t
+cu.init()
+r, handle = cu.create(2 * M)
+pool = cu.pool()
+r, piece = cu.pool_alloc(pool, 608 * M)
+assert r == 0 and cu.lib.cuMemPoolDestroy(cu.c_void_p(pool)) == 0
+assert cu.lib.cuMemRelease(u64(handle)) == 0
+for turn in range(64):
+    r, p = cu.alloc(M)
+    assert r == 0 and cu.used() == 609 * M
+    for kind in (20, 20 + turn % 44):
+        made_up = u64(p ^ kind << 58)
+        assert cu.lib.cuMemMap(u64(0x500000000000), size(2 * M), size(0), made_up, u64(0)) == 1
+        assert cu.free(made_up.value) == 1
+    assert cu.free(p) == 0 and cu.used() == 608 * M, (turn, cu.used() / M)
+assert cu.alloc(417 * M)[0] == cu.OOM and cu.async_free(piece) == 0 and cu.used() == 0
+""")
+    assert box.peak() == 610 * MIB
+
+
 def test_a_live_change_is_seen_at_the_next_call(box: Box) -> None:
     code = """
 import sys, client as cu

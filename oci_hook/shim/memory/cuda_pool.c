@@ -31,7 +31,8 @@ static uint64_t key_of_pool(void *handle, enum pool_kind kind) {
 }
 
 struct gh_pool *pool_find(struct gh_state *st, void *handle, enum pool_kind kind) {
-    return pool_numbered(st, number_of(gh_pointers_get(&st->pointers, key_of_pool(handle, kind))));
+    uint64_t note = gh_pointers_get(&st->pointers, key_of_pool(handle, kind));
+    return kind_of(note) == POOL ? pool_numbered(st, number_of(note)) : NULL;
 }
 
 /* With the lock held: a place in the table; NULL: no memory, or millions of pools. */

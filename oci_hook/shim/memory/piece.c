@@ -128,16 +128,18 @@ bool add_use(struct gh_state *st, CUmemHandle handle, struct piece *p) {
     return true;
 }
 
-/* The value 0 would be no note. */
+/* Never 0, which would be no note, and kind_of() of it is 0. */
+static uint64_t strange_since(uint64_t clock) { return (clock + 1) << 4; }
+
 static void note_strange(struct gh_state *st, CUmemHandle handle, uint64_t clock) {
-    gh_pointers_put(&st->pointers, key_of(STRANGE, handle), clock + 1);
+    gh_pointers_put(&st->pointers, key_of(STRANGE, handle), strange_since(clock));
 }
 
 static bool is_strange(struct gh_state *st, CUmemHandle handle, uint64_t since) {
-    return gh_pointers_get(&st->pointers, key_of(STRANGE, handle)) > since + 1;
+    return gh_pointers_get(&st->pointers, key_of(STRANGE, handle)) > strange_since(since);
 }
 
-void use_unknown(const struct piece_call *c, CUmemHandle handle) { note_strange(c->st, handle, UINT64_MAX / 2); }
+void use_unknown(const struct piece_call *c, CUmemHandle handle) { note_strange(c->st, handle, UINT64_MAX >> 5); }
 
 void used_by_handle(const struct piece_call *c, CUmemHandle handle) {
     struct piece *now = piece_of(c->st, handle);

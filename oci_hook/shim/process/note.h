@@ -25,9 +25,10 @@ enum kind {
     STRANGE /* memory/piece.h */
 };
 
-/* The key of an allocation. Device pointers, and the handles of each kind, have separate ranges of keys. */
+/* The key of an allocation. Device pointers, and the handles of each kind, have separate ranges of keys. They are
+ * addresses, of 57 bits at most, or small numbers. What a program makes up beyond that has no note: its key is 0. */
 static inline uint64_t key_of(enum kind kind, uint64_t handle) {
-    return kind <= GRAPHED ? handle : handle ^ (uint64_t)kind << 58;
+    return handle >> 58 ? 0 : kind <= GRAPHED ? handle : handle ^ (uint64_t)kind << 58;
 }
 
 /* units:34 | GPU:4 | number of the context or pool that it belongs to:22, 0 none | kind:4 */
