@@ -77,7 +77,7 @@ static struct mapping *mappings;
 static struct pool default_pool[DEVICES], graph_pool[DEVICES];
 static struct pool *current_pool[DEVICES];
 static struct pool *pools;
-static struct context primary[DEVICES];
+static struct context lasting[DEVICES], *primary[DEVICES], *spare;
 static int primary_refs[DEVICES];
 static __thread struct context *stack[16];
 static __thread int depth;
@@ -182,7 +182,7 @@ CUresult cuInit(unsigned flags) {
     int r = initialised ? OK : open_gpu();
     if (!r && !initialised) {
         for (int i = 0; i < DEVICES; i++) {
-            default_pool[i].device = graph_pool[i].device = primary[i].device = i;
+            default_pool[i].device = graph_pool[i].device = lasting[i].device = i;
             current_pool[i] = &default_pool[i];
         }
         initialised = 1;
@@ -215,12 +215,17 @@ CUresult cuDeviceTotalMem_v2(size_t *n, int device) { return *n = gpu->total[vis
 CUresult cuDeviceTotalMem(unsigned *n, int device) { return *n = (unsigned)gpu->total[visible(device)], OK; }
 
 static CUresult push(struct context *ctx) { return stack[depth++] = ctx, OK; }
+static struct context *new_context(int device) {
+    struct context *ctx = spare ? spare : aligned_alloc(64, sizeof *ctx);
+    spare = NULL;
+    ctx->device = device;
+    return ctx;
+}
 CUresult cuCtxCreate_v2(void **out, unsigned flags, int device) {
     (void)flags;
     if (!initialised)
         return NOT_INIT;
-    struct context *ctx = aligned_alloc(64, sizeof *ctx);
-    ctx->device = visible(device);
+    struct context *ctx = new_context(visible(device));
     *out = ctx;
     return push(ctx);
 }
@@ -241,25 +246,45 @@ CUresult cuCtxDestroy_v2(void *ctx) {
     free(ctx); /* the next context has the same handle, as with real drivers */
     DONE(OK);
 }
+/* With FAKE_PRIMARY_ENDS, a primary context ends with its last release or a reset, and the next context has its handle.
+ * fake_retained is called after the next retain, as if the thread were held up then. */
+void (*fake_retained)(void);
 CUresult cuDevicePrimaryCtxRetain(void **out, int device) {
+    int d = visible(device);
+    void (*held_up)(void) = fake_retained;
     if (!initialised)
         return NOT_INIT;
     LOCKED;
-    primary_refs[visible(device)]++;
-    *out = &primary[visible(device)];
-    DONE(OK);
+    if (!primary[d])
+        primary[d] = getenv("FAKE_PRIMARY_ENDS") ? new_context(d) : &lasting[d];
+    primary_refs[d]++;
+    *out = primary[d];
+    pthread_mutex_unlock(&mutex);
+    fake_retained = NULL;
+    if (held_up)
+        held_up();
+    return OK;
+}
+static void drop_primary(int d) {
+    if (primary[d])
+        drop_context(primary[d]);
+    if (!primary[d] || primary[d] == &lasting[d])
+        return;
+    spare = primary[d];
+    primary[d] = NULL;
+    primary_refs[d] = 0;
 }
 CUresult cuDevicePrimaryCtxRelease_v2(int device) {
     LOCKED;
     if (!primary_refs[visible(device)])
         DONE(NO_CONTEXT);
     if (!--primary_refs[visible(device)])
-        drop_context(&primary[visible(device)]);
+        drop_primary(visible(device));
     DONE(OK);
 }
 CUresult cuDevicePrimaryCtxReset_v2(int device) {
     LOCKED;
-    drop_context(&primary[visible(device)]);
+    drop_primary(visible(device));
     DONE(OK);
 }
 CUresult cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {

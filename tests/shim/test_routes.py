@@ -269,6 +269,82 @@ assert cu.used() == 0
 """)
 
 
+CONTEXTS = """
+M, lib = cu.MIB, cu.lib
+def primary():
+    ctx = cu.c_void_p()
+    assert lib.cuDevicePrimaryCtxRetain(cu.byref(ctx), 0) == 0 and lib.cuCtxSetCurrent(ctx) == 0
+    return ctx.value
+def other():
+    ctx = cu.c_void_p()
+    assert lib.cuCtxCreate_v2(cu.byref(ctx), 0, 0) == 0
+    return ctx.value
+def fill(mib):
+    assert cu.alloc(mib * M)[0] == 0
+lib.cuInit(0)
+"""
+
+
+@pytest.mark.parametrize("end", ["cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxReset_v2"])
+@pytest.mark.parametrize("then", ["lib.cuDevicePrimaryCtxReset_v2(0)", "primary() == made"])
+def test_a_context_with_the_handle_of_a_primary_one_keeps_its_charge(box: Box, end: str, then: str) -> None:
+    """The primary one has gone, and the driver gives its handle to the next context."""
+    box.python(
+        CONTEXTS
+        + f"""
+was = primary()
+fill(100)
+assert lib.{end}(0) == 0
+made = other()
+assert made == was and cu.used() == 0
+fill(600)
+assert not {then}
+lib.cuCtxSetCurrent(cu.c_void_p(made))
+assert cu.used() == 600 * M, cu.used() / M
+assert cu.alloc(500 * M)[0] == cu.OOM
+assert lib.cuCtxDestroy_v2(cu.c_void_p(made)) == 0
+primary()
+assert cu.used() == 0, cu.used() / M
+""",
+        FAKE_PRIMARY_ENDS="1",
+    )
+    assert box.peak() <= 1024 * MIB
+
+
+def test_a_retain_that_is_held_up_ends_no_context_made_since(box: Box) -> None:
+    """Another thread resets the primary context meanwhile, and its handle goes to another context."""
+    box.python(
+        CONTEXTS
+        + """
+import ctypes
+def meanwhile():
+    global made, newer
+    assert lib.cuDevicePrimaryCtxReset_v2(0) == 0
+    made = other()
+    fill(300)
+    newer = primary()
+    fill(300)
+callback = ctypes.CFUNCTYPE(None)(meanwhile)
+driver = ctypes.CDLL("/run/gpu-hook/driver/cuda")
+hook = cu.c_void_p.in_dll(driver, "fake_retained")
+first = primary()
+fill(100)
+assert lib.cuDevicePrimaryCtxReset_v2(0) == 0
+hook.value = ctypes.cast(callback, cu.c_void_p).value
+last = primary()
+assert cu.used() == 600 * M, cu.used() / M
+assert last == newer and newer != made and made == first
+assert lib.cuDevicePrimaryCtxReset_v2(0) == 0
+lib.cuCtxSetCurrent(cu.c_void_p(made))
+assert cu.used() == 300 * M, cu.used() / M
+assert lib.cuCtxDestroy_v2(cu.c_void_p(made)) == 0
+primary()
+assert cu.used() == 0, cu.used() / M
+""",
+        FAKE_PRIMARY_ENDS="1",
+    )
+
+
 def test_graph_memory_is_charged_when_launched(box: Box) -> None:
     box.python("""
 M = cu.MIB

@@ -26,6 +26,13 @@ static CUresult charge_context(struct charge *c, CUdevice device) {
     return charge_at(c, st, (struct place){.gpu = gpu}, limit.context_bytes);
 }
 
+static void release_context(struct gh_state *st, uint64_t note) {
+    if (!note)
+        return;
+    gh_release(st, gpu_of(note), units_of(note));
+    gh_count_contexts(st, gpu_of(note), -1);
+}
+
 /* Notes what a new context is charged. If we know it already, it is a primary context that is retained again. */
 static void note_context(struct charge *c, CUcontext context) {
     uint64_t note = pack(c->units, c->at.gpu, 0, CONTEXT);
@@ -35,13 +42,27 @@ static void note_context(struct charge *c, CUcontext context) {
         uncharge(c);
 }
 
+/* A context was made: what we know of its handle is of an older one, a primary one perhaps, that has gone. */
+static void forget_older(struct gh_state *st, CUcontext made) {
+    bool locked = gh_lock(&st->contexts.lock);
+    atomic_fetch_add(&st->contexts.changes, 1);
+    for (CUdevice device = 0; device < GH_DEVICES; device++)
+        if (atomic_load(&st->contexts.primary[device]) == made)
+            atomic_store(&st->contexts.primary[device], NULL);
+    context_leaves(st, made);
+    uint64_t own = gh_pointers_take(&st->pointers, key_of(CONTEXT, (uintptr_t)made));
+    if (locked)
+        gh_unlock(&st->contexts.lock);
+    release_context(st, own);
+}
+
 static CUresult created(struct charge *c, CUresult r, const CUcontext *made, CUcontext *context) {
+    if (r == CUDA_SUCCESS && c->st)
+        forget_older(c->st, *made);
     if (r != CUDA_SUCCESS || c->at.gpu < 0)
         uncharge(c);
     else
         note_context(c, *made);
-    if (r == CUDA_SUCCESS && c->st)
-        context_leaves(c->st, *made); /* what we knew of an older one with this handle */
     if (r == CUDA_SUCCESS)
         *context = *made;
     return r;
@@ -110,13 +131,6 @@ static void release_memory(struct gh_state *st, uint64_t place) {
     pools_look(st);
 }
 
-static void release_context(struct gh_state *st, uint64_t note) {
-    if (!note)
-        return;
-    gh_release(st, gpu_of(note), units_of(note));
-    gh_count_contexts(st, gpu_of(note), -1);
-}
-
 typedef CUresult destroy_call(CUcontext);
 
 /* The notes are taken before the driver can give the handle to another context. */
@@ -141,7 +155,11 @@ static CUresult destroy(CUcontext context, destroy_call *call) {
 GH_EXPORT CUresult cuCtxDestroy(CUcontext context) { return destroy(context, REAL(cuCtxDestroy)); }
 GH_EXPORT CUresult cuCtxDestroy_v2(CUcontext context) { return destroy(context, REAL(cuCtxDestroy_v2)); }
 
-/* ---- primary contexts ---- */
+/* ---- primary contexts ----
+ *
+ * A driver may give the handle of one that has gone to the next context, of whatever kind. So a handle in `primary` is
+ * never that of a context that cuCtxCreate has made. And a thread may be held up after the driver's answer: `changes`
+ * tells whether the answer may be old by now. */
 
 static bool is_active(CUdevice device, bool in_doubt) {
     unsigned flags;
@@ -196,16 +214,70 @@ static CUresult release(struct gh_state *st, CUdevice device, device_call *call)
     return r;
 }
 
-/* A primary context that was reset has kept its charge, which the new one takes over. */
-static bool take_over(struct charge *c, CUdevice device) {
-    struct gh_state *st = gh_here();
-    CUcontext last = known_primary(st, device);
-    uint64_t kept = last ? gh_pointers_take(&st->pointers, key_of(CONTEXT, (uintptr_t)last)) : 0;
-    if (!kept)
-        return false;
-    gh_count_contexts(st, gpu_of(kept), -1);
-    *c = (struct charge){st, {.gpu = (int)gpu_of(kept)}, units_of(kept)};
-    return true;
+struct left {          /* a primary context, and its notes, which were taken */
+    CUcontext context; /* NULL: none was known */
+    uint64_t place, own;
+};
+
+/* With the lock held. */
+static struct left take_notes(struct gh_state *st, CUdevice device) {
+    struct left l = {known_primary(st, device), 0, 0};
+    if (!l.context)
+        return l;
+    l.place = context_leaves(st, l.context);
+    l.own = gh_pointers_take(&st->pointers, key_of(CONTEXT, (uintptr_t)l.context));
+    atomic_store(&st->contexts.primary[device], NULL);
+    atomic_fetch_add(&st->contexts.changes, 1);
+    return l;
+}
+
+static struct left take_primary(struct gh_state *st, CUdevice device) {
+    struct left l = {0};
+    if (!known_primary(st, device) || !gh_lock(&st->contexts.lock))
+        return l;
+    l = take_notes(st, device);
+    gh_unlock(&st->contexts.lock);
+    return l;
+}
+
+static void release_left(struct gh_state *st, const struct left *l) {
+    if (!l->context)
+        return;
+    release_memory(st, l->place);
+    release_context(st, l->own);
+}
+
+/* False: after `since`, when the device's primary context was active, contexts have changed. */
+static bool put_back(struct gh_state *st, CUdevice device, const struct left *l, uint32_t since) {
+    if (!gh_lock(&st->contexts.lock))
+        return true; /* it stays charged until the process ends */
+    CUcontext now = known_primary(st, device);
+    bool known = now == l->context || (!now && atomic_load(&st->contexts.changes) == since), noted = false;
+    if (known) {
+        atomic_store(&st->contexts.primary[device], l->context);
+        context_stays(st, l->context, l->place);
+        noted = l->own && gh_pointers_put_new(&st->pointers, key_of(CONTEXT, (uintptr_t)l->context), l->own);
+    }
+    gh_unlock(&st->contexts.lock);
+    if (now && !known) /* retained with another handle since the notes were taken: this one has gone */
+        release_left(st, l);
+    else if (known && !noted) /* the thread that retained it has charged it */
+        release_context(st, l->own);
+    return known || now;
+}
+
+/* Releases what was taken if the device's primary context has gone; else that may be the same one still. */
+static void settle(struct gh_state *st, CUdevice device, const struct left *l) {
+    uint32_t since;
+    if (!l->context)
+        return;
+    do {
+        since = atomic_load(&st->contexts.changes);
+        if (!is_active(device, true)) {
+            release_left(st, l);
+            return;
+        }
+    } while (!put_back(st, device, l, since));
 }
 
 /* After the driver has retained it. One that was active, and has no charge, was made unseen, or another thread has just
@@ -223,48 +295,69 @@ static CUresult charge_retained(struct charge *c, CUcontext context, CUdevice de
     return CUDA_SUCCESS;
 }
 
+/* before: the changes before the driver has retained the context. False: it may have gone since. */
+static bool know_primary(struct gh_state *st, CUdevice device, CUcontext made, uint32_t before) {
+    struct left last = {0};
+    if (!st || device < 0 || device >= GH_DEVICES || !gh_lock(&st->contexts.lock))
+        return true;
+    bool same = known_primary(st, device) == made, now = same || atomic_load(&st->contexts.changes) == before;
+    if (now && !same)
+        last = take_notes(st, device); /* it was reset unseen, and came back with another handle */
+    if (now) {
+        atomic_store(&st->contexts.primary[device], made);
+        atomic_fetch_add(&st->contexts.changes, 1);
+    }
+    gh_unlock(&st->contexts.lock);
+    release_left(st, &last);
+    return now;
+}
+
+/* Retains it once more, as the earlier answer may be old by now; if it is the same one, it is released again. */
+static CUresult retain_again(struct gh_state *st, CUcontext *made, CUdevice device) {
+    CUcontext last = *made;
+    CUresult r = retain(st, made, device);
+    if (r == CUDA_SUCCESS && *made == last)
+        release(st, device, REAL(cuDevicePrimaryCtxRelease_v2));
+    return r;
+}
+
 GH_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     struct gh_state *st = gh_here();
     struct charge c = {st, {.gpu = NO_CONTEXT}, 0};
     CUcontext made = NULL;
     CUresult r;
-    CHARGE_AND_ASK(r, &c, is_active(device, false) || take_over(&c, device) ? CUDA_SUCCESS : charge_context(&c, device),
+    uint32_t before = st ? atomic_load(&st->contexts.changes) : 0;
+    CHARGE_AND_ASK(r, &c, is_active(device, false) ? CUDA_SUCCESS : charge_context(&c, device),
                    retain(st, context ? &made : NULL, device));
     if (r) {
         uncharge(&c);
         return r;
     }
-    if ((r = charge_retained(&c, made, device))) {
-        release(st, device, REAL(cuDevicePrimaryCtxRelease_v2));
-        return r;
+    while (!r && !know_primary(st, device, made, before)) {
+        before = atomic_load(&st->contexts.changes);
+        r = retain_again(st, &made, device);
     }
-    if (st && device >= 0 && device < GH_DEVICES) {
-        CUcontext last = atomic_exchange(&st->contexts.primary[device], made);
-        if (last && last != made) { /* it was reset, and came back with another handle */
-            release_memory(st, context_leaves(st, last));
-            release_context(st, gh_pointers_take(&st->pointers, key_of(CONTEXT, (uintptr_t)last)));
-        }
-    }
-    *context = made;
+    if (r)
+        uncharge(&c);
+    else
+        r = charge_retained(&c, made, device);
+    if (r)
+        cuDevicePrimaryCtxRelease_v2(device);
+    else
+        *context = made;
     return r;
 }
 
 /* Asks twice if the last release has destroyed the primary context: before its notes are taken, and after, as another
- * thread may have retained it again. That thread's later allocations have another number. */
+ * thread may have retained it again. That thread's later allocations have another number. Once they are back, it asks
+ * anew, since a thread that released it meanwhile has found none. */
 void primary_left(struct gh_state *st, CUdevice device) {
-    CUcontext context = known_primary(st, device);
-    if (!context || is_active(device, true))
-        return;
-    uint64_t place = context_leaves(st, context);
-    uint64_t own = gh_pointers_take(&st->pointers, key_of(CONTEXT, (uintptr_t)context));
-    if (!is_active(device, true)) {
-        release_memory(st, place);
-        release_context(st, own);
-        return;
+    while (known_primary(st, device) && !is_active(device, true)) {
+        struct left l = take_primary(st, device);
+        if (!l.context)
+            return;
+        settle(st, device, &l);
     }
-    context_stays(st, context, place);
-    if (own && !gh_pointers_put_new(&st->pointers, key_of(CONTEXT, (uintptr_t)context), own))
-        release_context(st, own); /* the thread that retained it has charged it */
 }
 
 static CUresult released(CUdevice device, device_call *call) {
@@ -275,20 +368,20 @@ static CUresult released(CUdevice device, device_call *call) {
     return r;
 }
 
-/* A reset frees what is in the context, whoever holds it. It keeps its own charge until it is used again. */
+/* A reset frees what is in the context, whoever holds it. */
 static CUresult reset(CUdevice device, device_call *call) {
     struct gh_state *st = gh_here();
-    CUcontext context = known_primary(st, device);
     struct parting p = primary_parts(st, device, UINT32_MAX);
-    uint64_t place = context ? context_leaves(st, context) : 0;
+    struct left l = take_primary(st, device);
     CUresult r = call(device);
-    if (r == CUDA_SUCCESS && context)
+    if (r == CUDA_SUCCESS && is_counted(st, device))
         st->contexts.retained[device] = 0; /* a driver may count anew from here on, or may go on */
     primary_parted(&p, r == CUDA_SUCCESS);
-    if (r == CUDA_SUCCESS && context)
-        release_memory(st, place);
-    else if (context)
-        context_stays(st, context, place);
+    if (r == CUDA_SUCCESS && l.context) {
+        release_memory(st, l.place);
+        l.place = 0;
+    }
+    settle(st, device, &l);
     return r;
 }
 

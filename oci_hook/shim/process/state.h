@@ -51,6 +51,8 @@ struct gh_contexts {
     _Atomic uint64_t place[GH_PLACES];
     _Atomic uint32_t last;                   /* the number given last */
     void *_Atomic primary[GH_DEVICES];       /* each device's primary context, once the program has retained it */
+    struct gh_lock lock;                     /* of `primary`, and of `changes` */
+    _Atomic uint32_t changes;                /* of these, and contexts made: memory/cuda_context.c */
     struct gh_lock primary_lock[GH_DEVICES]; /* held while the driver retains, releases or resets it */
     _Atomic uint32_t retained[GH_DEVICES];   /* the program's retains of it; never more than the driver counts */
 };
