@@ -53,7 +53,7 @@ struct pool {
 };
 
 struct context {
-    int device;
+    int device, attached;
 } __attribute__((aligned(64)));
 
 struct mapping {
@@ -218,7 +218,7 @@ static CUresult push(struct context *ctx) { return stack[depth++] = ctx, OK; }
 static struct context *new_context(int device) {
     struct context *ctx = spare ? spare : aligned_alloc(64, sizeof *ctx);
     spare = NULL;
-    ctx->device = device;
+    *ctx = (struct context){.device = device};
     return ctx;
 }
 CUresult cuCtxCreate_v2(void **out, unsigned flags, int device) {
@@ -246,6 +246,14 @@ CUresult cuCtxDestroy_v2(void *ctx) {
     free(ctx); /* the next context has the same handle, as with real drivers */
     DONE(OK);
 }
+CUresult cuCtxAttach(void **out, unsigned flags) {
+    CONTEXT();
+    if (!out || flags)
+        return INVALID;
+    ctx->attached++;
+    return *out = ctx, OK;
+}
+CUresult cuCtxDetach(struct context *ctx) { return ctx->attached ? ctx->attached--, OK : cuCtxDestroy_v2(ctx); }
 /* With FAKE_PRIMARY_ENDS, a primary context ends with its last release or a reset, and the next context has its handle.
  * fake_retained is called after the next retain, as if the thread were held up then. */
 void (*fake_retained)(void);

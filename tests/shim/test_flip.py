@@ -28,6 +28,7 @@ NO_MEMORY = ("gate/cuda_launch.c", "gate/cuda_copy.c")
 RESULTS = (
     "cuStreamEndCapture",
     "cuStreamEndCapture_ptsz",
+    "cuCtxAttach",
     "cuGreenCtxCreate",
     "cuCtxFromGreenCtx",
     "cuCheckpointProcessRestore",

@@ -269,6 +269,26 @@ assert cu.used() == 0
 """)
 
 
+def test_memory_goes_with_a_context_that_is_detached(box: Box) -> None:
+    box.python("""
+cu.init()
+ctx, same = cu.c_void_p(), cu.c_void_p()
+for turn in range(30):
+    assert cu.lib.cuCtxCreate_v2(cu.byref(ctx), 0, 0) == 0 and cu.alloc(100 * cu.MIB)[0] == 0, turn
+    for times in range(turn % 3):
+        assert cu.lib.cuCtxAttach(cu.byref(same), 1) == 1
+        assert cu.lib.cuCtxAttach(cu.byref(same), 0) == 0 and same.value == ctx.value
+    for times in range(turn % 3):
+        assert cu.lib.cuCtxDetach(ctx) == 0
+        assert cu.used() == 100 * cu.MIB, "its count is not 0"
+    if turn % 5 == 4:
+        assert cu.lib.cuCtxAttach(cu.byref(same), 0) == 0 and cu.lib.cuCtxDestroy_v2(ctx) == 0
+    else:
+        assert cu.lib.cuCtxDetach(ctx) == 0
+    assert cu.used() == 0, (turn, cu.used() / cu.MIB)
+""")
+
+
 CONTEXTS = """
 M, lib = cu.MIB, cu.lib
 def primary():

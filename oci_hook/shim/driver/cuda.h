@@ -290,6 +290,8 @@ CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args);
 CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CUdevice device);
 CUresult cuCtxDestroy(CUcontext context);
 CUresult cuCtxDestroy_v2(CUcontext context);
+CUresult cuCtxAttach(CUcontext *context, unsigned flags);
+CUresult cuCtxDetach(CUcontext context);
 CUresult cuCtxSetLimit(int limit, size_t value);
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device);
 CUresult cuCtxSynchronize(void);

@@ -50,6 +50,7 @@ static void forget_older(struct gh_state *st, CUcontext made) {
         if (atomic_load(&st->contexts.primary[device]) == made)
             atomic_store(&st->contexts.primary[device], NULL);
     context_leaves(st, made);
+    gh_pointers_take(&st->pointers, key_of(ATTACHED, (uintptr_t)made));
     uint64_t own = gh_pointers_take(&st->pointers, key_of(CONTEXT, (uintptr_t)made));
     if (locked)
         gh_unlock(&st->contexts.lock);
@@ -154,6 +155,38 @@ static CUresult destroy(CUcontext context, destroy_call *call) {
 
 GH_EXPORT CUresult cuCtxDestroy(CUcontext context) { return destroy(context, REAL(cuCtxDestroy)); }
 GH_EXPORT CUresult cuCtxDestroy_v2(CUcontext context) { return destroy(context, REAL(cuCtxDestroy_v2)); }
+
+/* A context is counted before the driver counts it up, and after it counts it down. So at worst, while threads do both
+ * at once, cuCtxDetach destroys one unseen, and its memory stays charged until the process ends. */
+GH_EXPORT CUresult cuCtxAttach(CUcontext *context, unsigned flags) {
+    struct gh_state *st = gh_here();
+    CUcontext current = NULL, made = NULL;
+    CUresult r = st ? REAL(cuCtxGetCurrent)(&current) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (r)
+        return r;
+    uint64_t key = key_of(ATTACHED, (uintptr_t)current);
+    if (current && gh_pointers_count(&st->pointers, key, 16) < 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    r = REAL(cuCtxAttach)(context ? &made : NULL, flags);
+    if (r && current)
+        gh_pointers_count(&st->pointers, key, -16);
+    else if (made != current) /* a signal handler has changed which one is current */
+        gh_pointers_count(&st->pointers, key_of(ATTACHED, (uintptr_t)made), 16);
+    if (r == CUDA_SUCCESS)
+        *context = made;
+    return r;
+}
+
+GH_EXPORT CUresult cuCtxDetach(CUcontext context) {
+    struct gh_state *st = gh_here();
+    uint64_t key = key_of(ATTACHED, (uintptr_t)context);
+    if (!st || !gh_pointers_get(&st->pointers, key))
+        return destroy(context, REAL(cuCtxDetach));
+    CUresult r = REAL(cuCtxDetach)(context);
+    if (r == CUDA_SUCCESS)
+        gh_pointers_count(&st->pointers, key, -16);
+    return r;
+}
 
 /* ---- primary contexts ----
  *

@@ -22,7 +22,8 @@ enum kind {
     EXEC,
     PAGE, /* a page of the GPU, with the number of pieces of pools that begin or end in it */
     GRAPH_POOL,
-    STRANGE /* memory/piece.h */
+    STRANGE, /* memory/piece.h */
+    ATTACHED /* to a context: how often cuCtxAttach has counted it up, in steps of 16, so that kind_of() is 0 */
 };
 
 /* The key of an allocation. Device pointers, and the handles of each kind, have separate ranges of keys. They are
