@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from box import MIB
-from conftest import HERE, ROOT, compile_kept
+from conftest import HERE, ROOT, compile_c, compile_kept
 from sim_box import CONTEXT, LIMIT, SimBox
 
 pytestmark = pytest.mark.root
@@ -217,6 +217,78 @@ def test_no_pid_namespace_makes_a_living_process_look_dead(box: SimBox) -> None:
         assert out[1:] == ["0"], out
         assert box.total() >= 700 * MIB + CONTEXT == box.figures.counted()
         p.communicate("\n")
+
+
+IMPORT = """
+import ctypes, sys, client as cu
+class Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 64)]
+cu.init()
+library = ctypes.CDLL(sys.argv[1])
+assert library.race(Handle.from_buffer_copy(bytes.fromhex(sys.argv[2]))) == 0
+print(cu.used() // cu.MIB, flush=True)
+input()
+print(cu.used() // cu.MIB, flush=True)
+"""
+RACE = """
+#include <pthread.h>
+struct handle { char bytes[64]; };
+extern int cuCtxGetCurrent(void **), cuCtxSetCurrent(void *);
+extern int cuIpcOpenMemHandle_v2(unsigned long long *, struct handle, unsigned);
+extern int cuIpcCloseMemHandle(unsigned long long);
+static struct handle handle;
+static void *context;
+static void *open_and_close(void *none) {
+    unsigned long long at;
+    if (cuCtxSetCurrent(context))
+        return &handle;
+    for (int i = 0; i < 20000; i++)
+        if (cuIpcOpenMemHandle_v2(&at, handle, 1) || cuIpcCloseMemHandle(at))
+            return &handle;
+    return none;
+}
+int race(struct handle given) {
+    pthread_t thread[3];
+    void *failed, *any = 0;
+    handle = given;
+    cuCtxGetCurrent(&context);
+    for (int i = 0; i < 3; i++)
+        pthread_create(&thread[i], 0, open_and_close, 0);
+    for (int i = 0; i < 3; i++) {
+        pthread_join(thread[i], &failed);
+        any = failed ? failed : any;
+    }
+    return any != 0;
+}
+"""
+EXPORT = """
+import ctypes
+cu.init()
+r, at = cu.alloc(100 * cu.MIB)
+handle = ctypes.create_string_buffer(64)
+assert cu.lib.cuIpcGetMemHandle(handle, cu.c_uint64(at)) == 0
+print(handle.raw.hex(), flush=True)
+input()
+assert cu.free(at) == 0
+print(flush=True)
+input()
+"""
+
+
+def test_threads_that_open_one_ipc_handle_hold_it_no_longer_than_they_have_it(box: SimBox, tmp_path: Path) -> None:
+    (tmp_path / "race.c").write_text(RACE)
+    library = compile_c(tmp_path / "race.so", "-shared", "-fPIC", str(tmp_path / "race.c"), "-lpthread")
+    maker = box.start([sys.executable, "-c", "import client as cu\n" + EXPORT])
+    assert maker.stdin and maker.stdout
+    handle = maker.stdout.readline().strip()
+    importer = box.start([sys.executable, "-c", IMPORT, str(library), handle])
+    assert importer.stdin and importer.stdout
+    shown = [importer.stdout.readline()]
+    print(file=maker.stdin, flush=True)
+    assert maker.stdout.readline() == "\n", maker.communicate()
+    shown += importer.communicate("\n", timeout=60)[:1]
+    maker.communicate("\n", timeout=60)
+    assert [int(mib) for mib in shown] == [100 + 2 * (CONTEXT >> 20), 2 * (CONTEXT >> 20)], shown
 
 
 def test_a_storm_of_kills_leaves_what_the_gpu_has(box: SimBox, tmp_path: Path) -> None:

@@ -39,12 +39,29 @@ GH_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer
     return r;
 }
 
-/* A driver counts how often a handle was opened, and answers each with the same address. Without memory for the note, it stays
- * held until the process ends. */
+/* A driver counts how often a handle was opened, and answers each with the same address. So the note counts, too, with
+ * the lock of the vmm held. Without memory for it, the slot stays held until the process ends. */
 static void note_opened(struct gh_state *st, CUdeviceptr at, unsigned slot) {
-    uint64_t key = key_of(OPENED, at), was = gh_pointers_take(&st->pointers, key);
+    struct vmm *v = vmm_of(st);
+    unsigned context = current_place(st).context;
+    if (!v || !gh_lock(&v->lock))
+        return;
+    uint64_t key = key_of(OPENED, at), was = gh_pointers_get(&st->pointers, key);
     uint64_t times = opened_slot(was) == slot ? opened_times(was) + 1 : 1;
-    gh_pointers_put(&st->pointers, key, pack(times << 10 | slot, 0, current_place(st).context, OPENED));
+    gh_pointers_put(&st->pointers, key, pack(times << 10 | slot, 0, context, OPENED));
+    gh_unlock(&v->lock);
+}
+
+/* Counts the note down. Returns its slot; 0: there is none. */
+static unsigned note_closed(struct gh_state *st, CUdeviceptr at) {
+    struct vmm *v = vmm_if_any(st);
+    if (!v || !gh_lock(&v->lock))
+        return 0;
+    uint64_t key = key_of(OPENED, at), note = gh_pointers_take(&st->pointers, key), times = opened_times(note);
+    if (times > 1)
+        gh_pointers_put(&st->pointers, key, pack((times - 1) << 10 | opened_slot(note), 0, number_of(note), OPENED));
+    gh_unlock(&v->lock);
+    return opened_slot(note);
 }
 
 typedef CUresult open_call(CUdeviceptr *, CUipcMemHandle, unsigned);
@@ -75,15 +92,11 @@ GH_EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle ha
 
 GH_EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
     struct gh_state *st = gh_here();
-    uint64_t key = key_of(OPENED, pointer), note = st ? gh_pointers_take(&st->pointers, key) : 0;
+    unsigned slot = note_closed(st, pointer); /* before another handle can be opened there */
     CUresult r = REAL(cuIpcCloseMemHandle)(pointer);
-    if (!note)
-        return r;
-    if (r == CUDA_SUCCESS)
-        gh_shared_let_go(st, opened_slot(note));
-    if (r != CUDA_SUCCESS)
-        gh_pointers_put(&st->pointers, key, note);
-    else if (opened_times(note) > 1)
-        gh_pointers_put(&st->pointers, key, note - (1ull << 40));
+    if (slot && r == CUDA_SUCCESS)
+        gh_shared_let_go(st, slot);
+    else if (slot)
+        note_opened(st, pointer, slot);
     return r;
 }

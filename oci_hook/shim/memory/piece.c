@@ -323,30 +323,35 @@ void give_slot(struct gh_state *st, struct piece *p, uint64_t known) {
 
 struct lost {
     unsigned context;
-    uint64_t key, value;
+    uint64_t key; /* 0: none */
 };
 
 static bool find_lost(uint64_t key, uint64_t value, void *with) {
     struct lost *l = with;
     enum kind kind = kind_of(value);
-    if ((kind == SHARED || kind == OPENED) && number_of(value) == l->context) {
+    if ((kind == SHARED || kind == OPENED) && number_of(value) == l->context)
         l->key = key;
-        l->value = value;
-    }
     return false;
 }
 
+static uint64_t take_lost(struct gh_state *st, struct vmm *v, struct lost *l) {
+    l->key = 0;
+    if (!gh_lock(&v->lock))
+        return 0;
+    gh_pointers_filter(&st->pointers, find_lost, l);
+    uint64_t value = gh_pointers_take(&st->pointers, l->key);
+    gh_unlock(&v->lock);
+    return value;
+}
+
 void shared_lost(struct gh_state *st, unsigned context) {
-    struct lost l = {context, 0, 0};
-    gh_pointers_filter(&st->pointers, find_lost, &l);
-    while (l.key) {
-        gh_pointers_take(&st->pointers, l.key);
-        if (kind_of(l.value) == SHARED)
+    struct vmm *v = vmm_if_any(st);
+    struct lost l = {context, 0};
+    for (uint64_t value; v && (value = take_lost(st, v, &l));) {
+        if (kind_of(value) == SHARED)
             shared_freed(st, l.key);
-        for (uint64_t n = kind_of(l.value) == OPENED ? opened_times(l.value) : 0; n; n--)
-            gh_shared_let_go(st, opened_slot(l.value));
-        l.key = 0;
-        gh_pointers_filter(&st->pointers, find_lost, &l);
+        for (uint64_t n = kind_of(value) == OPENED ? opened_times(value) : 0; n; n--)
+            gh_shared_let_go(st, opened_slot(value));
     }
 }
 
