@@ -50,6 +50,20 @@ def test_no_signal_exit_or_abort(shim: Path) -> None:
         assert len(imports) <= 45, imports
 
 
+def test_no_call_is_a_cancellation_point(shim: Path) -> None:
+    """pthreads(7). A thread that a program cancels would leave locks held; syscall(2) is none."""
+    points = (
+        "close creat f?open(at)? fsync fdatasync msync nanosleep clock_nanosleep u?sleep pause p?poll p?select "
+        "epoll_p?wait p?(read|write)v? pthread_join pthread_cond_(timed)?wait sem_(timed)?wait "
+        "(send|recv)(msg|from|to)? accept connect sig(pause|suspend|wait|waitinfo|timedwait) wait(pid|id)? system lockf "
+        "f?(read|write|printf|puts)"
+    )
+    for soname in LIBRARIES:
+        rows = [line.split() for line in readelf(shim / soname, "--dyn-syms").splitlines()]
+        imports = {r[7].split("@")[0].removesuffix("64") for r in rows if len(r) > 7 and r[6] == "UND"}
+        assert not {name for name in imports if re.fullmatch(points.replace(" ", "|"), name)}
+
+
 def test_no_open_can_sleep(shim: Path) -> None:
     """Another tenant can have a lease on a file that it can open, or put a pipe in its place."""
     for soname in LIBRARIES:

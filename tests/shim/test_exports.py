@@ -5,9 +5,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from box import MIB, Box
+from conftest import compile_c
 
 pytestmark = pytest.mark.root
 
@@ -360,3 +362,50 @@ assert cu.used() == 0, cu.used() / M
 """
     )
     assert box.peak() <= 1024 * MIB
+
+
+CANCELLED = """
+#include <pthread.h>
+typedef unsigned long long u64;
+extern int cuMemUnmap(u64, unsigned long);
+static void *unmap(void *none) {
+    pthread_cancel(pthread_self());
+    cuMemUnmap(0x500000000000, 2 << 20);
+    pthread_testcancel();
+    return none;
+}
+int cancelled(void) {
+    pthread_t thread;
+    void *end;
+    pthread_create(&thread, 0, unmap, 0);
+    pthread_join(thread, &end);
+    return end == PTHREAD_CANCELED;
+}
+"""
+
+
+@pytest.mark.parametrize("how", KINDS)
+def test_a_cancelled_thread_leaves_no_lock_held(box: Box, tmp_path: Path, how: str) -> None:
+    """The last of two pieces is unmapped by a thread that was cancelled, and then looks which exports were closed."""
+    (tmp_path / "cancelled.c").write_text(CANCELLED)
+    library = compile_c(tmp_path / "cancelled.so", "-shared", "-fPIC", str(tmp_path / "cancelled.c"), "-lpthread")
+    box.python(
+        CODE
+        + f"""
+import ctypes, time
+r, mapped = cu.create(2 * M)
+assert r == 0 and map_(AT, 2 * M, mapped) == 0
+for turn in range(3):
+    r, h = cu.create(64 * M)
+    fd = export(h)
+    assert r == 0 and release(h) == 0
+    os.close(fd)
+    time.sleep(0.11)
+    before = time.monotonic()
+    assert ctypes.CDLL("{library}").cancelled()
+    assert cu.used() == 2 * M, cu.used() / M
+    assert time.monotonic() < before + 4, "a lock was held"
+    assert map_(AT, 2 * M, mapped) == 0
+""",
+        **kind(how),
+    )

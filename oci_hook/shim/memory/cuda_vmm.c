@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "account/shared_slot.h"
@@ -135,7 +136,7 @@ static CUresult export_descriptor(const struct piece_call *c, CUmemHandle handle
         *kept = !watch_export(c, *fd);
         return r;
     }
-    close(*fd);
+    syscall(SYS_close, *fd);
     *fd = inode_of(c->piece->descriptor) == c->piece->inode ? fcntl(c->piece->descriptor, F_DUPFD_CLOEXEC, 0) : -1;
     return *fd < 0 ? CUDA_ERROR_OUT_OF_MEMORY : r;
 }
@@ -201,7 +202,7 @@ GH_EXPORT CUresult cuMemImportFromShareableHandle(CUmemHandle *handle, void *os,
         r = CUDA_ERROR_OUT_OF_MEMORY;
     }
     if (!used) {
-        close(fd);
+        syscall(SYS_close, fd);
         gh_shared_let_go(st, like.slot);
     }
     if (r == CUDA_SUCCESS)

@@ -62,9 +62,9 @@ uint64_t watched_byte(int fd) {
     char path[40], text[4096];
     snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
     int info = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
-    ssize_t n = info < 0 ? 0 : read(info, text, sizeof text - 1);
+    ssize_t n = info < 0 ? 0 : syscall(SYS_read, info, text, sizeof text - 1);
     if (info >= 0)
-        close(info);
+        syscall(SYS_close, info);
     text[n > 0 ? n : 0] = 0;
     for (const char *line = text; (line = strstr(line, "OFDLCK")); line++) {
         uint64_t byte = strtoull(after_words(line, 5), NULL, 10); /* OFDLCK ADVISORY READ PID DEVICE:INODE FIRST LAST */
@@ -89,7 +89,7 @@ static int open_again(int fd) {
     int other = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
     int high = other < 0 ? -1 : hold_open_file(other);
     if (other >= 0)
-        close(other);
+        syscall(SYS_close, other);
     return high;
 }
 

@@ -1,4 +1,5 @@
-/* Descriptors of our own, in a process whose program may close or use any number. */
+/* Descriptors of our own, in a process whose program may close or use any number. All of memory/ reads and closes them
+ * by raw system calls, which are no cancellation points: a cancelled thread would leave a lock held. */
 #ifndef GPU_HOOK_OPEN_FILE_H
 #define GPU_HOOK_OPEN_FILE_H
 

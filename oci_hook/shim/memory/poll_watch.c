@@ -21,7 +21,7 @@ static bool add(int set, int fd, uint64_t id) {
 static int moved(int low) {
     int high = low < 0 ? -1 : hold_open_file(low);
     if (low >= 0)
-        close(low);
+        syscall(SYS_close, low);
     return high;
 }
 
@@ -31,9 +31,9 @@ static bool make(struct poll_set *set, uint64_t id) {
     if (set->fd >= 0 && set->mark >= 0 && add(set->fd, set->mark, id))
         return true;
     if (set->fd >= 0)
-        close(set->fd);
+        syscall(SYS_close, set->fd);
     if (set->mark >= 0)
-        close(set->mark);
+        syscall(SYS_close, set->mark);
     *set = (struct poll_set){0, 0, 0};
     return false;
 }
@@ -53,7 +53,7 @@ static unsigned find(int set, const uint64_t id[2]) {
     ssize_t n;
     snprintf(path, sizeof path, "/proc/self/fdinfo/%d", set);
     int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
-    while (fd >= 0 && (n = read(fd, text + have, sizeof text - 1 - have)) > 0) {
+    while (fd >= 0 && (n = syscall(SYS_read, fd, text + have, sizeof text - 1 - have)) > 0) {
         char *line = text, *end;
         text[have += (size_t)n] = 0;
         for (; (end = strchr(line, '\n')); line = end + 1) {
@@ -64,7 +64,7 @@ static unsigned find(int set, const uint64_t id[2]) {
         memmove(text, line, have);
     }
     if (fd >= 0)
-        close(fd);
+        syscall(SYS_close, fd);
     return found;
 }
 
