@@ -85,6 +85,37 @@ def test_a_thread_that_waits_for_a_lock_leaves_its_processor_to_all() -> None:
     assert int(done.stdout) < 30
 
 
+BROKEN = {
+    "pipe": "ends = os.pipe(); os.close(ends[0]); os.dup2(ends[1], 2)",
+    "limit": "os.dup2(os.open(b'/run/file', os.O_CREAT | os.O_WRONLY), 2); "
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))",
+}
+
+
+@pytest.mark.parametrize("before", ["", "signal.raise_signal(name)"], ids=["", "pending"])
+@pytest.mark.parametrize("why", BROKEN)
+def test_a_line_on_stderr_that_cannot_be_written_ends_nobody(box: Box, why: str, before: str) -> None:
+    """A signal that was pending before stays pending, and the program's mask is as before."""
+    done = box.python(
+        f"""
+import os, resource, signal
+cu.init()
+assert cu.alloc(cu.MIB)[0] == 0
+name = signal.{"SIGPIPE" if why == "pipe" else "SIGXFSZ"}
+signal.signal(name, signal.SIG_DFL)
+{"signal.pthread_sigmask(signal.SIG_BLOCK, [name]); " + before if before else ""}
+{BROKEN[why]}
+was = signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.sigpending()
+cu.use(1)
+assert cu.alloc(cu.MIB)[0] == cu.OOM, "of GPU 1 nothing is granted"
+now = signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.sigpending()
+print(was == now, len(now[1]))
+""",
+        check=False,
+    )
+    assert done.returncode == 0 and done.stdout == f"True {int(bool(before))}\n", (done.returncode, done.stdout)
+
+
 LEAKS = """
 #include <dlfcn.h>
 int main(void) {

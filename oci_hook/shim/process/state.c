@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -95,11 +96,25 @@ struct gh_state *gh_here(void) {
     return set_up(st);
 }
 
+/* Signals that a write can bring on its thread: nobody reads the pipe, or the file is as large as it may be. Raw system
+ * calls, since sigtimedwait(2) of the C library is a cancellation point. */
+#define OF_WRITES (1ull << (SIGPIPE - 1) | 1ull << (SIGXFSZ - 1))
+
+/* One write, so that lines of several processes do not mix. If it fails, its signal is taken, and that is all. */
+static void write_line(const char *line) {
+    uint64_t block = OF_WRITES, before = 0, pending = 0;
+    if (syscall(SYS_rt_sigprocmask, SIG_BLOCK, &block, &before, sizeof before))
+        return;
+    syscall(SYS_rt_sigpending, &pending, sizeof pending);
+    uint64_t ours = block & ~pending;
+    if (syscall(SYS_write, 2, line, strlen(line)) < 0)
+        syscall(SYS_rt_sigtimedwait, &ours, NULL, &(struct timespec){0}, sizeof ours);
+    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof before);
+}
+
 void gh_say(enum gh_said what, const char *line) {
     struct gh_state *st = gh_here();
     if (st && atomic_fetch_or(&st->said, 1u << what) & 1u << what)
         return;
-    /* One write, so that lines of several processes do not mix. If it fails, there is nothing to do. */
-    if (syscall(SYS_write, 2, line, strlen(line)) < 0)
-        return;
+    write_line(line);
 }
