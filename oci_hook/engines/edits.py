@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -124,9 +124,9 @@ class Record:
     def backup(self, engine: str, path: Path) -> Path:
         return self.prefix / BACKUPS / engine / str(path).strip("/").replace("/", "%")
 
-    def shared(self, engine: str, path: Path) -> bool:
-        """True if another engine uses this file as well."""
-        return any(str(path) in files for name, files in self.engines.items() if name != engine)
+    def shared(self, leaving: Collection[str], path: Path) -> bool:
+        """True if an engine that stays registered uses this file as well."""
+        return any(str(path) in files for name, files in self.engines.items() if name not in leaving)
 
     def keep(self, engine: str, change: FileChange) -> None:
         """Record a change that is about to be made, and before that write its backup."""
@@ -171,10 +171,11 @@ class Record:
             self.path.unlink(missing_ok=True)
 
 
-def plan(target: Target, record: Record, engine: str, remove: bool = False) -> FileChange:
-    """The change of one file that registers (or unregisters); writes nothing. Raises SettingsError GH-506 to GH-508."""
+def plan(target: Target, record: Record, engine: str, leaving: Collection[str] = ()) -> FileChange:
+    """The change of one file that registers this engine, or unregisters it as one of `leaving`; writes nothing. Raises
+    SettingsError GH-506 to GH-508."""
     path, old = read(target.path)
-    if remove and record.shared(engine, path):
+    if leaving and record.shared(leaving, path):
         return FileChange(path, old, old, old)
     entry = record.entry(engine, path)
     notes: Notes = dict(entry.get("notes", {}))
@@ -185,7 +186,7 @@ def plan(target: Target, record: Record, engine: str, remove: bool = False) -> F
     else:
         stripped = target.strip(text_of(path, old), notes)
         before = None if stripped is None else stripped.encode()
-    if remove:
+    if leaving:
         return FileChange(path, old, before, before, notes)
     # Of an earlier install's notes, only the choice to be the default runtime stays; add() makes the others again.
     notes = {"default": notes["default"]} if "default" in notes else {}

@@ -82,10 +82,11 @@ def unregister(
     with lock():
         record = Record(registration.prefix)
         results = []
-        for name in names or NAMES:
+        leaving = names or NAMES
+        for name in leaving:
             recorded = [Path(path) for path in record.engines.get(name, {})]
             try:
-                changes = _removal(name, recorded, registration, record)
+                changes = _removal(name, recorded, registration, record, leaving)
             except GhError:
                 if names or recorded:
                     raise
@@ -96,8 +97,11 @@ def unregister(
     return results
 
 
-def _removal(name: str, recorded: list[Path], registration: Registration, record: Record) -> list[FileChange]:
-    """The changes that unregister from one engine: in the recorded files and in those that it reads now."""
+def _removal(
+    name: str, recorded: list[Path], registration: Registration, record: Record, leaving: Sequence[str]
+) -> list[FileChange]:
+    """The changes that unregister from one engine, which is one of `leaving`: in the recorded files and in those that it
+    reads now."""
     module = engine(name)
     try:
         usual = module.paths(registration)
@@ -106,7 +110,7 @@ def _removal(name: str, recorded: list[Path], registration: Registration, record
             raise
         usual = []  # the engine's main file is broken, but the record still names the files that we wrote
     paths = dict.fromkeys([*recorded, *(path.resolve() for path in usual)])
-    changes = [plan(module.target(path, registration), record, name, remove=True) for path in paths]
+    changes = [plan(module.target(path, registration), record, name, leaving) for path in paths]
     return [c for c in changes if c.old != c.new or c.path in recorded]
 
 

@@ -395,6 +395,16 @@ def test_crio_handler_and_hooks_where_crio_reads_them(host: Host) -> None:
     assert not hook.exists()
 
 
+@pytest.mark.parametrize("names", ((), ("crio", "podman")))
+def test_hooks_of_two_engines_go_with_both(host: Host, names: tuple[str, ...]) -> None:
+    folders = '["/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"]'
+    host.file("etc/crio/crio.conf", f"[crio.runtime]\nhooks_dir = {folders}\n")
+    before = host.tree()
+    host.install("podman", "crio")
+    host.uninstall(*names)
+    assert host.tree() == before and not (host.prefix / "etc/engines.json").exists()
+
+
 @pytest.mark.parametrize(
     "engine, file",
     (("podman", "containers/containers.conf.d/gpu-hook.conf"), ("crio", "crio/crio.conf.d/99-gpu-hook.conf")),
