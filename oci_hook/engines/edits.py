@@ -19,7 +19,7 @@ from typing import Any
 from oci_hook.core import dialects
 from oci_hook.core.layout import PREFIX_KEY
 from oci_hook.errors import refuse
-from oci_hook.install.files import locked, os_refusal, remove_empty
+from oci_hook.install.files import locked, make_folder, os_refusal, remove_empty
 from oci_hook.oci.annotations import STATIC
 
 NAME = "gpu-hook"  # of our runtime in every engine's configuration
@@ -299,7 +299,7 @@ def writable(path: Path) -> None:
 def replace_file(path: Path, data: bytes) -> None:
     """Replace a file in one step; owner and mode stay. Raises SettingsError GH-507."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         try:
             st = os.stat(path)
             write(path, data, stat.S_IMODE(st.st_mode), (st.st_uid, st.st_gid))

@@ -50,6 +50,14 @@ def locked(path: str, code: str) -> int:
                 raise refuse(code, e.problems[0].message) from None
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and its missing parents, each 0755 whatever the umask, since other users read what is in it."""
+    for folder in reversed((path, *path.parents)):
+        if not folder.is_dir():
+            folder.mkdir(0o755, exist_ok=True)
+            folder.chmod(0o755)
+
+
 def remove_empty(folder: Path) -> None:
     try:
         folder.rmdir()

@@ -22,7 +22,7 @@ from oci_hook.core.policy_page import MAX_GPUS
 from oci_hook.core.units import show
 from oci_hook.errors import GhError, NodeError, Problem, refuse
 from oci_hook.install import own_path, settings_check, settings_edit, state_move, state_owner
-from oci_hook.install.files import locked, os_refusal, remove_empty, write
+from oci_hook.install.files import locked, make_folder, os_refusal, remove_empty, write
 from oci_hook.install.settings_template import default_settings_yaml
 from oci_hook.ledger import claims, events, store
 from oci_hook.linux import label
@@ -316,13 +316,10 @@ def refuse_while_held(state_dir: str, force: bool) -> str:
 
 
 def _folder(path: Path) -> None:
-    new = not path.exists()
-    path.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
     st = path.stat()
     if st.st_uid not in (0, os.geteuid()) or st.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise refuse("GH-504", f"{path} can be changed by others than its owner root; chmod go-w, chown root")
-    if new:
-        path.chmod(0o755)  # whatever the umask: any user in a container maps these files
 
 
 def _copy(source: Path, target: Path, mode: int) -> None:

@@ -358,6 +358,18 @@ def test_podman_runtime_and_hooks(host: Host) -> None:
             assert not re.search(pattern, key)
 
 
+def test_new_folders_can_be_read_whatever_the_umask(host: Host) -> None:
+    """Rootless podman reads containers.conf.d as a plain user, and fails where it cannot."""
+    umask = os.umask(0o077)
+    try:
+        host.install("podman")
+    finally:
+        os.umask(umask)
+    folders = {path: stat.S_IMODE(path.stat().st_mode) for path in (host.root / "etc").rglob("*") if path.is_dir()}
+    assert host.root / "etc/containers/containers.conf.d" in folders
+    assert set(folders.values()) == {0o755}, folders
+
+
 def test_podman_hooks_where_the_administrator_wants_them(host: Host) -> None:
     host.file("etc/containers/containers.conf", '[engine]\nhooks_dir = ["/etc/a", "/etc/b"]\n')
     host.install("podman")

@@ -77,6 +77,16 @@ def test_what_is_laid(place: Path) -> None:
     assert len(list((place / layout.LIB_DIR).glob("*.pack"))) == 1
 
 
+def test_folders_above_the_prefix_whatever_the_umask(native: Path, tmp_path: Path) -> None:
+    umask = os.umask(0o077)
+    try:
+        installs.lay(str(tmp_path / "new/folders/prefix"), state_dir=str(tmp_path / "state"))
+    finally:
+        os.umask(umask)
+    for name in ("new", "new/folders", "new/folders/prefix"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o755, name
+
+
 def test_the_library_needs_nothing_that_is_not_there(place: Path) -> None:
     """Each module of the hot path is imported by the install's own Python, without this checkout and its packages."""
     lay(place)
