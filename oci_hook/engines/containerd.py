@@ -230,6 +230,8 @@ def add(text: str | None, notes: Notes, registration: Registration, path: Path) 
     refuse_if_taken(data, version, path)
     expected = data
     runtimes = (*PLUGIN[version], "containerd", "runtimes")
+    if version < 3 and major(registration) < 2:  # the table of this file replaces those of the others
+        files = [file for file in files if file.path.resolve() == path.resolve()]
     added = tables(files, version, registration)
     for name, table in added.items():
         expected = toml_text.put(expected, (*runtimes, name), table)

@@ -288,6 +288,19 @@ def test_containerd_1_changes_the_import_that_counts(host: Host) -> None:
     assert handler(drop_in)["options"]["SystemdCgroup"] is False
 
 
+def test_containerd_1_import_that_counts_has_no_runtimes(host: Host) -> None:
+    """The runtimes of the root file are replaced with its table, so the import needs runc beside our handler."""
+    host.file("etc/containerd/config.toml", 'imports = ["/etc/containerd/conf.d/*.toml"]\n' + DEBIAN)
+    text = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".registry]\n  config_path = "/etc/containerd/certs.d"\n'
+    registry = host.file("etc/containerd/conf.d/registry.toml", text)
+    host.install("containerd", default=True)
+    assert at(toml(registry), *CRI, "runtimes", "runc") == {"runtime_type": "io.containerd.runc.v2"}
+    assert handler(registry)["options"] == {"BinaryName": host.program}
+    assert not host.install("containerd")[0].changed
+    host.uninstall("containerd")
+    assert registry.read_text() == text
+
+
 def test_containerd_2_gets_a_drop_in(host: Host) -> None:
     text = DEBIAN.replace("version = 2", 'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]')
     text = text.replace("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
