@@ -93,21 +93,25 @@ def templates(registration: Registration) -> list[tuple[str, str]]:
 
 
 def load(registration: Registration) -> list[File]:
-    """The root file, then the files that it imports, in the order in which containerd reads them."""
-    root = registration.main(FILE)
-    files = [File(root)]
-    imports = files[0].data.get("imports", [])
-    if not isinstance(imports, list) or not all(isinstance(name, str) for name in imports):
-        raise refuse("GH-506", f"{root}: imports is not a list of file names; correct it first")
-    for pattern in imports:
-        for name in sorted(glob.glob(str(located(pattern, root, registration)))):
-            if os.path.realpath(name) != os.path.realpath(root):
-                files.append(File(Path(name)))
+    """The root file, then the files that it and they import, in the order in which containerd reads them."""
+    files: list[File] = []
+    loaded = set()
+    pending = [str(registration.main(FILE))]
+    for name in pending:
+        if (real := os.path.realpath(name)) not in loaded:
+            loaded.add(real)
+            files.append(File(Path(name)))
+            for pattern in imports(files[-1], registration):
+                pending += sorted(glob.glob(str(pattern)))
     return files
 
 
-def located(pattern: str, root: Path, registration: Registration) -> Path:
-    return registration.host(pattern) if pattern.startswith("/") else root.parent / pattern
+def imports(file: File, registration: Registration) -> list[Path]:
+    """The files and patterns that a file imports. Raises SettingsError GH-506."""
+    listed = file.data.get("imports", [])
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        raise refuse("GH-506", f"{file.path}: imports is not a list of file names; correct it first")
+    return [registration.host(name) if name.startswith("/") else file.path.parent / name for name in listed]
 
 
 def version_of(root: File, registration: Registration) -> int:
@@ -143,8 +147,7 @@ def where(files: list[File], version: int, registration: Registration) -> Path:
     drop_in = registration.host(DROP_IN)
     root = files[0]
     if version >= 3:
-        patterns = [str(located(p, root.path, registration)) for p in root.data.get("imports", [])]
-        return drop_in if any(drop_in.match(p) for p in patterns) else root.path
+        return drop_in if any(drop_in.match(str(p)) for p in imports(root, registration)) else root.path
     defining = [file.path for file in files if toml_text.get(file.data, PLUGIN[version]) is not None]
     return defining[-1] if defining else root.path
 

@@ -288,6 +288,20 @@ def test_containerd_1_changes_the_import_that_counts(host: Host) -> None:
     assert handler(drop_in)["options"]["SystemdCgroup"] is False
 
 
+def test_containerd_imports_of_imports(host: Host) -> None:
+    """containerd reads them by levels, each file once, and a relative name beside the file that names it."""
+    root = host.file("etc/containerd/config.toml", 'imports = ["/etc/containerd/a/*.toml", "z.toml"]\nversion = 2\n')
+    host.file("etc/containerd/a/1.toml", 'imports = ["../b/*.toml", "/etc/containerd/config.toml"]\nversion = 2\n')
+    host.file("etc/containerd/z.toml", DEBIAN.replace("true", "false"))
+    last = host.file("etc/containerd/b/1.toml", DEBIAN)
+    before = host.tree()
+    assert [file.path.resolve() for file in containerd.load(host.registration())][::3] == [root, last]
+    host.install("containerd")
+    assert handler(last)["options"] == {"BinaryName": host.program, "SystemdCgroup": True}
+    host.uninstall("containerd")
+    assert host.tree() == before
+
+
 def test_containerd_1_import_that_counts_has_no_runtimes(host: Host) -> None:
     """The runtimes of the root file are replaced with its table, so the import needs runc beside our handler."""
     host.file("etc/containerd/config.toml", 'imports = ["/etc/containerd/conf.d/*.toml"]\n' + DEBIAN)
