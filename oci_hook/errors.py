@@ -60,7 +60,7 @@ CODES = {
     "GH-505": "an engine is not installed on this machine",
     "GH-506": "an engine's configuration is not valid or cannot be changed safely",
     "GH-507": "an engine's configuration cannot be read or written",
-    "GH-508": "an engine's configuration already uses the name gpu-hook",
+    "GH-508": "an engine's configuration already uses the name gpu-hook, or contradicts its entry",
     "GH-509": "an engine did not accept its new configuration",
     "GH-510": "an engine is registered incompletely (reported by doctor)",
     "GH-601": "the pod has no decision of the cluster's controller, and this node requires one",

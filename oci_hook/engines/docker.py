@@ -1,10 +1,12 @@
 """docker: `runtimes`, and if requested `default-runtime`, in daemon.json. dockerd reads no drop-in files."""
 
+import os
 from pathlib import Path
 
 from oci_hook.engines import json_text
 from oci_hook.engines.edits import NAME, Notes, Registration, Target
 from oci_hook.errors import refuse
+from oci_hook.observe.daemons import flag_value, running
 
 PROGRAMS = ("dockerd",)
 FILE = "/etc/docker/daemon.json"
@@ -42,10 +44,25 @@ def add(text: str | None, notes: Notes, registration: Registration, path: Path) 
     notes["runtimes"] = "runtimes" in data
     text = json_text.put(text, ("runtimes", NAME), {"path": registration.program})
     if registration.default or "default" in notes:
+        refuse_flag(path)
         former = data.get("default-runtime")
         notes["default"] = former if former != NAME else None
         text = json_text.put(text, ("default-runtime",), NAME)
     return text
+
+
+def refuse_flag(path: Path) -> None:
+    """Raises SettingsError GH-508 if a running dockerd that reads this file has its default runtime from a flag: it would
+    not start with both."""
+    for pid, words in running("dockerd"):
+        file = flag_value(words, "--config-file") or FILE
+        flag = flag_value(words, "--default-runtime")
+        if flag and os.path.realpath(file) == os.path.realpath(path):
+            raise refuse(
+                "GH-508",
+                f"{path}: the running dockerd ({pid}) has the flag --default-runtime {flag:.60} and would not start with"
+                " default-runtime in this file too; remove the flag first",
+            )
 
 
 def strip(text: str, notes: Notes, registration: Registration, path: Path) -> str | None:

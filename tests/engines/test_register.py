@@ -13,7 +13,7 @@ import pytest
 import tomlkit
 
 from oci_hook.core import layout
-from oci_hook.engines import containerd, edits, register
+from oci_hook.engines import containerd, docker, edits, register
 from oci_hook.engines.edits import Registration
 from oci_hook.errors import SettingsError
 
@@ -201,6 +201,21 @@ def test_docker_edited_beside_our_runtime(host: Host) -> None:
     path.write_text(json.dumps(data, indent=1))
     host.uninstall("docker")
     assert json.loads(path.read_text()) == {"runtimes": {"kata": {"path": "/kata"}}}
+
+
+@pytest.mark.parametrize("flag", (["--default-runtime", "runc"], ["--default-runtime=runc"]))
+def test_docker_default_runtime_by_a_flag(host: Host, monkeypatch: pytest.MonkeyPatch, flag: list[str]) -> None:
+    """dockerd ends at its next start where flag and file both name one."""
+    path = host.file("etc/docker/daemon.json", "{}")
+    words = ["dockerd", "--config-file", str(path), *flag]
+    monkeypatch.setattr(docker, "running", lambda name: iter([(7, words)]))
+    with pytest.raises(SettingsError, match=r"GH-508: .*dockerd \(7\) has the flag --default-runtime runc"):
+        host.install("docker", default=True)
+    assert path.read_text() == "{}"
+    host.install("docker")  # adds the runtime alone
+    words[2] = "/elsewhere.json"
+    host.install("docker", default=True)
+    assert json.loads(path.read_text())["default-runtime"] == "gpu-hook"
 
 
 def test_docker_default_runtime_of_the_administrator_stays(host: Host) -> None:
