@@ -31,7 +31,7 @@ def target(path: Path, lines: Callable[[bool], list[str]], registration: Registr
 
     def strip(text: str, notes: Notes) -> str | None:
         toml_text.parse(text, path)
-        if registration.program not in text:
+        if toml_text.value(registration.program) not in text:
             return text  # the lines are another install's
         rest = without_fences(text)
         return rest if rest.strip() or notes.get("file") else None

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -541,6 +542,15 @@ def test_the_name_taken_by_somebody_else(host: Host, tmp_path: Path) -> None:
             other.install(engine)
         assert other.uninstall(engine) == []  # not ours to take away
     assert host.tree() == before
+
+
+@pytest.mark.parametrize("engine", ("podman", "crio"))
+def test_a_prefix_whose_path_ends_in_ours(host: Host, tmp_path: Path, engine: str) -> None:
+    """The registration of /srv/opt/gpu-hook is not that of /opt/gpu-hook."""
+    host.install(engine)
+    before = host.tree()
+    within = replace(host.registration(), prefix="/" + str(host.prefix).rpartition("/")[2])
+    assert register.unregister([engine], within) == [] and host.tree() == before
 
 
 def test_a_link_is_followed_and_stays(host: Host) -> None:
