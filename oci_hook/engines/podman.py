@@ -4,7 +4,7 @@ of the default runtime. podman has no daemon, so both are in effect for the next
 from pathlib import Path
 
 from oci_hook.engines import drop_in, hooks_dir
-from oci_hook.engines.edits import NAME, Registration, Target, read, text_of
+from oci_hook.engines.edits import NAME, Registration, Target, read, text_of, without_fences
 from oci_hook.engines.toml_text import get, parse, table_lines, value
 
 PROGRAMS = ("podman",)
@@ -29,13 +29,13 @@ def paths(registration: Registration) -> list[Path]:
 
 
 def configured_hooks(registration: Registration) -> list[str] | None:
-    """The administrator's hooks_dir, from the last file that sets it; None if podman's default applies."""
+    """The administrator's hooks_dir, outside of our lines, from the last file that sets it; None if podman's default
+    applies."""
     found = None
-    drop_ins = sorted(registration.host(DROP_INS).glob("*.conf"))
-    for file in (*map(registration.host, MAIN), *(f for f in drop_ins if f != registration.host(FILE))):
+    for file in (*map(registration.host, MAIN), *sorted(registration.host(DROP_INS).glob("*.conf"))):
         real, data = read(file)
         if data is not None:
-            listed = get(parse(text_of(real, data), real), ("engine", "hooks_dir"))
+            listed = get(parse(without_fences(text_of(real, data)), real), ("engine", "hooks_dir"))
             if isinstance(listed, list) and all(isinstance(name, str) for name in listed):
                 found = listed
     return found

@@ -479,6 +479,22 @@ def test_another_dockerd_offers_what_was_uninstalled(
     assert (found["message"], found["fix"]) == (told, "")
 
 
+@pytest.mark.parametrize("engine, name", (("podman", "containers/containers.conf"), ("crio", "crio/crio.conf")))
+def test_a_file_of_hooks_engines_by_config(well: Node, engine: str, name: str) -> None:
+    """The fix names the file that `install` was given, and mends it."""
+    (well.root / "usr/bin" / engine).touch()
+    file = well.root / "etc" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("# of this site\n")
+    well.run("install", "--engine", engine, "--config", str(file), "--host-root", str(well.root))
+    assert well.wrong() == []
+    file.write_text("# of this site\n")
+    (lost,) = well.wrong()
+    assert lost["fix"].endswith(f" --config {file}"), lost
+    well.fix(lost)
+    assert well.wrong() == [] and "gpu-hook" in file.read_text()
+
+
 def test_nvidias_own_hook(well: Node) -> None:
     (well.root / "usr/bin/podman").touch()
     well.run("install", "--engine", "podman", "--host-root", str(well.root))

@@ -429,6 +429,20 @@ def test_podman_hooks_where_other_programs_read_them_too(host: Host) -> None:
     assert found == {"gpu-hook-createRuntime.json", "gpu-hook-poststop.json"}
 
 
+@pytest.mark.parametrize("name", ("containers.conf", "containers.conf.d/50-site.conf"))
+def test_podman_file_by_config(host: Host, name: str) -> None:
+    """The hooks_dir of our lines is not the administrator's, whatever file they are in."""
+    path = host.file(f"etc/containers/{name}", "# of this site\n")
+    before = host.tree()
+    host.install("podman", config=str(path))
+    installed = host.tree()
+    for _ in range(2):
+        assert not any(result.changed for result in host.install("podman", config=str(path)))
+        assert host.tree() == installed
+    host.uninstall("podman", config=str(path))
+    assert host.tree() == before
+
+
 def test_podman_default(host: Host) -> None:
     host.install("podman", default=True)
     engine = toml(host.root / "etc/containers/containers.conf.d/gpu-hook.conf")["engine"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from oci_hook.config.settings import Settings
-from oci_hook.engines import containerd, containerd_spec, daemons, detect, engine, json_text, toml_text
+from oci_hook.engines import containerd, daemons, detect, engine, json_text, toml_text
 from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.engines.edits import NAME, FileChange, Record, Registration, annotation_patterns, plan, pod_patterns, read
 from oci_hook.errors import GhError
@@ -75,8 +75,9 @@ def check_engine(
 
 def own_file(name: str, recorded: list[Path], registration: Registration) -> Path | None:
     """The file that `install --config` was given; None if it registered in the usual file or its drop-in."""
-    recorded = [path for path in recorded if path != containerd_spec.path(registration)]
-    if len(recorded) != 1 or name not in ("docker", "containerd"):
+    if name != "docker":
+        recorded = [path for path in recorded if path.suffix != ".json"]  # hooks, and containerd's spec
+    if len(recorded) != 1:
         return None
     usual = {read(path)[0] for path in engine(name).paths(registration)}
     return None if recorded[0] in usual else recorded[0]
