@@ -21,7 +21,8 @@ def paths(registration: Registration) -> list[Path]:
 def hooks(registration: Registration) -> str:
     """The last directory of hooks_dir: its files win, and it is writable even if /usr is read-only."""
     found: list[str] = [HOOKS]
-    for file in (registration.host(MAIN), *sorted(registration.host(DROP_INS).glob("*"))):
+    drop_ins = sorted(registration.host(DROP_INS).rglob("*"))  # CRI-O reads those of its folders too, in this order
+    for file in (registration.host(MAIN), *(path for path in drop_ins if not path.is_dir())):
         real, data = read(file)
         if data is not None:
             listed = get(parse(text_of(real, data), real), ("crio", "runtime", "hooks_dir"))

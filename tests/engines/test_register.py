@@ -464,6 +464,13 @@ def test_crio_handler_and_hooks_where_crio_reads_them(host: Host) -> None:
     assert not hook.exists()
 
 
+def test_crio_folders_among_its_drop_ins(host: Host) -> None:
+    host.file("etc/crio/crio.conf.d/10-site/x.conf", '[crio.runtime]\nhooks_dir = ["/etc/site"]\n')
+    (host.root / "etc/crio/crio.conf.d/20-empty.conf").mkdir()
+    host.install("crio")
+    assert (host.root / "etc/site/gpu-hook-poststop.json").exists()
+
+
 @pytest.mark.parametrize("names", ((), ("crio", "podman")))
 def test_hooks_of_two_engines_go_with_both(host: Host, names: tuple[str, ...]) -> None:
     folders = '["/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"]'
