@@ -311,11 +311,15 @@ def replace_file(path: Path, data: bytes) -> None:
 
 def write(path: Path, data: bytes, mode: int, owner: tuple[int, int] | None = None) -> None:
     """Write a temporary file and rename it. Some engines read every file of a drop-in directory, so the temporary file
-    is made one directory above it, if that is on the same file system."""
-    folder = path.parent.parent if path.parent.name.endswith(".d") else path.parent
-    if os.stat(folder).st_dev != os.stat(path.parent).st_dev:
-        folder = path.parent
-    temporary = folder / f".{path.name}.gpu-hook-new"
+    is made one directory above it, unless that cannot be written to or is another mount: no file is renamed from there."""
+    temporary = f".{path.name}.gpu-hook-new"
+    if path.parent.name.endswith(".d"):
+        with suppress(OSError):
+            return _write(path.parent.parent / temporary, path, data, mode, owner)
+    _write(path.parent / temporary, path, data, mode, owner)
+
+
+def _write(temporary: Path, path: Path, data: bytes, mode: int, owner: tuple[int, int] | None) -> None:
     temporary.unlink(missing_ok=True)  # left by an install that was killed; we hold the lock
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

@@ -36,6 +36,16 @@ def test_read_only_etc(host: Host) -> None:
     assert '{"debug": true}' in done.stdout and "gpu-hook" not in done.stdout.partition("installed in")[0]
 
 
+def test_a_drop_in_folder_that_is_a_mount(host: Host) -> None:
+    """Of the same file system, as a container has the host's: the kernel renames no file into it all the same."""
+    folder = host.root / "etc/containers/containers.conf.d"
+    folder.mkdir(parents=True)
+    done = in_namespace(f"mount --bind {folder} {folder}", host, "podman")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in folder.iterdir()] == ["gpu-hook.conf"]
+    assert not list(folder.parent.glob(".*"))
+
+
 def test_a_read_only_prefix(host: Host) -> None:
     done = in_namespace(f"mount -t tmpfs -o ro,mode=755 tmpfs {host.prefix}", host)
     said = done.stderr.splitlines()[0]
