@@ -4,6 +4,7 @@ import errno
 import os
 import selectors
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,8 +20,10 @@ from oci_hook.agent.judge.gpu_sample import GpuSample
 from oci_hook.agent.node import Node
 from oci_hook.agent.options import Options
 from oci_hook.agent.watch.accounts import Accounts
+from oci_hook.agent.watch.boundary_server import BoundaryServer
 from oci_hook.agent.watch.ledger_watch import LedgerWatch
 from oci_hook.agent.watched import Watched
+from oci_hook.boundary import protocol
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Inventory
 from oci_hook.errors import GhError, refuse
@@ -212,3 +215,19 @@ def test_what_discovery_does_not_resolve_is_discovered_seldom(
         watch.compare(dict(seen))
     # Each is taken at the look after it.
     assert asked == [10, 45, 110, 235, 480, 610, 645, 710]
+
+
+def test_a_boundary_server_that_ends_during_a_request_ends_no_agent(tmp_path: Path) -> None:
+    """The selector may see its end and the request's in one look."""
+    taken: list[object] = []
+    with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(protocol.path(str(tmp_path)))
+        listener.listen()
+        server = BoundaryServer(selector)
+        server.state, server._state_dir = "ok", str(tmp_path)
+        server.ask({"do": "list"}, taken.append, 0.0)
+        listener.accept()[0].close()
+        [(key, _)] = selector.select(10)
+        server.stop("its process ended")
+        key.data(0.0)
+        assert server.state == "down" and not taken

@@ -120,7 +120,8 @@ class BoundaryServer:
             self._selector.register(client, selectors.EVENT_READ, self._answered)
 
     def _answered(self, now: float) -> None:
-        assert self._open
+        if self._open is None:  # stopped since the selector saw it
+            return
         try:
             data = self._open[0].recv(protocol.ANSWER_MAX)
             answer = dict(json.loads(data)) if data else {"ok": False, "error": "the server left without an answer"}
