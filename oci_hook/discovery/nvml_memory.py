@@ -23,11 +23,26 @@ def by_process(handle: Any) -> dict[int, int | None]:
     found: dict[int, int | None] = {}
     for kind in KINDS:
         try:
-            for p in getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses")(handle):
+            for p in running(handle, kind):
                 found[int(p.pid)] = None if p.usedGpuMemory is None else int(p.usedGpuMemory)
-        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+        except pynvml.NVMLError_NotSupported:
             pass
+        except pynvml.NVMLError_FunctionNotFound:
+            if kind == KINDS[0]:  # nothing would be known of any process
+                raise
     return found
+
+
+def running(handle: Any, kind: str) -> Any:
+    """Also with a driver that does not have the binding's version of the call, such as 470."""
+    name = f"nvmlDeviceGet{kind}RunningProcesses"
+    call = getattr(pynvml, f"{name}_v3")
+    try:
+        return call(handle)
+    except pynvml.NVMLError_FunctionNotFound:
+        # The older function fills the same struct. nvidia-ml-py 12.535 does not call it by itself.
+        pynvml._nvmlGetFunctionPointer_cache[f"{name}_v3"] = pynvml._nvmlGetFunctionPointer(f"{name}_v2")
+        return call(handle)
 
 
 def memory(handle: Any) -> Memory:

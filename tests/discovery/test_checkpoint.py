@@ -1,13 +1,17 @@
 """discovery/checkpoint.py: all processes or none, whichever call of the driver fails."""
 
+import ctypes
 import itertools
 import os
+from typing import Any
 
+import pynvml
 import pytest
 
 from oci_hook.discovery import checkpoint
 from oci_hook.discovery.checkpoint import CHECKPOINTED, FAILED, LOCKED, RUNNING, Process, Refused
 from oci_hook.linux.proc import process_life
+from tests.conftest import REPO
 
 THREE: list[Process] = [(11, 1), (12, 1), (13, 1)]
 MOVES = {
@@ -146,3 +150,38 @@ def test_a_pid_that_is_another_process_by_now_is_not_touched() -> None:
 def test_a_driver_without_checkpoints_is_named() -> None:
     said = checkpoint.main("libc.so.6", "look", [])
     assert said == {"error": "the driver has no checkpoints of processes, which came with 570"}
+
+
+def test_the_processes_of_a_driver_without_the_newest_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """470 has the first and the second version of each call."""
+    names = (REPO / "data/driver-symbols/libnvidia-ml-470.256.02.txt").read_text().split()
+    assert "nvmlDeviceGetComputeRunningProcesses_v2" in names and "nvmlDeviceGetComputeRunningProcesses_v3" not in names
+    has = {"Compute": [(7, 5 << 30), (8, (1 << 64) - 1)], "Graphics": [(9, 1)], "MPSCompute": []}
+
+    class Library:
+        def __getattr__(self, name: str) -> Any:
+            if name not in names:
+                raise AttributeError(name)
+            listed = next(has[kind] for kind in has if name == f"nvmlDeviceGet{kind}RunningProcesses_v2")
+
+            def call(handle: object, count: Any, into: Any) -> int:
+                size = ctypes.cast(count, ctypes.POINTER(ctypes.c_uint)).contents
+                room, size.value = size.value, len(listed)
+                if room < len(listed):
+                    return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+                for i, (pid, used) in enumerate(listed):
+                    into[i].pid, into[i].usedGpuMemory = pid, used
+                return 0
+
+            return call
+
+    monkeypatch.setattr(pynvml, "nvmlLib", Library())
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: None)
+    for _ in range(2):
+        assert checkpoint.by_nvml() == {7: 5 << 30, 8: None, 9: 1}
+    names.remove("nvmlDeviceGetComputeRunningProcesses_v2")  # nothing known is not nobody there
+    pynvml._nvmlGetFunctionPointer_cache.clear()
+    assert checkpoint.by_nvml() is None
