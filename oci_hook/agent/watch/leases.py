@@ -5,6 +5,7 @@ fails if it may not wait.
 """
 
 import os
+from collections.abc import Callable
 
 from oci_hook.core.grant import Grant
 from oci_hook.core.value import Value
@@ -60,12 +61,14 @@ def now() -> tuple[list[Lease], bool]:
     return parse(data), len(data) < LOCKS_MAX
 
 
-def holds(pid: int, file: tuple[int, int]) -> bool:
+def holds(pid: int, file: tuple[int, int], spent: Callable[[], bool]) -> bool:
     """True if this process has the descriptor to which a lease on this file belongs. /proc/PID/fdinfo (proc(5)) lists
-    leases since Linux 4.1."""
+    leases since Linux 4.1. spent: a budget (proc.budget); once it is, no further descriptor is looked at."""
     folder = f"/proc/{pid}/fdinfo"
     try:
-        for name in os.listdir(folder)[:FDS_MAX]:
+        for name in () if spent() else os.listdir(folder)[:FDS_MAX]:
+            if spent():
+                return False
             try:
                 data = read_file(f"{folder}/{name}", 1 << 16)
             except FileNotFoundError:

@@ -5,12 +5,18 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from oci_hook.agent.act import lease_watch
+from oci_hook.agent.judge.audit_rules import Finding, Process
 from oci_hook.agent.watch import file_keeper, leases
+from oci_hook.agent.watched import Watched
+from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.core.inventory import DriverFile, Inventory
+from oci_hook.linux import proc
 from oci_hook.observe import account
 from tests.agent.box import events, grant, running, wait_for
 from tests.e2e.stage import CC, GLIBC, Stage
@@ -124,7 +130,10 @@ def test_the_kernels_own_lines(tmp_path: Path) -> None:
                 fd = os.open(path, os.O_RDONLY)
             fcntl.fcntl(fd, fcntl.F_SETLEASE, kind)
             assert leases.Lease(os.getpid(), (st.st_dev, st.st_ino), write) in leases.now()[0]
-            assert leases.holds(os.getpid(), (st.st_dev, st.st_ino)) and not leases.holds(1, (st.st_dev, st.st_ino))
+            whole, none = proc.budget(60), proc.budget(-1)
+            assert leases.holds(os.getpid(), (st.st_dev, st.st_ino), whole)
+            assert not leases.holds(1, (st.st_dev, st.st_ino), whole)
+            assert not leases.holds(os.getpid(), (st.st_dev, st.st_ino), none)
     finally:
         os.close(fd)
 
@@ -197,3 +206,39 @@ def test_all_that_containers_mount_is_wanted(tmp_path: Path) -> None:
         f"{tmp_path}/lib/private/container/driver/cuda",
     ]
     assert len(file_keeper.wanted(None, str(tmp_path))) == 2
+
+
+def test_many_leases_on_ones_own_file_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process is looked at once, none once the owner's finding is there, and the next look waits."""
+    own, needed = (1, 1), (1, 2)
+    problems: dict[str, str] = {}
+    grants = {"mine": Grant("mine", Identity("/run", "c", "/b"), Life(""), ())}
+    node = SimpleNamespace(grants=grants, watched={"mine": Watched()}, problem=problems.__setitem__)
+    owners = SimpleNamespace(find=lambda pids, all: {pid: ("mine", Process(pid, 1, "x", pid)) for pid in pids})
+    told: list[tuple[Finding, bool]] = []
+    answers = SimpleNamespace(answer=lambda finding, harm: told.append((finding, harm)), clear=told.append)
+    watch = lease_watch.LeaseWatch(node, owners, None, answers)  # type: ignore[arg-type]
+    watch._needed = lambda: {own: leases.File("its page", "mine"), needed: leases.File("cuda")}  # type: ignore[method-assign]
+    held = [leases.Lease(5, own, False)] * 200 + [leases.Lease(6, own, False), leases.Lease(7, needed, True)]
+    monkeypatch.setattr(leases, "now", lambda: (held, True))
+    asked: list[tuple[int, tuple[int, int]]] = []
+
+    def holds(pid: int, file: tuple[int, int], *_: object) -> bool:
+        asked.append((pid, file))
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+        return pid != 5
+
+    monkeypatch.setattr(leases, "holds", holds)
+    watch._look()
+    assert asked == [(7, needed), (5, own), (6, own)] and watch._next > time.monotonic() + lease_watch.LOCKS_REST * 0.05
+    assert [(f.pid, harm) for f, harm in told] == [(7, True), (6, False)] and problems == {"locks": ""}
+    held[:] = [leases.Lease(pid, own, False) for pid in range(100, 300)]
+    monkeypatch.setattr(lease_watch, "HOLDERS_SECONDS", 0.1)
+    monkeypatch.setattr(leases, "holds", lambda *of: holds(*of) and False)
+    asked.clear()
+    watch._look()
+    assert len(asked) < 20 and "too long" in problems["locks"]
+    assert len(told) == len(watch.findings) == 2  # what could not be looked at is not over
+    watch.close()
