@@ -138,6 +138,7 @@ class Agent:
     def _grants_changed(self, ended: set[str]) -> None:
         """Take over the grants that were read anew. ended: keys of the containers that have ended."""
         self._accounts.forget(ended)
+        self._response.forget(ended)
         self._protection.grants_changed(ended)
         self._owners.update(self._node.grants)
         self._leases.grants_changed()

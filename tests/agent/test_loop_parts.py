@@ -85,6 +85,27 @@ def test_one_whose_share_was_released_by_force_has_not_ended(node: Node, child: 
         watch.close()
 
 
+def test_a_new_container_of_the_same_id_is_not_the_one_that_was_killed(
+    prefix: Install, monkeypatch: pytest.MonkeyPatch, child: "subprocess.Popen[bytes]"
+) -> None:
+    node = Node(str(prefix.prefix), Options(policy="kill"))
+    hit: list[str] = []
+    monkeypatch.setattr(enforce, "kill", lambda grant, others: (hit.append(grant.key), "")[1])
+    answers, ended, given = response.Response(node), [], grant(child.pid).replace(born=1)
+    with selectors.DefaultSelector() as selector:
+        watch = LedgerWatch(node, selector, ended.append)
+        watch.take((given,), time.monotonic())
+        answers.answer(Finding("over-memory", given.key, "GPU-0", 0, 0, "too much"))
+        assert node.watched[given.key].stopped == "killed"
+        watch.take((given.replace(born=2),), time.monotonic())
+        assert ended == [set(), {given.key}] and not node.watched[given.key].stopped and node.counters.ended == 1
+        assert Follower(node.state_dir, old=True).read()[-1]["event"] == "ended"
+        answers.forget(ended[-1])
+        answers.kill_again()
+        assert len(hit) == 1
+        watch.close()
+
+
 def test_a_ledger_that_cannot_be_read_is_a_problem_until_it_can(node: Node) -> None:
     with selectors.DefaultSelector() as selector:
         watch = LedgerWatch(node, selector, lambda ended: None)

@@ -8,7 +8,7 @@ from oci_hook.ledger import events
 
 
 class Response:
-    """`answer` each new finding once, `clear` it when it is over; `kill_again` until a killed container has ended."""
+    """`answer` each new finding once, `clear` it when it is over; `kill_again`, and `forget` containers that have ended."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -46,13 +46,14 @@ class Response:
         """Record that a finding is over."""
         self._record(finding, "is over", journal.NOTICE, "finding-cleared")
 
+    def forget(self, keys: set[str]) -> None:
+        for key in keys:
+            self._killed.pop(key, None)
+
     def kill_again(self) -> None:
         """Kill once more each container that was to be killed and still runs."""
         node = self._node
-        for key, (finding, others) in list(self._killed.items()):
-            if key not in node.grants:
-                del self._killed[key]
-                continue
+        for key, (finding, others) in self._killed.items():
             failed, watched = enforce.kill(node.grants[key], others), node.watched[key]
             before, watched.stopped = watched.stopped, "" if failed else "killed"
             if before != watched.stopped:

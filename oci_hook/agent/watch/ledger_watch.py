@@ -96,10 +96,12 @@ class LedgerWatch:
         node = self._node
         living = self._names.named(living)
         new = {grant.key: grant for grant in living}
-        ended = set(node.grants) - set(new)
+        old = node.grants
+        # A new container may have had the same id, and so the key, since the last reading.
+        ended = {key for key, grant in old.items() if key not in new or new[key].born != grant.born}
         for key in ended:
-            self._record_end(node.grants[key])
-        for key in set(new) - set(node.grants):
+            self._record_end(old[key])
+        for key in set(new) - (set(old) - ended):
             node.watched[key] = Watched()
         for key, grant in new.items():
             if grant.moving or grant.suspended != node.grants.get(key, grant).suspended:
