@@ -36,6 +36,7 @@ class MoveWatch:
         self._accounts = accounts
         self._response = response
         self._child = Child(PROGRAM, RETRY_SECONDS, RETRY_MAX)
+        self._tried = ""  # the key of the last container whose move was to be ended
         self._lent: dict[str, _Lent] = {}
 
     def tick(self, now: float) -> None:
@@ -49,7 +50,10 @@ class MoveWatch:
         names = ", ".join(grant.who.id[:64] for grant in cut)
         self._node.problem("suspend", f"half moved between GPU and host memory: {names}" if cut else "")
         if cut and self._child.due(now):
-            self._child.start(now, "end", self._node.prefix, cut[0].key)
+            # They take turns: one that cannot be ended keeps no other one away.
+            keys = sorted(grant.key for grant in cut)
+            self._tried = next((key for key in keys if key > self._tried), keys[0])
+            self._child.start(now, "end", self._node.prefix, self._tried)
         for uuid in self._node.granted_gpus() | set(self._lent):
             if is_lent(self._node, uuid):
                 if uuid not in self._lent:

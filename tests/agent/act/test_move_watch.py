@@ -110,6 +110,23 @@ def test_what_a_person_suspends_before_the_agents_program_runs_stays_so(
     assert not [e for e in events(stage) if e["event"] == "resumed"]
 
 
+def test_one_that_cannot_be_ended_keeps_no_other_one_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    grants = {key: Grant(key, Identity("/run", key, "/b"), Life(""), ()) for key in "bac"}
+    node = SimpleNamespace(grants=grants, state_dir="", prefix="", problem=lambda *_: None, granted_gpus=set)
+    watch = MoveWatch(node, *[None] * 3)  # type: ignore[arg-type]
+    monkeypatch.setattr(move_watch, "cut_off", lambda *_: True)
+    tried: list[str] = []
+    watch._child = SimpleNamespace(  # type: ignore[assignment]
+        status=lambda: 1,
+        failed=lambda now: None,
+        due=lambda now: True,
+        start=lambda now, *words: tried.append(words[-1]),
+    )
+    for now in range(5):
+        watch.tick(float(now))
+    assert tried == ["a", "b", "c", "a", "b"]
+
+
 @pytest.mark.parametrize(("suspended", "lent_to", "ended"), [(0, "", True), (7, "b", False), (7, "", True)])
 def test_a_return_has_ended_once_the_ledger_says_so(suspended: int, lent_to: str, ended: bool) -> None:
     """Also where a person has suspended the container meanwhile: the agent does not wait for what does not come."""
