@@ -120,6 +120,18 @@ def test_a_ledger_that_cannot_be_read_is_a_problem_until_it_can(node: Node) -> N
         watch.close()
 
 
+def test_a_ledger_whose_folder_is_none_is_a_problem(node: Node) -> None:
+    with selectors.DefaultSelector() as selector:
+        watch = LedgerWatch(node, selector, lambda ended: None)
+        watch.tick(time.monotonic())
+        folder = Path(node.state_dir, "ledger")
+        shutil.rmtree(folder)
+        folder.write_text("")
+        watch.read(time.monotonic() + 1)
+        assert "Not a directory" in node.problems["ledger"]
+        watch.close()
+
+
 def test_a_container_without_a_page_has_no_usage(node: Node, child: "subprocess.Popen[bytes]") -> None:
     accounts = Accounts(node)
     starting = grant(child.pid)

@@ -112,12 +112,15 @@ class LedgerWatch:
             self._follow(grant, now)
 
     def _peek(self) -> tuple[Grant, ...] | None:
-        """The grants, read without the lock; None if a container has ended, since only a sweep removes its grant."""
+        """The grants, read without the lock; None if a container has ended, since only a sweep removes its grant. Raises
+        NodeError GH-303."""
         try:
             living = store.peek(self._node.state_dir)
             files = [n for n in os.listdir(f"{self._node.state_dir}/{LEDGER_DIR}") if n.endswith(".json")]
         except FileNotFoundError:
             return None
+        except OSError as e:
+            raise store.unusable(self._node.state_dir, e) from None
         return living if len(files) == len(living) else None
 
     def _follow(self, grant: Grant, now: float) -> None:
