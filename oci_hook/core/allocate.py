@@ -217,7 +217,7 @@ def _usage(gpu: Gpu, taken: list[tuple[Share, Grant]], rules: Rules) -> Usage:
                 compute += share.compute
     if alone or whole:
         return Usage(gpu, 0, 0, 0, 0, containers, alone, whole)
-    most = gpu.memory_mib - rules.reserve(gpu.memory_mib) - gpu.missing_mib
+    most = rules.grantable(gpu.memory_mib) - gpu.missing_mib
     unbooked, lendable = max(0, most - memory), max(0, most * rules.oversubscribe // 100 - limits)
     return Usage(gpu, unbooked, lendable, max(0, 100 - compute), max(0, 100 - offline), containers, alone, whole)
 
@@ -287,7 +287,7 @@ def _unknown(what: str, gpus: tuple[Gpu, ...]) -> str:
 def share_of(gpu: Gpu, wish: GpuRequest, request: Request, rules: Rules) -> Share:
     """The share of this GPU that is asked for."""
     if request.exclusive or wish.whole:
-        return Share(gpu.uuid, gpu.memory_mib - rules.reserve(gpu.memory_mib), whole=True)
+        return Share(gpu.uuid, rules.grantable(gpu.memory_mib), whole=True)
     memory = memory_of(gpu, wish.memory or ("percent", wish.compute or 0), rules)
     compute = 0
     if wish.compute is not None:  # best-effort books it too: the policy says only how it is held
@@ -327,7 +327,7 @@ def memory_of(gpu: Gpu, asked: tuple[str, int], rules: Rules) -> int:
     be granted, so that two halves fit."""
     kind, memory = asked
     if kind == "percent":
-        memory = max(0, gpu.memory_mib - rules.reserve(gpu.memory_mib)) * memory // 100
+        memory = rules.grantable(gpu.memory_mib) * memory // 100
         memory -= memory % rules.memory_step  # down, so that shares that fit in percent still fit when rounded to steps
     return round_up(max(memory, rules.memory_min), rules.memory_step)
 
@@ -349,7 +349,7 @@ def _unmet(request: Request, inventory: Inventory, gpu: Gpu) -> str:
 def _agrees(gpu: Gpu, wish: GpuRequest, percent: int, rules: Rules) -> bool:
     """True if so many MiB are so many per cent of the GPU, by any rounding, or of what can be granted of it."""
     asked = wish.memory[1] if wish.memory else 0
-    totals = (gpu.memory_mib, gpu.memory_mib - rules.reserve(gpu.memory_mib))
+    totals = (gpu.memory_mib, rules.grantable(gpu.memory_mib))
     return any(abs(asked * 100 - percent * total) < total for total in totals)
 
 
@@ -405,7 +405,7 @@ def _obstacle(use: Usage, wish: GpuRequest, request: Request, rules: Rules) -> s
         return f"{name} takes {use.gpu.context_mib} MiB {TOO_SMALL}, {need.memory_mib} MiB asked{unit}"
     if use.whole:
         return f"{name} has {containers} without limits"
-    most = max(0, use.gpu.memory_mib - rules.reserve(use.gpu.memory_mib))
+    most = rules.grantable(use.gpu.memory_mib)
     if need.memory_mib > most or not use.has_memory(need):
         if need.request_mib:
             lent = f"limits of {use.lendable_mib} MiB more (oversubscribe) and requests of {use.unbooked_mib} MiB"

@@ -53,7 +53,9 @@ def changed(
         use = there[share.uuid]
         new = _compute(_memory(share, use.gpu, wish, rules), share, grant, after, wish, rules)
         shares.append(new)
-        problems += _too_little(use.gpu, new, wish) + _full(share, new, use) + _short(grant, after, share, new, use)
+        problems += (
+            _too_little(use.gpu, new, wish) + _full(share, new, use, rules) + _short(grant, after, share, new, use)
+        )
     if problems:
         raise NoRoomError(*problems)
     return after.replace(shares=tuple(shares))
@@ -88,9 +90,9 @@ def _too_little(gpu: Gpu, new: Share, wish: GrantChange) -> list[Problem]:
     return [Problem("GH-201", f"{why}; {fix}")]
 
 
-def _full(share: Share, new: Share, use: Usage) -> list[Problem]:
+def _full(share: Share, new: Share, use: Usage, rules: Rules) -> list[Problem]:
     """The memory that the changed share asks for and does not get. It keeps what it has already."""
-    room = min(use.lendable_mib, use.gpu.memory_mib) if new.request_mib else use.free_mib
+    room = min(use.lendable_mib, rules.grantable(use.gpu.memory_mib)) if new.request_mib else use.free_mib
     asked, what = new.memory_mib, "it"
     if asked <= max(room, share.memory_mib):
         room, asked, what = use.unbooked_mib, new.booked_mib, "requests"

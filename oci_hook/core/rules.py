@@ -55,6 +55,10 @@ class Rules(Value):
         said = self.memory_reserve
         return min(memory_mib, said if isinstance(said, int) else -(-memory_mib * said[1] // 100))
 
+    def grantable(self, memory_mib: int) -> int:
+        """The most MiB that one container can have of such a GPU."""
+        return memory_mib - self.reserve(memory_mib)
+
     @property
     def lends(self) -> bool:
         """True if containers may have memory beyond their requests that others are granted as well."""

@@ -1,7 +1,7 @@
 """Placement: against a brute-force oracle on small nodes, and what each rule and refusal says."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oci_hook.core import change
@@ -603,15 +603,18 @@ def test_lending_books_each_request_once(wishes, over, reserve, version):
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(1, 12000), st.none() | st.integers(1, 12000)), max_size=30),
     st.integers(101, 1000),
+    st.integers(0, 2000),
 )
-def test_changes_keep_what_lending_books(wishes, over):
+@example([(0, 4096, 2048), (0, 8192, None)], 300, 2000)
+def test_changes_keep_what_lending_books(wishes, over, reserve):
     """A change never gives more than a start, and a refused one nothing."""
-    inventory, rules = node(8192).replace(driver_version="570"), Rules(oversubscribe=over)
+    inventory, most = node(8192).replace(driver_version="570"), 8192 - reserve
+    rules = Rules(oversubscribe=over, memory_reserve=reserve)
     grants: dict[int, Grant] = {}
     for n, limit, request in wishes:
         if n not in grants:
             wish = ask(memory_mib=limit, memory_request=("mib", min(limit, request or limit)))
-            found = place(wish, inventory, list(grants.values()), oversubscribe=over)
+            found = allocate(wish, inventory, tuple(grants.values()), rules)
             if isinstance(found, Allocation):
                 grants[n] = grant(n, found.shares)
             continue
@@ -627,8 +630,8 @@ def test_changes_keep_what_lending_books(wishes, over):
             (share,) = grants[n].shares
             assert share.memory_mib == limit and share.booked_mib == (request or share.booked_mib)
         shares = [share for g in grants.values() for share in g.shares]
-        assert sum(s.booked_mib for s in shares) <= 8192 and sum(s.memory_mib for s in shares) <= 8192 * over // 100
-        assert all(s.memory_mib <= 8192 for s in shares)
+        assert sum(s.booked_mib for s in shares) <= most and sum(s.memory_mib for s in shares) <= most * over // 100
+        assert all(s.memory_mib <= most for s in shares)
 
 
 def test_a_context_is_always_part_of_a_request():
