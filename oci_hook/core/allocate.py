@@ -204,7 +204,7 @@ def _usage(gpu: Gpu, taken: list[tuple[Share, Grant]], rules: Rules) -> Usage:
     for share, grant in taken:
         # Compute alone belongs to another container, which runs at another time than one of its pod's of another class.
         containers += bool(share.whole or share.memory_mib or not share.compute)
-        if grant.exclusive or (share.whole and rules.whole_gpus == "exclusive"):
+        if grant.exclusive or (share.whole and (rules.whole_gpus == "exclusive" or not share.slot)):
             alone = True
         elif share.whole:
             whole = True

@@ -347,6 +347,16 @@ def test_whole_gpus_are_held_alone_unless_the_setting_shares_them():
     assert place(ask(memory_mib=1), n, held).problems[0].code == "GH-201"
 
 
+def test_a_whole_gpu_beside_a_share_is_held_alone_after_the_setting_changes():
+    n = node(24576, 24576)
+    found = place(Request((GpuRequest(), GpuRequest("0", ("mib", 4096)))), n)
+    assert isinstance(found, Allocation) and not found.exclusive and found.shares[0].whole
+    held = [grant(1, found.shares)]
+    for other in (ask(device="1"), ask(device="1", memory_mib=1)):
+        refused = place(other, n, held, whole_gpus="shared")
+        assert isinstance(refused, Refusal) and "is exclusive to one container" in str(refused.problems[0])
+
+
 def test_a_limited_grant_keeps_exclusive_and_unlimited_ones_away():
     n = node(24576)
     held = [grant(1, [Share(UUID.format(0), 1)])]

@@ -163,16 +163,17 @@ def _grant(row: Any, number: int, inventory: Inventory) -> Grant:
         key=f"local-{number}",
         who=Identity("", str(name), "", pod_uid=str(uid)),
         life=Life(""),
-        shares=tuple(_share(inventory, *share[:5]) for share in shares),
+        shares=tuple(_share(inventory, bool(exclusive), *share[:5]) for share in shares),
         terms=Terms(priority_class=str(priority)),
         exclusive=bool(exclusive),
     )
 
 
-def _share(inventory: Inventory, i: int, mib: int, compute: int, limit: int, whole: bool) -> Share:
+def _share(inventory: Inventory, exclusive: bool, i: int, mib: int, compute: int, limit: int, whole: bool) -> Share:
     if not (all(map(_is_count, (i, mib, compute, limit))) and isinstance(whole, bool)):
         raise ValueError("has a share that is not [GPU, MiB, per cent, ceiling, whole]")
-    return Share(inventory.gpus[i].uuid, mib, compute, limit, whole)
+    # Slots are not in the digest; a whole GPU without one would be held alone whatever the setting says.
+    return Share(inventory.gpus[i].uuid, mib, compute, limit, whole, int(whole and not exclusive))
 
 
 def _check_gpus(gpus: tuple[Gpu, ...]) -> None:

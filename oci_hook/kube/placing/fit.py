@@ -129,7 +129,8 @@ def as_grants(key: str, rows: tuple[Row, ...], who: Identity = NOBODY) -> tuple[
     """The rows as grants for `allocate`: one for each kind (alone or not, offline or not, the word of apart-from)."""
     kinds: dict[tuple[bool, bool, str], list[Share]] = {}
     for r in rows:
-        kinds.setdefault((r.alone, r.offline, r.apart), []).append(Share(r.uuid, r.memory_mib, r.compute, 100, r.whole))
+        share = Share(r.uuid, r.memory_mib, r.compute, 100, r.whole, int(r.whole))  # `alone` says what no slot would
+        kinds.setdefault((r.alone, r.offline, r.apart), []).append(share)
     return tuple(
         Grant(key, who, NO_LIFE, tuple(shares), terms.replace(apart_from=word) if word else terms, alone)
         for (alone, offline, word), shares in kinds.items()
