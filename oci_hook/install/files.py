@@ -1,5 +1,6 @@
 """Files and folders that commands change: replaced in one step, locked, removed where empty."""
 
+import contextlib
 import fcntl
 import os
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 from oci_hook.errors import GhError, NodeError, refuse
 from oci_hook.linux.lock import lock_file
 
+LOCK = ".lock"  # of a prefix: one process installs, removes or changes settings at a time
 LOCK_SECONDS = 60.0
 
 
@@ -56,6 +58,13 @@ def make_folder(path: Path) -> None:
         if not folder.is_dir():
             folder.mkdir(0o755, exist_ok=True)
             folder.chmod(0o755)
+
+
+def unlock(path: str, fd: int) -> None:
+    """Let go of what `locked` gave, and remove the file."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    os.close(fd)
 
 
 def remove_empty(folder: Path) -> None:

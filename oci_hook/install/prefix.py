@@ -22,7 +22,7 @@ from oci_hook.core.policy_page import MAX_GPUS
 from oci_hook.core.units import show
 from oci_hook.errors import GhError, NodeError, Problem, refuse
 from oci_hook.install import own_path, settings_check, settings_edit, state_move, state_owner
-from oci_hook.install.files import locked, make_folder, os_refusal, remove_empty, write
+from oci_hook.install.files import LOCK, locked, make_folder, os_refusal, remove_empty, unlock, write
 from oci_hook.install.settings_template import default_settings_yaml
 from oci_hook.ledger import claims, events, store
 from oci_hook.linux import label
@@ -35,7 +35,6 @@ PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook", "gpu-hook-boundary", "gpu-hook-p
 OLD_FILES = ("etc/settings.json", "etc/launcher.conf")  # 0.1.0's
 STARTS = ("runtime.py", "hook.py")  # started by PROGRAMS
 LOADER = "load.py"
-LOCK = ".lock"
 SHIMS = ("libcuda.so.1", "libnvidia-ml.so.1")
 EMPTY_FILES = (
     *(layout.REAL_LIBCUDA, layout.REAL_LIBNVML, layout.POLICY_PAGE),
@@ -115,8 +114,7 @@ def _alone(root: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        (root / LOCK).unlink(missing_ok=True)
-        os.close(fd)
+        unlock(str(root / LOCK), fd)
         if not _installed(root):
             remove_empty(root)
 

@@ -18,7 +18,7 @@ from oci_hook.cli.main import cli
 from oci_hook.config.settings import load
 from oci_hook.core import layout
 from oci_hook.errors import GhError
-from oci_hook.install import files
+from oci_hook.install import files, settings_edit
 from oci_hook.install import prefix as installs
 from oci_hook.linux import lock
 from tests.conftest import Bundle, Install, Runc
@@ -242,6 +242,26 @@ def test_two_at_once(place: Path) -> None:
     assert not place.exists()
 
 
+def test_many_who_change_the_settings_at_once(place: Path) -> None:
+    """Nobody's change is lost."""
+    lay(place)
+
+    def turns(key: str) -> None:
+        for n in range(1, 31):
+            settings_edit.change(str(place), **{key: str(n)})
+            assert getattr(load(str(place)).rules, key) == n
+
+    context = multiprocessing.get_context("fork")
+    keys = ("memory_wait", "memory_turn", "memory_step", "max_shares_per_gpu")
+    workers = [context.Process(target=turns, args=(key,)) for key in keys]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    assert {getattr(load(str(place)).rules, key) for key in keys} == {30} and not (place / installs.LOCK).exists()
+
+
 def test_many_who_make_and_remove_one_prefix(place: Path) -> None:
     """The folder may vanish between any two steps of taking its lock."""
 
@@ -367,7 +387,11 @@ def test_whoever_holds_the_lock_is_named(place: Path, hold: Callable[..., int], 
     monkeypatch.setattr(files, "LOCK_SECONDS", 0.0)
     monkeypatch.setattr(lock, "LOCK_SECONDS", 0.2)
     pid = hold(place / installs.LOCK, 0)
-    for act in (lambda: installs.lay(str(place)), lambda: installs.remove(str(place))):
+    ways: list[Callable[[], object]] = [
+        *(lambda: installs.lay(str(place)), lambda: installs.remove(str(place))),
+        lambda: settings_edit.change(str(place), placement="spread"),
+    ]
+    for act in ways:
         with pytest.raises(GhError) as e:
             act()
         assert code(e) == "GH-504" and f"{place}/.lock is locked" in str(e.value) and f"process {pid};" in str(e.value)
