@@ -32,6 +32,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 HOT_FOLDERS = ("apply", "boundary", "config", "core", "ledger", "linux", "oci")
 COLD_FILES = ("__main__.py",)
 PROGRAMS = ("gpu-hook-runtime", "oci-gpu-hook", "gpu-hook-boundary", "gpu-hook-probe")
+TEMPORARY = re.compile(r"\.\d+\.new\Z")  # the end of what `files.write` renames, which a killed one leaves
 OLD_FILES = ("etc/settings.json", "etc/launcher.conf")  # 0.1.0's
 STARTS = ("runtime.py", "hook.py")  # started by PROGRAMS
 LOADER = "load.py"
@@ -284,14 +285,15 @@ def _foreign(root: Path) -> Iterator[str]:
     ours = {*_files(_modules()), layout.CLUSTER_SETTINGS, layout.CLUSTER_KEYS, LOCK}
     for folder, folders, names in os.walk(root):
         for name in (*names, *(name for name in folders if os.path.islink(os.path.join(folder, name)))):
-            if os.path.relpath(path := os.path.join(folder, name), root) not in ours:
+            if TEMPORARY.sub("", os.path.relpath(path := os.path.join(folder, name), root)) not in ours:
                 yield path
 
 
 def _remove_files(root: Path) -> None:
     files = _listed(root) | _files(_modules())
     packs = (root / layout.LIB_DIR).glob("*.pack*")
-    for path in (*packs, *(root / name for name in sorted(files - {layout.INSTALLED})), root / layout.INSTALLED):
+    cut = [path for path in root.rglob("*.new") if TEMPORARY.sub("", str(path.relative_to(root))) in files]
+    for path in (*packs, *cut, *(root / name for name in sorted(files - {layout.INSTALLED})), root / layout.INSTALLED):
         for file in (path, path.with_name(path.name + ".new")):
             file.unlink(missing_ok=True)
     for folder in _folders(files):

@@ -211,6 +211,22 @@ def test_what_a_killed_one_left_can_be_removed(place: Path) -> None:
     assert installs.remove(str(place)) == [] and not place.exists()
 
 
+def test_what_a_killed_first_one_was_writing_is_ours(place: Path) -> None:
+    """Its list before any install is there, and the settings after that."""
+    cut = [place / f"{name}.21019.new" for name in (layout.INSTALLED, layout.SETTINGS_YAML)]
+    for file in cut:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("half")
+    other = place / f"{layout.INSTALLED}.mine.new"
+    other.write_text("")
+    with pytest.raises(GhError, match=f"{other} is not gpu-hook's"):
+        lay(place)
+    other.unlink()
+    lay(place)
+    assert all(file.exists() for file in cut)
+    assert installs.remove(str(place)) == [] and not place.exists()
+
+
 def test_two_at_once(place: Path) -> None:
     """Installs and removals of one prefix wait for each other, and nobody ever finds half a program."""
     lay(place)
