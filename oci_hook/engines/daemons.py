@@ -20,6 +20,7 @@ SYSTEMD = "/run/systemd/system"
 FOLDERS = {"docker": "/etc/docker", "containerd": "/etc/containerd", "crio": "/etc/crio"}
 INIT_SCRIPTS = "/etc/init.d"
 SECONDS = 10  # in which a dockerd has read its file after SIGHUP
+SYSTEMCTL_SECONDS = 300  # in which a unit is restarted
 
 
 def readers(name: str, path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -59,7 +60,7 @@ def command(name: str, path: Path) -> str:
 
 def take_effect(name: str, path: Path) -> bool:
     """Make a running engine read its configuration; False if none runs, or if we cannot. Raises OSError with systemctl's
-    message."""
+    last line."""
     unit, verb = engine(name).RELOAD
     systemctl = shutil.which("systemctl")
     if (
@@ -68,9 +69,13 @@ def take_effect(name: str, path: Path) -> bool:
         and subprocess.run([systemctl, "is-active", "--quiet", unit]).returncode == 0
     ):
         for words in ((verb, unit), ("is-active", unit)):
-            done = subprocess.run([systemctl, *words], capture_output=True, text=True, timeout=300)
+            try:
+                done = subprocess.run([systemctl, *words], capture_output=True, text=True, timeout=SYSTEMCTL_SECONDS)
+            except subprocess.TimeoutExpired:
+                raise OSError(f"no end after {SYSTEMCTL_SECONDS} s") from None
             if done.returncode != 0:
-                raise OSError((done.stderr or done.stdout).strip().splitlines()[-1:] or f"status {done.returncode}")
+                said = (done.stderr or done.stdout).strip().splitlines()
+                raise OSError(said[-1] if said else f"status {done.returncode}")
         return True
     if name != "docker":
         return False

@@ -481,7 +481,7 @@ def test_another_dockerd_offers_what_was_uninstalled(
 
 @pytest.mark.parametrize("engine, name", (("podman", "containers/containers.conf"), ("crio", "crio/crio.conf")))
 def test_a_file_of_hooks_engines_by_config(well: Node, engine: str, name: str) -> None:
-    """The fix names the file that `install` was given, and repairs it."""
+    """The fix names the file that `install` was given."""
     (well.root / "usr/bin" / engine).touch()
     file = well.root / "etc" / name
     file.parent.mkdir(parents=True)

@@ -221,6 +221,23 @@ def test_an_engine_that_stays_down_is_said(machine: Machine, systemd: Path, tmp_
     assert machine.daemon_json.read_text() == "{}" and not (machine.prefix / "etc/engines.json").exists()
 
 
+@pytest.mark.parametrize(
+    "act, why", (("printf 'a\\nthe last line\\n' >&2; exit 1", "the last line"), ("exec sleep 100", "no end after 1 s"))
+)
+def test_what_systemctl_says_is_one_line(
+    machine: Machine, systemd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, why: str
+) -> None:
+    """A restart that does not end is rolled back as one that fails."""
+    monkeypatch.setattr(daemons, "SYSTEMCTL_SECONDS", 1)
+    machine.daemon_json.parent.mkdir(parents=True)
+    machine.daemon_json.write_text("{}")
+    (tmp_path / "bin/systemctl").write_text(f'#!/bin/sh\n[ "$1" != is-active ] || exit 0\n{act}\n')
+    output = machine.run("install", "--engine", "docker", "--restart", status=1)
+    said = f"GH-509: systemctl reload docker: {why}; its files were put back, and it still fails: {why}; see its log"
+    assert output.splitlines()[0] == said
+    assert machine.daemon_json.read_text() == "{}"
+
+
 def tree(folder: Path) -> dict[Path, object]:
     return {path: path.read_bytes() if path.is_file() else path.stat().st_mode for path in folder.rglob("*")}
 
