@@ -264,13 +264,17 @@ static struct left take_notes(struct gh_state *st, CUdevice device) {
     return l;
 }
 
-static struct left take_primary(struct gh_state *st, CUdevice device) {
-    struct left l = {0};
-    if (!known_primary(st, device) || !gh_lock(&st->contexts.lock))
-        return l;
-    l = take_notes(st, device);
+/* NULL in *l: none is known, or contexts have changed after `since`. False: there is no lock. */
+static bool take_primary(struct gh_state *st, CUdevice device, const uint32_t *since, struct left *l) {
+    *l = (struct left){0};
+    if (!known_primary(st, device))
+        return true;
+    if (!gh_lock(&st->contexts.lock))
+        return false;
+    if (!since || atomic_load(&st->contexts.changes) == *since)
+        *l = take_notes(st, device);
     gh_unlock(&st->contexts.lock);
-    return l;
+    return true;
 }
 
 static void release_left(struct gh_state *st, const struct left *l) {
@@ -316,31 +320,29 @@ static void settle(struct gh_state *st, CUdevice device, const struct left *l) {
 /* After the driver has retained it. One that was active, and has no charge, was made unseen, or another thread has just
  * released its charge. */
 static CUresult charge_retained(struct charge *c, CUcontext context, CUdevice device) {
-    bool charged = c->at.gpu >= 0;
-    if (!charged && c->st && !gh_pointers_get(&c->st->pointers, key_of(CONTEXT, (uintptr_t)context))) {
-        CUresult r = charge_context(c, device);
-        if (r)
-            return r;
-        charged = c->at.gpu >= 0;
-    }
-    if (charged)
-        note_context(c, context);
-    return CUDA_SUCCESS;
+    if (c->at.gpu >= 0 || !c->st || gh_pointers_get(&c->st->pointers, key_of(CONTEXT, (uintptr_t)context)))
+        return CUDA_SUCCESS;
+    return charge_context(c, device);
 }
 
-/* before: the changes before the driver has retained the context. False: it may have gone since. */
-static bool know_primary(struct gh_state *st, CUdevice device, CUcontext made, uint32_t before) {
+/* Notes the context that was retained, and its charge. before: the changes before the driver has retained it. False: it
+ * may have gone since. */
+static bool know_primary(struct charge *c, CUcontext made, CUdevice device, uint32_t before) {
+    struct gh_state *st = c->st;
     struct left last = {0};
-    if (!st || device < 0 || device >= GH_DEVICES || !gh_lock(&st->contexts.lock))
-        return true;
-    bool same = known_primary(st, device) == made, now = same || atomic_load(&st->contexts.changes) == before;
-    if (now && !same)
-        last = take_notes(st, device); /* it was reset unseen, and came back with another handle */
-    if (now) {
+    bool locked = st && device >= 0 && device < GH_DEVICES && gh_lock(&st->contexts.lock);
+    bool same = locked && known_primary(st, device) == made;
+    bool now = !locked || same || atomic_load(&st->contexts.changes) == before;
+    if (locked && now) {
+        if (!same)
+            last = take_notes(st, device); /* it was reset unseen, and came back with another handle */
         atomic_store(&st->contexts.primary[device], made);
         atomic_fetch_add(&st->contexts.changes, 1);
     }
-    gh_unlock(&st->contexts.lock);
+    if (now && c->at.gpu >= 0)
+        note_context(c, made);
+    if (locked)
+        gh_unlock(&st->contexts.lock);
     release_left(st, &last);
     return now;
 }
@@ -366,28 +368,28 @@ GH_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
         uncharge(&c);
         return r;
     }
-    while (!r && !know_primary(st, device, made, before)) {
+    while (!(r = charge_retained(&c, made, device)) && !know_primary(&c, made, device, before)) {
         before = atomic_load(&st->contexts.changes);
-        r = retain_again(st, &made, device);
+        if ((r = retain_again(st, &made, device)))
+            break;
     }
-    if (r)
+    if (r) {
         uncharge(&c);
-    else
-        r = charge_retained(&c, made, device);
-    if (r)
-        cuDevicePrimaryCtxRelease_v2(device);
-    else
-        *context = made;
-    return r;
+        release(st, device, REAL(cuDevicePrimaryCtxRelease_v2));
+        return r;
+    }
+    *context = made;
+    return CUDA_SUCCESS;
 }
 
 /* Asks twice if the last release has destroyed the primary context: before its notes are taken, and after, as another
- * thread may have retained it again. That thread's later allocations have another number. Once they are back, it asks
+ * thread may be retaining it again. That thread's later allocations have another number. Once they are back, it asks
  * anew, since a thread that released it meanwhile has found none. */
 void primary_left(struct gh_state *st, CUdevice device) {
-    while (known_primary(st, device) && !is_active(device, true)) {
-        struct left l = take_primary(st, device);
-        if (!l.context)
+    while (known_primary(st, device)) {
+        uint32_t since = atomic_load(&st->contexts.changes);
+        struct left l;
+        if (is_active(device, true) || !take_primary(st, device, &since, &l))
             return;
         settle(st, device, &l);
     }
@@ -405,7 +407,8 @@ static CUresult released(CUdevice device, device_call *call) {
 static CUresult reset(CUdevice device, device_call *call) {
     struct gh_state *st = gh_here();
     struct parting p = primary_parts(st, device, UINT32_MAX);
-    struct left l = take_primary(st, device);
+    struct left l;
+    take_primary(st, device, NULL, &l);
     CUresult r = call(device);
     if (r == CUDA_SUCCESS && is_counted(st, device))
         st->contexts.retained[device] = 0; /* a driver may count anew from here on, or may go on */
