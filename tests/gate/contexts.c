@@ -1,6 +1,7 @@
 /* Launches in several contexts: each event of the shim's is made in the context in whose streams it is put. With
  * contexts_driver.c below the shim. */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,6 +54,25 @@ static void release(const unsigned *events) {
     HOLD(*events < MANY);
 }
 
+/* Threads that hold the primary context only while they use it: it goes and comes back, under the same handle. */
+static void *hold_shortly(void *unused) {
+    void *context;
+    for (int n = 0; n < 10 * MANY; n++) {
+        HOLD(!CALL("cuDevicePrimaryCtxRetain", &context, 0) && !CALL("cuCtxSetCurrent", context));
+        launch(0);
+        HOLD(!CALL("cuDevicePrimaryCtxRelease_v2", 0));
+    }
+    return unused;
+}
+
+static void come_and_go(void) {
+    pthread_t thread[3];
+    for (int i = 0; i < 3; i++)
+        HOLD(!pthread_create(&thread[i], NULL, hold_shortly, NULL));
+    for (int i = 0; i < 3; i++)
+        pthread_join(thread[i], NULL);
+}
+
 int main(int argc, char **argv) {
     const unsigned *wrong;
     shim = dlopen("libcuda.so.1", RTLD_NOW);
@@ -65,6 +85,8 @@ int main(int argc, char **argv) {
         destroy_streams();
     else if (!strcmp(argv[1], "devices"))
         on_several_devices();
+    else if (!strcmp(argv[1], "threads"))
+        come_and_go();
     else
         release(dlsym(driver, "events"));
     HOLD(!*wrong);
