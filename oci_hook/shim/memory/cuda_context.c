@@ -200,39 +200,44 @@ static bool is_active(CUdevice device, bool in_doubt) {
     return REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) ? in_doubt : active;
 }
 
-static bool is_counted(const struct gh_state *st, CUdevice device) { return st && device >= 0 && device < GH_DEVICES; }
-
 static CUcontext known_primary(struct gh_state *st, CUdevice device) {
-    return is_counted(st, device) ? atomic_load(&st->contexts.primary[device]) : NULL;
+    return st && device >= 0 && device < GH_DEVICES ? atomic_load(&st->contexts.primary[device]) : NULL;
 }
 
-static struct gh_lock *lock_primary(struct gh_state *st, CUdevice device) {
-    struct gh_lock *lock = is_counted(st, device) ? &st->contexts.primary_lock[device] : NULL;
-    return lock && gh_lock(lock) ? lock : NULL;
+static struct gh_held *held_of(struct gh_state *st, CUdevice device) {
+    return st && device >= 0 && device < GH_DEVICES ? &st->contexts.held[device] : NULL;
 }
 
 struct parting primary_parts(struct gh_state *st, CUdevice device, uint32_t holders) {
-    struct parting p = {device, NULL, lock_primary(st, device)};
-    CUcontext context = known_primary(st, device);
-    if (context && (!p.lock || st->contexts.retained[device] <= holders))
-        gate_context_leaves(p.context = context);
+    struct gh_held *held = held_of(st, device);
+    struct parting p = {device, held, NULL, held && gh_lock(&held->lock)};
+    if (held && (!p.locked || held->retains <= holders))
+        p.context = held->context;
+    if (p.context)
+        gate_context_leaves(p.context);
     return p;
 }
 
 void primary_parted(const struct parting *p, bool gone) {
+    gone = gone || (p->context && !is_active(p->device, true));
     if (p->context)
-        gate_context_left(p->context, gone || !is_active(p->device, true));
-    if (p->lock)
-        gh_unlock(p->lock);
+        gate_context_left(p->context, gone);
+    if (p->held && gone)
+        p->held->context = NULL; /* the next context may have this handle */
+    if (p->locked)
+        gh_unlock(&p->held->lock);
 }
 
 static CUresult retain(struct gh_state *st, CUcontext *made, CUdevice device) {
-    struct gh_lock *lock = lock_primary(st, device);
+    struct gh_held *held = held_of(st, device);
+    bool locked = held && gh_lock(&held->lock);
     CUresult r = REAL(cuDevicePrimaryCtxRetain)(made, device);
-    if (lock && r == CUDA_SUCCESS)
-        st->contexts.retained[device]++;
-    if (lock)
-        gh_unlock(lock);
+    if (held && r == CUDA_SUCCESS) {
+        held->retains += locked;
+        held->context = *made;
+    }
+    if (locked)
+        gh_unlock(&held->lock);
     return r;
 }
 
@@ -241,8 +246,8 @@ typedef CUresult device_call(CUdevice);
 static CUresult release(struct gh_state *st, CUdevice device, device_call *call) {
     struct parting p = primary_parts(st, device, 1);
     CUresult r = call(device);
-    if (r == CUDA_SUCCESS && is_counted(st, device) && st->contexts.retained[device])
-        st->contexts.retained[device]--;
+    if (r == CUDA_SUCCESS && p.held && p.held->retains)
+        p.held->retains--;
     primary_parted(&p, false);
     return r;
 }
@@ -410,8 +415,8 @@ static CUresult reset(CUdevice device, device_call *call) {
     struct left l;
     take_primary(st, device, NULL, &l);
     CUresult r = call(device);
-    if (r == CUDA_SUCCESS && is_counted(st, device))
-        st->contexts.retained[device] = 0; /* a driver may count anew from here on, or may go on */
+    if (r == CUDA_SUCCESS && p.held)
+        p.held->retains = 0; /* a driver may count anew from here on, or may go on */
     primary_parted(&p, r == CUDA_SUCCESS);
     if (r == CUDA_SUCCESS && l.context) {
         release_memory(st, l.place);

@@ -11,8 +11,9 @@ void primary_left(struct gh_state *st, CUdevice device);
 /* A driver's call after which the device's primary context may be gone. */
 struct parting {
     CUdevice device;
-    CUcontext context;    /* the gate has left it; NULL: others hold it */
-    struct gh_lock *lock; /* keeps another thread from retaining it meanwhile */
+    struct gh_held *held;
+    CUcontext context; /* the gate has left it; NULL: others hold it */
+    bool locked;       /* so that no other thread retains it meanwhile */
 };
 /* Before the call. holders: if the program has retained it more often, it stays. */
 struct parting primary_parts(struct gh_state *st, CUdevice device, uint32_t holders);

@@ -26,7 +26,7 @@ static inline void gh_relax(void) {
 
 /* One step of waiting: call it with step 0, 1, 2, ... and *until 0 at first. False once seconds have passed. */
 bool gh_wait(unsigned step, int64_t *until);
-/* Locks are held for nanoseconds, and never across a driver call, but for primary_lock. False after seconds of waiting;
+/* Locks are held for nanoseconds, and never across a driver call, but for gh_held's. False after seconds of waiting;
  * then the caller does without. */
 bool gh_lock_wait(struct gh_lock *lock);
 static inline bool gh_lock(struct gh_lock *lock) {
@@ -47,14 +47,18 @@ struct gh_mine { /* what this process is charged on one GPU; the copy in the acc
  * is a cache of these notes: driver/cuda_gpu.c. */
 #define GH_PLACES 512
 #define GH_DEVICES 64
+struct gh_held {              /* a device's primary context, for the gate */
+    struct gh_lock lock;      /* held while the driver retains, releases or resets it */
+    _Atomic uint32_t retains; /* by the program; never more than the driver counts */
+    void *_Atomic context;    /* NULL: the driver has destroyed it */
+};
 struct gh_contexts {
     _Atomic uint64_t place[GH_PLACES];
-    _Atomic uint32_t last;                   /* the number given last */
-    void *_Atomic primary[GH_DEVICES];       /* each device's primary context, once the program has retained it */
-    struct gh_lock lock;                     /* of `primary`, and of `changes` */
-    _Atomic uint32_t changes;                /* of these, and contexts made: memory/cuda_context.c */
-    struct gh_lock primary_lock[GH_DEVICES]; /* held while the driver retains, releases or resets it */
-    _Atomic uint32_t retained[GH_DEVICES];   /* the program's retains of it; never more than the driver counts */
+    _Atomic uint32_t last;             /* the number given last */
+    void *_Atomic primary[GH_DEVICES]; /* each device's primary context, once the program has retained it */
+    struct gh_lock lock;               /* of `primary`, and of `changes` */
+    _Atomic uint32_t changes;          /* of these, and contexts made: memory/cuda_context.c */
+    struct gh_held held[GH_DEVICES];
 };
 
 /* Memory pools seen. A pool is charged for what the driver has reserved for it, not for what is allocated from it. */
