@@ -128,7 +128,7 @@ class Agent:
         self._sampler.charge(self._boundary.cgroups())
         self._driver.repair_devices()
         self._leases.tick(now)
-        self._protection.guard.follow(node.state_dir)
+        self._protection.guard.follow(node.state_dir, node.grants)
         self._gpus.tick(now)
         node.counters.follow(node.state_dir)
         self._publisher.write_textfile()

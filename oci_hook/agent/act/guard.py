@@ -3,6 +3,8 @@
 It also remembers when the GPU is to be looked at again, and which limits were lowered while containers ran.
 """
 
+from collections.abc import Collection
+
 from oci_hook.agent.judge.audit_rules import Process, Seen
 from oci_hook.agent.judge.gpu_sample import GpuSample
 from oci_hook.agent.judge.protect_rules import Harm, Judgement, Look, Member, Protector, Tenant
@@ -30,11 +32,12 @@ class Guard:
         self._highest: dict[tuple[str, str], int] = {}  # MiB, by (key, UUID): the highest limit before a change
         self._before: set[str] | None = None  # keys of containers that are older than this agent
         self._logged: set[str] = set()  # keys whose grant is in the event log
+        self._gone: set[str] = set()  # keys with events that were not living at the last call of `follow`
         self._log: Follower | None = None
         self._state_dir = ""
 
-    def follow(self, state_dir: str) -> None:
-        """Read new events: a container may keep what it used when its limit was lowered."""
+    def follow(self, state_dir: str, living: Collection[str]) -> None:
+        """Read new events: a container may keep what it used when its limit was lowered. living: keys."""
         if self._log is None or state_dir != self._state_dir:
             self._log, self._state_dir = Follower(state_dir, old=True), state_dir
         for event in self._log.read():
@@ -44,6 +47,10 @@ class Guard:
                 for uuid, before in event.get("before") or ():
                     at = str(event.get("key")), str(uuid)
                     self._highest[at] = max(self._highest.get(at, 0), int(before))
+        # A short life may be over before its events are read; one that has just begun is living at the next call.
+        gone = {*self._logged, *(key for key, _ in self._highest)}.difference(living)
+        self.forget(gone & self._gone)
+        self._gone = gone
 
     def first_seen(self, keys: set[str]) -> None:
         """At the first call, remember the containers older than the agent. It sees all changes of later ones."""

@@ -459,7 +459,7 @@ def test_the_guard_knows_whose_history_it_has(tmp_path: Path) -> None:
     guard = Guard(256)
     guard.first_seen({"lost", "logged"})
     guard.first_seen({"lost", "logged", "new"})
-    guard.follow(state)
+    guard.follow(state, grants)
 
     def known() -> set[str]:
         sample = GpuSample(0, 1 << 40, 0, ())
@@ -469,6 +469,20 @@ def test_the_guard_knows_whose_history_it_has(tmp_path: Path) -> None:
     assert known() == {"logged", "new"}
     guard.forget({"lost", "logged"})
     assert known() == {"lost", "logged", "new"}  # by these keys others come later
+
+
+def test_the_guard_forgets_who_ended_before_its_events_were_read(tmp_path: Path) -> None:
+    grant = Grant("young", Identity("/run", "c", "/"), Life("b"), (Share(GPU, 4096),))
+    guard = Guard(256)
+    for key in ("short", "young"):
+        events.granted(str(tmp_path), grant.replace(key=key), 0.1)
+        events.record(str(tmp_path), "changed", key=key, before=[[GPU, 8192]])
+    guard.follow(str(tmp_path), ())
+    for _ in range(2):
+        guard.follow(str(tmp_path), ("young",))
+        assert guard._logged == {"young"} and guard._highest == {("young", GPU): 8192}
+    guard.forget({"young"})
+    assert not guard._logged and not guard._highest
 
 
 def test_what_a_forked_child_holds_is_known_where_the_driver_says_so() -> None:
