@@ -109,6 +109,8 @@ class Publisher:
         return processes(self._node.gpus, self._auditing.processes)
 
     def events(self) -> dict[str, Any]:
+        if self._recent.state_dir != self._node.state_dir:
+            self._recent = Recent(self._node.state_dir)
         return self._recent.read()
 
     def healthy(self) -> bool:

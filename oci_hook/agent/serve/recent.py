@@ -16,6 +16,7 @@ class Recent:
     """`read` the last events, newest first; refusals also by themselves, so that others do not push them out."""
 
     def __init__(self, state_dir: str) -> None:
+        self.state_dir = state_dir
         self._log = Follower(state_dir, old=True)
         self._events: deque[dict[str, Any]] = deque(maxlen=MOST)
         self._refused: deque[dict[str, Any]] = deque(maxlen=MOST)

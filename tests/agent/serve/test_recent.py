@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 from oci_hook.agent.serve import recent
+from oci_hook.agent.serve.publish import Publisher
 from oci_hook.agent.serve.recent import Recent
 from oci_hook.ledger import events
 
@@ -32,6 +34,19 @@ def test_the_name_that_the_end_has(tmp_path: Path) -> None:
     events.record(str(tmp_path), "refused", id="", messages=[])
     seen = Recent(str(tmp_path)).read()["events"]
     assert [(e["id"], e["container"]) for e in seen] == [("", ""), ("", "odd"), *[("a" * 12, "trainer")] * 2]
+
+
+def test_those_of_another_state_directory(tmp_path: Path) -> None:
+    """As after `settings set state_dir=DIR`."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        events.record(str(tmp_path / name), "ended", id=name, name="")
+    node = SimpleNamespace(state_dir=str(tmp_path / "a"))
+    publisher = Publisher(node, *[None] * 9)  # type: ignore[arg-type]
+    assert [e["id"] for e in publisher.events()["events"]] == ["a"]
+    node.state_dir = str(tmp_path / "b")
+    for _ in range(2):
+        assert [e["id"] for e in publisher.events()["events"]] == ["b"]
 
 
 def test_damaged_and_endless_events(tmp_path: Path) -> None:
