@@ -10,14 +10,15 @@ import click
 from oci_hook.cli import live, named, output
 from oci_hook.cli.explain import keys_without_prefix, pairs
 from oci_hook.config import settings as node_settings
-from oci_hook.core.allocate import Refusal, allocate
+from oci_hook.core.allocate import NOBODY, Refusal, allocate
+from oci_hook.core.grant import Identity
 from oci_hook.core.request import Request, parse
 from oci_hook.core.request_data import from_data
 from oci_hook.core.suggest import changes
 from oci_hook.core.terms import CLASS_NUMBERS, compute_of
 from oci_hook.engines import unshared
 from oci_hook.errors import GhError, RequestError, refuse
-from oci_hook.ledger import admit, store
+from oci_hook.ledger import admit, slot_files, store
 from oci_hook.ledger import inventory as cache
 from oci_hook.ledger.admit import MIN_PREFIX
 from oci_hook.ledger.events import short
@@ -179,7 +180,7 @@ def past(
     request = request_of(last.get("request"))
     if request is None:
         return output.Report({"id": last.get("id"), "state": "refused", "messages": messages}, lines)
-    return room(settings, request, lines)
+    return room(settings, request, lines, identity_of(last))
 
 
 def different(found: list[dict[str, Any]], container: str, ids: set[str]) -> list[tuple[str, dict[str, Any]]]:
@@ -214,15 +215,24 @@ def life(log: list[dict[str, Any]], last: dict[str, Any]) -> list[dict[str, Any]
     return own[begun:]
 
 
-def room(settings: node_settings.Settings, request: Request, head: list[str]) -> output.Report:
+def identity_of(event: dict[str, Any]) -> Identity:
+    """The refused container, as far as its placement depends on it: only one in a Pod has a namespace in its name."""
+    uid, name = str(event.get("uid") or ""), str(event.get("name") or "")
+    return NOBODY.replace(pod_uid=uid, namespace=name.partition("/")[0] if "/" in name else "")
+
+
+def room(settings: node_settings.Settings, request: Request, head: list[str], who: Identity = NOBODY) -> output.Report:
     """Reports whether the request fits now; if not, the reason on each GPU, and changes that would make it fit."""
     inventory, grants = cache.load(settings), named.snapshot(settings)
-    found = allocate(request, inventory, grants, settings.rules)
+    bounds = (
+        slot_files.preempt_bounds(settings.state_dir, grants) if request.terms.preempt_tolerance_us is not None else ()
+    )
+    found = allocate(request, inventory, grants, settings.rules, bounds, who)
     lines = list(head)
     if not isinstance(found, Refusal):
         lines.append("it would fit now")
         return output.Report({"fits": True, "changes": []}, lines)
-    ways = changes(request, inventory, grants, settings.rules)
+    ways = changes(request, inventory, grants, settings.rules, bounds, who)
     index = {gpu.uuid: gpu.index for gpu in inventory.gpus}
     lines.append("now:" if head else "it would be refused:")
     lines += [f"  {note if note.startswith('GPU ') else f'GPU {index[uuid]} {note}'}" for uuid, note in found.notes]

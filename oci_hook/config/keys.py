@@ -61,11 +61,13 @@ def memory_or_percent(value: "Value") -> "int | tuple[str, int]":
 
 def times(value: "Value") -> int:
     """A number from 1.0 to 10.0 with at most two decimals, in per cent."""
-    whole_part, _, part = str(value).partition(".")
-    digits = whole_part + (part + "00")[:2]
-    if not (units.DIGITS.issuperset(digits) and whole_part and len(part) <= 2 and 100 <= int(digits[:8]) <= 1000):
-        raise ValueError("is not from 1.0 to 10.0; write 1.5, or 1.0 to lend no memory")
-    return int(digits)
+    whole_part, point, part = str(value).partition(".")
+    try:
+        if bool(point) == bool(part) and len(part) <= 2:
+            return units.integer(whole_part + part.ljust(2, "0"), 100, 1000)
+    except ValueError:
+        pass
+    raise ValueError("is not from 1.0 to 10.0; write 1.5, or 1.0 to lend no memory")
 
 
 def default_policy(value: "Value") -> str | None:

@@ -139,7 +139,7 @@ def allocate(
             unmet[i]
             or _barred(use, request, barred)
             or _obstacle(use, wish, request, rules)
-            or _no_slot(use, grants)
+            or _no_slot(use, wish, request, rules, grants)
             or late[i][0]
             for i, use in enumerate(uses)
         ]
@@ -156,7 +156,7 @@ def allocate(
         )
     alone = request.exclusive or (rules.whole_gpus == "exclusive" and all(w.whole for w, _ in wishes))
     shares = tuple(
-        share_of(uses[i].gpu, wish, request, rules).replace(slot=_slot(uses[i].gpu, wish, alone, grants, rules))
+        share_of(uses[i].gpu, wish, request, rules).replace(slot=_slot(uses[i].gpu, wish, request, rules, grants))
         for i, (wish, _) in zip(chosen, wishes, strict=True)
     )
     notes = []
@@ -313,7 +313,8 @@ def _late(use: Usage, request: Request, grants: tuple[Grant, ...], bounds: "Boun
         return "", ""
     known = {(key, uuid): bound for key, uuid, bound in bounds}
     own = CLASS_NUMBERS[request.terms.priority_class]
-    lower = [g for g, _ in on_gpu(use.gpu.uuid, grants) if CLASS_NUMBERS[g.terms.priority_class] < own]
+    there = (grant for grant, _ in on_gpu(use.gpu.uuid, grants) if grant.booked)
+    lower = [grant for grant in there if CLASS_NUMBERS[grant.terms.priority_class] < own]
     found = [known[g.key, use.gpu.uuid] for g in lower if (g.key, use.gpu.uuid) in known]
     if found and max(found) > tolerance:
         name = f"GPU {use.gpu.index} {use.gpu.uuid}"
@@ -353,16 +354,19 @@ def _agrees(gpu: Gpu, wish: GpuRequest, percent: int, rules: Rules) -> bool:
     return any(abs(asked * 100 - percent * total) < total for total in totals)
 
 
-def _slot(gpu: Gpu, wish: GpuRequest, alone: bool, grants: tuple[Grant, ...], rules: Rules) -> int:
+def _held_alone(wish: GpuRequest, request: Request, rules: Rules) -> bool:
+    """True if no other container may be on the GPU beside it."""
+    return request.exclusive or (wish.whole and rules.whole_gpus == "exclusive")
+
+
+def _slot(gpu: Gpu, wish: GpuRequest, request: Request, rules: Rules, grants: tuple[Grant, ...]) -> int:
     """The container's slot on the GPU page; 0 where the container has the GPU for itself."""
-    if alone or (wish.whole and rules.whole_gpus == "exclusive"):
-        return 0
-    return free_slot(gpu.uuid, grants)
+    return 0 if _held_alone(wish, request, rules) else free_slot(gpu.uuid, grants)
 
 
-def _no_slot(use: Usage, grants: tuple[Grant, ...]) -> str:
+def _no_slot(use: Usage, wish: GpuRequest, request: Request, rules: Rules, grants: tuple[Grant, ...]) -> str:
     """Suspended containers leave their memory, and keep their slots."""
-    if len(grants) < SLOTS or free_slot(use.gpu.uuid, grants):
+    if len(grants) < SLOTS or _held_alone(wish, request, rules) or free_slot(use.gpu.uuid, grants):
         return ""
     return f"GPU {use.gpu.address} {use.gpu.uuid} has {SLOTS} containers, suspended ones included"
 
@@ -389,7 +393,7 @@ def _obstacle(use: Usage, wish: GpuRequest, request: Request, rules: Rules) -> s
         return f"{name} {NO_BOUNDARY}: {why}"
     if use.alone:
         return f"{name} is exclusive to one container"
-    if need.whole and (request.exclusive or rules.whole_gpus == "exclusive"):
+    if _held_alone(wish, request, rules):
         return f"{name} is asked for alone and has {containers}" if use.containers else ""
     if need.whole and use.containers and not use.whole:
         return f"{name} is asked for without limits and has {use.containers} limited ones"

@@ -1,6 +1,6 @@
 """Finds the changes with which a refused request would fit. It asks `allocate` about each, so every suggestion is true."""
 
-from oci_hook.core.allocate import Allocation, allocate
+from oci_hook.core.allocate import NOBODY, Allocation, allocate
 from oci_hook.core.grant import Grant, Identity
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.request import Request
@@ -11,6 +11,8 @@ from oci_hook.core.value import Value
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from oci_hook.core.allocate import Bounds
 
 
 class Suggestion(Value):
@@ -26,8 +28,16 @@ class Suggestion(Value):
     gone: tuple[str, ...] = ()
 
 
-def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], rules: Rules) -> tuple[Suggestion, ...]:
-    """The smallest change of each kind that helps, the easiest for the user first; empty if the request fits as it is."""
+def changes(
+    request: Request,
+    inventory: Inventory,
+    grants: tuple[Grant, ...],
+    rules: Rules,
+    bounds: "Bounds" = (),
+    who: Identity = NOBODY,
+) -> tuple[Suggestion, ...]:
+    """The smallest change of each kind that helps, the easiest for the user first; empty if the request fits as it is.
+    bounds, who: as in `allocate`."""
 
     # Less memory than a context takes is refused as well, so the amounts that fit are an interval that begins here.
     least = max(rules.memory_min, 1, *(gpu.context_mib for gpu in inventory.gpus))
@@ -35,7 +45,7 @@ def changes(request: Request, inventory: Inventory, grants: tuple[Grant, ...], r
     def fits(asked: Request, beside: tuple[Grant, ...] = grants) -> bool:
         if asked.terms.imex_channels and not all(gpu.whole for gpu in asked.gpus):
             return False  # core/validate.py
-        return isinstance(allocate(asked, inventory, beside, rules), Allocation)
+        return isinstance(allocate(asked, inventory, beside, rules, bounds, who), Allocation)
 
     if fits(request) or not request.gpus:
         return ()

@@ -255,7 +255,8 @@ def _files(modules: Iterable[str]) -> set[str]:
         *(f"{layout.SHIM_DIR}/{name}" for name in SHIMS),
         *(f"{layout.LIB_DIR}/{name}" for name in (LOADER, *STARTS)),
         *(f"{layout.LIB_DIR}/{PACKAGE.name}/{name}" for name in modules),
-        *(layout.SETTINGS_YAML, layout.STATE_IN_USE, layout.INSTALLED, *inside, *old, *OLD_FILES),
+        *(layout.SETTINGS_YAML, layout.STATE_IN_USE, layout.CLUSTER_SETTINGS, layout.CLUSTER_KEYS, layout.INSTALLED),
+        *(*inside, *old, *OLD_FILES),
     }
 
 
@@ -282,7 +283,7 @@ def _write_list(root: Path, files: Iterable[str]) -> None:
 
 def _foreign(root: Path) -> Iterator[str]:
     """Files at the prefix that are not ours."""
-    ours = {*_files(_modules()), layout.CLUSTER_SETTINGS, layout.CLUSTER_KEYS, LOCK}
+    ours = {*_files(_modules()), LOCK}
     for folder, folders, names in os.walk(root):
         for name in (*names, *(name for name in folders if os.path.islink(os.path.join(folder, name)))):
             if TEMPORARY.sub("", os.path.relpath(path := os.path.join(folder, name), root)) not in ours:

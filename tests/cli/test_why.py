@@ -14,9 +14,10 @@ from oci_hook.cli import live, why
 from oci_hook.core.grant import Identity, Share
 from oci_hook.core.layout import ACCOUNT_FILE, AGENT_LOCK
 from oci_hook.core.request import GpuRequest, Request
+from oci_hook.core.terms import Terms
 from oci_hook.core.units import MIB
 from oci_hook.errors import NoRoomError
-from oci_hook.ledger import admit, events, store
+from oci_hook.ledger import admit, events, slot_files, store
 from oci_hook.observe import account, engine_names
 from tests.cli.box import Install, this_process
 from tests.cli.test_ps import container, page
@@ -46,6 +47,25 @@ def test_why_was_it_refused(install: Install) -> None:
     assert [c["kind"] for c in data["changes"]] == ["both", "devices", "wait"] and not data["fits"]
     install.run("release", "--force", "neighbour-a")
     assert install.text("why", "big").endswith("it would fit now\n")
+
+
+def test_why_is_it_kept_off_each_gpu(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By who it is, for apart-from, and by how soon the others let go."""
+    for n, uid in enumerate(("u1", "u2")):
+        who = {"namespace": "ml", "pod": f"q{n}", "pod_uid": uid}
+        install.grant(f"web-{n}", Share(f"GPU-{n}", 1024, slot=1), who=who, apart_from="web")
+    wish = Request((GpuRequest(None, ("mib", 1024)),), Terms(apart_from="web"))
+    refused(install, "apart", wish)
+    text = install.text("why", "apart")
+    assert "has another container with apart-from=web" in text and "would fit" not in text
+    assert {c["kind"] for c in install.data("why", "apart")["changes"]} == {"wait"}
+    keys = [store.grant_key("/run/runc", f"web-{n}") for n in range(2)]
+    late = tuple((key, f"GPU-{n}", 5000) for n, key in enumerate(keys))
+    monkeypatch.setattr(slot_files, "preempt_bounds", lambda *_: late)
+    monkeypatch.setattr(admit, "preempt_bounds", lambda *_: late)
+    refused(install, "hasty", wish.replace(terms=Terms(priority_class="online", preempt_tolerance_us=1000)))
+    text = install.text("why", "hasty")
+    assert "lets go after 5000 us, 1000 are tolerated" in " ".join(text.split()) and "would fit" not in text
 
 
 def test_why_would_it_be_refused(install: Install) -> None:

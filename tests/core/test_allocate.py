@@ -204,6 +204,9 @@ def test_a_tolerance_keeps_off_gpus_that_are_known_to_be_slow():
     named = wish.replace(gpus=(GpuRequest("0", ("mib", 1)),))
     refused = tried(named, (1, 5000))
     assert isinstance(refused, Refusal) and "lets go after 5000 us, 1000 are tolerated" in str(refused.problems[0])
+    away = tuple(g.replace(suspended=1) for g in offline)  # a person's: nothing of theirs runs or comes back by itself
+    beside = (*away, grant(3, [Share(at, 1, slot=3)]).replace(terms=Terms(priority_class="online")))
+    assert indices(allocate(wish, n, beside, Rules(), ((away[0].key, at, 5000),)), n) == [0]
     peers = [changed(g, priority_class="online") for g in offline]  # who is not lower makes nobody wait
     assert indices(allocate(wish, n, tuple(peers), Rules(), ((peers[0].key, at, 9999),)), n) == [0]
 
@@ -355,6 +358,16 @@ def test_a_whole_gpu_beside_a_share_is_held_alone_after_the_setting_changes():
     for other in (ask(device="1"), ask(device="1", memory_mib=1)):
         refused = place(other, n, held, whole_gpus="shared")
         assert isinstance(refused, Refusal) and "is exclusive to one container" in str(refused.problems[0])
+
+
+def test_who_holds_a_gpu_alone_needs_no_slot_of_its_page():
+    n = node(24576)
+    held = [grant(i, [Share(UUID.format(0), 1, slot=i)]).replace(suspended=1) for i in range(1, 65)]
+    for alone in (ask(), ask(exclusive=True)):
+        found = place(alone, n, held)
+        assert isinstance(found, Allocation) and found.shares[0].slot == 0
+    assert "has 64 containers, suspended ones included" in str(place(ask(memory_mib=1), n, held).problems[0])
+    assert isinstance(place(ask(), n, held, whole_gpus="shared"), Refusal)
 
 
 def test_a_limited_grant_keeps_exclusive_and_unlimited_ones_away():

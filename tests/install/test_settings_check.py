@@ -106,6 +106,15 @@ def test_files_are_0644_whatever_the_umask_and_nothing_else_is_left(prefix: Path
         assert stat.S_IMODE(file.stat().st_mode) == 0o644
 
 
+def test_oversubscribe_is_a_short_decimal_number(prefix: Path) -> None:
+    for said, percent in (("1", 100), ("1.5", 150), ("2.05", 205), ("10", 1000), ("10.00", 1000)):
+        say(prefix, base(prefix, f"oversubscribe: {said}\n"))
+        assert settings_edit.change(str(prefix)).rules.oversubscribe == percent
+    for said in ("000001000.00", "0000010", "01.5", "1.", ".5", "1.005", "0.99", "10.01", "9" * 5000, "-1", "1e1"):
+        [line] = problems(prefix, base(prefix, f"oversubscribe: {said}\n"))
+        assert line.startswith("GH-501: FILE:3: oversubscribe: ") and "is not from 1.0 to 10.0" in line
+
+
 @pytest.mark.parametrize(
     ("said", "nanoseconds"),
     [("adaptive", 0), ("100ms", 100_000_000), ("1us", 1000), ("300us", 300_000), ("2s", 2 * 10**9), ("4s", 4 * 10**9)],
