@@ -3,8 +3,8 @@
 The model: the GPU counts what its driver has handed out, contexts included. Then at every instant: counted <= limit;
 a refusal: counted + need > limit; when all is still: cuMemGetInfo's free = limit - counted, and that much, and not one
 piece more, is granted. What processes hold that the GPU does not count (external memory, exports) counts as well once
-they have said how much that is. What its maker has freed, or left by its exit, while an importer holds it is nobody's
-charge, a known gap, and does not count here.
+they have said how much that is. What its maker has freed, or left by its exit, while an importer holds it is kept
+charged, unless it was imported with a pool: that is nobody's charge, a known gap, and does not count here.
 """
 
 import os
@@ -90,8 +90,12 @@ class Bench:
 
     def room(self, exactly: bool = False) -> int:
         """Bytes that the model still allows; exactly: what the GPU does not count is counted as well."""
-        beyond = sum(self.beyond.get(p.pid, 0) for p in self.running) if exactly else 0
-        return self.allowed - (self.gpu.counted() - self.gpu.left()) - beyond
+        counted, left = self.gpu.counted(), self.gpu.left()
+        if not exactly:
+            return self.allowed - (counted - left)
+        beyond = sum(self.beyond.get(p.pid, 0) for p in self.running)
+        left = min(left, max(0, counted + beyond - self.box.total()))  # less what is kept charged
+        return self.allowed - (counted - left) - beyond
 
     def kill(self, p: Process) -> None:
         """SIGKILL it and forget it."""
