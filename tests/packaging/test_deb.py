@@ -192,6 +192,9 @@ def test_removal_waits_for_containers_with_shares(machine: Machine, packages: Pa
         )
         removed = machine.fails("dpkg --force-depends --remove gpu-hook")
         assert "GH-504: 1 container(s) hold shares (sleeper)" in removed
+        machine.sh(f"mv {PREFIX}/etc/settings.yaml /run/kept")  # the install is one without them, too
+        assert "GH-504: 1 container(s) hold shares" in machine.fails("dpkg --force-depends --remove gpu-hook")
+        machine.sh(f"mv /run/kept {PREFIX}/etc/settings.yaml")
         assert "sleeper" in machine.sh("gpu-hook ps")
         machine.sh("dpkg --install /packages/gpu-hook_0*.deb")  # an upgrade does not
         assert "sleeper" in machine.sh("gpu-hook ps")

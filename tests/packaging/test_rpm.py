@@ -97,6 +97,9 @@ def test_removal_waits_for_containers_with_shares(machine: Machine, packages: Pa
         used = machine.fails("rpm --erase gpu-hook-simulator")
         assert "GH-306: 1 container(s) use the simulated GPUs: sleeper" in used
         assert "GH-504: 1 container(s) hold shares (sleeper)" in machine.fails("rpm --erase --nodeps gpu-hook")
+        machine.sh(f"mv {PREFIX}/etc/settings.yaml /run/kept")  # the install is one without them, too
+        assert "GH-504: 1 container(s) hold shares" in machine.fails("rpm --erase --nodeps gpu-hook")
+        machine.sh(f"mv /run/kept {PREFIX}/etc/settings.yaml")
         assert "sleeper" in machine.sh("gpu-hook ps") and not machine.exists("/var/lib/gpu-hook")
     machine.sh("rpm --erase gpu-hook gpu-hook-simulator")
     assert not machine.exists(PREFIX)
