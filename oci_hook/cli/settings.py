@@ -73,10 +73,9 @@ def set_(prefix: str, values: tuple[str, ...]) -> output.Report:
     `set state_dir=DIR` moves the install to that directory. This is refused while containers hold shares in the old
     one, which is emptied.
     """
-    pairs = [read_pair(value) for value in values]
-    changes = dict(pairs)
-    if len(changes) < len(pairs):
-        raise click.UsageError("a key is given twice")
+    changes = dict(
+        map(read_pair, values)
+    )  # of a key given twice the last: an image's own settings follow the usual ones
     said = settings_edit.change(prefix, **changes)
     lines = [f"{file(prefix)} says {key}: {flat_yaml.quoted(value)}" for key, value in changes.items()]
     return output.Report({"settings": as_data(said)}, lines)
