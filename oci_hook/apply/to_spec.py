@@ -2,7 +2,7 @@
 environment, and that no `systemctl daemon-reload` undoes. Pure: dicts in, a dict out."""
 
 from oci_hook.core.device_rules import starts_closed
-from oci_hook.core.layout import ENV_SET, MARKER, NVIDIA_MAJOR, PRIVATE, REQUEST_DIR, SIM_GPUS, VISIBLE_DIR
+from oci_hook.core.layout import DRI, ENV_SET, MARKER, NVIDIA_MAJOR, PRIVATE, REQUEST_DIR, SIM_GPUS, VISIBLE_DIR
 from oci_hook.core.plan import Bind, DeviceNode, DeviceRule, EnvVar, Tmpfs
 from oci_hook.errors import refuse
 from oci_hook.oci import fastjson, request_mounts
@@ -24,7 +24,6 @@ GPU_NAMES = (
 # need the others to start.
 HOOK_TIMEOUT = 30
 BOUNDARY_CLIENT = "gpu-hook-boundary"
-DRI = "/dev/dri/"  # may hold nodes of other makers too; the marker remembers which ones are ours
 
 
 def marked(spec: "Spec") -> str:
@@ -141,7 +140,7 @@ def _without_gpus(spec: "Spec", remembered: list[str]) -> "Linux":
     """The spec's linux part less the GPUs' device nodes, and less the rules that permit those or any NVIDIA GPU."""
     linux: Linux = {**(spec.get("linux") or {})}
     resources: Resources = {**(linux.get("resources") or {})}
-    ours = ("/dev/nvidia", *(e for e in remembered if e.startswith(DRI)))
+    ours = ("/dev/nvidia", *(e for e in remembered if e.startswith(DRI)))  # of DRI the marker remembers ours
     nodes = [d for d in linux.get("devices") or () if str(d.get("path")).startswith(ours)]
     numbers = {(d.get("major"), d.get("minor")) for d in nodes}
     linux["devices"] = [d for d in linux.get("devices") or () if d not in nodes]

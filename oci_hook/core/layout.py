@@ -60,6 +60,7 @@ PAGE_UID = 0xFFFF_FFF0
 
 IMEX_CHANNEL = "/dev/nvidia-caps-imex-channels/channel"  # followed by the channel's number, which is the minor number
 NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt: 195 char = NVIDIA graphics; nvidiactl is minor 255
+DRI = "/dev/dri/"  # GPUs of other makers have nodes there as well
 ENV_SET = (  # written into a container's environment, over the container's own values
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",

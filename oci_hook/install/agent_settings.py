@@ -23,7 +23,6 @@ def address(value: "Value") -> str:
     try:
         if value != "none":
             ipaddress.ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
-        if value != "none":
             integer(port, 0, 65535)
     except ValueError:
         raise ValueError('is not an address like 127.0.0.1:9409, "[::1]:9409" or none') from None

@@ -35,9 +35,8 @@ def write(file: str, text: str, mode: int = 0o644) -> None:
 def os_refusal(code: str, what: str, error: OSError, advice: str = "") -> GhError:
     """The exception for a file that the kernel refuses. advice: what helps beside being root."""
     root = "run as root" if isinstance(error, PermissionError) and os.geteuid() else ""
-    return refuse(
-        code, "; ".join(filter(None, (f"{what}: {error.strerror}", ", or ".join(filter(None, (root, advice))))))
-    )
+    helps = ", or ".join(filter(None, (root, advice)))
+    return refuse(code, f"{what}: {error.strerror}" + (helps and f"; {helps}"))
 
 
 def locked(path: str, code: str) -> int:

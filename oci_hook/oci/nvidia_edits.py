@@ -7,7 +7,7 @@ dict in, a dict out. A user who gives a mount of his own the name of a driver fi
 """
 
 from oci_hook.core.device_rules import ANY, CONTROL_MINOR
-from oci_hook.core.layout import NVIDIA_MAJOR, PRIVATE
+from oci_hook.core.layout import DRI, NVIDIA_MAJOR, PRIVATE
 from oci_hook.core.plan import DeviceNode
 from oci_hook.core.value import Value
 from oci_hook.core.value_parsers import VOID, WITH_A_SHARE
@@ -38,7 +38,6 @@ SWARM = "DOCKER_RESOURCE_"  # with its setting swarm-resource, these win over NV
 CDI = "cdi.k8s.io/"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 SYSTEM_NODES = ("/dev/nvidia", "/dev/gdrdrv")
-GRAPHICS_NODES = "/dev/dri/"  # other makers' GPUs have nodes there as well
 
 
 class Narrowed(Value):
@@ -241,7 +240,7 @@ def _without_nodes(
     GPU that is not given. given: (major, minor) of the granted nodes; None without a grant: then a rule for every GPU
     goes, which is refused beside a grant. whole: whether the GPUs are granted whole."""
     gpus = {(node.major, node.minor) for node in inventory.nodes} if inventory else set()
-    names = SYSTEM_NODES if inventory or not injected(spec) else (*SYSTEM_NODES, GRAPHICS_NODES)
+    names = SYSTEM_NODES if inventory or not injected(spec) else (*SYSTEM_NODES, DRI)
     linux: Linux = {**(spec.get("linux") or {})}
 
     def goes(node: "Object") -> bool:
