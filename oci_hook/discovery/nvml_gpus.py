@@ -20,6 +20,7 @@ from oci_hook.boundary import cgroups
 from oci_hook.boundary.nvml_limits import LimitError, Nvml
 from oci_hook.core.units import MIB
 from oci_hook.discovery.nvml_memory import usable
+from oci_hook.discovery.nvml_mig import is_split, parts
 
 NVLINK_DISTANCE = 1  # nearer than any PCIe path; those are NVML_TOPOLOGY_* numbers from 0 (one board) to 50 (two CPUs)
 
@@ -28,35 +29,21 @@ def text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def is_split(handle: Any) -> bool:
-    """True if the GPU is in MIG mode: then only its MIG devices can be used."""
-    try:
-        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
-    except pynvml.NVMLError:  # the GPU does not support MIG
-        return False
-
-
 def mig_devices(handle: Any, gpu: dict[str, Any]) -> list[dict[str, Any]]:
-    """The GPU's MIG devices, with the ids of their GPU and compute instances. Their indices may have gaps."""
-    found = []
-    for i in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        try:
-            mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)
-        except pynvml.NVMLError:
-            continue
-        found.append(
-            {
-                **gpu,
-                "uuid": text(pynvml.nvmlDeviceGetUUID(mig)),
-                "memory_mib": usable(mig) // MIB,
-                "name": text(pynvml.nvmlDeviceGetName(mig)),
-                "parent": gpu["uuid"],
-                "instance": i,
-                "gi": pynvml.nvmlDeviceGetGpuInstanceId(mig),
-                "ci": pynvml.nvmlDeviceGetComputeInstanceId(mig),
-            }
-        )
-    return found
+    """The GPU's MIG devices, with the ids of their GPU and compute instances."""
+    return [
+        {
+            **gpu,
+            "uuid": text(pynvml.nvmlDeviceGetUUID(mig)),
+            "memory_mib": usable(mig) // MIB,
+            "name": text(pynvml.nvmlDeviceGetName(mig)),
+            "parent": gpu["uuid"],
+            "instance": i,
+            "gi": pynvml.nvmlDeviceGetGpuInstanceId(mig),
+            "ci": pynvml.nvmlDeviceGetComputeInstanceId(mig),
+        }
+        for i, mig in parts(handle)
+    ]
 
 
 def arch(handle: Any) -> str:

@@ -203,6 +203,10 @@ API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *
 
 /* --- MIG --- */
 
+static bool part_of(const struct gpu_head *h, nvmlDevice_t d) {
+    return h->mig == GPU_PART && !strcmp(h->parent, d->file->head.uuid);
+}
+
 API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned *current, unsigned *pending) {
     DEVICE(d);
     if (!current || !pending)
@@ -217,7 +221,7 @@ API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t d, unsigned in
         return NVML_ERROR_INVALID_ARGUMENT;
     for (int i = 0; i < count; i++) {
         const struct gpu_head *h = &gpus[i].file->head;
-        if (h->mig == GPU_PART && h->mig_index == index && !strcmp(h->parent, d->file->head.uuid)) {
+        if (part_of(h, d) && h->mig_index == index) {
             *out = &gpus[i];
             return NVML_SUCCESS;
         }
@@ -408,8 +412,11 @@ static nvmlReturn_t picture(nvmlDevice_t d, uint64_t now, struct gpu_state **out
     return NVML_SUCCESS;
 }
 
-/* Faults for questions about load that the GPU's head asks for: slow answers, and "not supported". */
+/* Faults for questions about load that the GPU's head asks for: slow answers, and "not supported". With MIG, NVML answers
+ * none of these questions (its manual, nvmlDeviceGetUtilizationRates and nvmlDeviceGetProcessUtilization). */
 static nvmlReturn_t load_question(nvmlDevice_t d, unsigned which) {
+    if (d->file->head.mig != GPU_PLAIN)
+        return NVML_ERROR_NOT_SUPPORTED;
     uint32_t us = d->file->head.nvml_call_us;
     if (us)
         nanosleep(&(struct timespec){us / 1000000 % 10, (long)(us % 1000000) * 1000}, NULL);
@@ -442,25 +449,41 @@ struct process_v2 {
     unsigned gpu_instance, compute_instance;
 };
 
-static nvmlReturn_t processes(nvmlDevice_t d, unsigned *n, void *out, bool v1) {
-    DEVICE(d);
-    if (!n)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    unsigned room = *n, found = 0;
+struct list {
+    void *out; /* NULL: they are counted */
+    unsigned room, found;
+    bool v1;
+};
+
+static void list_processes(nvmlDevice_t d, struct list *list) {
+    const struct gpu_head *h = &d->file->head;
+    unsigned gi = h->mig == GPU_PART ? h->gpu_instance : ~0u, ci = h->mig == GPU_PART ? h->compute_instance : ~0u;
     for (int i = 0, n_slots = gpu_slots(d->file); i < n_slots; i++) {
         const struct gpu_slot *s = &d->file->slot[i];
         int pid = s->pid && s->contexts ? gpu_owner(d, i) : -1;
         if (pid <= 0)
             continue;
         unsigned long long used = s->used + gpu_pieces_used(d, gpu_descriptor(d), i);
-        if (out && found < room && v1)
-            ((struct process_v1 *)out)[found] = (struct process_v1){(unsigned)pid, used};
-        else if (out && found < room)
-            ((struct process_v2 *)out)[found] = (struct process_v2){(unsigned)pid, used, ~0u, ~0u};
-        found++;
+        if (list->out && list->found < list->room && list->v1)
+            ((struct process_v1 *)list->out)[list->found] = (struct process_v1){(unsigned)pid, used};
+        else if (list->out && list->found < list->room)
+            ((struct process_v2 *)list->out)[list->found] = (struct process_v2){(unsigned)pid, used, gi, ci};
+        list->found++;
     }
-    *n = found;
-    return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+/* A GPU that MIG has split lists the processes of all its MIG devices (NVML's manual, nvmlDeviceGetComputeRunningProcesses). */
+static nvmlReturn_t processes(nvmlDevice_t d, unsigned *n, void *out, bool v1) {
+    DEVICE(d);
+    if (!n)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    struct list list = {out, *n, 0, v1};
+    list_processes(d, &list);
+    for (int i = 0; i < count; i++)
+        if (part_of(&gpus[i].file->head, d))
+            list_processes(&gpus[i], &list);
+    *n = list.found;
+    return list.found > list.room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
 #define PROCESSES(name, v1) \

@@ -498,3 +498,22 @@ def test_doctor_has_a_line_on_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) 
         for words in (["sim", "fault"], ["gpus", "--refresh"]):
             CliRunner().invoke(cli, [*words, "--prefix", str(stage.prefix)], catch_exceptions=False)
         (stage.state / "events").unlink(missing_ok=True)
+
+
+def test_on_mig_devices_an_honest_container_is_left_and_a_cheat_found(tmp_path: Path, root: Path) -> None:
+    """NVML lists a device's processes both by the device and by its GPU, which nobody was granted."""
+    stage = Stage(tmp_path, "--mig", "3g.4gb,1g.1gb")
+    try:
+        on = {"gpu-hook.io/memory": "512Mi"}
+        honest = stage.start(root, *HOLD, annotations={**on, "gpu-hook.io/devices": "0:0"})
+        with running(stage, "--policy", "freeze") as agent:
+            seen = wait_for(lambda: (c := agent.container(honest)) and c["gpus"][0]["peak_mib"] and c)
+            agent.looks(3)
+            assert (seen["state"], seen["gpus"][0]["used_mib"]) == ("running", 300 + CONTEXT_MIB)
+            assert not agent.kinds(honest) and not agent.node()["agent"]["problems"]
+            cheat = stage.start(root, "/bin/bypass", "800", annotations={**on, "gpu-hook.io/devices": "0:1"})
+            wait_for(lambda: agent.kinds(cheat) == {"no-shim", "over-memory"})
+            wait_for(lambda: (c := agent.container(cheat)) and c["state"] == "frozen")
+            assert not agent.kinds(honest) and not agent.node()["agent"]["problems"]
+    finally:
+        stage.close()

@@ -86,12 +86,12 @@ class DriverWatch:
         change twice in a row, the inventory is discovered anew; while it stays, seldom."""
         gpus = self._node.inventory.gpus if self._node.inventory else ()
         known = {gpu.uuid for gpu in gpus}
-        whole = {gpu.parent or gpu.uuid for gpu in gpus}
-        for uuid in whole - set(sample):  # NVML may have no handle of a lost GPU any more
+        expected = known | {gpu.parent for gpu in gpus if gpu.parent}  # NVML lists a split GPU besides its MIG devices
+        for uuid in expected - set(sample):  # NVML may have no handle of a lost GPU any more
             sample[uuid] = GpuSample(0, 0, -1, (), "NVML does not find it: GPU is lost")
         lost_gpus = {uuid for uuid, gpu in sample.items() if lost(gpu.error)}
-        new = {uuid for uuid, gpu in sample.items() if not gpu.error} - whole
-        changed = frozenset((lost_gpus & whole) | new)
+        new = {uuid for uuid, gpu in sample.items() if not gpu.error} - expected
+        changed = frozenset((lost_gpus & expected) | new)
         if changed == self._changed and self._thread is None:
             self._wanted = bool(changed)
             if changed != self._known:
@@ -102,7 +102,7 @@ class DriverWatch:
         for grant in self._node.grants.values():
             for share in grant.shares:
                 containers[share.uuid] = containers.get(share.uuid, 0) + 1
-        gone = sorted((lost_gpus & whole) | (set(containers) - known))
+        gone = sorted((lost_gpus & expected) | (set(containers) - known))
         words = [f"{uuid} is lost (containers on it: {containers.get(uuid, 0)})" for uuid in gone[:4]]
         advice = "; look for Xid in the kernel's log; its containers cannot go on" if gone else ""
         self._node.problem("gpus", ", ".join(words) + advice)

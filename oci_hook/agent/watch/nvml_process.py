@@ -7,10 +7,11 @@ Requests are lines on standard input:
     watch {"UUID": BYTES}    replace the watched GPUs by these. As soon as one has fewer bytes free, it is looked at as
                              by `look`, and is not watched any more until the next such line
 Answers are lines of JSON on standard output. GPU is {"at", "used", "total", "busy", "processes": [[pid, bytes or null,
-busy %]], "charged", "steady", "error": ""}. at: the monotonic clock before NVML was asked. steady: the memory in use was the same
-before and after the processes were listed. charged: by KEY, the driver's own figure of the cgroups' memory, the highest
-of them; driver 615 and later. busy: utilization in per cent, -1 if unknown. Sizes are bytes. The library
-is the one in LD_PRELOAD, as in discovery/nvml_gpus.py.
+busy %]], "charged", "steady", "error": ""}. at: the monotonic clock before NVML was asked. steady: the memory in use was
+the same before and after the processes were listed. A GPU that MIG has split lists no processes: each of its MIG
+devices, which are GPUs here as well, lists its own (nvmlDeviceGetComputeRunningProcesses). charged: by KEY, the driver's
+own figure of the cgroups' memory, the highest of them; driver 615 and later. busy: utilization in per cent, -1 if
+unknown. Sizes are bytes. The library is the one in LD_PRELOAD, as in discovery/nvml_gpus.py.
 """
 
 import json
@@ -24,6 +25,7 @@ import pynvml  # type: ignore[import-untyped]
 
 from oci_hook.agent.judge.gpu_sample import HISTORY
 from oci_hook.discovery.nvml_memory import by_process, memory
+from oci_hook.discovery.nvml_mig import is_split, parts
 
 WATCH_SECONDS = 0.25
 HISTORY_US = int(HISTORY * 1e6)  # older utilization samples are not used
@@ -44,6 +46,8 @@ class Nvml:
 
     def __init__(self) -> None:
         self.handles: dict[str, Any] = {}
+        self.parts: dict[str, Any] = {}  # the MIG devices of the last sample
+        self.split: set[str] = set()  # the GPUs that have them
         self.seen: dict[str, int] = {}
         self.cgroups: dict[str, dict[str, list[str]]] = {}
         self.up = False
@@ -59,10 +63,13 @@ class Nvml:
                 # A GPU that fell off the bus may still be counted, but has no handle.
                 found = (self.handle(i) for i in range(count))
                 self.handles = {uuid: handle for uuid, handle in found if uuid}
+            self.split = {uuid for uuid, handle in self.handles.items() if is_split(handle)}
+            self.parts = dict(part for uuid in self.split for part in self.parts_of(self.handles[uuid]))
         except pynvml.NVMLError as e:
             self.close()
             return {"gpus": {}, "error": str(e)}
-        return {"gpus": {uuid: self.gpu(uuid, handle) for uuid, handle in self.handles.items()}, "error": ""}
+        gpus = {uuid: self.gpu(uuid, handle) for uuid, handle in (*self.handles.items(), *self.parts.items())}
+        return {"gpus": gpus, "error": ""}
 
     def handle(self, index: int) -> tuple[str, Any]:
         try:
@@ -71,10 +78,17 @@ class Nvml:
         except pynvml.NVMLError:
             return "", None
 
+    def parts_of(self, gpu: Any) -> list[tuple[str, Any]]:
+        """UUIDs and handles of the MIG devices of a split GPU, which may be lost or changed at any time."""
+        try:
+            return [(text(pynvml.nvmlDeviceGetUUID(part)), part) for _, part in parts(gpu)]
+        except pynvml.NVMLError:
+            return []
+
     def gpu(self, uuid: str, handle: Any, load: bool = True) -> dict[str, Any]:
         at = time.monotonic()
         try:
-            before, running = memory(handle), by_process(handle)
+            before, running = memory(handle), {} if uuid in self.split else by_process(handle)
             charged, after = self.charged(uuid, handle), memory(handle)
             busy, percent = {}, -1
             if load:
@@ -109,14 +123,13 @@ class Nvml:
         return found
 
     def look(self, uuid: str) -> dict[str, Any]:
-        if not self.up or uuid not in self.handles:
-            return {"look": uuid, "gpu": None}
-        return {"look": uuid, "gpu": self.gpu(uuid, self.handles[uuid], load=False)}
+        handle = self.parts.get(uuid) or self.handles.get(uuid)
+        return {"look": uuid, "gpu": self.gpu(uuid, handle, load=False) if self.up and handle else None}
 
     def free(self, uuid: str) -> int | None:
         """Bytes; None if the GPU does not answer, which the next sample reports."""
         try:
-            return memory(self.handles[uuid]).free if self.up else None
+            return memory(self.parts.get(uuid) or self.handles[uuid]).free if self.up else None
         except (pynvml.NVMLError, KeyError):
             return None
 
@@ -135,7 +148,7 @@ class Nvml:
 
     def close(self) -> None:
         self.up = False
-        self.handles = {}
+        self.handles, self.parts = {}, {}
         try:
             pynvml.nvmlShutdown()
         except pynvml.NVMLError:
