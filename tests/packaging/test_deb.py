@@ -19,6 +19,9 @@ from tests.packaging.machine import Machine
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 DEBS = "/packages/gpu-hook_0*.deb /packages/gpu-hook-simulator_0*.deb"
+AGENT = "/etc/systemd/system/multi-user.target.wants/gpu-hook-agent.service"
+# What `systemctl enable` does.
+ENABLE = f"ln -s /usr/lib/systemd/system/gpu-hook-agent.service {AGENT}"
 UNIT = "/etc/systemd/system/multi-user.target.wants/gpu-hook-inventory.service"
 PREFIX = "/opt/gpu-hook"
 
@@ -146,6 +149,8 @@ def test_installed_used_and_purged(machine: Machine) -> None:
     assert completed == "plain,uninstall\n"
     machine.sh("dpkg --purge gpu-hook-simulator")
     assert not machine.exists(f"{PREFIX}/sim") and machine.exists(PREFIX)
+    assert not machine.exists(AGENT)
+    machine.sh(ENABLE)
     machine.sh("dpkg --purge gpu-hook")
     assert machine.files() - before == set()
     assert before - machine.files() == set()
@@ -200,6 +205,22 @@ def test_removal_waits_for_containers_with_shares(machine: Machine, packages: Pa
         assert "sleeper" in machine.sh("gpu-hook ps")
     machine.sh("dpkg --remove gpu-hook gpu-hook-simulator")
     assert not machine.exists(PREFIX) and not machine.exists("/usr/lib/gpu-hook")
+
+
+def test_the_agent_ends_with_the_package_and_stays_enabled_until_a_purge(machine: Machine) -> None:
+    machine.sh("dpkg -i /packages/gpu-hook_0*.deb")
+    machine.sh(ENABLE)
+    logs = '#!/bin/sh\necho "$*" >>/root/said\ncase $* in *is-enabled*) echo enabled ;; esac'
+    machine.sh(
+        f"mkdir -p /run/systemd/system; printf '%s\n' '{logs}' >/usr/bin/systemctl; chmod 755 /usr/bin/systemctl"
+    )
+    machine.sh("dpkg --remove gpu-hook")
+    assert re.search(r"^(--\S+ )*stop .*gpu-hook-agent\.service", machine.sh("cat /root/said"), re.M)
+    assert machine.sh("readlink /etc/systemd/system/gpu-hook-agent.service") == "/dev/null\n"
+    machine.sh("dpkg -i /packages/gpu-hook_0*.deb")
+    assert machine.exists(AGENT) and not machine.exists("/etc/systemd/system/gpu-hook-agent.service")
+    machine.sh("dpkg --purge gpu-hook")
+    assert machine.run("find", "/etc/systemd", "-name", "gpu-hook*").stdout == ""
 
 
 def test_an_install_that_cannot_go_stays(machine: Machine) -> None:

@@ -81,7 +81,13 @@ def test_installed_upgraded_and_removed(machine: Machine, newer: Path) -> None:
     assert not machine.exists("/usr/lib/gpu-hook/oci_hook/cli/translate.py")
     assert machine.sh("find /usr/lib/gpu-hook -name 'translate.*.pyc' -path '*/cli/*'") == ""
     assert machine.exists("/etc/docker/daemon.json") and machine.sh("gpu-hook gpus").count("GPU-") == 2
+    logs = '#!/bin/sh\necho "$*" >>/run/said'
+    machine.sh(
+        f"mkdir -p /run/systemd/system; printf '%s\n' '{logs}' >/usr/bin/systemctl; chmod 755 /usr/bin/systemctl"
+    )
     machine.sh("rpm --erase gpu-hook gpu-hook-simulator")
+    said = machine.sh("cat /run/said; rm -r /run/said /run/systemd /usr/bin/systemctl").splitlines()
+    assert {f"{do} gpu-hook-agent.service gpu-hook-inventory.service" for do in ("disable", "stop")} <= set(said)
     # The last two are distributions' own where packages are RPMs.
     left = machine.files() - before - {"/etc/docker", "/etc/sysconfig", "/usr/share/zsh/site-functions"}
     assert left == {"/var/lib/gpu-hook", "/var/lib/gpu-hook/settings.yaml"}
