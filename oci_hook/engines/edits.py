@@ -213,9 +213,6 @@ def saved(record: Record, engine: str, path: Path, entry: dict[str, Any]) -> byt
 def carry_out(changes: list[FileChange], record: Record, engine: str, remove: bool = False) -> None:
     """Write planned changes, in order. Raises SettingsError GH-507; the files after the failed one are unchanged."""
     for change in changes:
-        if change.old != change.new:
-            writable(change.path)
-    for change in changes:
         entry = record.entry(engine, change.path)
         if not remove and (change.old != change.new or not entry):
             record.keep(engine, change)
@@ -289,6 +286,7 @@ def text_of(path: Path, data: bytes) -> str:
 
 
 def writable(path: Path) -> None:
+    """Raises SettingsError GH-507 where this file cannot be replaced."""
     folder = next(folder for folder in path.parents if folder.exists())
     if not os.access(folder, os.W_OK):
         why = "is read-only" if os.statvfs(folder).f_flag & os.ST_RDONLY else "cannot be written to"

@@ -15,6 +15,7 @@ from oci_hook.engines.edits import (
     plan,
     put_in_place,
     reverted,
+    writable,
 )
 from oci_hook.errors import GhError, refuse
 
@@ -125,13 +126,29 @@ def _finish(results: list[Result], record: Record, dry_run: bool, restart: bool,
     if dry_run:
         return
     for result in results:
-        former = record.engines.get(result.engine, {}).copy()
-        backups = record.backups(result.engine)
-        carry_out(result.changes, record, result.engine, remove)
-        if restart and result.command:
-            _restart(result, record, former, backups)
-            if not remove:
-                result.restarted = result.restarted and daemons.have_read(result.engine, result.changes[0].path)
+        for change in result.changes:
+            if change.old != change.new:
+                writable(change.path)
+    done = ""
+    for result in results:
+        try:
+            _make(result, record, restart, remove)
+        except GhError as e:
+            raise refuse(e.problems[0].code, e.problems[0].message + done) from None
+        if result.changed:
+            done += f"; before that, {result.engine} was {'un' if remove else ''}registered"
+            done += f" ({result.command})" if result.command and not result.restarted else ""
+
+
+def _make(result: Result, record: Record, restart: bool, remove: bool) -> None:
+    """Make the changes of one engine. Raises SettingsError GH-507, GH-509."""
+    former = record.engines.get(result.engine, {}).copy()
+    backups = record.backups(result.engine)
+    carry_out(result.changes, record, result.engine, remove)
+    if restart and result.command:
+        _restart(result, record, former, backups)
+        if not remove:
+            result.restarted = result.restarted and daemons.have_read(result.engine, result.changes[0].path)
 
 
 def _restart(result: Result, record: Record, former: dict[str, dict[str, Any]], backups: dict[Path, bytes]) -> None:

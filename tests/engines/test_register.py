@@ -16,7 +16,7 @@ import tomlkit
 from oci_hook.core import layout
 from oci_hook.engines import containerd, docker, edits, register
 from oci_hook.engines.edits import Registration
-from oci_hook.errors import SettingsError
+from oci_hook.errors import SettingsError, refuse
 
 DEBIAN = """\
 version = 2
@@ -593,6 +593,33 @@ def test_a_file_that_is_no_file(host: Host) -> None:
     (host.root / "etc/docker/daemon.json").mkdir(parents=True)
     with pytest.raises(SettingsError, match="GH-507: .*not a regular file"):
         host.install("docker")
+
+
+def test_no_engine_is_registered_if_another_ones_file_cannot_be_written(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, how: "etc/containerd" not in str(path) and access(path, how))
+    (host.root / "etc/containerd").mkdir(parents=True)
+    before = host.tree()
+    with pytest.raises(SettingsError, match="GH-507: .*etc/containerd cannot be written to"):
+        register.register(["docker", "containerd"], host.registration())
+    assert host.tree() == before
+
+
+def test_a_failure_says_which_engines_were_changed_before(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_file = edits.replace_file
+
+    def full(path: Path, data: bytes) -> None:
+        if "containerd" in str(path):
+            raise refuse("GH-507", f"{path}: No space left on device; it is unchanged")
+        replace_file(path, data)
+
+    monkeypatch.setattr(edits, "replace_file", full)
+    said = r"No space left .*; before that, docker was registered \(systemctl reload docker\)$"
+    with pytest.raises(SettingsError, match=said):
+        register.register(["docker", "containerd"], host.registration())
+    assert "gpu-hook" in (host.root / "etc/docker/daemon.json").read_text()
 
 
 def test_owner_and_mode_stay(host: Host) -> None:
