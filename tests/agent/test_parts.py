@@ -11,6 +11,7 @@ import threading
 import time
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from oci_hook.agent.serve import textfile
 from oci_hook.agent.serve.metrics import exposition
 from oci_hook.agent.serve.notify import Notifier
 from oci_hook.agent.serve.view import view
-from oci_hook.agent.watch import sampler
+from oci_hook.agent.watch import nvml_process, sampler
 from oci_hook.agent.watched import Watched
 from oci_hook.cli.main import cli
 from oci_hook.config.settings import load
@@ -395,6 +396,23 @@ def test_a_hanging_nvml_that_is_told_much_does_not_hang_the_agent(box: Stage, mo
 def test_an_answer_that_is_none(line: bytes) -> None:
     with pytest.raises(ValueError):
         sampler.parse(line)
+
+
+def test_utilization_after_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver stamps its samples by that clock, and is asked for those since the last one seen."""
+    nvml, now = nvml_process.Nvml(), 9_000_000.0
+    samples = [(1, now, 40), (2, now + 3600, 50)]  # the second stamp is not valid
+
+    def utilization(handle: object, since: int) -> list[SimpleNamespace]:
+        found = [(pid, int(at * 1e6), load) for pid, at, load in samples if at * 1e6 > since]
+        return [SimpleNamespace(pid=pid, timeStamp=at, smUtil=load) for pid, at, load in found]
+
+    monkeypatch.setattr(nvml_process.pynvml, "nvmlDeviceGetProcessUtilization", utilization)
+    monkeypatch.setattr(nvml_process.time, "time", lambda: now)
+    assert nvml.busy("GPU-0", None) == {1: 40}
+    now -= 3600
+    samples = [(1, now - 1, 30)]
+    assert nvml.busy("GPU-0", None) == {1: 30}
 
 
 def test_a_lost_gpu_is_no_reason_to_lose_the_others() -> None:

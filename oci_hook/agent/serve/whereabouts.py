@@ -37,8 +37,8 @@ def holder(path: str) -> int:
     try:
         st = os.stat(path)
         place = f"{os.major(st.st_dev):02x}:{os.minor(st.st_dev):02x}:{st.st_ino}"
-        with open("/proc/locks") as locks:
-            words = [line.split() for line in locks]
+        with open("/proc/locks") as locks:  # tenants may hold any number
+            words = (line.split() for line in locks)
+            return next((int(w[4]) for w in words if w[1] == "FLOCK" and w[5:6] == [place]), 0)
     except OSError:
         return 0
-    return next((int(w[4]) for w in words if w[1] == "FLOCK" and w[5:6] == [place]), 0)

@@ -136,14 +136,17 @@ class Nvml:
     def busy(self, uuid: str, handle: Any) -> dict[int, int]:
         """Per cent of the GPU by pid, each from its newest sample since the previous call."""
         newest: dict[int, tuple[int, int]] = {}
+        now = int(time.time() * 1e6)
+        # The clock of the stamps may have been set back since.
+        since = min(self.seen.get(uuid, 0), now - HISTORY_US)
         try:
-            for s in pynvml.nvmlDeviceGetProcessUtilization(handle, self.seen.get(uuid, 0)):
-                if int(s.timeStamp) >= newest.get(int(s.pid), (0, 0))[0]:
+            for s in pynvml.nvmlDeviceGetProcessUtilization(handle, since):
+                if int(s.timeStamp) <= now + HISTORY_US and int(s.timeStamp) >= newest.get(int(s.pid), (0, 0))[0]:
                     newest[int(s.pid)] = (int(s.timeStamp), int(s.smUtil))
         except pynvml.NVMLError:  # nothing was busy
             return {}
         last = max((when for when, _ in newest.values()), default=0)
-        self.seen[uuid] = max(self.seen.get(uuid, 0), last - HISTORY_US)
+        self.seen[uuid] = max(since, last - HISTORY_US)
         return {pid: load for pid, (when, load) in newest.items() if when >= last - HISTORY_US}
 
     def close(self) -> None:
