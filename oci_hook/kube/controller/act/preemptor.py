@@ -41,6 +41,7 @@ RESTS = 4  # attempts in vain that a preemption counts as: at least 160 s betwee
 RAN = 60.0  # seconds that a pod must stay bound for its preemption to count as useful
 FORGET = 600.0  # seconds after which a namespace's useless preemptions are forgotten
 WAITING = 5.0  # seconds between two looks at a pod that waits for others to terminate
+NO_ANSWERS = 0, 401  # statuses that say nothing about one pod: the whole round ends
 PREEMPTS, WOULD, PREEMPTED = "GpuSharePreempts", "GpuShareWouldPreempt", "GpuSharePreempted"
 PROTECTED = "GpuShareProtected"
 OFF, REPORT, ON = MODES = ("off", "report", "on")
@@ -103,7 +104,13 @@ class Preemptor:
         for want in self.wanting.due(now):
             if self._planned > SHARE * EVERY or not self._leads():
                 return
-            await self._try(want)
+            try:
+                await self._try(want)
+            except ApiError as e:
+                if e.status in NO_ANSWERS:
+                    raise
+                want.at, want.search = now + AGAIN, None
+                LOG.warning(f"preemption for {want.pod.namespace}/{want.pod.name}: {e}")
 
     async def _try(self, want: Want) -> None:
         pod, state = want.pod, self._state
@@ -156,7 +163,7 @@ class Preemptor:
             self._say(
                 pod,
                 PROTECTED,
-                "pods that it could preempt hold enough GPUs, but PodDisruptionBudgets protect them",
+                "pods that it could preempt hold enough GPUs, but PodDisruptionBudgets or admission rules protect them",
             )
         self.wanting.in_vain(want, self._now())
 
@@ -252,10 +259,12 @@ class Preemptor:
             try:
                 await self._evictions.evict(victim.namespace, victim.name, victim.uid, dry_run=True)
             except ApiError as e:
-                if e.status in (0, 401, 403):
+                if e.status in NO_ANSWERS:
                     raise
                 if e.status not in (404, 409):
                     self._barred[victim.uid] = self._now() + BARRED
+                if e.status == 403:  # of this pod alone, or we have no right to evict: then each attempt says so
+                    LOG.warning(f"{victim.namespace}/{victim.name} may not be evicted: {e}")
                 return False
         return True
 

@@ -36,6 +36,7 @@ class Place:
         self.time, self.leads, self.mode = 100.0, True, mode
         self.objects: dict[str, Any] = {}
         self.nodes: dict[str, Any] = {}
+        self.fails: dict[str, int] = {}  # name of a pod -> status of its object's request
         self.texts: dict[str, str] = {}
         self.calls: list[tuple[str, str]] = []  # ("dry" | "evict" | "nominate" ..., name)
         self.refuses: Callable[[str, bool], int] = lambda name, dry: 0
@@ -75,7 +76,7 @@ class Place:
                 return web.json_response({"code": 403, "message": "no"}, status=403)
             if request.method == "GET" and "pods" in parts:
                 found = self.objects.get(name)
-                return web.json_response(found or {}, status=200 if found else 404)
+                return web.json_response(found or {}, status=self.fails.get(name, 200 if found else 404))
             if request.method == "GET":
                 return web.json_response(self.nodes.get(parts[-1], {"metadata": {}}))
             return web.json_response({"metadata": {}}, status=201)
@@ -159,7 +160,7 @@ def test_nothing_ends_where_the_dry_run_of_one_says_no() -> None:
     assert "u-big" not in place.state.reservations
 
 
-@pytest.mark.parametrize("status", [429, 500])
+@pytest.mark.parametrize("status", [403, 429, 500])
 def test_others_end_where_the_cheapest_are_protected(status: int) -> None:
     place = Place(10, 20)
     place.waits(BIG)
@@ -172,6 +173,18 @@ def test_others_end_where_the_cheapest_are_protected(status: int) -> None:
     place.refuses = refuses
     place.run(1)
     assert place.evicted() == [name for name in ("s0", "s1") if name != first[0]]
+
+
+@pytest.mark.parametrize("what", ["victim", "pod"])
+def test_a_pod_that_the_api_server_refuses_to_evict_or_to_show_keeps_nobody_else_waiting(what: str) -> None:
+    place = Place(10, 20)
+    place.waits(pod("first", memory=95, devices="GPU-a-0", priority=9))
+    place.waits(pod("second", memory=95, devices="GPU-a-1", priority=8))
+    place.refuses = lambda name, dry: 403 if what == "victim" and name == "s0" else 0
+    if what == "pod":
+        place.fails = {"first": 403}
+    place.run(1)
+    assert place.evicted() == ["s1"] and set(place.state.reservations) == {"u-second"}
 
 
 def test_a_budget_that_changes_after_the_dry_run_stops_it_and_the_room_is_given_back() -> None:
