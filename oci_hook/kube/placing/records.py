@@ -18,6 +18,8 @@ MOST_TRIES = 4  # reservations of one pod without a Binding; after more, higher 
 MOST_LABELS = 64  # kept of a pod; the API server knows all, and each eviction asks it
 MOST_GRACE = 540  # seconds: the longest grace period of a victim; a hold lasts 600
 
+NO_DEFAULT = Rules(whole_gpus="shared")  # reads what the pod says; what its node's own rule adds, `allocate` knows
+
 
 class Node:
     """text: its inventory annotation; "" before it has one. rules: its settings, with the policy of its label. mode: "whole",
@@ -148,7 +150,7 @@ def rows_of(decision: Decision, pod: PodWords) -> tuple[Row, ...]:
     alone: set[str] = set()
     if any(not share.memory_mib for _, shares in decision.containers for share in shares):
         try:
-            alone = {name for name, _, request in asked(pod, Rules()) if request.exclusive}
+            alone = {name for name, _, request in asked(pod, NO_DEFAULT) if request.exclusive}
         except RequestError:
             alone = {name for name, _ in pod.containers}
     parts = []

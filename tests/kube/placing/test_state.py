@@ -46,6 +46,18 @@ def test_a_bound_pod_counts_and_its_reservation_is_over():
     assert free(state) == [70] and not state.reservations
 
 
+@pytest.mark.parametrize(
+    ("rule", "said", "more"), [("shared", {}, True), ("exclusive", {}, False), ("shared", {"exclusive": "true"}, False)]
+)
+def test_a_bound_pod_with_a_whole_gpu_shares_it_where_its_node_and_itself_allow_it(rule, said, more):
+    at = node("a", 100, rules=Rules(whole_gpus=rule))
+    done = started(state := cluster(at), pod("p", gpus=1, **said))
+    anew = cluster(at)
+    anew.apply_pod(done)
+    for one in (state, anew):
+        assert isinstance(choose(one, Question(words(pod("q", gpus=1)))), Chosen) == more
+
+
 def test_an_event_that_is_older_than_what_was_asked_frees_nothing():
     """The watch may lag behind an answer of the API server."""
     state = cluster(node("a", 100))
