@@ -183,7 +183,7 @@ def take(uid: str, who: Identity, life: Life, inventory: "Inventory", settings: 
                 raise refuse(
                     "GH-611",
                     f"container {other[:100]} has the share of ResourceClaim {_name(claim)}; one container at a time has it:"
-                    " give each container a claim of its own (resourceClaimTemplateName)",
+                    " give each a claim of its own (resourceClaimTemplateName), not gpu-hook.io/gpu in several containers",
                 )
             if mine:
                 raise refuse(

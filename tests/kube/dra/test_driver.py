@@ -284,6 +284,17 @@ def test_one_container_after_the_other_has_it_and_never_two(node: DraNode, bundl
     assert node.unprepare(ONE) == "" and node.nothing_left()
 
 
+def test_of_two_containers_with_the_extended_resource_the_second_is_told_what_to_write(
+    node: DraNode, bundle: Bundle, runc: Runc
+) -> None:
+    """Kubernetes names the requests of a pod's one claim so."""
+    node.api.claim(ONE, *(result("24Gi", gpu=n, request=f"container-{n}-request-0") for n in (0, 1)))
+    assert node.prepare(ONE)[1] == ""
+    assert runc.create(node.container(bundle, ONE)).returncode == 0
+    refused = runc.create(node.container(bundle, ONE))
+    assert "GH-611" in refused.stderr and "not gpu-hook.io/gpu in several containers" in refused.stderr
+
+
 def test_a_container_that_was_killed_without_poststop_gives_back(node: DraNode, bundle: Bundle, runc: Runc) -> None:
     node.api.claim(ONE, result("20Gi"))
     assert node.prepare(ONE)[1] == ""
