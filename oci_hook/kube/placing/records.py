@@ -53,11 +53,12 @@ class Pod:
     """words, created: only while it has no node. rows: its share of GPUs. was_listed: its node's ledger listed it once. gone: the time
     of its object's deletion, after which its containers may still run; None while the object exists. unproven: a decision that we
     cannot verify, and the pod's words; only the containers in its node's ledger count. labels: only of a pod with our annotations.
-    overdue: terminating for too long; see `ends`. grace: its grace period in seconds. tried: see `is_tried`."""
+    overdue: terminating for too long; see `ends`. grace: its grace period in seconds. tried: see `is_tried`. keeps: it had the
+    whole node when its GPUs changed, so it keeps it until it ends."""
 
     __slots__ = (
         *("uid", "namespace", "name", "node", "words", "rows", "ended", "deleting", "daemon", "whole_node", "priority"),
-        *("was_listed", "gone", "unproven", "labels", "created", "tried", "overdue", "grace"),
+        *("was_listed", "gone", "unproven", "labels", "created", "tried", "overdue", "grace", "keeps"),
     )
 
     def __init__(self, obj: dict[str, Any], said: PodWords) -> None:
@@ -80,6 +81,7 @@ class Pod:
         self.priority = said.priority
         self.was_listed = False
         self.overdue = False
+        self.keeps = False
         self.gone: float | None = None
         self.unproven: tuple[Decision, PodWords] | None = None
         self.labels = _shared(obj["metadata"].get("labels") or {}) if said.annotations else ()

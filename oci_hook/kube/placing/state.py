@@ -100,7 +100,7 @@ class ClusterState:
         due, before = pod.node in self._changed or pod.node not in self.nodes, self._held(pod.uid, pod.node)
         if old is not None and old.node:
             self._forget(old)
-            pod.was_listed, pod.overdue = old.was_listed, old.overdue
+            pod.was_listed, pod.overdue, pod.keeps = old.was_listed, old.overdue, old.keeps
         if pod.deleting and not pod.may_be_hurried:  # its time starts when its grace period is shortened
             self._ending.setdefault(pod.uid, None)
         self.release(pod.uid)
@@ -263,7 +263,7 @@ class ClusterState:
     def owner(self, node: Node, uid: str) -> "Pod | PodWords | None":
         """Another pod that has the node to itself."""
         for pod in node.pods.values():
-            if pod.whole_node and pod.uid != uid and self._counts(pod) and self._has_all(pod, node):
+            if pod.whole_node and pod.uid != uid and self._counts(pod) and (pod.keeps or self._has_all(pod, node)):
                 return pod
         for one in node.reserved.values():
             if one.pod.whole_node and one.pod.uid != uid:
@@ -350,6 +350,8 @@ class ClusterState:
     def _read_inventory(self, node: Node, text: str) -> None:
         if text == node.text:
             return
+        if node.text and isinstance(owner := self.owner(node, ""), Pod):
+            owner.keeps = True  # also beside a GPU that was lost and is back
         said = read_inventory(text) if text else NodeInventory(EMPTY, Rules())
         if len(self._rules) >= INVENTORIES:  # a node may keep sending new ones
             self._rules.clear()

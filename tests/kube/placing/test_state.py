@@ -195,6 +195,17 @@ def test_an_annotation_that_is_added_later_does_not_take_a_node():
         assert isinstance(choose(one, Question(words(pod("q", memory=5)))), Chosen)
 
 
+def test_a_pod_with_a_node_of_its_own_keeps_it_when_a_lost_gpu_is_back():
+    state = cluster(node("a", 100))
+    done = started(state, pod("p", gpus="all", node="exclusive"))
+    for _ in range(2):
+        state.apply_node(node("a", 100, 100))
+        state.apply_pod(done)
+        assert not isinstance(choose(state, Question(words(pod("q", memory=5)))), Chosen)
+    state.apply_pod(bound(done, "a", None, phase="Succeeded"))
+    assert isinstance(choose(state, Question(words(pod("q", memory=5)))), Chosen)
+
+
 def test_the_order_of_events_at_a_start_does_not_matter():
     """After a restart, pods may be listed before nodes."""
     first = cluster(node("a", 100))
