@@ -26,6 +26,7 @@ from oci_hook.ledger.resource_claims import PreparedClaim
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}"
 BOOT_PATIENCE = 12.0  # seconds to wait for the inventory after power-on, of the kubelet's 45
 NOT_FOUND, FORBIDDEN = 404, 403
+HIDDEN = 300.0  # seconds of refusals to show a claim before it counts as deleted: a server that starts refuses all
 MAX_NAME = 253
 
 
@@ -37,6 +38,7 @@ class Claims:
         self._known = known
         self._lock = threading.Lock()
         self._idle: list[Api] = []  # connections to the API server
+        self._hidden: dict[str, float] = {}  # uid of a claim that it refuses to show -> since when
 
     def prepare(self, names: list[ClaimName]) -> dict[str, Prepared]:
         """An answer for each claim."""
@@ -67,15 +69,24 @@ class Claims:
                     self._unlink(file)
         return "; ".join(filter(None, problems))
 
-    def forget_deleted(self) -> str:
+    def forget_deleted(self, now: float) -> str:
         """Unprepare the claims that the API server does not have any more: a kubelet has lost its own memory of them, or somebody
-        has taken away the finalizer that keeps a claim as long as its pod. Returns the problem, "" for none."""
+        has taken away the finalizer that keeps a claim as long as its pod. Of a claim that no pod of the node uses, a deleted one
+        too, Kubernetes' node authorizer shows a kubelet nothing: it counts as deleted after HIDDEN, unless a container has it.
+        now: seconds of any steady clock. Returns the problem, "" for none."""
         settings = node_settings.load(self._prefix)
         problems = []
+        waiting = resource_claims.waiting(settings)
+        self._hidden = {uid: since for uid, since in self._hidden.items() if uid in waiting}
         for uid in resource_claims.uids(settings):
             try:
                 claim = resource_claims.load(uid, settings)
-                if claim is None or self._is_current(claim):
+                current = claim is None or self._is_current(claim)
+                if current is None and uid in waiting and self._hidden.setdefault(uid, now) + HIDDEN <= now:
+                    current = False
+                if current:
+                    self._hidden.pop(uid, None)
+                if current is not False:
                     continue
             except (ApiError, *FAILURES) as e:
                 return f"ResourceClaims cannot be read: {words(e)}"
@@ -158,12 +169,13 @@ class Claims:
         resource_claims.forget(uid, settings)
         resource_claims.release(uid, settings)
 
-    def _is_current(self, claim: PreparedClaim) -> bool:
+    def _is_current(self, claim: PreparedClaim) -> bool | None:
+        """None if the API server does not show it."""
         try:
             found = self._get(claim.namespace, claim.name)
         except ApiError as e:
-            if e.status == FORBIDDEN:  # a kubelet may read the claims of its pods alone: it is not known
-                return True
+            if e.status == FORBIDDEN:
+                return None
             if e.status == NOT_FOUND:
                 return False
             raise

@@ -81,7 +81,7 @@ class Driver(Loop):
             problems["sockets"] = self._serve()
             if now >= self._next_forget - (FORGET - SOON if self._no_room else 0):
                 self._next_forget, self._no_room = now + FORGET, False
-                problems["claims"] = problems["claims"] or self.claims.forget_deleted()
+                problems["claims"] = problems["claims"] or self.claims.forget_deleted(now)
         except GhError as e:
             problems["node"] = str(e)
         wait = LOOK

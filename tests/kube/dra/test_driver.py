@@ -17,7 +17,9 @@ import pytest
 
 from oci_hook.core.layout import UNLISTED
 from oci_hook.discovery.save import save_inventory
+from oci_hook.kube import kubeconfig
 from oci_hook.kube.dra import connections
+from oci_hook.kube.dra.claims import HIDDEN, Claims
 from oci_hook.linux.proc import process_life
 from tests.conftest import MEMORY_MIB, UUIDS, Bundle, Install, Runc
 from tests.engines.cri import decode
@@ -434,6 +436,29 @@ def test_claims_that_the_api_server_has_no_more_go(node: DraNode) -> None:
     node.start()
     until("it has gone", lambda: node.install.grants() == ())
     assert node.nothing_left()
+
+
+def test_claims_that_no_pod_of_the_node_uses_go_unless_a_container_has_them(
+    node: DraNode, bundle: Bundle, runc: Runc, tmp_path: Path
+) -> None:
+    """The node authorizer hides them from the kubelet, and all of them while it starts."""
+    for number, uid in enumerate((ONE, TWO)):
+        node.api.claim(uid, result("20Gi", gpu=number), name=f"c{number}")
+        assert node.prepare(uid, f"c{number}")[1] == ""
+    assert runc.create(node.container(bundle, TWO)).returncode == 0
+    node.kill()
+    claims = Claims(str(node.install.prefix), NODE, kubeconfig.load([str(tmp_path / "kubeconfig")]), str(node.cdi))
+    shows, hides = node.api.http.answer, lambda *_: (403, b"{}")
+    for now, answer, held in (
+        (0.0, hides, 2),
+        (HIDDEN - 1, shows, 2),
+        (HIDDEN, hides, 2),
+        (2 * HIDDEN - 1, hides, 2),
+        (2 * HIDDEN, hides, 1),
+    ):
+        node.api.http.answer = answer
+        assert claims.forget_deleted(now) == "" and len(node.install.grants()) == held
+    assert node.file(TWO) and node.install.grants()[0].who.id == runc.ids[-1]
 
 
 def test_gpus_of_claims_that_were_deleted_under_their_containers_are_tainted(
