@@ -33,7 +33,8 @@ def together(parts: Iterable[Part]) -> tuple[Row, ...]:
     An init container (INIT) ends before the next container starts. It runs beside the earlier sidecars only. If they need more of
     a GPU than the containers that run later, the excess is added to a later container's row on that GPU, so a GPU has no more
     rows than containers at any time. Excess compute of a class without such a row gets a row of compute only, which does not
-    count as a container (core/allocate.py).
+    count as a container (core/allocate.py). A word of apart-from counts as long as the pod, on a row without another word: of several
+    words that containers of one pod have on one GPU, some may be lost.
     """
     parts = tuple(parts)
     rows = [row for kind, found in parts if kind != INIT for row in found]
@@ -55,6 +56,11 @@ def _raise_to(phase: list[Row], rows: list[Row]) -> None:
         later = [row for row in rows if row.uuid == uuid]
         all_whole = all(r.whole for r in (*now, *later))
         rows += [Row(uuid, 0, 0, all_whole, False, now[0].offline)] * max(0, len(now) - containers(later))
+        words = {row.apart for row in now} - {row.apart for row in later} - {""}
+        for i, row in enumerate(rows):
+            if words and row.uuid == uuid and not row.apart:
+                rows[i] = row._replace(apart=min(words))
+                words.discard(min(words))
         at = next(i for i, row in enumerate(rows) if row.uuid == uuid)
         memory = sum(r.memory_mib for r in now) - sum(r.memory_mib for r in later)
         whole = any(r.whole for r in (*now, *later))

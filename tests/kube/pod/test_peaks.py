@@ -7,10 +7,11 @@ from oci_hook.kube.pod.asked import INIT, RUN, SIDECAR
 from oci_hook.kube.pod.peaks import Row, containers, together
 
 flag = st.booleans()
+word = st.sampled_from(["", "default/web"])
 limited = st.builds(
-    Row, st.sampled_from("ab"), st.integers(1, 9), st.integers(0, 9), st.just(False), st.just(False), flag
+    Row, st.sampled_from("ab"), st.integers(1, 9), st.integers(0, 9), st.just(False), st.just(False), flag, word
 )
-whole = st.builds(Row, st.sampled_from("ab"), st.just(0), st.just(0), st.just(True), flag, flag)
+whole = st.builds(Row, st.sampled_from("ab"), st.just(0), st.just(0), st.just(True), flag, flag, word)
 parts = st.lists(
     st.tuples(st.sampled_from([INIT, SIDECAR]), st.lists(limited | whole, max_size=2).map(tuple)), max_size=4
 )
@@ -44,6 +45,7 @@ def test_the_rows_are_the_largest_of_the_phases(init, stays):
         of = [row for phase in phases(pod) for row in phase if row.uuid == uuid]
         mine = [row for row in rows if row.uuid == uuid]
         assert any(row.whole for row in mine) == any(row.whole for row in of)
+        assert any(row.apart for row in mine) == any(row.apart for row in of)
         if any(row.alone for row in of):
             assert any(row.alone for row in mine)
 
