@@ -36,6 +36,7 @@ LONG = 20.0  # seconds after which the search takes the cheapest so far
 MOST_HELD = ENDS  # seconds to hold the room while victims terminate
 AFTER = 90.0  # seconds to hold it afterwards: the scheduler of 1.20 tries again after at most 60
 BARRED = 60.0  # seconds without another attempt to evict a protected pod
+NOT_NOMINATED = 300.0  # seconds without another nomination in a namespace where one was forbidden
 TRIES = 3  # sets of victims in one attempt, and calls for one eviction
 RESTS = 4  # attempts in vain that a preemption counts as: at least 160 s between two sets of victims for one pod
 RAN = 60.0  # seconds that a pod must stay bound for its preemption to count as useful
@@ -69,7 +70,7 @@ class Preemptor:
         self._unasked = Unasked(context, self.wanting, terms)
         self._barred: dict[str, float] = {}  # UID of a protected pod -> time of the next attempt
         self._nominated: dict[str, PodWords] = {}
-        self._may_nominate = True
+        self._no_nomination: dict[str, float] = {}  # namespace in which that is forbidden -> time of the next attempt
         self._planned = 0.0  # seconds in this round
         # Namespace -> (useless preemptions, time before which nothing is preempted for it).
         self._vain: dict[str, tuple[int, float]] = {}
@@ -96,6 +97,7 @@ class Preemptor:
     async def _round(self) -> None:
         now = self._now()
         self._barred = {uid: until for uid, until in self._barred.items() if until > now}
+        self._no_nomination = {name: until for name, until in self._no_nomination.items() if until > now}
         self._look_for_gone(now)
         await self._look_at_holds()
         await self._unasked.look(now)
@@ -376,7 +378,7 @@ class Preemptor:
 
     async def _nominate(self, pod: PodWords, node: str | None) -> None:
         """Sets nominatedNodeName: the scheduler keeps the node's sums for the pod and preempts nothing else for it."""
-        if not self._may_nominate:
+        if self._no_nomination.get(pod.namespace, 0.0) > self._now():
             return
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/status"
         body = {"metadata": {"uid": pod.uid}, "status": {"nominatedNodeName": node}}
@@ -384,7 +386,7 @@ class Preemptor:
             await self._client.patch(path, body)
         except ApiError as e:
             if e.status == 403:
-                self._may_nominate = False
+                self._no_nomination[pod.namespace] = self._now() + NOT_NOMINATED
             if e.status not in (404, 409, 422):
                 LOG.warning(f"{pod.namespace}/{pod.name} is not nominated: {e}")
             return

@@ -9,10 +9,10 @@ import pytest
 from aiohttp import web
 
 from oci_hook.kube.answers import admission
-from oci_hook.kube.controller.act.preemptor import BARRED, MOST_HELD, SHARE, Preemptor
+from oci_hook.kube.controller.act.preemptor import BARRED, MOST_HELD, NOT_NOMINATED, SHARE, Preemptor
 from oci_hook.kube.controller.act.unasked import Unasked
 from oci_hook.kube.controller.act.wanting import FIRST, HALF, MOST_NODES, MOST_PODS, Wanting
-from oci_hook.kube.controller.api.client import Client
+from oci_hook.kube.controller.api.client import ApiError, Client
 from oci_hook.kube.controller.api.events import Events
 from oci_hook.kube.kubeconfig import Credential
 from oci_hook.kube.placing.choose import Question
@@ -21,7 +21,7 @@ from oci_hook.kube.pod.asked import words
 from oci_hook.kube.preemption.disruption import Budgets
 from oci_hook.kube.preemption.preempt import Terms, Victims, plan, victims
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, listing, node, pod
-from tests.kube.controller.parts import context
+from tests.kube.controller.parts import context, preemptor
 
 BIG = pod("big", gpus=1, priority=9)
 
@@ -146,6 +146,22 @@ def test_dry_run_hold_evictions_in_this_order_and_once() -> None:
     assert len(place.evicted()) == 1 and place.outcomes == ["done"]
     assert place.state.reservations["u-big"].victims == (f"u-{place.evicted()[0]}",)
     assert place.calls.count(("nominate", "big")) == 1  # not again after a 403
+
+
+def test_a_forbidden_nomination_stops_those_of_its_namespace_for_a_while() -> None:
+    asked: list[str] = []
+    now = 0.0
+
+    class Refuses:
+        async def patch(self, path: str, body: Any) -> None:
+            asked.append(path.split("/")[4])
+            raise ApiError(403, "Forbidden", "no")
+
+    made = preemptor(context(Refuses(), ClusterState(), now=lambda: now))
+    for at, namespace in ((0.0, "evil"), (1.0, "evil"), (2.0, "other"), (NOT_NOMINATED, "evil")):
+        now = at
+        asyncio.run(made._nominate(of(namespace, "p", memory=1), "a"))
+    assert asked == ["evil", "other", "evil"]
 
 
 def test_nothing_ends_where_the_dry_run_of_one_says_no() -> None:
