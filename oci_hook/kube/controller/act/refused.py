@@ -8,7 +8,7 @@ from oci_hook.core.value import Value
 from oci_hook.errors import CODES
 from oci_hook.kube.formats import names
 
-CODE = re.compile(r"GH-[246]\d\d\b")
+CODE = re.compile(r"GH-[246][0-9][0-9]\b")
 WAITING = (
     "RunContainerError",
     "CreateContainerError",

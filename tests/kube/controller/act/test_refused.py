@@ -53,6 +53,7 @@ def test_the_words_of_the_code_are_found_wherever_the_kubelet_puts_them() -> Non
         {"containerStatuses": state(reason="ImagePullBackOff")},
         {"containerStatuses": state("GH-101: a wrong word")},  # another node would refuse it as well
         {"containerStatuses": state("GH-2011 GH-20")},
+        {"containerStatuses": state("GH-2\u0660\u0967")},  # digits of other scripts
         {"containerStatuses": state(key="terminated", reason="Error")},  # the program's own message
         {
             "containerStatuses": [
