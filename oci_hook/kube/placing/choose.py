@@ -170,7 +170,9 @@ def judge(state: ClusterState, question: Question, name: str) -> Fit | Refused:
 def stays(state: ClusterState, question: Question, name: str, found: Fit) -> bool:
     """True if the pod can still have this choice, beside the node's present grants."""
     node = state.nodes.get(name)
-    if node is None or not (node.present and node.text) or node.problem or forbidden(state, question, node):
+    if node is None or not (node.present and node.text) or node.problem or state.unsure(node):
+        return False
+    if forbidden(state, question, node):
         return False
     requests = pinned(question.asked(node.rules), found.shares)
     if requests is None:
@@ -308,6 +310,8 @@ def _refused(found: NoFit) -> Refused:
 def _no_look(state: ClusterState, question: Question, name: str) -> Refused:
     """The reason for a node whose largest figures already rule it out."""
     room, node = state.cut.rooms.get(name), state.nodes.get(name)
+    if node is not None and state.unsure(node):
+        return _no("GH-201", "containers of a deleted pod still run on the node, and their share is not known yet")
     if node is None or room is None:
         why = (node.problem if node is not None else "") or "has not reported its GPUs"
         return Refused(Problem("GH-606", f"the node {why}"), final=True)

@@ -24,11 +24,12 @@ NO_DEFAULT = Rules(whole_gpus="shared")  # reads what the pod says; what its nod
 class Node:
     """text: its inventory annotation; "" before it has one. rules: its settings, with the policy of its label. mode: "whole",
     "shared" or "". key: the generation of its key. problem: the reason why it cannot be chosen. listed: pods with grants in its
-    ledger. refused: pods that it refused, with the code. ours: its labels ask for gpu-hook."""
+    ledger. refused: pods that it refused, with the code. ours: its labels ask for gpu-hook. strays: listed pods that nobody here knows,
+    and not for long; see ClusterState.unsure."""
 
     __slots__ = (
         *("name", "present", "text", "ledger", "rules", "mode", "key", "problem", "listed", "local"),
-        *("refused", "pods", "reserved", "taints", "ours"),
+        *("refused", "pods", "reserved", "taints", "ours", "strays"),
     )
 
     def __init__(self, name: str) -> None:
@@ -42,6 +43,7 @@ class Node:
         self.key = 0
         self.problem = ""
         self.listed: dict[str, tuple[str, ...]] = {}
+        self.strays: frozenset[str] = frozenset()
         self.local: tuple[Grant, ...] = ()
         self.refused: dict[str, str] = {}
         self.pods: dict[str, Pod] = {}

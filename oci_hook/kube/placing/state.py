@@ -54,6 +54,7 @@ class ClusterState:
         self._ghosts: dict[str, Pod] = {}  # the object is gone, the containers may run
         self._tries: dict[str, int] = {}  # UID of a pod without a node -> number of its reservations
         self._ending: dict[str, float | None] = {}  # UID of a terminating pod -> the time of the first tick that saw it
+        self._strays: dict[tuple[str, str], float] = {}  # (node, UID of a stray) -> the first tick that saw it
         self._rules: dict[Rules, Rules] = {}
         self._inventories: dict[str, tuple[str, Inventory]] = {}
 
@@ -155,6 +156,7 @@ class ClusterState:
             if pod.gone is not None and pod.gone + seconds <= now and pod.uid not in self._node(pod.node).listed:
                 self._forget(pod)
         self._mark_overdue(now)
+        self._look_for_strays(now)
         return tuple(unknown)
 
     # --- reservations
@@ -270,12 +272,17 @@ class ClusterState:
                 return one.pod
         return None
 
+    def unsure(self, node: Node) -> bool:
+        """True if containers run on the node whose share nobody here knows: their pod's object was deleted before this process began.
+        The node soon reports them as grants without a decision, with their shares."""
+        return any(uid in node.listed and uid not in node.pods and uid not in node.reserved for uid in node.strays)
+
     def refresh(self, most: int | None = None) -> bool:
         """Updates the cut for changed nodes, at most `most` of them. Returns whether none is left."""
         for name in list(itertools.islice(self._changed, most)):
             self._changed.discard(name)
             node = self.nodes[name]
-            if node.present and node.text and not node.problem:
+            if node.present and node.text and not node.problem and not self.unsure(node):
                 self.cut.put(name, room_of(self.inventory(node), self.grants(node), node.rules))
             else:
                 self.cut.drop(name)
@@ -294,6 +301,18 @@ class ClusterState:
                 self._ending[uid] = now
             elif since + ENDS <= now:
                 pod.overdue = True
+
+    def _look_for_strays(self, now: float) -> None:
+        """Each counts for FORCED at most: a node that cannot write must not be closed for ever."""
+        found: dict[tuple[str, str], float] = {}
+        for node in self.nodes.values():
+            unknown = node.listed.keys() - node.pods.keys() - node.reserved.keys()
+            found |= {(node.name, uid): self._strays.get((node.name, uid), now) for uid in unknown}
+            young = frozenset(uid for uid in unknown if found[node.name, uid] + FORCED > now)
+            if young != node.strays:
+                node.strays = young
+                self._changed.add(node.name)
+        self._strays = found
 
     def _held(self, uid: str, name: str) -> tuple[Row, ...]:
         """The pod's rows on this node, by its decision and its reservation."""

@@ -9,7 +9,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.core.terms import Terms
 from oci_hook.kube.answers import admission
 from oci_hook.kube.formats.node_info import Digest
-from oci_hook.kube.placing.choose import Chosen, Question, choose
+from oci_hook.kube.placing.choose import Chosen, Question, choose, stays
 from oci_hook.kube.placing.state import CONFIRMED, FORCED, GRACE, INVENTORIES, RESERVED, ClusterState
 from oci_hook.kube.pod.asked import words
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, listing, node, pod
@@ -286,6 +286,39 @@ def test_an_object_deleted_by_force_frees_nothing_while_the_container_runs():
     assert free(state) == [70]
     state.apply_node(node("a", 100, digest=listing()))
     assert free(state) == [100] and not state.pods
+
+
+def test_a_new_process_waits_for_the_share_of_a_deleted_pod_whose_containers_run_but_not_for_ever():
+    at = node("a", 100, digest=listing("u-p"))
+    done = started(cluster(at), pod("p", memory=30))
+    other = Question(words(pod("q", memory=5)))
+    state = cluster(at)
+    state.tick(0.0)  # as while the pods are still read
+    assert not isinstance(choose(state, other), Chosen)
+    state.apply_pod(done)
+    assert isinstance(found := choose(state, other), Chosen)
+    for end in ("reports", "is cut off"):
+        state = cluster(at)
+        state.tick(0.0)
+        why = choose(state, other)["a"].problem
+        assert why.code == "GH-201" and "deleted pod" in why.message and not stays(state, other, "a", found.fit)
+        state.tick(FORCED - 1)
+        assert not isinstance(choose(state, other), Chosen)
+        if end == "reports":
+            state.apply_node(node("a", 100, digest=listing()))
+        else:
+            state.tick(FORCED)
+        assert isinstance(choose(state, other), Chosen) and stays(state, other, "a", found.fit)
+
+
+def test_a_pod_that_is_being_bound_closes_no_node():
+    """Its node's report may come before its own event."""
+    state = cluster(node("a", 100))
+    state.apply_pod(obj := pod("p", memory=30))
+    reserve(state, obj)
+    state.apply_node(node("a", 100, digest=listing("u-p")))
+    state.tick(1.0)
+    assert isinstance(choose(state, Question(words(pod("q", memory=5)))), Chosen)
 
 
 def test_a_new_pod_of_the_same_name_is_another_one():
