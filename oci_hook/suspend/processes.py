@@ -29,9 +29,9 @@ SHOWN = 3  # processes in a message
 
 
 class Found(Value):
-    """processes: those that use CUDA, the oldest first. used_mib: on all GPUs together, by the driver or the container's own
-    page, whichever is more. states: of the driver, by pid. kept_mib: of processes that have exited. left_mib: what NVML sees
-    on the GPUs."""
+    """processes: those that use CUDA, the oldest first. used_mib: on all GPUs together, by the driver or, up to its limits, by
+    the container's own page, whichever is more. states: of the driver, by pid. kept_mib: of processes that have exited. left_mib:
+    what NVML sees on the GPUs."""
 
     processes: "tuple[Process, ...]"
     used_mib: int
@@ -119,9 +119,10 @@ def find(grant: Grant, inventory: Inventory, locks: "tuple[int, ...]") -> Found:
         why = "its account page has memory in use, and the driver knows none of its processes"
         raise refuse("GH-415", f"container {events.title(grant.who)}: {why}")
     left = sum(size or 0 for size in seen.values())
-    used = max(sum(accounted), left)
+    limits = sum(share.memory_mib for share in grant.shares) * MIB
+    used = max(min(sum(accounted), limits), left)  # the container may write anything
     if states and (said["used"] is None or None in seen.values()):  # the driver does not say: at most its limits
-        used = max(used, sum(share.memory_mib for share in grant.shares) * MIB)
+        used = max(used, limits)
     mine = tuple(process for process in there if process[0] in states)
     return Found(mine, -(-used // MIB), states, -(-sum(kept) // MIB), -(-left // MIB))
 

@@ -258,7 +258,8 @@ class _Lent:
 
     def _used(self, grant: Grant, page: "Usage | str | None") -> int:
         """Bytes on this GPU, or that it comes back with: by the container's page, and what the last look of NVML saw beyond that,
-        whatever the container writes; without a page that makes sense, by NVML alone."""
+        whatever the container writes, but no more than its limit, or what NVML saw where that is more; without a page that makes
+        sense, by NVML alone."""
         i, watched = grant.place(self.uuid), self._node.watched[grant.key]
         known = self._known.get(grant.key)
         had = known.had if known and grant.off_gpu else 0
@@ -268,7 +269,7 @@ class _Lent:
         then = watched.account
         excess = seen - then.totals[i] if isinstance(then, Usage) and i < len(then.totals) else 0
         more = max(page.surcharges[i], self._auditing.verdict.surcharges.get((grant.key, i), 0), excess)
-        return max(page.totals[i] + more, had)
+        return max(min(page.totals[i] + more, max(grant.shares[i].memory_mib * MIB, seen)), had)
 
     def _ended(self, sharing: dict[str, Grant], now: float) -> bool:
         """True once the move has ended and the ledger that is known here says so."""

@@ -13,12 +13,16 @@ from click.testing import CliRunner
 
 from oci_hook.agent.act import move_watch
 from oci_hook.agent.act.move_watch import MoveWatch
+from oci_hook.agent.judge.audit_rules import Verdict
 from oci_hook.agent.judge.turns import Move
 from oci_hook.agent.node import Node
 from oci_hook.agent.options import Options
 from oci_hook.cli.main import cli
-from oci_hook.core.grant import Grant, Identity, Life
+from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.units import MIB
+from oci_hook.linux.proc import process_life
+from oci_hook.observe.account import Usage
+from oci_hook.suspend import processes
 from oci_hook.suspend.hold import cut_off
 from tests.agent.box import REPO, events, grant, running, wait_for
 from tests.e2e.stage import CONTEXT_MIB, SHARE, Stage
@@ -144,3 +148,27 @@ def test_what_moves_with_a_container_is_on_its_other_gpus_as_well() -> None:
     assert gpu._elsewhere(told, 6 * MIB) == 8 * MIB
     assert gpu._elsewhere(told.replace(suspended=7, host_mib=13), 6 * MIB) == 7 * MIB
     assert gpu._elsewhere(told.replace(suspended=7, host_mib=5), 6 * MIB) == 0
+
+
+@pytest.mark.parametrize("surcharge", [False, True])
+@pytest.mark.parametrize(("seen", "counts"), [(1, 6), (9, 9)])
+def test_a_word_in_its_page_takes_no_more_of_a_lent_gpu_than_its_limit(surcharge: bool, seen: int, counts: int) -> None:
+    """Or what NVML sees, where that is more."""
+    huge = (8 << 40,)
+    lie = Usage((0,), huge, frozenset()) if surcharge else Usage(huge, (0,), frozenset())
+    gpu = move_watch._Lent("GPU-0", None, None, None, None, {})  # type: ignore[arg-type]
+    uses = {"GPU-0": SimpleNamespace(used=seen * MIB)}
+    gpu._node = SimpleNamespace(watched={"k": SimpleNamespace(uses=uses, account=lie)})  # type: ignore[assignment]
+    gpu._auditing = SimpleNamespace(verdict=Verdict())  # type: ignore[assignment]
+    assert gpu._used(Grant("k", Identity("/run", "a", "/b"), Life(""), (Share("GPU-0", 6),)), lie) == counts * MIB
+
+
+@pytest.mark.parametrize(("seen", "counts"), [(1, 6), (9, 9)])
+def test_no_more_than_its_limit_is_to_be_moved(monkeypatch: pytest.MonkeyPatch, seen: int, counts: int) -> None:
+    """As above. More than the node has memory for would keep it on its GPU for ever."""
+    told = Grant("k", Identity("/run", "a", "/b"), Life("", None, process_life(os.getpid())), (Share("GPU-0", 6),))
+    monkeypatch.setattr(processes, "listed", lambda grant: (grant.life.init,))
+    said = {"states": {os.getpid(): 0}, "used": {os.getpid(): seen * MIB}}
+    monkeypatch.setattr(processes, "call", lambda *_: said)
+    monkeypatch.setattr(processes.account, "look", lambda grant: Usage((8 << 40,), (0,), frozenset(), {}, (0,)))
+    assert processes.find(told, None, ()).used_mib == counts  # type: ignore[arg-type]
