@@ -77,6 +77,14 @@ def start_time(pid: int) -> int:
     return 0 if has_ended(fields) else int(fields[19])
 
 
+def start_at(pid: int, at: float) -> int:
+    """As start_time, of the process that had this pid at this time of the monotonic clock, in seconds; 0 where that has ended, or
+    may have: what now has its pid began later, or within the same tick."""
+    start = start_time(pid)
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    return start if seconds_since(start) - tick > time.monotonic() - at else 0
+
+
 def seconds_since(start: int) -> float:
     """Since a process's start time; no step of the clock changes it, as it does those of files in /proc."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - start / os.sysconf("SC_CLK_TCK")

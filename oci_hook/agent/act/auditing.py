@@ -6,7 +6,7 @@ from oci_hook.agent.act.protection import Protection
 from oci_hook.agent.act.response import Response
 from oci_hook.agent.judge import hogs, meter
 from oci_hook.agent.judge.audit_rules import Auditor, Finding, Kept, Process, Seen, Verdict, What
-from oci_hook.agent.judge.gpu_sample import GpuSample
+from oci_hook.agent.judge.gpu_sample import GpuSample, listed
 from oci_hook.agent.node import Node
 from oci_hook.agent.watch.accounts import Accounts
 from oci_hook.agent.watch.process_owner import ProcessOwners
@@ -45,7 +45,7 @@ class Auditing:
         """Audit one sample. gpus: by UUID, without those that NVML could not look at."""
         node = self._node
         accounts, unread = self._accounts.read(node.grants, self._protection.by_process())
-        processes = self.processes = self._owners.find({pid for gpu in gpus.values() for pid, _, _ in gpu.processes})
+        processes = self.processes = self._owners.find(listed(gpus.values()))
         moved = {key: watched.moved for key, watched in node.watched.items()}
         seen = Seen(node.grants, gpus, processes, accounts, unread, moved)
         for uuid in node.granted_gpus():

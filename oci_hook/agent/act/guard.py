@@ -10,7 +10,7 @@ from oci_hook.agent.judge.gpu_sample import GpuSample
 from oci_hook.agent.judge.protect_rules import Harm, Judgement, Look, Member, Protector, Tenant
 from oci_hook.core.inventory import Gpu
 from oci_hook.core.units import MIB
-from oci_hook.linux.proc import start_time
+from oci_hook.linux.proc import start_at
 from oci_hook.observe.account import Usage
 from oci_hook.observe.event_log import Follower
 
@@ -81,7 +81,7 @@ class Guard:
         for pid, used, _ in sample.processes:
             if pid in seen.processes and seen.processes[pid][0] in seen.grants:
                 continue
-            if start_time(pid):
+            if start_at(pid, sample.at):
                 others.append(used)
             else:  # the process has just ended, and its memory is free by now
                 leaving += used or 0

@@ -1,5 +1,6 @@
 """Keeps leases off the files that containers mount: holds those files open, and finds leases that are there already."""
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -118,4 +119,4 @@ class LeaseWatch:
             inits = [(g.life.init[0], g.life.cgroup) for g in self._node.grants.values() if g.life.init]
             some = (pid for init in inits if not spent() for pid in inside.pids(*init) or ())
             pids = [pid for pid in some if leases.holds(pid, lease.file, spent)]
-        return next(iter(self._owners.find(set(pids), all=False).values()), ("", None))
+        return next(iter(self._owners.find(dict.fromkeys(pids, math.inf), all=False).values()), ("", None))

@@ -7,7 +7,7 @@ from oci_hook.agent import journal
 from oci_hook.agent.act import guard
 from oci_hook.agent.act.response import Response
 from oci_hook.agent.judge.audit_rules import Finding, Seen
-from oci_hook.agent.judge.gpu_sample import GpuSample
+from oci_hook.agent.judge.gpu_sample import GpuSample, listed
 from oci_hook.agent.node import Node
 from oci_hook.agent.watch.accounts import Accounts
 from oci_hook.agent.watch.ledger_watch import LedgerWatch
@@ -69,7 +69,7 @@ class Protection:
             self.guard.alone(uuid)
             return
         if seen is None:
-            processes = self._owners.find({pid for pid, _, _ in sample.processes}, all=False)
+            processes = self._owners.find(listed([sample]), all=False)
             seen = Seen(sharing, {uuid: sample}, processes, *self._accounts.read(sharing, self.by_process()))
         stopped = {key for key in sharing if self._node.watched[key].stopped == "killed"}
         before, now = self.guard.unlisted.get(uuid, 0), time.monotonic()

@@ -6,6 +6,8 @@ memsets, 34 % for copies from the host, 48 % for empty kernels, 31 % while a con
 processes that had 45 % each, figures of half a second went from 1 to 99 %, and the means of seven were 47 and 57 %.
 """
 
+from collections.abc import Iterable
+
 from oci_hook.core.value import Value
 
 LOOKS = 3  # A judgement by utilization takes the mean of so many looks at least,
@@ -27,3 +29,12 @@ class GpuSample(Value):
     at: float = 0.0
     steady: bool = True
     charged: dict[str, int] = {}
+
+
+def listed(gpus: Iterable[GpuSample]) -> dict[int, float]:
+    """The pids of these samples' processes, and `at` of the first sample that has each."""
+    found: dict[int, float] = {}
+    for gpu in gpus:
+        for pid, _, _ in gpu.processes:
+            found[pid] = min(gpu.at, found.get(pid, gpu.at))
+    return found

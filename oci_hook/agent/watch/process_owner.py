@@ -4,7 +4,7 @@ import os
 
 from oci_hook.agent.judge.audit_rules import Process
 from oci_hook.core.grant import Grant
-from oci_hook.linux.proc import cgroups, inner_pid, pid_namespace, read_file, start_time
+from oci_hook.linux.proc import cgroups, inner_pid, pid_namespace, read_file, start_at, start_time
 from oci_hook.observe import inside
 
 Cgroup = tuple[str, str]  # (controllers, path), as linux.proc.cgroups gives it
@@ -44,13 +44,14 @@ class ProcessOwners:
         self._by_namespace = {n: keys[0] for n, keys in by_namespace.items() if len(keys) == 1 and n not in ours}
         self._known = {}
 
-    def find(self, pids: set[int], all: bool = True) -> dict[int, tuple[str, Process]]:
-        """(the grant's key, the process) by pid, for those that are in a container with a grant. all: these are all
-        pids that matter, so what is remembered of others is dropped."""
+    def find(self, pids: dict[int, float], all: bool = True) -> dict[int, tuple[str, Process]]:
+        """(the grant's key, the process) by pid, for those that are in a container with a grant. pids: when each was seen, in
+        seconds of the monotonic clock; a process that began later is another one. all: these are all pids that matter, so what is
+        remembered of others is dropped."""
         found, known = {}, {}
-        for pid in pids:
+        for pid, at in pids.items():
             try:
-                start = start_time(pid)
+                start = start_at(pid, at)
                 member = self._known.get((pid, start)) or self._find(pid, start)
             except (OSError, ValueError):
                 continue

@@ -1,7 +1,10 @@
 """Who is killed for his neighbours' sake, by made-up looks at a GPU; nothing runs."""
 
 import random
+import subprocess
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -9,10 +12,12 @@ from hypothesis import strategies as st
 
 from oci_hook.agent.act.guard import Guard
 from oci_hook.agent.judge.audit_rules import Seen
-from oci_hook.agent.judge.gpu_sample import GpuSample
+from oci_hook.agent.judge.gpu_sample import GpuSample, listed
 from oci_hook.agent.judge.protect_rules import CONFIRM, FRESH, LEAVING, Judgement, Look, Member, Protector, Tenant
+from oci_hook.agent.watch.process_owner import ProcessOwners
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.ledger import events
+from oci_hook.linux.proc import cgroups, seconds_since, start_time
 from tests.long import long
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -512,3 +517,26 @@ def test_small_differences_of_the_drivers_figures_are_nothing() -> None:
     a = tenant("a", 4 * GIB, GIB, accounted=GIB, charged=GIB + TOLERANCE)
     found = Protector(TOLERANCE).judge(look(a, tenant("b", 8 * GIB)), 100.0)
     assert not found.unexplained and not found.kill
+
+
+@pytest.mark.parametrize("mine", [True, False])
+@pytest.mark.parametrize("reused", [True, False])
+def test_who_got_a_pid_anew_has_nothing_of_what_its_former_process_had(reused: bool, mine: bool) -> None:
+    """NVML saw the former one, and /proc has the new one."""
+    owners, guard, looks = ProcessOwners(), Guard(256), []
+    guard._protector.judge = lambda look, now: (looks.append(look), Judgement())[1]  # type: ignore[method-assign]
+    with subprocess.Popen(["sleep", "60"]) as process:
+        at = time.monotonic() - seconds_since(start_time(process.pid)) + (0 if reused else 0.1)
+        owners._by_cgroup = dict.fromkeys(cgroups(process.pid), "b") if mine else {}
+        sample = GpuSample(5 * GIB, 8 * GIB, 0, ((process.pid, 4 * GIB, 0),), at=at)
+        if not reused:
+            time.sleep(max(0.0, at + 0.02 - time.monotonic()))
+        found = owners.find(listed([sample]))
+        grants = {"b": Grant("b", Identity("/run", "b", "/"), Life("b", None, (1, 1)), (Share(GPU, 1024),))}
+        guard.judge(SimpleNamespace(uuid=GPU), sample, Seen(grants, {GPU: sample}, found, {}), set(), at)  # type: ignore[arg-type]
+        process.kill()
+    (seen,) = looks
+    assert set(found) == ({process.pid} if mine and not reused else set())
+    assert (seen.tenants[0].used, seen.others, seen.free) == (
+        (0, 0, 7 * GIB) if reused else (4 * GIB, 0, 3 * GIB) if mine else (0, 4 * GIB, 3 * GIB)
+    )
