@@ -6,12 +6,12 @@ from typing import Any
 
 def by_agent(log: Iterable[dict[str, Any]], id: str) -> str:
     """ "the agent killed it: over-memory on GPU …: …", "the agent froze it: …", or "" if the agent did neither since the
-    container last got its share. log: the events, oldest first. id: the container's."""
+    container last got its share, or was resumed. log: the events, oldest first. id: the container's."""
     found = ""
     for event in log:
         if event.get("id") != id:
             continue
-        if event["event"] == "granted":
+        if event["event"] == "granted" or event.get("action") == "resumed":
             found = ""
         done = {"killed": "killed", "frozen": "froze"}.get(str(event.get("action")))
         if event["event"] == "finding" and done:

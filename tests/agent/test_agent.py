@@ -111,6 +111,9 @@ def test_a_tenant_that_goes_past_the_shim(stage: Stage, root: Path, policy: str)
             assert '"status": "paused"' in state
             assert agent.container(cheat)["state"] == "frozen"
             assert stage.runc("resume", cheat).returncode == 0
+            wait_for(lambda: agent.container(cheat)["state"] == "running")
+            wait_for(lambda: (agent.container(cheat)["gpus"][0]["used_mib"] or 0) > LIMIT_MIB)
+            assert '"status": "running"' in stage.runc("state", cheat).stdout  # not again for what stands
         else:
             wait_for(lambda: stage.runc.living() == {honest})
             wait_for(lambda: agent.container(cheat) is None)

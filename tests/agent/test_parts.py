@@ -579,14 +579,37 @@ def test_who_was_to_be_killed_and_lives_is_killed_again(monkeypatch: pytest.Monk
     response.answer(Finding("over-memory", "k", "GPU-0", 7, 8, "too much"))
     stopped = [node.watched["k"].stopped]
     for _ in range(5):
-        response.kill_again()
+        response.stop_again()
         stopped.append(node.watched["k"].stopped)
     assert stopped == ["", "", "killed", "killed", "", "killed"] and hit == [((7, 8),)] * 6
     told = [e["action"] for e in Follower(str(install.state), old=True).read()]
     assert told == ["killed failed: 2 of its processes still run", "killed", "killed failed: one is back", "killed"]
     response.forget({"k"})
-    response.kill_again()
+    response.stop_again()
     assert len(hit) == 6
+
+
+def test_who_was_frozen_and_goes_on_is_watched_as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Who could not be frozen is frozen at the next tick, if that is still to be."""
+    install = Install(tmp_path)
+    node = Node(str(tmp_path), Options("none", policy="freeze"))
+    node.grants, node.watched = {"k": grant("k", "c")}, {"k": Watched()}
+    response, watched, finding = Response(node), node.watched["k"], Finding("over-memory", "k", "GPU-0", 0, 0, "9 MiB")
+    answers, thawed = iter(["busy", "", "busy"]), iter([False, True])
+    monkeypatch.setattr(enforce, "freeze", lambda _: next(answers))
+    monkeypatch.setattr(enforce, "is_thawed", lambda _: next(thawed))
+    watched.answered = {"GPU-0"}
+    response.answer(finding)
+    stopped = [watched.stopped]
+    for _ in range(4):
+        response.stop_again()
+        stopped.append(watched.stopped)
+    assert stopped == ["", "frozen", "frozen", "", ""] and not watched.answered
+    response.answer(finding)
+    response.clear(finding)
+    response.stop_again()
+    told = [e["action"] for e in Follower(str(install.state), old=True).read()]
+    assert told == ["frozen failed: busy", "frozen", "resumed", "frozen failed: busy", "is over"]
 
 
 def test_the_agent_loads_neither_openssl_nor_archives() -> None:

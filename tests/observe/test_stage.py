@@ -56,4 +56,6 @@ def test_what_the_agent_did() -> None:
     log.append({**told, "action": "killed"})
     assert by_agent(log, "c1") == "the agent killed it: over-memory on GPU-0: 9 MiB"
     assert by_agent([*log, {"event": "granted", "id": "c1"}], "c1") == "", "a later container of this id"
-    assert by_agent([{**told, "action": "frozen"}], "c1").startswith("the agent froze it: ")
+    log = [{**told, "action": "frozen"}]
+    assert by_agent(log, "c1").startswith("the agent froze it: ")
+    assert by_agent([*log, {**told, "action": "resumed"}], "c1") == ""

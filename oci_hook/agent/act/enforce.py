@@ -22,12 +22,7 @@ def freeze(grant: Grant) -> str:
     try:
         if init is None or not is_running(init):
             return "its init is not known, or has ended"
-        controller, magic, name, word = "freezer", CGROUP_SUPER_MAGIC, "freezer.state", "FROZEN"
-        path = inside.directory(init[0], controller, grant.life.cgroup)
-        if path is None:
-            controller, magic, name, word = "", CGROUP2_SUPER_MAGIC, "cgroup.freeze", "1"
-            path = inside.directory(init[0], controller, grant.life.cgroup)
-        directory = cgroup.open_path(path, magic)
+        controller, directory = _open_freezer(init[0], grant.life.cgroup)
         if directory is None:
             return "it is in no cgroup that can be frozen"
         try:
@@ -35,12 +30,40 @@ def freeze(grant: Grant) -> str:
                 return "its cgroup is not its alone"
             if not is_running(init):
                 return "it has just ended"
-            cgroup.write(directory, name, word)
+            cgroup.write(directory, *(("freezer.state", "FROZEN") if controller else ("cgroup.freeze", "1")))
         finally:
             os.close(directory)
     except OSError as e:
         return str(e)
     return ""
+
+
+def is_thawed(grant: Grant) -> bool:
+    """True if somebody has let the container go on since `freeze`; in doubt nobody has. By what was asked of the kernel: the
+    container's processes can hold up the freezing itself."""
+    init = grant.life.init
+    try:
+        if init is None:
+            return False
+        controller, directory = _open_freezer(init[0], grant.life.cgroup)
+        if directory is None:
+            return False
+        try:
+            asked = cgroup.read(directory, "freezer.self_freezing" if controller else "cgroup.freeze")
+            return asked.strip() == "0" and is_running(init)
+        finally:
+            os.close(directory)
+    except OSError:
+        return False
+
+
+def _open_freezer(init: int, reported: str) -> tuple[str, int | None]:
+    """The controller that freezes the container ("": version 2), and a descriptor of its cgroup's directory there; None where
+    there is none. Raises OSError."""
+    for controller, magic in (("freezer", CGROUP_SUPER_MAGIC), ("", CGROUP2_SUPER_MAGIC)):
+        if (path := inside.directory(init, controller, reported)) is not None:
+            return controller, cgroup.open_path(path, magic)
+    return "", None
 
 
 def kill(grant: Grant, others: tuple[tuple[int, int], ...]) -> str:

@@ -41,12 +41,10 @@ class Protection:
         self._owners = owners
         self._accounts = accounts
         self._response = response
-        self._answered: set[tuple[str, str]] = set()  # (key, UUID) of containers that did harm and were answered
         self._told: dict[str, int] | None = None  # what STATE/unlisted.json has; None: not known
 
     def grants_changed(self, ended: set[str]) -> None:
         self.guard.forget(ended)
-        self._answered = {at for at in self._answered if at[0] not in ended}
         self.guard.first_seen(set(self._node.grants))
         for uuid in set(self.guard.unexplained) - self._node.granted_gpus():
             self.guard.alone(uuid)
@@ -79,18 +77,16 @@ class Protection:
         if bool(found.unlisted) != bool(before):
             self._record_unlisted(uuid, found.unlisted)
         self._tell_admission()
-        if found.kill is None or (found.kill.key, uuid) in self._answered:
+        if found.kill is None or uuid in self._node.watched[found.kill.key].answered:
             return
         if not self._is_current(uuid, sharing):
             self.guard.spare(uuid)
             self._sampler.look(uuid)
             return
-        at = found.kill.key, uuid
-        self._answered.add(at)
-        peaks = self._node.watched[
-            found.kill.key
-        ].peaks  # the audit no longer counts the processes of a killed container
-        peaks[uuid] = max(peaks.get(uuid, 0), -(-found.kill.used // MIB))
+        at, watched = (found.kill.key, uuid), self._node.watched[found.kill.key]
+        watched.answered.add(uuid)
+        # The audit no longer counts the processes of a killed container.
+        watched.peaks[uuid] = max(watched.peaks.get(uuid, 0), -(-found.kill.used // MIB))
         what = guard.evidence(found.kill, self._node.options.tolerance)
         others = tuple((p.pid, p.start) for p in found.kill.processes)
         self._response.answer(Finding("over-memory", *at, 0, 0, what), harm=True, others=others)

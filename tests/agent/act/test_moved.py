@@ -87,10 +87,13 @@ def test_a_process_above_the_init_is_a_member(moved: Moved) -> None:
 
 
 def test_freeze_and_kill_reach_it(moved: Moved) -> None:
-    assert enforce.freeze(moved.grant) == ""
+    assert enforce.freeze(moved.grant) == "" and not enforce.is_thawed(moved.grant)
+    (moved.freezer / "freezer.state").write_text("THAWED")
+    assert enforce.is_thawed(moved.grant)
+    assert enforce.freeze(moved.grant) == "" and not enforce.is_thawed(moved.grant)
     assert (moved.freezer / "freezer.self_freezing").read_text() == "1\n"
     wait_for(lambda: (moved.freezer / "freezer.state").read_text() == "FROZEN\n")
-    assert enforce.kill(moved.grant, ()) == ""
+    assert enforce.kill(moved.grant, ()) == "" and not enforce.is_thawed(moved.grant)
     assert not any(start_time(pid) == start for pid, start in (moved.init, moved.cheat))
 
 
