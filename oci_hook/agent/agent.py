@@ -119,7 +119,7 @@ class Agent:
             whereabouts.tell(self._lock, self._told)
         node.problem("disk", full(node.state_dir))
         self._ledger.tick(now)
-        self._response.stop_again()
+        self._response.tick()
         if why := self._driver.look(now):
             self._sampler.stop(why)
         self._boundary.tick(now)

@@ -101,7 +101,7 @@ def test_a_new_container_of_the_same_id_is_not_the_one_that_was_killed(
         assert ended == [set(), {given.key}] and not node.watched[given.key].stopped and node.counters.ended == 1
         assert Follower(node.state_dir, old=True).read()[-1]["event"] == "ended"
         answers.forget(ended[-1])
-        answers.stop_again()
+        answers.tick()
         assert len(hit) == 1
         watch.close()
 
@@ -168,7 +168,7 @@ def test_a_finding_is_answered_by_the_policy(
     answers = response.Response(node)
     finding = Finding("over-memory", given.key, "GPU-0", 0, 0, "too much")
     answers.answer(finding, harm)
-    answers.stop_again()
+    answers.tick()
     answers.clear(finding)
     assert node.watched[given.key].stopped == ("" if done == "reported" else done)
     log = Follower(node.state_dir, old=True).read()

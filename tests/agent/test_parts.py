@@ -567,6 +567,41 @@ def test_first_it_acts_and_then_it_describes(
     assert told["evidence"] == f"too much ({f'not described: {wrong.__name__}' if wrong else 'somebody'})"
 
 
+def test_processes_that_are_slow_to_describe_hold_the_agent_up_for_a_second(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of one container or of many, at each tick; each of them once."""
+    install = Install(tmp_path)
+    node, asked = Node(str(tmp_path), Options("none")), []
+    node.grants, node.watched = {"k": grant("k", "c")}, {"k": Watched()}
+    monkeypatch.setattr(facts, "describe", lambda pid: (asked.append(pid), time.sleep(0.4), "somebody")[-1])
+    response = Response(node)
+    for _ in range(2):
+        for pid in range(1, 9):
+            for uuid in ("GPU-0", "GPU-1"):
+                response.answer(Finding("no-shim", "k", uuid, pid, 8, "past it"))
+        response.tick()
+    assert asked == [1, 2, 3] * 2
+    told = [e["evidence"] for e in Follower(str(install.state), old=True).read()]
+    assert told == (["past it (somebody)"] * 6 + ["past it"] * 10) * 2
+
+
+def test_one_that_cannot_be_killed_is_waited_for_once_at_each_tick(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """However many of its processes are found: the next tick kills them all."""
+    Install(tmp_path)
+    node, hit = Node(str(tmp_path), Options("none", policy="kill")), []
+    node.grants, node.watched = {"k": grant("k", "c")}, {"k": Watched()}
+    monkeypatch.setattr(enforce, "kill", lambda _, others: (hit.append(others), "1 of its processes still runs")[1])
+    response = Response(node)
+    for pid in range(7, 10):
+        response.answer(Finding("no-shim", "k", "GPU-0", pid, 8, "past it"))
+    assert hit == [((7, 8),)] and not node.watched["k"].stopped
+    response.tick()
+    assert hit[1:] == [((7, 8), (8, 8), (9, 8))]
+
+
 def test_who_was_to_be_killed_and_lives_is_killed_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And is not called killed before it is gone."""
     install = Install(tmp_path)
@@ -579,13 +614,13 @@ def test_who_was_to_be_killed_and_lives_is_killed_again(monkeypatch: pytest.Monk
     response.answer(Finding("over-memory", "k", "GPU-0", 7, 8, "too much"))
     stopped = [node.watched["k"].stopped]
     for _ in range(5):
-        response.stop_again()
+        response.tick()
         stopped.append(node.watched["k"].stopped)
     assert stopped == ["", "", "killed", "killed", "", "killed"] and hit == [((7, 8),)] * 6
     told = [e["action"] for e in Follower(str(install.state), old=True).read()]
     assert told == ["killed failed: 2 of its processes still run", "killed", "killed failed: one is back", "killed"]
     response.forget({"k"})
-    response.stop_again()
+    response.tick()
     assert len(hit) == 6
 
 
@@ -602,12 +637,12 @@ def test_who_was_frozen_and_goes_on_is_watched_as_before(monkeypatch: pytest.Mon
     response.answer(finding)
     stopped = [watched.stopped]
     for _ in range(4):
-        response.stop_again()
+        response.tick()
         stopped.append(watched.stopped)
     assert stopped == ["", "frozen", "frozen", "", ""] and not watched.answered
     response.answer(finding)
     response.clear(finding)
-    response.stop_again()
+    response.tick()
     told = [e["action"] for e in Follower(str(install.state), old=True).read()]
     assert told == ["frozen failed: busy", "frozen", "resumed", "frozen failed: busy", "is over"]
 

@@ -1,20 +1,29 @@
 """Answers a finding as the policy says: reports it, freezes the container or kills it, and records what was done."""
 
+import time
+
 from oci_hook.agent import journal
 from oci_hook.agent.act import enforce, facts
 from oci_hook.agent.judge.audit_rules import REPORTED, Finding
 from oci_hook.agent.node import Node
 from oci_hook.ledger import events
 
+DESCRIBING = 1.0  # seconds between two ticks: a container can have a thousand processes, and make each slow to describe
+
 
 class Response:
-    """`answer` each new finding once, `clear` it when it is over; `stop_again`, and `forget` containers that have ended."""
+    """`answer` each new finding once, `clear` it when it is over; `tick` regularly, and `forget` containers that have ended."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         # Key -> "killed" or "frozen", the reason for it, and the processes killed with it. Kept until its grant ends, or
         # somebody resumes it.
         self._stopped: dict[str, tuple[str, Finding, tuple[tuple[int, int], ...]]] = {}
+        # Since the last tick: why containers could not be stopped, which takes a while and is tried once for all findings,
+        # processes in words, and the seconds that this took.
+        self._failed: dict[str, str] = {}
+        self._described: dict[tuple[int, int], str] = {}
+        self._describing = 0.0
 
     def answer(self, finding: Finding, harm: bool = False, others: tuple[tuple[int, int], ...] = ()) -> None:
         """Answer a finding. harm: the container takes what others were granted. others: processes of it, (pid, start
@@ -29,20 +38,28 @@ class Response:
             others = (*(((finding.pid, finding.start),) if finding.pid else ()), *others)
             what = "killed"
         if what != "reported":
-            self._stopped[finding.key] = what, finding, others
+            known = self._stopped[finding.key][2] if finding.key in self._stopped else ()
+            self._stopped[finding.key] = what, finding, tuple(dict.fromkeys((*known, *others)))
             failed = self._stop(finding.key)
             if not failed:
                 node.watched[finding.key].stopped = what
                 node.shown = False
         # The process is described only after that: it can make the description slow.
-        culprit = finding.pid or (others[0][0] if others else 0)
-        try:
-            who = facts.describe(culprit) if culprit else ""
-        except Exception as e:
-            who = f"not described: {type(e).__name__}"
-        if who:
+        culprit = (finding.pid, finding.start) if finding.pid else others[0] if others else None
+        if culprit and (who := self._describe(culprit)):
             finding = finding.replace(evidence=f"{finding.evidence} ({who})")
         self._record(finding, f"{what} failed: {failed}" if failed else what, journal.WARNING, "finding")
+
+    def _describe(self, process: tuple[int, int]) -> str:
+        """ "" where there is no time left for it."""
+        if process not in self._described and self._describing < DESCRIBING:
+            began = time.monotonic()
+            try:
+                self._described[process] = facts.describe(process[0])
+            except Exception as e:
+                self._described[process] = f"not described: {type(e).__name__}"
+            self._describing += time.monotonic() - began
+        return self._described.get(process, "")
 
     def clear(self, finding: Finding) -> None:
         """Record that a finding is over. Who could not be frozen for it is left."""
@@ -54,11 +71,13 @@ class Response:
     def forget(self, keys: set[str]) -> None:
         for key in keys:
             self._stopped.pop(key, None)
+            self._failed.pop(key, None)
 
-    def stop_again(self) -> None:
+    def tick(self) -> None:
         """Stop once more each container that was to be stopped and still runs. One that was frozen, and that somebody has let
         go on, is watched as before."""
         node = self._node
+        self._failed, self._described, self._describing = {}, {}, 0.0
         for key, (what, finding, _) in tuple(self._stopped.items()):
             watched = node.watched[key]
             if what == "frozen" and watched.stopped:
@@ -75,9 +94,11 @@ class Response:
                 self._record(finding, f"{what} failed: {failed}" if failed else what, journal.WARNING, "finding")
 
     def _stop(self, key: str) -> str:
-        """Do what is to be done to this container; "" or why that failed."""
+        """Do what is to be done to this container, unless that failed since the last tick; "" or why it failed."""
         (what, _, others), grant = self._stopped[key], self._node.grants[key]
-        return enforce.kill(grant, others) if what == "killed" else enforce.freeze(grant)
+        if not self._failed.get(key):
+            self._failed[key] = enforce.kill(grant, others) if what == "killed" else enforce.freeze(grant)
+        return self._failed[key]
 
     def _record(self, finding: Finding, what: str, priority: int, event: str) -> None:
         who = self._node.grants[finding.key].who
