@@ -43,26 +43,32 @@ def pids(init: int, reported: str = "") -> list[int] | None:
     """Host pids of the container's processes; None where they are not known: the cgroup is not the container's alone,
     cannot be read, or has too many. reported: as for `ancestor`."""
     try:
-        names = ("devices", "pids", "freezer", "")
-        path = next(filter(None, (directory(init, name, reported) for name in names)), None)
-        return None if path is None else below(path)
+        path = own(init, reported)
+        if path is None or not cgroup_tree.is_container(path, 0):
+            return None
+        found, more = below(path)
     except (OSError, ValueError):
         return None
+    return None if more else found
 
 
-def below(path: str, inode: int = 0) -> list[int] | None:
-    """The processes of a container by its cgroup's directory. inode: the directory must have this inode number (0: any)."""
+def own(init: int, reported: str = "") -> str | None:
+    """The directory of the container's own cgroup, in whichever hierarchy is mounted. reported: as for `ancestor`. Raises OSError."""
+    names = ("devices", "pids", "freezer", "")
+    return next(filter(None, (directory(init, name, reported) for name in names)), None)
+
+
+def below(path: str) -> tuple[list[int], bool]:
+    """(processes of a container by its cgroup's directory, True if there may be more than these). Raises OSError, ValueError."""
     found: list[int] = []
     try:
-        if not cgroup_tree.is_container(path, inode):
-            return None
         for some in cgroup_tree.processes(path, MOST_CGROUPS):
             found += [pid for pid in some if pid]
             if len(found) > MOST:
-                return None
-    except (OSError, ValueError, cgroup_tree.TooManyCgroups):
-        return None
-    return found
+                return found[:MOST], True
+    except cgroup_tree.TooManyCgroups:
+        return found, True
+    return found, False
 
 
 class Table:

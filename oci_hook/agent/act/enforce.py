@@ -7,7 +7,7 @@ import time
 
 from oci_hook.agent.watch.process_owner import is_below
 from oci_hook.core.grant import Grant
-from oci_hook.linux import cgroup
+from oci_hook.linux import cgroup, cgroup_tree
 from oci_hook.linux.mount import CGROUP2_SUPER_MAGIC, CGROUP_SUPER_MAGIC
 from oci_hook.linux.proc import cgroups, is_running, start_time
 from oci_hook.observe import inside
@@ -69,45 +69,68 @@ def _open_freezer(init: int, reported: str) -> tuple[str, int | None]:
 def kill(grant: Grant, others: tuple[tuple[int, int], ...]) -> str:
     """Kill the container: its init, with which its pid namespace ends, the processes `others` (pid, start time) of it,
     and all processes in its cgroup. Returns "" or why that failed, also if some of them still run after
-    EXIT_SECONDS."""
+    EXIT_SECONDS, or were too many to see."""
     init = (grant.life.init,) if grant.life.init else ()
     problems: list[str] = []
     # cgroup version 1 delivers no signal to a frozen process. The cgroup is found by the init, so before it is killed.
     freezer = _freezer(grant)
     _thaw(freezer)
-    hit = dict.fromkeys((*init, *others, *_inside(grant)))
-    _send(tuple(hit), problems)
+    path, inner, more = _inside(grant)
+    _kill_cgroup(path, grant.life.cgroup_inode)
+    living = [*dict.fromkeys((*init, *others, *inner))]
+    _send(living, problems)
     end = time.monotonic() + EXIT_SECONDS
     while True:
         # In a container without a pid namespace of its own, children forked meanwhile run on.
-        if inner := _inside(grant):
-            hit.update(dict.fromkeys(inner))
-            _send(inner, problems)
-        if not (living := [process for process in hit if is_running(process)]):
+        _, inner, more = _inside(grant)
+        _send(inner, problems)
+        living = [process for process in dict.fromkeys((*living, *inner)) if is_running(process)]
+        if not living and not more:
             break
         if time.monotonic() >= end:
-            problems.append(f"{len(living)} of its processes still run, process {living[0][0]} among them")
+            if living:
+                problems.append(f"{len(living)} of its processes still run, process {living[0][0]} among them")
+            if more:
+                problems.append("it has too many processes or cgroups to see all of them")
             break
         _thaw(freezer)  # a process that still runs may freeze another one meanwhile
         time.sleep(0.01)
     return "; ".join(dict.fromkeys(problems))
 
 
-def _inside(grant: Grant) -> tuple[tuple[int, int], ...]:
-    """(pid, start time) of the processes in the container's cgroup, if that cgroup is the container's alone."""
-    if grant.life.cgroup:
-        found = inside.below(grant.life.cgroup, grant.life.cgroup_inode)
-    else:
-        init = grant.life.init
-        found = inside.pids(init[0], grant.life.cgroup) if init and is_running(init) else None
-    own = os.getpid()
-    if found is None or own in found:
-        return ()
-    return tuple((pid, start) for pid in found if (start := start_time(pid)))
+def _inside(grant: Grant) -> tuple[str, list[tuple[int, int]], bool]:
+    """(its directory, (pid, start time) of the processes in it, True if there may be more) of the container's cgroup, if that is the
+    container's alone."""
+    init, own = grant.life.init, os.getpid()
+    try:
+        path = grant.life.cgroup or (inside.own(init[0]) if init and is_running(init) else None)
+        if path and cgroup_tree.is_container(path, grant.life.cgroup_inode):
+            found, more = inside.below(path)
+            if own not in found and not (more and cgroup_tree.belongs(own, frozenset((path,)))):
+                return path, [(pid, start) for pid in found if (start := start_time(pid))], more
+    except (OSError, ValueError):
+        pass
+    return "", [], False
 
 
-def _send(processes: tuple[tuple[int, int], ...], problems: list[str]) -> None:
-    for pid, start in dict.fromkeys(processes):
+def _kill_cgroup(path: str, inode: int) -> None:
+    """Have the kernel kill all in this cgroup and below, however many there are and whatever they fork meanwhile: in version 2, since
+    Linux 5.14 (cgroup.kill). inode: of the directory (0: any)."""
+    try:
+        directory = cgroup.open_path(path or None, CGROUP2_SUPER_MAGIC)
+        if directory is None:
+            return
+        try:
+            if inode in (0, os.fstat(directory).st_ino):
+                cgroup.write(directory, "cgroup.kill", "1")
+        finally:
+            os.close(directory)
+    except OSError:
+        pass  # each is sent a signal
+
+
+def _send(processes: list[tuple[int, int]], problems: list[str]) -> None:
+    for pid, start in processes:
         try:
             fd = os.pidfd_open(pid)
         except ProcessLookupError:

@@ -116,3 +116,38 @@ def test_what_does_not_go_is_told(moved: Moved, monkeypatch: pytest.MonkeyPatch)
     (moved.freezer / "freezer.state").write_text("FROZEN")
     wait_for(lambda: (moved.freezer / "freezer.state").read_text() == "FROZEN\n")
     assert "still run" in enforce.kill(moved.grant, ())
+
+
+@pytest.mark.parametrize("version", ["devices", "unified", "too deep"])
+def test_all_are_killed_however_many_there_are(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Without a pid namespace of their own, of which the end of their init would be the end. What cannot be seen is told."""
+    top = TOP / ("unified" if version == "unified" else "devices")
+    if not top.is_dir():
+        pytest.skip("needs both versions of cgroups")
+    folders = [top / f"gh-test-{os.getpid()}-{time.monotonic_ns()}"]
+    folders += [folders[0] / "c", folders[0] / "c/f", folders[0] / "c/f/g"]
+    processes = [subprocess.Popen(["sleep", "600"]) for _ in range(9)]
+    monkeypatch.setattr(inside, "MOST", 2)
+    monkeypatch.setattr(inside, "MOST_CGROUPS", 1 if version == "too deep" else 4)
+    if version == "unified":
+        monkeypatch.setattr(enforce, "_send", lambda *_: None)
+    try:
+        for folder in folders:
+            folder.mkdir()
+        for i, process in enumerate(processes):
+            (folders[1 + i // 3] / "cgroup.procs").write_text(str(process.pid))
+        init = process_life(processes[0].pid)
+        life = Life(boot_id(), init=init, cgroup=str(folders[1]), cgroup_inode=folders[1].stat().st_ino)
+        said = enforce.kill(Grant("k", Identity("/run", "c", "/"), life, ()), ())
+        if version == "too deep":
+            assert said == "it has too many processes or cgroups to see all of them"
+        else:
+            assert said == ""
+            assert [process.wait(5) for process in processes] == [-signal.SIGKILL] * 9
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        for folder in reversed(folders):
+            wait_for(lambda f=folder: not (f / "cgroup.procs").read_text())  # type: ignore[misc]
+            folder.rmdir()
