@@ -58,7 +58,7 @@ def _is_root(mountinfo: bytes, at: int, device: bytes) -> bool:
 
 def holders(
     seconds: float,
-    living: "tuple[str, ...]" = (),
+    living: frozenset[str] = frozenset(),
     pages: str = "",
     keys: "Callable[[bytes, bytes], set[str]]" = keys_of,
 ) -> tuple[dict[str, tuple[int, int]], int]:

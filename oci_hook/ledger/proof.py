@@ -65,7 +65,7 @@ class Judge:
         from oci_hook.ledger.holders import holders  # most sweeps do not need it
 
         self.unsure.clear()
-        self._held = holders(self._seconds, tuple(self._living), self._pages)
+        self._held = holders(self._seconds, frozenset(self._living), self._pages)
 
     def current(self, grant: Grant) -> Grant | None:
         """The grant, with its Life brought up to date, or None if its container has ended. A grant that cannot

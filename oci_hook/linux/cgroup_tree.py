@@ -11,7 +11,7 @@ from oci_hook.linux.proc import budget, cgroups, pids, read_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 MOUNTED = "/sys/fs/cgroup"  # distributions' mounts of the hierarchies
 PROCS_MAX = 4 << 20  # bytes of one cgroup.procs
@@ -82,13 +82,20 @@ def directory_of(pid: int) -> str:
     return v2 if os.path.exists(v2 + "/cgroup.procs") else ""
 
 
-def belongs(pid: int, directories: "Iterable[str]") -> bool:
-    """True if a process is in one of these cgroup directories or below. Raises OSError."""
+def belongs(pid: int, directories: "frozenset[str]") -> bool:
+    """True if a process is in one of these cgroup directories or below. Raises OSError.
+
+    It takes no longer if they are many: each directory that the process is in is looked up, from the top, as a tenant's
+    own tree of cgroups, which may be deep, is below its container's.
+    """
     for controllers, path in cgroups(pid):
         for name in controllers.split(","):
             place = f"{MOUNTED}/{name}{path}/" if name else f"{MOUNTED}{path}/"
-            if any(place.startswith(directory + "/") for directory in directories):
-                return True
+            end = place.find("/", 1)
+            while end > 0:
+                if place[:end] in directories:
+                    return True
+                end = place.find("/", end + 1)
     return False
 
 
@@ -99,7 +106,7 @@ def any_belongs(directory: str, seconds: float) -> bool:
         if spent():
             return True
         try:
-            if belongs(pid, (directory,)):
+            if belongs(pid, frozenset((directory,))):
                 return True
         except (FileNotFoundError, ProcessLookupError):
             pass  # the process has just ended

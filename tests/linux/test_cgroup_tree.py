@@ -1,6 +1,7 @@
 """The walk through a container's cgroups, here through folders that look like them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,3 +70,23 @@ def test_a_look_may_take_longer_on_a_busy_machine(
         times = iter([0.0])
         monkeypatch.setattr(proc.time, name, lambda times=times, took=took: next(times, took))
     assert cgroup_tree.any_belongs(str(tmp_path), 0.1) == doubts
+
+
+class Many(frozenset):  # type: ignore[type-arg]
+    """Directories that are too many to go through for each process."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("gone through")
+
+
+@pytest.mark.parametrize(
+    ("path", "belongs"),
+    [("/a/b", True), ("/a/b/c/d", True), ("/a", False), ("/a/bc", False), ("/x/a/b", False), ("/", False)],
+)
+def test_a_process_belongs_to_a_directory_or_one_above_it(
+    monkeypatch: pytest.MonkeyPatch, path: str, belongs: bool
+) -> None:
+    monkeypatch.setattr(cgroup_tree, "cgroups", lambda pid: [("cpu,cpuacct", path), ("", "/")])
+    for where in ("cpu", "cpuacct"):
+        assert cgroup_tree.belongs(1, Many((f"{cgroup_tree.MOUNTED}/{where}/a/b", "/other"))) == belongs
+    assert not cgroup_tree.belongs(1, Many((f"{cgroup_tree.MOUNTED}/a/b",)))
