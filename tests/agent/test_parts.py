@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -133,6 +134,21 @@ def test_a_full_disk_loses_events_and_the_textfile_stays(tmp_path: Path) -> None
         assert not [p for p in disk.iterdir() if p.name.endswith(".new")]
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link"])
+def test_what_the_owner_of_the_textfiles_folder_puts_there_is_replaced(tmp_path: Path, kind: str) -> None:
+    file, there = tmp_path / "x.prom", tmp_path / "x.prom.new"
+    (tmp_path / "roots").write_text("old")
+    if kind == "link":
+        os.link(tmp_path / "roots", there)
+    else:
+        os.mkfifo(there)
+    reader = os.open(there, os.O_RDONLY | os.O_NONBLOCK)  # without one, an agent that opens the fifo waits for ever
+    assert textfile.write(str(file), b"new\n") == ""
+    os.close(reader)
+    assert file.stat().st_mode == stat.S_IFREG | 0o644 and not there.exists()
+    assert (tmp_path / "roots").read_text() == "old" and file.read_text() == "new\n"
 
 
 # --- metrics
