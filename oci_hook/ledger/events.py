@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from oci_hook.core.grant import Grant, Identity
     from oci_hook.core.request import Request
     from oci_hook.errors import Problem
+    from oci_hook.oci.engine_name import Lists
 
 MAX = 1 << 20  # bytes; a larger file becomes the older one, and that one is forgotten
 LINE_MAX = 4096
@@ -66,13 +67,13 @@ def refused(
     record(state_dir, "refused", id=id[:256], name=name[:256], codes=[p.code for p in problems], messages=lines, **more)
 
 
-def engine_name(id: str, bundle: str) -> str:
-    """The engine's name of a container; "" if it has none that is found."""
+def engine_name(id: str, bundle: str, lists: "Lists | None" = None) -> str:
+    """The engine's name of a container; "" if it has none that is found. lists: as of oci.engine_name.look."""
     from oci_hook.ledger.life import valid_id  # loaded here, since most containers are not refused
     from oci_hook.oci.engine_name import look
 
     try:
-        return look(id, bundle) if valid_id(id) else ""
+        return look(id, bundle, lists) if valid_id(id) else ""
     except MemoryError:
         return ""
 

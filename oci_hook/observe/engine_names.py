@@ -20,22 +20,23 @@ class Names:
 
     def named(self, grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
         """The grants, each with its engine's name as its container's name if it is in no pod and has one."""
+        lists: engine_name.Lists = {}  # each is read once for all of them
         found = tuple(
-            grant.replace(who=grant.who.replace(container=name)) if (name := self._name(grant)) else grant
+            grant.replace(who=grant.who.replace(container=name)) if (name := self._name(grant, lists)) else grant
             for grant in grants
         )
         keys = {grant.key for grant in grants}
         self._known = {key: known for key, known in self._known.items() if key in keys}
         return found
 
-    def _name(self, grant: Grant) -> str:
+    def _name(self, grant: Grant, lists: "engine_name.Lists") -> str:
         if grant.who.container or grant.who.pod:
             return ""
         now = time.monotonic()
         whose = grant.born, grant.who.bundle  # which podman's stage precreate does not know yet
         at, seen, name = self._known.get(grant.key, (0.0, (-1, ""), ""))
         if seen != whose or now - at > self._fresh:
-            name = look(grant) or (name if seen == whose else "")
+            name = look(grant, lists) or (name if seen == whose else "")
             self._known[grant.key] = now, whose, name
         return name
 
@@ -57,14 +58,14 @@ def ids_of(name: str) -> set[str]:
         except OSError:
             continue
         found |= {id for id in ids if engine_name.docker_file(f"{root}/containers/{id}", id) == name}
-    lists = [engine_name.load(f"{folder}/{file}") for folder in engine_name.PODMAN for file in engine_name.LISTS]
-    entries = (entry for listed in lists if isinstance(listed, list) for entry in listed if isinstance(entry, dict))
-    return found | {str(entry.get("id")) for entry in entries if engine_name.first_name(entry) == name}
+    for folder in engine_name.PODMAN:
+        found |= {id for id, listed in engine_name.podman_names(folder).items() if listed == name}
+    return found
 
 
-def look(grant: Grant) -> str:
-    """The engine's name of a container; "" if it has none that is found."""
-    return events.engine_name(grant.who.id, grant.who.bundle)
+def look(grant: Grant, lists: "engine_name.Lists | None" = None) -> str:
+    """The engine's name of a container; "" if it has none that is found. lists: as of oci.engine_name.look."""
+    return events.engine_name(grant.who.id, grant.who.bundle, lists)
 
 
 def _roots_of_running() -> list[str]:

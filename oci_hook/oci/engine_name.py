@@ -19,6 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    Lists = dict[str, dict[str, str]]  # by the folder of podman's lists: the names by id
+
 DOCKER = "/var/lib/docker"
 DAEMON = "/etc/docker/daemon.json"
 MAX = 16 << 20  # bytes of a file
@@ -26,14 +28,15 @@ PODMAN = ("/var/lib/containers/storage/overlay-containers", "/run/containers/sto
 LISTS = ("containers.json", "volatile-containers.json")
 
 
-def look(id: str, bundle: str) -> str:
+def look(id: str, bundle: str, lists: "Lists | None" = None) -> str:
     """The engine's name of a container; "" if it has none that is found. id: one that a runtime takes. bundle: "" where it is
-    not known."""
+    not known. lists: what was read for other containers, and then for this one; they are long where there are many."""
+    lists = {} if lists is None else lists
     if bundle.endswith(f"-containers/{id}/userdata"):
-        return _podman_name(bundle, id)
+        return _podman_name(bundle, id, lists)
     name = _docker_name(bundle, id)
     if not name and not bundle:  # podman's stage precreate knows none yet
-        name = next((found for folder in PODMAN if (found := _listed(folder, id))), "")
+        name = next((found for folder in PODMAN if (found := _listed(folder, lists).get(id))), "")
     return name
 
 
@@ -62,29 +65,32 @@ def data_root(file: str = "") -> str:
     return root if isinstance(root, str) and root.startswith("/") else DOCKER
 
 
-def _podman_name(bundle: str, id: str) -> str:
+def _podman_name(bundle: str, id: str, lists: "Lists") -> str:
     folder = os.path.dirname(os.path.dirname(bundle))
-    if name := _listed(folder, id):
+    if name := _listed(folder, lists).get(id):
         return name
     ending = f"-containers/{id}/userdata"
     sources = (os.path.dirname(source) for source in _mount_sources(bundle))
     folders = dict.fromkeys(os.path.dirname(os.path.dirname(path)) for path in sources if path.endswith(ending))
-    return next((name for path in folders if (name := _listed(path, id))), "")
+    return next((name for path in folders if (name := _listed(path, lists).get(id))), "")
 
 
-def _listed(folder: str, id: str) -> str:
+def _listed(folder: str, lists: "Lists") -> "dict[str, str]":
+    if folder not in lists:
+        lists[folder] = podman_names(folder)
+    return lists[folder]
+
+
+def podman_names(folder: str) -> "dict[str, str]":
+    """The names in podman's lists in this folder, by id."""
+    found: dict[str, str] = {}
     for file in LISTS:
         entries = load(f"{folder}/{file}")
         for entry in entries if isinstance(entries, list) else ():
-            if isinstance(entry, dict) and entry.get("id") == id:
-                return first_name(entry)
-    return ""
-
-
-def first_name(entry: "dict[str, Any]") -> str:
-    """The name in an entry of podman's lists."""
-    names = entry.get("names")
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+            id, names = (entry.get("id"), entry.get("names")) if isinstance(entry, dict) else (None, None)
+            if isinstance(id, str) and isinstance(names, list) and names and isinstance(names[0], str):
+                found.setdefault(id, names[0])
+    return found
 
 
 def _mount_sources(bundle: str) -> list[str]:

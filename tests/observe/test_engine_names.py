@@ -139,6 +139,19 @@ def test_a_pods_container_keeps_its_name(tmp_path: Path) -> None:
     assert found.who.container == ""
 
 
+def test_podmans_lists_are_read_once_for_all_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, ids = tmp_path / "overlay-containers", [f"{n:064x}" for n in range(5)]
+    folder.mkdir()
+    entries = [{"id": id, "names": [f"job-{n}"]} for n, id in enumerate(ids)]
+    (folder / "containers.json").write_text(json.dumps(entries))
+    read: list[str] = []
+    load = engine_name.load
+    monkeypatch.setattr(engine_name, "load", lambda path: (read.append(os.path.basename(path)), load(path))[1])
+    found = named(tuple(grant(folder / id / "userdata", id) for id in ids))
+    assert [g.who.container for g in found] == [f"job-{n}" for n in range(5)]
+    assert read.count("containers.json") == 1 == read.count("volatile-containers.json")
+
+
 def test_names_are_remembered(tmp_path: Path) -> None:
     """For a while: then a renamed container has its new name; one whose files are gone keeps what it had."""
     file = docker(tmp_path / "docker", "/one")
