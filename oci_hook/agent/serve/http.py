@@ -7,6 +7,7 @@ the size of its request are limited, whatever a client sends or does not read. O
 import selectors
 import socket
 from collections.abc import Callable
+from errno import EMFILE, ENFILE, ENOBUFS, ENOMEM
 
 from oci_hook.core.hmac_sha256 import same
 from oci_hook.core.value import Value
@@ -14,6 +15,7 @@ from oci_hook.observe.browser import LOG_IN, SAFE, credential, names_this_machin
 
 CLIENTS = 32
 ACCEPTS = 64  # in one turn of the loop; what waits wakes it again
+PAUSE = 1.0  # seconds without new clients after the kernel had no descriptor or memory for one
 SECONDS = 10.0  # from the connection to the last byte
 REQUEST_MAX = 8 << 10
 REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found"}
@@ -89,6 +91,7 @@ class Server:
         self._pages = pages
         self._healthy = healthy
         self._clients: dict[int, Client] = {}
+        self._pause = 0.0  # until then the listener is not in the selector
         self.refused = 0
         self._listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         try:
@@ -105,14 +108,23 @@ class Server:
     def close(self) -> None:
         for client in list(self._clients.values()):
             self._end(client)
-        self._selector.unregister(self._listener)
+        if not self._pause:
+            self._selector.unregister(self._listener)
         self._listener.close()
 
     def accept(self, now: float) -> None:
         for _ in range(ACCEPTS):
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # no more clients, or no descriptor is left: the next turn of the loop tries again
+            except OSError as e:
+                if e.errno in (
+                    EMFILE,
+                    ENFILE,
+                    ENOBUFS,
+                    ENOMEM,
+                ):  # the client waits on, and would wake the loop again at once
+                    self._selector.unregister(self._listener)
+                    self._pause = now + PAUSE
                 return
             if len(self._clients) >= CLIENTS:
                 self.refused += 1
@@ -124,12 +136,16 @@ class Server:
             self._selector.register(connection, selectors.EVENT_READ, lambda now, c=client: self._ready(c))
 
     def check(self, now: float) -> None:
-        """Close the connections whose time is over."""
+        """Close the connections whose time is over; take new clients again after a pause."""
+        if self._pause and now >= self._pause:
+            self._pause = 0.0
+            self._selector.register(self._listener, selectors.EVENT_READ, self.accept)
         for client in [c for c in self._clients.values() if now >= c.deadline]:
             self._end(client)
 
     def next_deadline(self) -> float | None:
-        return min((c.deadline for c in self._clients.values()), default=None)
+        times = [c.deadline for c in self._clients.values()]
+        return min([*times, self._pause] if self._pause else times, default=None)
 
     def _ready(self, client: Client) -> None:
         try:

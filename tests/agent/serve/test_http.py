@@ -1,6 +1,7 @@
 """The server against clients that are slow, hostile or many; and who may read it."""
 
 import base64
+import resource
 import selectors
 import socket
 import threading
@@ -247,3 +248,27 @@ def test_health_is_for_every_probe(token: str) -> None:
             assert status(loop.get(path, host="evil.example")) in (401, 403)
     finally:
         loop.close()
+
+
+def test_a_client_that_no_descriptor_is_left_for_does_not_keep_the_loop_busy() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with selectors.DefaultSelector() as selector:
+        server = Server(selector, "127.0.0.1", 0, "", {"/": lambda: ("text/plain", b"hello")}, lambda: True)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
+            try:
+                ((key, _),) = selector.select(5)
+                key.data(7.0)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            assert selector.select(0) == []
+            assert server.next_deadline() == 7.0 + http.PAUSE
+            server.check(7.5)
+            assert selector.select(0) == []
+            server.check(7.0 + http.PAUSE)
+            for _ in ("connection", "request"):
+                ((key, _),) = selector.select(5)
+                key.data(9.0)
+            assert client.recv(4096).startswith(b"HTTP/1.1 200")
+        server.close()
