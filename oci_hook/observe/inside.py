@@ -1,20 +1,23 @@
 """The processes of a container, as the host sees them: found by the container's cgroup, and that through its init."""
 
+import os
 import time
 
 from oci_hook.linux import cgroup, cgroup_tree, proc
 
 MOST = 4096  # processes of one container; those of a larger one count as not known
 MOST_CGROUPS = 1024  # below one container's
+TICK = 10**9 // os.sysconf("SC_CLK_TCK")  # nanoseconds
 
 Owner = tuple[int, int]  # a process in the account page: pid, start time
 
 
-def owners(inner: int, start: int) -> frozenset[Owner]:
+def owners(inner: int, start: int, ahead: int = 0) -> frozenset[Owner]:
     """The ways in which the shim may have written a process into the account page (gh_identify in
     shim/process/identity.c): without a /proc of its own pid namespace it does not know its start time. inner: its pid in
-    its own pid namespace."""
-    return frozenset(((inner, start & 0xFFFFFFFF), (inner, 0)))
+    its own pid namespace. ahead: proc.boottime_ahead of it; the kernel rounds the sum, not its parts."""
+    starts = range(start + ahead // TICK, start - -ahead // TICK + 1)
+    return frozenset(((inner, 0), *((inner, seen & 0xFFFFFFFF) for seen in starts)))
 
 
 def ancestor(path: str, reported: str) -> str:
@@ -87,7 +90,8 @@ class Table:
                 fields = proc.stat(pid)
                 if not proc.has_ended(fields):
                     start = int(fields[19])
-                    self._by_owner.update(dict.fromkeys(owners(proc.inner_pid(pid), start), (pid, start)))
+                    ways = owners(proc.inner_pid(pid), start, proc.boottime_ahead(pid))
+                    self._by_owner.update(dict.fromkeys(ways, (pid, start)))
             except (FileNotFoundError, ProcessLookupError):
                 pass  # it has ended
             except (OSError, ValueError):

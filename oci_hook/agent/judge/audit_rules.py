@@ -57,16 +57,18 @@ Kept = Usage | str | None  # what an account page says; a text: what is wrong wi
 
 
 class Process(Value):
-    """A process of a container: pid, start time, name on the host; inner: its pid in its own pid namespace."""
+    """A process of a container: pid, start time, name on the host; inner: its pid in its own pid namespace; ahead:
+    proc.boottime_ahead of it."""
 
     pid: int
     start: int
     name: str
     inner: int
+    ahead: int = 0
 
     @property
     def owners(self) -> frozenset[Owner]:
-        return owners(self.inner, self.start)
+        return owners(self.inner, self.start, self.ahead)
 
 
 class Finding(Value):

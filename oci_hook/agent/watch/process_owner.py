@@ -4,7 +4,7 @@ import os
 
 from oci_hook.agent.judge.audit_rules import Process
 from oci_hook.core.grant import Grant
-from oci_hook.linux.proc import cgroups, inner_pid, pid_namespace, read_file, start_at, start_time
+from oci_hook.linux.proc import boottime_ahead, cgroups, inner_pid, pid_namespace, read_file, start_at, start_time
 from oci_hook.observe import inside
 
 Cgroup = tuple[str, str]  # (controllers, path), as linux.proc.cgroups gives it
@@ -97,7 +97,7 @@ class ProcessOwners:
             return None
         name = read_file(f"/proc/{pid}/comm", 64).decode("utf-8", "replace").rstrip("\n")
         name = "".join(c if c.isprintable() else "?" for c in name)[:32]
-        return key, Process(pid, start, name, inner_pid(pid))
+        return key, Process(pid, start, name, inner_pid(pid), boottime_ahead(pid))
 
 
 def is_below(cgroup: Cgroup, top: Cgroup) -> bool:
