@@ -7,6 +7,7 @@ import os
 from struct import Struct
 
 from oci_hook.linux.libc import AT_EMPTY_PATH, SyscallError, check, function, syscall
+from oci_hook.linux.proc import read_file
 
 OPEN_TREE_CLONE = 1
 MOVE_MOUNT_F_EMPTY_PATH = 0x04
@@ -139,6 +140,19 @@ class TooManyMounts(OSError):
 def mountinfo(process: str = "self", most: int = 0) -> tuple[Mount, ...]:
     """The mounts that a process sees, in the kernel's order: of two at one place the later one is on top. most: how many
     bytes are accepted (0: any), for processes that may have made any number of mounts. Raises TooManyMounts, OSError."""
+    return parse(_mountinfo(process, most))
+
+
+def mount_of(fd: int, process: str, most: int) -> Mount | None:
+    """The mount that an open file is on, by what the process sees; None: it sees that mount no more. Unlike statfs(2) and
+    fstat(2) this never waits for the file system. most: as of `mountinfo`. Raises TooManyMounts, OSError."""
+    status = read_file(f"/proc/self/fdinfo/{fd}")
+    start = b"\n%d " % int(status.partition(b"\nmnt_id:")[2].split()[0])
+    line = (b"\n" + _mountinfo(process, most)).partition(start)[2].partition(b"\n")[0]
+    return _parse((start[1:] + line).decode("utf-8", "surrogateescape")) if line else None
+
+
+def _mountinfo(process: str, most: int) -> bytes:
     with open(f"/proc/{process}/mountinfo", "rb", buffering=0) as f:
         parts, size = [], 0
         while part := f.read(CHUNK):
@@ -146,7 +160,7 @@ def mountinfo(process: str = "self", most: int = 0) -> tuple[Mount, ...]:
             size += len(part)
             if 0 < most < size:
                 raise TooManyMounts(errno.EFBIG, f"more than {most} bytes of mounts", f"/proc/{process}/mountinfo")
-    return parse(b"".join(parts))
+    return b"".join(parts)
 
 
 def parse(data: bytes) -> tuple[Mount, ...]:

@@ -10,6 +10,7 @@ RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_IN_ROOT = 0x10
+RESOLVE_CACHED = 0x20  # Linux 5.12; EAGAIN where a file system would have to be asked
 
 TRIES = 64  # EAGAIN: a rename raced with "..", and the caller may try again (openat2(2))
 
@@ -25,6 +26,6 @@ def openat2(dirfd: int, path: str, flags: int, resolve: int, mode: int = 0) -> i
         try:
             return syscall("openat2", dirfd, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how), path=path)
         except SyscallError as e:
-            if e.errno != EAGAIN or not left:
+            if e.errno != EAGAIN or not left or resolve & RESOLVE_CACHED:
                 raise
     raise AssertionError("not reached")

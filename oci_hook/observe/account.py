@@ -15,13 +15,21 @@ import os
 import stat
 import struct
 import time
-from errno import ELOOP, ENOENT, EWOULDBLOCK, EXDEV
+from errno import EAGAIN, EINVAL, ELOOP, ENOENT, EWOULDBLOCK, EXDEV
 
 from oci_hook.core.grant import Grant
 from oci_hook.core.layout import ACCOUNT_DIR, ACCOUNT_FILE
 from oci_hook.core.value import Value
-from oci_hook.linux.mount import TENANT_MOUNTS, TMPFS_MAGIC, TooManyMounts, fstatfs_type, mountinfo
-from oci_hook.linux.openat2 import RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
+from oci_hook.linux.mount import TENANT_MOUNTS, TooManyMounts, mount_of
+from oci_hook.linux.openat2 import (
+    RESOLVE_CACHED,
+    RESOLVE_IN_ROOT,
+    RESOLVE_NO_MAGICLINKS,
+    RESOLVE_NO_SYMLINKS,
+    RESOLVE_NO_XDEV,
+    openat2,
+)
+from oci_hook.linux.patience import Late, Patience
 from oci_hook.linux.proc import start_time
 from oci_hook.observe import inside
 from oci_hook.observe.inside import Owner
@@ -70,7 +78,8 @@ FLOCK = struct.Struct("hhqqi4x")  # struct flock, fcntl(2), where off_t has 64 b
 PATIENCE = 0.02
 LISTING = 0.05
 REST = 100
-
+# What the container has mounted on the way to the page may never answer, whatever it is: an overlay on its own FUSE.
+_walks = Patience(0.2, REST, 1024, os.close)
 
 REFUSED = "device memory is refused in the container (GH-308)"  # as unusable() of shim/account/account_file.c says it
 ANEW = f"; {REFUSED}: make it anew"
@@ -97,7 +106,7 @@ class Usage(Value):
 class Account:
     """One container's page, reached by a descriptor of the tmpfs that the runtime made for it; `close` releases that.
 
-    A file system that the container mounts there later, which might never answer, is not entered.
+    What the container mounts there later might never answer, and is not waited for.
     """
 
     __slots__ = ("_dir", "_init", "_reported", "_processes", "_rest", "_took", "_table", "file")
@@ -110,32 +119,20 @@ class Account:
         self._rest = self._took = 0.0
         self._table: inside.Table | None = None  # during one read
         self.file = (0, 0)  # device and inode of the page, once it was opened
-        root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            if start_time(pid) != start:
-                raise ProcessLookupError(pid)
-            try:
-                mounts = mountinfo(str(pid), TENANT_MOUNTS)
-            except TooManyMounts:
-                raise DamagedPage("it has too many mounts") from None
-            slow = [m.point.rstrip("/") + "/" for m in mounts if m.fstype.startswith("fuse")]
-            if any((ACCOUNT_DIR + "/").startswith(point) for point in slow):
-                raise DamagedPage("a file system of a user's process is mounted on the way to it")
-            # A link on the way (an image's /run) is followed inside the root, unless it could lead into such a file
-            # system, which may never answer.
-            resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | (RESOLVE_NO_SYMLINKS if slow else 0)
-            self._dir = openat2(root, ACCOUNT_DIR, os.O_PATH | os.O_DIRECTORY, resolve)
+            self._dir = _folder(pid, start)
         except OSError as e:
             if e.errno == ELOOP:
                 raise DamagedPage("a link is in its place") from None
             raise
-        finally:
-            os.close(root)
         try:
-            if fstatfs_type(self._dir) != TMPFS_MAGIC:
+            mount = mount_of(self._dir, str(pid), TENANT_MOUNTS)
+            if mount is None or mount.fstype != "tmpfs":
                 raise DamagedPage("it is not on a tmpfs")
-        except BaseException:
+        except BaseException as e:
             self.close()
+            if isinstance(e, TooManyMounts):
+                raise DamagedPage("it has too many mounts") from None
             raise
 
     def close(self) -> None:
@@ -299,6 +296,30 @@ class Account:
             raise DamagedPage("it was cut") from None
         finally:
             os.close(fd)
+
+
+def _folder(pid: int, start: int) -> int:
+    """The page's folder; a link on the way (an image's /run) is followed inside the root. The kernel knows the way by heart
+    to what the runtime mounted; else file systems are asked. Raises OSError, DamagedPage."""
+    try:
+        return _walk(pid, start, RESOLVE_CACHED)
+    except OSError as e:
+        if e.errno not in (EAGAIN, EINVAL):  # the latter before Linux 5.12
+            raise
+    try:
+        return int(_walks.call((pid, start), lambda: _walk(pid, start, 0)))
+    except Late:
+        raise DamagedPage("a file system on the way to it does not answer") from None
+
+
+def _walk(pid: int, start: int, how: int) -> int:
+    root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if start_time(pid) != start:
+            raise ProcessLookupError(pid)
+        return openat2(root, ACCOUNT_DIR, os.O_PATH | os.O_DIRECTORY, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | how)
+    finally:
+        os.close(root)
 
 
 def _entries(fd: int, slots: list[tuple[int, int]], gpus: int) -> dict[tuple[int, int], bytes]:

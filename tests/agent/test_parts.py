@@ -501,7 +501,7 @@ def test_mappings_that_never_come_are_left_out(monkeypatch: pytest.MonkeyPatch, 
     for _ in range(3):
         told = facts.describe(os.getpid())
         assert " s old" in told and "libcuda" not in told
-    assert sum(t.name == "command" for t in threading.enumerate()) == 1
+    assert sum(t.name == "patience" for t in threading.enumerate()) == 1
     fd = os.open(never, os.O_WRONLY)
     os.close(fd)
 
@@ -553,7 +553,7 @@ def test_a_command_line_that_never_comes_is_left_out(monkeypatch: pytest.MonkeyP
     for _ in range(3):
         told = facts.describe(os.getpid())
         assert " s old" in told
-    assert sum(t.name == "command" for t in threading.enumerate()) == 1  # no more wait with the first
+    assert sum(t.name == "patience" for t in threading.enumerate()) == 1  # no more wait with the first
     fd = os.open(never, os.O_WRONLY)
     os.close(fd)
 

@@ -4,9 +4,8 @@ The command line is memory of the process, which can be of any length, or on a f
 mappings can be made to wait by the process as well.
 """
 
-import threading
-
 from oci_hook.core.layout import REAL_LIBCUDA
+from oci_hook.linux.patience import Late, Patience
 from oci_hook.linux.proc import read_file, seconds_since, stat
 
 COMMAND_MAX = 120
@@ -16,9 +15,8 @@ MAPS = "/proc/{}/maps"
 MAPS_MAX = 1 << 19  # some thousand lines
 LIBRARIES_MAX = 3
 LIBRARY_MAX = 100  # characters of a path
-PATIENCE = 0.2  # seconds to read one of them
 
-_reader: threading.Thread | None = None
+_reader = Patience(0.2, 0, 1)  # seconds to read one of them
 
 
 def describe(pid: int) -> str:
@@ -54,18 +52,7 @@ def _libraries(maps: bytes) -> list[str]:
 def _patiently(path: str, most: int) -> bytes:
     """The first bytes of the file; b"" if there are none, or if they are not read in time. The thread that reads them is
     left behind then, and no other one is started while it waits."""
-    global _reader
-    if _reader is not None and _reader.is_alive():
+    try:
+        return bytes(_reader.call(path, lambda: read_file(path, most)))
+    except (OSError, Late):
         return b""
-    found: list[bytes] = []
-
-    def read() -> None:
-        try:
-            found.append(read_file(path, most))
-        except OSError:
-            pass
-
-    _reader = threading.Thread(target=read, name="command", daemon=True)
-    _reader.start()
-    _reader.join(PATIENCE)
-    return b"".join(found)
