@@ -10,6 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+MOST_ENDED = 64  # threads of a process that are looked at for one that runs
 WALL = 5  # a busy machine takes so much longer than the processor time
 
 
@@ -58,7 +59,11 @@ def stat(pid: int) -> list[bytes]:
 
     The name in field 2 may contain anything, so fields are counted from the last ')'. Raises OSError, ValueError.
     """
-    data = read_once(f"/proc/{pid}/stat", 1024)
+    return _stat(str(pid))
+
+
+def _stat(process: str) -> list[bytes]:
+    data = read_once(f"/proc/{process}/stat", 1024)
     return data[data.rindex(b")") + 2 :].split()
 
 
@@ -66,6 +71,20 @@ def has_ended(fields: list[bytes]) -> bool:
     """True if the process with this `stat` has ended, or only its zombie is left."""
     # A main thread that ended is a zombie beside its living siblings: field 20 counts the threads.
     return fields[0] in (b"X", b"x") or (fields[0] == b"Z" and int(fields[17]) <= 1)
+
+
+def with_files(pid: int) -> str:
+    """The process's folder below /proc that has its root and its mounts: of another thread where the main thread has ended,
+    and those run on. Raises OSError, ValueError."""
+    if _stat(str(pid))[0] == b"Z":
+        with os.scandir(f"/proc/{pid}/task") as threads:
+            for _, thread in zip(range(MOST_ENDED), threads, strict=False):
+                try:
+                    if _stat(found := f"{pid}/task/{thread.name}")[0] not in b"ZXx":
+                        return found
+                except (FileNotFoundError, ProcessLookupError):
+                    pass
+    return str(pid)
 
 
 def start_time(pid: int) -> int:

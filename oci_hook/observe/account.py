@@ -30,7 +30,7 @@ from oci_hook.linux.openat2 import (
     openat2,
 )
 from oci_hook.linux.patience import Late, Patience
-from oci_hook.linux.proc import start_time
+from oci_hook.linux.proc import start_time, with_files
 from oci_hook.observe import inside
 from oci_hook.observe.inside import Owner
 
@@ -126,7 +126,7 @@ class Account:
                 raise DamagedPage("a link is in its place") from None
             raise
         try:
-            mount = mount_of(self._dir, str(pid), TENANT_MOUNTS)
+            mount = mount_of(self._dir, with_files(pid), TENANT_MOUNTS)
             if mount is None or mount.fstype != "tmpfs":
                 raise DamagedPage("it is not on a tmpfs")
         except BaseException as e:
@@ -313,7 +313,7 @@ def _folder(pid: int, start: int) -> int:
 
 
 def _walk(pid: int, start: int, how: int) -> int:
-    root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    root = os.open(f"/proc/{with_files(pid)}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if start_time(pid) != start:
             raise ProcessLookupError(pid)

@@ -5,21 +5,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from oci_hook.linux.patience import Patience
-from oci_hook.linux.proc import process_life
+from oci_hook.linux.proc import process_life, stat
 from oci_hook.observe import account
 
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and FUSE"),
 ]
-Walk = Callable[[], account.Account]
 
 # It answers all but lookups, and those as well where it is honest. It ends by itself, which ends every wait for it.
 TENANT = """
@@ -61,14 +60,13 @@ threading.Event().wait()
 
 
 @contextmanager
-def container(*command: str) -> Iterator[Walk]:
-    """The way to its page's folder."""
+def container(*command: str) -> Iterator[tuple[int, int]]:
+    """Its init."""
     argv = ["unshare", "--mount", "--propagation", "private", *command]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as p:
         try:
             assert p.stdout and p.stdout.readline() == "ready\n"
-            life = process_life(p.pid)
-            yield lambda: account.Account(*life)
+            yield process_life(p.pid)
         finally:
             p.kill()
 
@@ -80,12 +78,12 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("way", ["overlay", "above", "there"])
 def test_a_file_system_that_never_answers_is_not_waited_for(way: str) -> None:
-    with container(sys.executable, "-c", TENANT, way) as walk:
+    with container(sys.executable, "-c", TENANT, way) as init:
         for _ in range(3):
             began = time.monotonic()
             why = "not on a tmpfs" if way == "there" else "does not answer"
             with pytest.raises(account.DamagedPage, match=why):
-                walk()
+                account.Account(*init)
             assert time.monotonic() - began < 20
         assert sum(t.name == "patience" for t in threading.enumerate()) == (way != "there")
     for thread in threading.enumerate():
@@ -96,8 +94,8 @@ def test_a_file_system_that_never_answers_is_not_waited_for(way: str) -> None:
 
 def test_a_file_system_of_a_users_process_that_answers_is_entered() -> None:
     """The root of a container of podman without root's rights is one: fuse-overlayfs."""
-    with container(sys.executable, "-c", TENANT, "honest") as walk:
-        walk().close()
+    with container(sys.executable, "-c", TENANT, "honest") as init:
+        account.Account(*init).close()
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -107,5 +105,25 @@ def test_a_link_on_the_way_is_followed_inside(tmp_path: Path, monkeypatch: pytes
     setup = (
         "mount -t tmpfs x /run && mkdir -p /run/a/account && ln -s /run/a /run/gpu-hook && echo ready && exec sleep 60"
     )
-    with container("sh", "-c", setup) as walk:
-        walk().close()
+    with container("sh", "-c", setup) as init:
+        account.Account(*init).close()
+
+
+# Its main thread ends, by exit(2), and another one works on.
+LED = """
+import ctypes, threading
+threading.Thread(target=threading.Event().wait).start()
+print("ready", flush=True)
+ctypes.CDLL(None).syscall(ctypes.c_long({exit}), ctypes.c_long(0))
+"""
+
+
+def test_an_init_whose_main_thread_has_ended_has_its_page(tmp_path: Path) -> None:
+    code = LED.format(exit=60 if os.uname().machine == "x86_64" else 93)
+    setup = f"mount -t tmpfs x /run && mkdir -p /run/gpu-hook/account && exec '{sys.executable}' -c '{code}'"
+    with container("sh", "-c", setup) as init:
+        end = time.monotonic() + 60
+        while stat(init[0])[0] != b"Z" and time.monotonic() < end:
+            time.sleep(0.01)
+        with account.Account(*init) as page:
+            assert page.read(1) is None
