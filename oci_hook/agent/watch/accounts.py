@@ -1,13 +1,14 @@
 """Keeps the account pages of all containers open, and reads them."""
 
 import errno
+import time
 from collections.abc import Iterable
 
 from oci_hook.agent.judge.audit_rules import Kept
 from oci_hook.agent.node import Node
 from oci_hook.core.grant import Grant
 from oci_hook.ledger import events
-from oci_hook.observe.account import Account, DamagedPage
+from oci_hook.observe.account import REST, Account, DamagedPage
 
 
 class Accounts:
@@ -16,6 +17,7 @@ class Accounts:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._open: dict[str, tuple[tuple[int, int], Account]] = {}  # by key: the init, the page
+        self._damaged: dict[str, tuple[tuple[int, int], float, str]] = {}  # by key: the init, until when, why
 
     def read(self, grants: dict[str, Grant], by_process: Iterable[str] = ()) -> tuple[dict[str, Kept], frozenset[str]]:
         """(what each page says, by key; the keys of pages that could not be read). by_process: UUIDs of GPUs for which
@@ -67,9 +69,22 @@ class Accounts:
             if known:
                 known[1].close()
                 del self._open[grant.key]
-            known = (grant.life.init, Account(*grant.life.init, grant.life.cgroup))
+            known = (grant.life.init, self._account(grant, grant.life.init))
             self._open[grant.key] = known
         return known[1]
+
+    def _account(self, grant: Grant, init: tuple[int, int]) -> Account:
+        """Raises OSError, DamagedPage: again without a look for REST times what that took, as the container can have made
+        mounts that cost the kernel a second to list."""
+        damaged, until, why = self._damaged.get(grant.key, (init, 0.0, ""))
+        if damaged == init and time.monotonic() < until:
+            raise DamagedPage(why)
+        began = time.thread_time()
+        try:
+            return Account(*init, grant.life.cgroup)
+        except DamagedPage as e:
+            self._damaged[grant.key] = init, time.monotonic() + REST * (time.thread_time() - began), str(e)
+            raise
 
     def write_surcharge(self, key: str, gpu: int, amount: int) -> None:
         """Write a surcharge into the container's account page. gpu: index of the grant's share. amount: bytes."""
@@ -83,6 +98,7 @@ class Accounts:
         return {page.file: key for key, (_, page) in self._open.items()}
 
     def forget(self, keys: set[str]) -> None:
+        self._damaged = {key: damaged for key, damaged in self._damaged.items() if key not in keys}
         for key in keys & set(self._open):
             self._open.pop(key)[1].close()
 
