@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from . import syscalls
+from . import apart, syscalls
 from .boxes import BUILD, Node
 from .frame import Json, Run
 from .gpu_user import MARK
@@ -117,7 +117,7 @@ class User:
         self.process.communicate()
 
 
-def driver(stage: Stage, node: Node) -> Json:
+def driver(stage: Stage, node: Node, cgroup: str) -> Json:
     """Which driver and kernel this is, and whether the limits are there at all."""
     nvml, said = stage.nvml, ""
     if not nvml.has():
@@ -128,7 +128,7 @@ def driver(stage: Stage, node: Node) -> Json:
         "driver": node.inventory.driver_version,
         "nvml_init_ms": nvml.init_ms,
         "functions": nvml.has(),
-        "cgroup": os.environ.get("GPU_VALIDATE_CGROUP", "cgroup2"),
+        "cgroup": cgroup,
         "controllers": _text(CGROUPS / "cgroup.controllers"),
         "dmem.capacity": _text(CGROUPS / "dmem.capacity"),
         "misc.capacity": _text(CGROUPS / "misc.capacity"),
@@ -382,6 +382,7 @@ def verdict(run: Run) -> Json:
 def validate(run: Run, node: Node, folder: Path, simulated: bool, short: bool) -> None:
     run.results["predictions"] = json.loads(PREDICTIONS.read_text())
     run.flush()
+    cgroup = apart.cgroup2()
     stages: list[Stage] = []
 
     def start() -> Json:
@@ -395,7 +396,7 @@ def validate(run: Run, node: Node, folder: Path, simulated: bool, short: bool) -
     if stage.is_v2():
         (CGROUPS / TOP).mkdir(exist_ok=True)
     try:
-        there = run.phase("driver", 30, lambda: driver(stage, node))
+        there = run.phase("driver", 30, lambda: driver(stage, node, cgroup))
         why = there.get("boundary", "")
         phases: list[tuple[str, float, Callable[[], Json]]] = [
             ("alloc", 60, lambda: way(stage, "alloc")),

@@ -51,12 +51,6 @@ class Node:
         if simulated:
             os.environ["LD_LIBRARY_PATH"] = os.path.dirname(self.inventory.libcuda)
 
-    def close(self) -> None:
-        """Unmount what the GPUs' sharers shared."""
-        from oci_hook.ledger import slot_files
-
-        slot_files.drop(str(self.state))
-
 
 def gates(node: Node) -> list[Json]:
     """What the slot files of its first GPU say of each container's gate, in the order of the slots."""

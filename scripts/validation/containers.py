@@ -68,6 +68,7 @@ class Stage:
     def bundle(self, argv: list[str], annotations: Json) -> tuple[str, Path]:
         """(id, folder)."""
         name = f"gpu-validate-{os.getpid()}-{next(self.numbers)}"
+        self.names.append(name)
         folder = self.folder / name
         (folder / "rootfs").mkdir(parents=True)
         boxes.overlay(folder / "rootfs", folder, self.node.inventory.libcuda)
@@ -80,7 +81,6 @@ class Stage:
         spec["annotations"] = {KEY + k: str(v) for k, v in annotations.items()}
         spec["linux"]["cgroupsPath"] = f"/{name}"
         (folder / "config.json").write_text(json.dumps(spec))
-        self.names.append(name)
         return name, folder
 
     @contextlib.contextmanager

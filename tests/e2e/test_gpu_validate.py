@@ -167,3 +167,33 @@ def test_suspend_runs_to_its_end(native: Path, tmp_path: Path, driver: str) -> N
         "shared: refused_before_610",
         "two: both_run_again",
     }
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("end", ["exit 1", "kill $PPID; sleep 2", "kill -9 $PPID; sleep 2"])
+def test_however_it_ends_the_files_it_mounted_stay_and_no_mount_is_left(native: Path, tmp_path: Path, end: str) -> None:
+    """It ends while a container's root is made, in which this machine's file systems are; here only one folder is."""
+    kept, folder, bin = (tmp_path / name for name in ("kept", "folder", "bin"))
+    for new in (kept, folder, bin):
+        new.mkdir()
+    (kept / "thesis").write_text("all of it")
+    (bin / "runc").write_text(
+        f'#!/bin/sh\n[ "$1" != spec ] || {{ ls {folder}/*/*/*/rootfs{kept} >{tmp_path}/seen; {end}; }}\n'
+    )
+    (bin / "runc").chmod(0o755)
+    program = tmp_path / "program"
+    program.write_text(
+        f"import sys; sys.path[:0] = ['{SCRIPT.parent}']\n"
+        "from validation import boxes, containers\n"
+        f"boxes.REPO, boxes.own_mounts = '{kept}', lambda driver: []\n"
+        f"exec(compile(open('{SCRIPT}').read(), '', 'exec'), {{'__name__': '__main__', '__file__': '{SCRIPT}'}})\n"
+    )
+    words = ["--simulated", "--run", "containers", "--only", "starts", "--out"]
+    argv = [sys.executable, str(program), *words, str(tmp_path / "x")]
+    environment = {**os.environ, "TMPDIR": str(folder), "PATH": f"{bin}:{os.environ['PATH']}"}
+    r = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120)
+    assert r.returncode, r.stdout
+    assert (tmp_path / "seen").read_text() == "thesis\n", r.stderr
+    assert (kept / "thesis").exists()
+    assert str(folder) not in Path("/proc/mounts").read_text()
+    assert list(folder.iterdir()) == []
