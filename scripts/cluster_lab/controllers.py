@@ -147,5 +147,5 @@ def configure(api: Api, url: str) -> None:
             raise
     made = yaml.safe_load((REPO / "packaging/kubernetes/webhooks.yaml").read_text())
     for hook in made["webhooks"]:
-        hook["clientConfig"] = {"url": url + hook["clientConfig"]["service"]["path"]}
+        hook["clientConfig"] = {"url": url}
     api("POST", CONFIGURATIONS, made)

@@ -177,22 +177,23 @@ class Authority:
 
 def configuration_patch(have: Any, bundle: str, token: str, conditions: bool) -> list[dict[str, Any]]:
     """The JSON Patch that sets the CA bundle, puts the token into each path, and with `conditions` the match conditions; [] if nothing
-    changes. The path's first segment, which names the webhook, stays."""
+    changes. A path's first segment stays; without one, the webhook's name tells it."""
     encoded = base64.b64encode(bundle.encode()).decode()
     patch: list[dict[str, Any]] = []
     for i, hook in enumerate(have.get("webhooks") or ()):
+        first = "bindings" if hook.get("name") == "bindings.gpu-hook.io" else "pods"
         target = hook.get("clientConfig") or {}
         at = f"/webhooks/{i}/clientConfig"
         if target.get("caBundle") != encoded:
             patch.append({"op": "add", "path": f"{at}/caBundle", "value": encoded})
         if service := target.get("service"):
-            path = _with_token(service.get("path") or "", token)
+            path = _with_token(service.get("path") or "", first, token)
             if service.get("path") != path:
                 patch.append({"op": "add", "path": f"{at}/service/path", "value": path})
         elif url := target.get("url"):
             start, slashes, rest = url.partition("://")
-            host, slash, path = rest.partition("/")
-            wanted = f"{start}{slashes}{host}{_with_token(slash + path, token)}"
+            host, _, path = rest.partition("/")
+            wanted = f"{start}{slashes}{host}{_with_token(path, first, token)}"
             if url != wanted:
                 patch.append({"op": "add", "path": f"{at}/url", "value": wanted})
         if conditions and _lacks_condition(hook):
@@ -208,6 +209,6 @@ def _lacks_condition(hook: Any) -> bool:
     return hook.get("name") in CONDITIONAL and not hook.get("matchConditions")
 
 
-def _with_token(path: str, token: str) -> str:
-    """/bindings and /bindings/OLD -> /bindings/TOKEN"""
-    return "/".join(("", path.strip("/").split("/")[0], token))
+def _with_token(path: str, first: str, token: str) -> str:
+    """/bindings and /bindings/OLD -> /bindings/TOKEN; no path -> /FIRST/TOKEN"""
+    return "/".join(("", path.strip("/").split("/")[0] or first, token))

@@ -4,15 +4,18 @@ import asyncio
 import base64
 import ssl
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from oci_hook.kube.controller.controller import _present
 from oci_hook.kube.controller.options import Options
 from oci_hook.kube.controller.trust import authority, certificates, own_secret
 from oci_hook.kube.controller.trust.own_secret import Own
 
+REPO = Path(__file__).resolve().parents[4]
 NAMES = ("a.svc",)
 GOOD, OTHER = (own_secret.renewed(Own(), NAMES, 1e6, 1e6, time.time(), bytes(range(64)), 0) for _ in range(2))
 SERVING, ELSE = GOOD.certificates.serving, OTHER.certificates.serving
@@ -94,6 +97,23 @@ def test_a_configuration_gets_bundle_and_token_in_each_webhook_and_nothing_where
     have["webhooks"][0]["clientConfig"] = {"service": {"path": "/pods/tok"}, "caBundle": "eA=="}
     have["webhooks"][1]["clientConfig"]["url"] = "https://h:1/bindings/tok"
     assert authority.configuration_patch(have, "x", "tok", False) == []
+
+
+def test_what_the_controller_writes_into_the_webhooks_is_not_in_the_manifest_and_needs_nothing_from_it() -> None:
+    """Else each `kubectl apply` would take it away, and no pod could be made until the controller looks again."""
+    have = yaml.safe_load((REPO / "packaging/kubernetes/webhooks.yaml").read_text())
+    have["metadata"]["resourceVersion"] = "3"
+    told = {(p["op"], p["path"]): p["value"] for p in authority.configuration_patch(have, "x", "tok", True)}
+    assert {value for (_, path), value in told.items() if path.endswith("/caBundle")} == {"eA=="}
+    paths = [told["add", f"/webhooks/{i}/clientConfig/service/path"] for i in range(3)]
+    assert dict(zip((hook["name"] for hook in have["webhooks"]), paths, strict=True)) == {
+        "pods.gpu-hook.io": "/pods/tok",
+        "status.gpu-hook.io": "/pods/tok",
+        "bindings.gpu-hook.io": "/bindings/tok",
+    }
+    for hook in have["webhooks"]:
+        assert not {"path", "caBundle"} & {*hook["clientConfig"], *hook["clientConfig"]["service"]}
+        assert "matchConditions" not in hook
 
 
 def test_what_concerns_annotations_gets_a_condition_where_the_api_server_keeps_it() -> None:
