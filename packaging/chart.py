@@ -29,7 +29,7 @@ VALUES = {
     "controllerArgs": (
         "controller.yaml",
         "args: {}",
-        '["--address=0.0.0.0:8443", "--page-address=127.0.0.1:9410"]',
+        '["--address=[::]:8443", "--page-address=127.0.0.1:9410"]',
     ),
     "nodeSelector": ("daemonset.yaml", "nodeSelector: {}", "{}"),
     "tolerations": ("daemonset.yaml dra/daemonset.yaml", "tolerations: {}", "[{operator: Exists}]"),

@@ -104,7 +104,7 @@ def test_selectors_labels_and_versions_fit() -> None:
     port = deployment["spec"]["containers"][0]["ports"][0]
     assert service["ports"][0]["targetPort"] == port["name"]
     address, page = deployment["spec"]["containers"][0]["args"]
-    assert address == f"--address=0.0.0.0:{port['containerPort']}"
+    assert address == f"--address=[::]:{port['containerPort']}"
     assert (
         page == "--page-address=127.0.0.1:9410"
         and "port-forward deployment/gpu-hook-controller 9410" in PAGE.read_text()

@@ -63,9 +63,12 @@ class Server:
         ] = {}  # large answers being written: request, bound, start
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext) -> None:
-        """Raises OSError."""
+        """host: "::" for all addresses of both families, or of IPv4 where the kernel has IPv6 off. Raises OSError."""
+        both = host == "::" and socket.has_dualstack_ipv6()
+        if host == "::" and not both:
+            host = "0.0.0.0"
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        own = socket.create_server((host, port), family=family, backlog=512)
+        own = socket.create_server((host, port), family=family, backlog=512, dualstack_ipv6=both)
         own.setblocking(False)
         self._accepting = asyncio.create_task(self._accept(own, tls))
 

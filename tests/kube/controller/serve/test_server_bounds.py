@@ -5,10 +5,12 @@ import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+import yaml
 
 from oci_hook.core.rules import Rules
 from oci_hook.kube.controller.act.copy import Copy
@@ -16,7 +18,7 @@ from oci_hook.kube.controller.api.client import Client
 from oci_hook.kube.controller.controller import _present
 from oci_hook.kube.controller.lead.leader import Leader
 from oci_hook.kube.controller.lead.peer import Peer
-from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.options import Options, address
 from oci_hook.kube.controller.serve import connections
 from oci_hook.kube.controller.serve import server as server_module
 from oci_hook.kube.controller.serve.metrics import Metrics
@@ -32,6 +34,7 @@ from oci_hook.kube.pod import mutate
 from tests.kube.cluster_objects import node
 from tests.kube.controller.parts import context, preemptor
 
+REPO = Path(__file__).resolve().parents[4]
 MOST = MAX_AT_A_TIME["metrics"]
 
 
@@ -57,7 +60,11 @@ async def nothing(of: str) -> Any:
     return ""
 
 
-def serve(act: Callable[[Held, Callable[[], Awaitable[tuple[int, str]]]], Awaitable[None]], token: str = "") -> None:
+def serve(
+    act: Callable[[Held, Callable[[], Awaitable[tuple[int, str]]]], Awaitable[None]],
+    token: str = "",
+    host: str = "127.0.0.1",
+) -> None:
     """act: called with the service and a function that requests its metrics."""
 
     async def main() -> None:
@@ -74,7 +81,7 @@ def serve(act: Callable[[Held, Callable[[], Awaitable[tuple[int, str]]]], Awaita
         router = Router(service, Peer(leader, nothing, nothing))
         server, port = Server(service, router), free_port()
         service.server, service.port = server, port
-        await server.listen("127.0.0.1", port, tls)
+        await server.listen(host, port, tls)
         service.loopback = free_port()
         await server.listen_loopback("127.0.0.1", service.loopback)
         try:
@@ -115,6 +122,23 @@ def test_so_many_metrics_at_a_time_and_then_again(more: int) -> None:
         assert (await ask())[0] == 200, "the places are free again"
 
     serve(act)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_address_of_the_manifest_is_reached_by_ipv4_and_by_ipv6(monkeypatch: pytest.MonkeyPatch, on: bool) -> None:
+    """A cluster may have either alone; in a kernel without IPv6 that part of it is not asked for."""
+    deployment = next(yaml.safe_load_all((REPO / "packaging/kubernetes/controller.yaml").read_text()))
+    told = deployment["spec"]["template"]["spec"]["containers"][0]["args"][0].partition("=")[2]
+    if not on:
+        monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+
+    async def act(service: Held, ask: Callable[[], Awaitable[tuple[int, str]]]) -> None:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=False)) as client:
+            for host in ("127.0.0.1", "[::1]") if on else ("127.0.0.1",):
+                async with client.get(f"https://{host}:{service.port}/healthz") as answer:
+                    assert answer.status == 200
+
+    serve(act, host=address(told)[0])
 
 
 def test_who_may_not_read_them_takes_no_place() -> None:
