@@ -214,6 +214,12 @@ def test_settings_that_come_before_what_they_name(machine: Machine, pods: Any) -
     assert pods("ready", ENGINES="none", POD_UID="u-1").process.wait(60) == 0
 
 
+def test_settings_that_are_lists(machine: Machine, pods: Any) -> None:
+    pods(ENGINES="none", SETTINGS="memory_reserve=1Gi dialects=[t9k,  nvidia] agent.interval=7").ready()
+    said = machine.sh(f"cat {PREFIX}/etc/settings.yaml")
+    assert all(line in said for line in ("memory_reserve: 1Gi", "dialects: [t9k, nvidia]", "interval: 7")), said
+
+
 def test_the_agent_waits_until_its_own_pod_has_installed(machine: Machine, pods: Any) -> None:
     """An earlier Pod's install is replaced below an agent that starts from it, and has the earlier Pod's settings."""
     first = pods(ENGINES="none", KEEP="yes", POD_UID="first")
