@@ -12,9 +12,14 @@ from payload import ROOT, VERSION, epoch
 BASE = ROOT / "packaging/kubernetes"
 CLAIMS = "dra/"  # the folder of shares by claims
 SWITCHES = {"annotations": "true", "claims": "false"}  # of a folder's manifests: those of BASE, those of CLAIMS
+# "settings" stand behind the chart's own, since the last of a key counts.
 # name of the value: (the files, the text there around {}, the default as it stands there)
 VALUES = {
-    "settings": ("daemonset.yaml dra/daemonset.yaml", ">-\n                {}cluster=", ""),
+    "settings": (
+        "daemonset.yaml dra/daemonset.yaml",
+        "{}\n          securityContext: {{privileged: true}}      # it changes",
+        "",
+    ),
     "installImage": (
         "daemonset.yaml dra/daemonset.yaml",
         "image: {}",
@@ -117,7 +122,7 @@ def template(name: str) -> str:
             if before not in text:
                 raise SystemExit(f"scripts/package: {name} has no {before!r}, which the chart's value {value} replaces")
             there = ("toJson " if is_structure(default) else "") + f".Values.{value}"
-            inserted = "{{ " + there + " }}" if default else "{{ with " + there + " }}{{ . }} {{ end }}"
+            inserted = "{{ " + there + " }}" if default else "{{ with " + there + " }} {{ . }}{{ end }}"
             text = text.replace(before, after.replace("\0", inserted))
     annotations, claims = SWITCHES
     switch = claims if name.startswith(CLAIMS) else annotations

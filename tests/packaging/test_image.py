@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import tarfile
@@ -190,7 +191,7 @@ def test_installs_onto_its_machine_and_cleans_up_when_stopped(machine: Machine, 
 
 
 def test_kept_where_asked_and_renewed_by_the_next_start(machine: Machine, pods: Any) -> None:
-    pod = pods(ENGINES="none", KEEP="yes")
+    pod = pods(ENGINES="none", KEEP="true")  # as the chart has it for `keep: yes`
     pod.ready()
     assert pod.stop() == 0
     pod.close()
@@ -212,6 +213,15 @@ def test_settings_that_come_before_what_they_name(machine: Machine, pods: Any) -
     assert "has no keys yet" in pods("ready", ENGINES="none", POD_UID="u-1").read()
     machine.sh(f"touch {PREFIX}/etc/cluster.json")
     assert pods("ready", ENGINES="none", POD_UID="u-1").process.wait(60) == 0
+
+
+@pytest.mark.parametrize("said", ["KEEP=Yes", "RESTART=1"])
+def test_a_switch_that_is_neither_yes_nor_no_is_refused(said: str) -> None:
+    command = ["sh", REPO / "packaging/image/install"]
+    done = subprocess.run(
+        command, env={**os.environ, "HOST_ROOT": "/none", **dict([said.split("=")])}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (1, f"gpu-hook: {said} is neither yes nor no\n")
 
 
 def test_settings_that_are_lists(machine: Machine, pods: Any) -> None:

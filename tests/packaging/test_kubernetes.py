@@ -184,7 +184,7 @@ def test_the_chart_has_either_way_or_both(chart: Path) -> None:
     pod = daemonset["spec"]["template"]["spec"]
     assert {c["image"] for c in pod["containers"]} == {"r.test/i:2"} and pod["imagePullSecrets"] == [{"name": "s"}]
     said = {e["name"]: e.get("value") for e in pod["containers"][0]["env"]}
-    assert said["SETTINGS"] == "trust_env=true cluster=dra agent.kubeconfig=/etc/k.conf" and said["KEEP"] == "yes"
+    assert said["SETTINGS"] == "cluster=dra agent.kubeconfig=/etc/k.conf trust_env=true" and said["KEEP"] == "yes"
     both = rendered(chart, claims="true")
     assert both.keys() == made.keys() | rendered(chart).keys()
     assert in_order(both["dra/daemonset.yaml"]) == in_order(
@@ -199,7 +199,7 @@ def test_the_charts_values_change_what_they_name(chart: Path) -> None:
         "kubeconfig": "/etc/k.conf",
         "engines": "crio",
         "keep": "yes",
-        "settings": "memory_reserve=1Gi trust_env=true",
+        "settings": "memory_reserve=1Gi agent.controller_token=/else/$(POD_UID)",
     }
     values |= {
         "controllerArgs": '["--place=spread"]',
@@ -215,8 +215,9 @@ def test_the_charts_values_change_what_they_name(chart: Path) -> None:
     settings = {e["name"]: e.get("value") for e in install["env"]}
     assert install["image"] == agent["image"] == "r.test/i:2"
     assert settings["ENGINES"] == "crio" and settings["KEEP"] == "yes"
-    assert settings["SETTINGS"].startswith(
-        "memory_reserve=1Gi trust_env=true cluster=required agent.kubeconfig=/etc/k.conf "
+    assert settings["SETTINGS"].startswith("cluster=required agent.kubeconfig=/etc/k.conf agent.controller_token=/var/")
+    assert settings["SETTINGS"].endswith(" memory_reserve=1Gi agent.controller_token=/else/$(POD_UID)"), (
+        "the last counts"
     )
     pod = daemonset["spec"]["template"]["spec"]
     assert pod["nodeSelector"] == {"pool": "gpu"} and pod["tolerations"] == [{"key": "gpu"}]
