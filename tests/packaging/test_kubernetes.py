@@ -236,3 +236,14 @@ def test_the_quota_for_gke_admits_our_workloads() -> None:
     workloads = [d for d in documents() if d["kind"] in ("DaemonSet", "Deployment")]
     assert {d["spec"]["template"]["spec"]["priorityClassName"] for d in workloads} == set(expression["values"])
     assert {d["metadata"]["namespace"] for d in workloads} == {quota["metadata"]["namespace"]}
+
+
+def test_the_budget_for_drains_is_of_the_controllers_and_leaves_one() -> None:
+    """It is apart from the other manifests, since Kubernetes 1.20 has no policy/v1."""
+    (budget,) = yaml.safe_load_all((BASE / "budget.yaml").read_text())
+    deployment = of_kind("Deployment")[budget["metadata"]["name"]]
+    assert budget["metadata"]["namespace"] == deployment["metadata"]["namespace"]
+    assert budget["spec"]["selector"] == deployment["spec"]["selector"]
+    assert budget["apiVersion"] == "policy/v1"
+    assert budget["spec"]["maxUnavailable"] < deployment["spec"]["replicas"]
+    assert not of_kind("PodDisruptionBudget")
