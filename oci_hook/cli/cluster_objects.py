@@ -83,7 +83,7 @@ def listed(kubeconfig: str | None, path: str, optional: bool = False) -> list[di
     try:
         there = kube_config.load([kubeconfig] if kubeconfig else kube_config.files())
     except GhError as e:
-        if kube_config.PLUG_INS not in str(e) or not (kubectl := shutil.which("kubectl")):
+        if not any(why in str(e) for why in kube_config.KUBECTLS) or not (kubectl := shutil.which("kubectl")):
             raise
         return _by_kubectl([kubectl, *([f"--kubeconfig={kubeconfig}"] if kubeconfig else [])], path, optional)
     api = Api(there, TIMEOUT)
@@ -100,7 +100,7 @@ def listed(kubeconfig: str | None, path: str, optional: bool = False) -> list[di
 
 
 def _by_kubectl(kubectl: list[str], path: str, optional: bool) -> list[dict[str, Any]]:
-    """Where the kubeconfig logs in by a plug-in, as in most clouds."""
+    """Where the kubeconfig logs in by a plug-in, as in most clouds, through a proxy, or as somebody else."""
     try:
         done = subprocess.run([*kubectl, "get", "--raw", path], capture_output=True, timeout=4 * TIMEOUT)
         if done.returncode and optional and b"could not find the requested resource" in done.stderr:

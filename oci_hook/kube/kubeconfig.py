@@ -13,7 +13,16 @@ from oci_hook.errors import refuse
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-PLUG_INS = "plug-ins (exec) are not run"  # those who have kubectl may ask it
+PLUG_INS = "plug-ins (exec) are not run"
+ONLY_KUBECTL = "which only kubectl follows"
+KUBECTLS = (PLUG_INS, ONLY_KUBECTL)  # in errors after which those who have kubectl may ask it
+KUBECTLS_KEYS = (
+    "proxy-url",
+    "as",
+    "as-uid",
+    "as-groups",
+    "as-user-extra",
+)  # without "as", we might do more than kubectl
 KINDS = {"clusters": "cluster", "contexts": "context", "users": "user"}  # list in the file -> member of its entries
 MAX_FILE = 1 << 20
 ADVICE = "name a kubeconfig with --kubeconfig"
@@ -21,7 +30,8 @@ ADVICE = "name a kubeconfig with --kubeconfig"
 
 class Credential(Value):
     """server: https://HOST:PORT, or http on this machine. ca, certificate, key: PEM, or the path of a file that may be replaced.
-    token_file: read for each use, since tokens rotate. namespace: of the pod or the context, "" if neither has one."""
+    token_file: read for each use, since tokens rotate. namespace: of the pod or the context, "" if neither has one. name: expected in
+    the server's certificate, "" for the host."""
 
     server: str
     ca: str = ""
@@ -30,6 +40,7 @@ class Credential(Value):
     token: str = ""
     token_file: str = ""
     namespace: str = ""
+    name: str = ""
 
     def bearer(self) -> str:
         """The token, "" for none. Raises OSError."""
@@ -120,7 +131,11 @@ def of_files(paths: Sequence[str], parse: Callable[[str], Any] = parse_yaml) -> 
         str(user[1].get("token") or ""),
         _beside(user, "tokenFile"),
         str(context.get("namespace") or ""),
+        str(cluster[1].get("tls-server-name") or ""),
     )
+    for key in KUBECTLS_KEYS:
+        if cluster[1].get(key) or user[1].get(key):
+            raise ValueError(f"it has {key!r}, {ONLY_KUBECTL}")
     parts = urlsplit(found.server)
     local = parts.scheme == "http" and parts.hostname in LOOPBACK
     if not (local or parts.scheme == "https") or cluster[1].get("insecure-skip-tls-verify"):

@@ -46,10 +46,17 @@ def test_explain_shows_every_node_and_gpu_with_numbers(dump):
     assert "wait until runs ends (node n1)" in said.output
 
 
-def test_kubectl_is_asked_where_the_kubeconfig_logs_in_by_a_plug_in(dump, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("user", "why"),
+    [
+        ({"exec": {"command": "aws"}}, "plug-ins (exec) are not run"),
+        ({"token": "of-many-rights", "as": "reader"}, "it has 'as', which only kubectl follows"),
+    ],
+)
+def test_kubectl_is_asked_where_the_kubeconfig_needs_it(dump, tmp_path, monkeypatch, user, why):
     config = {"current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]}
     config |= {"clusters": [{"name": "c", "cluster": {"server": "https://a.example"}}]}
-    config |= {"users": [{"name": "u", "user": {"exec": {"command": "aws"}}}]}
+    config |= {"users": [{"name": "u", "user": user}]}
     (tmp_path / "config").write_text(json.dumps(config))
     items = json.loads(Path(dump).read_text())["items"]
     for kind in ("Node", "Pod"):
@@ -67,7 +74,7 @@ case $4 in */nodes) cat {tmp_path}/nodes ;; */pods) cat {tmp_path}/pods ;; *) ec
     first = (tmp_path / "said").read_text().splitlines()[0]
     assert first == f"--kubeconfig={tmp_path}/config get --raw /api/v1/nodes"
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert "plug-ins (exec) are not run" in run("explain", "--pod", "default/waits", *given).output
+    assert why in run("explain", "--pod", "default/waits", *given).output
 
 
 def test_explain_as_json(dump):

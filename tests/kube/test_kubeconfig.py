@@ -69,6 +69,13 @@ def test_a_pod(tmp_path: Path) -> None:
         ({"server": "http://10.0.0.1"}, {"token": "t"}, "must use https, and be verified"),
         ({"server": "https://a", "insecure-skip-tls-verify": True}, {"token": "t"}, "must use https, and be verified"),
         ({"server": "https://a"}, {"exec": {"command": "aws"}}, "plug-ins .exec. are not run"),
+        (
+            {"server": "https://a", "proxy-url": "socks5://b:1"},
+            {"token": "t"},
+            "it has 'proxy-url', which only kubectl",
+        ),
+        ({"server": "https://a"}, {"token": "t", "as": "x", "as-groups": ["y"]}, "it has 'as', which only kubectl"),
+        ({"server": "https://a"}, {"token": "t", "as-groups": ["y"]}, "it has 'as-groups', which only kubectl"),
         ({"server": "https://a", "certificate-authority": "gone"}, {"token": "t"}, "/gone: No such file or directory"),
         ({"server": "https://a", "certificate-authority-data": "?"}, {"token": "t"}, "base64"),
     ],

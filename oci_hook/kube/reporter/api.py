@@ -154,7 +154,7 @@ class Connection(http.client.HTTPConnection):
 def connect(credential: Credential, seconds: float) -> Connection:
     """Not connected yet. Plain HTTP is for this machine alone (kubeconfig.py). Raises OSError, ssl.SSLError, ValueError."""
     parts, context = urlsplit(credential.server), credential.context()
-    return Connection(parts.hostname or "", parts.port or (443 if context else 80), context, seconds)
+    return Connection(parts.hostname or "", parts.port or (443 if context else 80), context, seconds, credential.name)
 
 
 def _error(status: int, answer: bytes) -> ApiError:

@@ -1,5 +1,7 @@
 """The reporter's client against the test's own HTTPS server: broken watches, keys from a controller, trusted certificates."""
 
+import asyncio
+import contextlib
 import http.server
 import json
 import os
@@ -17,6 +19,9 @@ import pytest
 
 from oci_hook.config import cluster
 from oci_hook.core.grant import Grant, Identity, Life
+from oci_hook.kube import kubeconfig
+from oci_hook.kube.controller.api.client import ApiError as ClientError
+from oci_hook.kube.controller.api.client import Client
 from oci_hook.kube.kubeconfig import Credential
 from oci_hook.kube.reporter import api as reporter_api
 from oci_hook.kube.reporter import key_keeper, node_key
@@ -104,6 +109,44 @@ def server(pki: dict[str, tuple[Path, Path]]) -> Iterator[Server]:
 def known(server: Server, pki: dict[str, tuple[Path, Path]], tmp_path: Path) -> Credential:
     (tmp_path / "token").write_text("one")
     return Credential(f"https://127.0.0.1:{server.port}", str(pki["ours"][0]), token_file=str(tmp_path / "token"))
+
+
+@pytest.mark.parametrize("which", ["reporter", "controller"])
+def test_the_certificate_is_for_the_name_in_the_kubeconfig(
+    pki: dict[str, tuple[Path, Path]], tmp_path: Path, which: str
+) -> None:
+    """As by an SSH tunnel to the API server, whose certificate does not have 127.0.0.1."""
+    server = Server(*pki["other"])
+    server.answer = lambda *_: (200, b"{}")
+    cluster = {"server": f"https://127.0.0.1:{server.port}", "certificate-authority": str(pki["other"][0])}
+
+    async def asked(credential: Credential) -> object:
+        async with Client(credential) as client:
+            return await client.get("/version")
+
+    def get(name: str) -> object:
+        config = {
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+            "clusters": [{"name": "k", "cluster": {**cluster, "tls-server-name": name}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+        }
+        (tmp_path / "config").write_text(json.dumps(config))
+        credential = kubeconfig.load([str(tmp_path / "config")])
+        if which == "controller":
+            return asyncio.run(asked(credential))
+        with contextlib.closing(Api(credential)) as api:
+            return api.get("/version")
+
+    try:
+        assert get("other.gpu-hook.svc") == {}
+        for wrong in ("", "else.gpu-hook.svc"):
+            with pytest.raises(
+                (ssl.SSLCertVerificationError, ClientError), match="CERTIFICATE_VERIFY_FAILED|Certificate"
+            ):
+                get(wrong)
+    finally:
+        server.close()
 
 
 def until(done: Callable[[], object]) -> None:

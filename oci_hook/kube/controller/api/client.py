@@ -173,6 +173,7 @@ class Client:
             headers=headers,
             timeout=timeout,
             allow_redirects=False,
+            server_hostname=self._credential.name or None,
         )
 
 
