@@ -1,7 +1,9 @@
 """Programs of scripts/ as somebody new calls them: with --help, and with words that they do not know."""
 
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,23 @@ def test_setup_refuses_a_python_that_is_not_there() -> None:
 def test_setup_refuses_what_follows_a_word_that_it_knows() -> None:
     done = called(REPO / "scripts/setup", "--tests", "--engine")
     assert (done.returncode, done.stderr) == (2, "setup: unknown argument --tests --engine\n")
+
+
+def test_setup_asks_dnf_for_fedora_s_names_and_leaves_out_what_it_has_not(tmp_path: Path) -> None:
+    for name in ("bash", "dirname", "head", "ldd", "readlink", "sleep", "timeout", "tr"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    dnf = f'[ "$1" != -q ] || {{ [ "$3" != prometheus ]; exit; }}; echo "$@" >{tmp_path}/asked; exit 3'
+    python = f'exec {sys.executable} "$@"'
+    for name, lines in (("dnf", dnf), ("id", "echo 0"), ("uname", "echo x86_64"), ("python3", python)):
+        (tmp_path / name).write_text(f"#!{shutil.which('sh')}\n{lines}\n")
+        (tmp_path / name).chmod(0o755)
+    command = [str(tmp_path / "bash"), str(REPO / "scripts/setup"), "--engines"]
+    done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
+    asked = set((tmp_path / "asked").read_text().split())
+    assert {"util-linux", "moby-engine", "docker-cli", "rpm-build", "glibc-devel", "qemu-user-static-aarch64"} <= asked
+    assert not asked & {"mount", "docker.io", "rpm", "libc6-dev", "docker-registry", "qemu-user-static", "prometheus"}
+    assert "setup: dnf has no prometheus; it is left out\n" in done.stderr
 
 
 def test_the_cluster_s_tests_run_on_the_newest_kubernetes_that_is_here(scripts: Path, tmp_path: Path) -> None:
