@@ -213,6 +213,29 @@ say(r, updated == 0 and run(e) == 0)
     assert node.held() <= box.charged() <= LIMIT
 
 
+@pytest.mark.parametrize("call", ["lib.cuGraphExecChildGraphNodeSetParams(e, n, child)", "set_params(e, n, child)"])
+def test_a_replaced_child_graph_counts(node: Node, call: str) -> None:
+    """In place of the one before it, as often as that is done; the graph's other nodes count as before."""
+    box = node.container()
+    attack(
+        box,
+        NESTED
+        + f"""
+def set_params(e, n, child):
+    params = (c_uint64 * 32)(4, 0, child.value); return lib.cuGraphExecNodeSetParams(e, n, params)
+def frees(size): g = new(); allocates(g, size, free=True); return g
+g, n = new(), c_void_p(); allocates(g, 100 * MIB, free=True)
+assert lib.cuGraphAddChildGraphNode(byref(n), g, None, c_size_t(0), frees(MIB)) == 0
+r, e = instantiate(g); say(r, run(e))
+for size in [2048, *[900] * 5, 1]: child = frees(size * MIB); say({call}, run(e))
+""",
+        "0 0",
+        "0 2",
+        *["0 0"] * 6,
+    )
+    held_to(node, box, 900 * MIB)
+
+
 MODULE = """
 cu.init(); m, f, at, size = c_void_p(), c_void_p(), c_uint64(), c_size_t()
 text = b".global .align 4 .b8 big[%d];\\n.entry k()"

@@ -532,6 +532,21 @@ static void updated(void) {
     run_graph(exec);
 }
 
+static void child_replaced(void) {
+    static u64 little[32], much[32];
+    u64 node = 0, graph = 0, params[32];
+    must(DO(cuGraphCreate, &graph, 0), "cuGraphCreate");
+    must(DO(cuGraphAddChildGraphNode, &node, graph, NULL, 0ull, memory_graph(LITTLE)), "cuGraphAddChildGraphNode");
+    u64 exec = instantiated(graph);
+    *(int *)little = *(int *)much = 4;
+    little[2] = memory_graph(LITTLE);
+    much[2] = memory_graph(MUCH);
+    changing(params, little, much, little, sizeof params);
+    CALL(exec, node, params);
+    change.in = NULL;
+    run_graph(exec);
+}
+
 static void looked_up(void) {
     void *found = NULL, *other = NULL;
     char name[32];
@@ -599,6 +614,7 @@ static const struct {
     {"cuGraphInstantiateWithParams_ptsz", instantiate},
     {"cuGraphExecUpdate", updated},
     {"cuGraphExecUpdate_v2", updated},
+    {"cuGraphExecNodeSetParams", child_replaced},
     {"cuGetProcAddress", looked_up},
     {"cuGetProcAddress_v2", looked_up},
     {"cuGetProcAddress_v2_ptsz", looked_up},

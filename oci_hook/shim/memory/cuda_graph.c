@@ -14,12 +14,14 @@ struct memory_node {
     uint64_t units;
     int device;
     enum { LASTS, FREED_INSIDE, FREES } what;
+    CUgraphNode in; /* the graph's own node whose child graph has it, however deep; NULL: the graph itself */
 };
 
 struct needs { /* what one launch of a graph may allocate and free */
     uint64_t bytes[GH_DEVICES];
     bool frees_first; /* CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH: frees what the last launch left */
     bool failed;      /* not all nodes could be noted: launches are refused */
+    CUgraphNode in;   /* while its child graph is read */
     size_t count, room;
     struct memory_node *node;
 };
@@ -35,6 +37,7 @@ static void add_node(struct needs *n, struct memory_node node) {
         n->node = more;
         n->room = room;
     }
+    node.in = n->in;
     n->node[n->count++] = node;
 }
 
@@ -51,7 +54,7 @@ static void read_allocation(CUgraphNode node, struct needs *n) {
         n->failed = true;
         return;
     }
-    add_node(n, (struct memory_node){params.pointer, gh_units(params.bytes), device, LASTS});
+    add_node(n, (struct memory_node){params.pointer, gh_units(params.bytes), device, LASTS, NULL});
     n->bytes[device] += gh_bytes(gh_units(params.bytes));
 }
 
@@ -76,6 +79,14 @@ static void read_graph(CUgraph graph, struct needs *n, int depth) {
     free(node);
 }
 
+static void read_child(CUgraphNode node, CUgraph child, struct needs *n, int depth) {
+    if (!depth)
+        n->in = node;
+    read_graph(child, n, depth + 1);
+    if (!depth)
+        n->in = NULL;
+}
+
 /* A node that the driver does not describe may allocate. */
 static void read_node(CUgraphNode node, struct needs *n, int depth) {
     int type;
@@ -86,10 +97,10 @@ static void read_node(CUgraphNode node, struct needs *n, int depth) {
         read_allocation(node, n);
     else if (r == CUDA_SUCCESS && type == CU_GRAPH_NODE_TYPE_MEM_FREE &&
              !(r = REAL(cuGraphMemFreeNodeGetParams)(node, &at)))
-        add_node(n, (struct memory_node){at, 0, 0, FREES});
+        add_node(n, (struct memory_node){at, 0, 0, FREES, NULL});
     else if (r == CUDA_SUCCESS && type == CU_GRAPH_NODE_TYPE_GRAPH &&
              !(r = REAL(cuGraphChildGraphNodeGetGraph)(node, &child)))
-        read_graph(child, n, depth + 1);
+        read_child(node, child, n, depth);
     n->failed |= r != CUDA_SUCCESS;
 }
 
@@ -98,13 +109,17 @@ static void read_nodes(CUgraphNode *node, size_t count, struct needs *n, int dep
         read_node(node[i], n, depth);
 }
 
-static void read_needs(CUgraph graph, struct needs *n) {
-    *n = (struct needs){0};
-    read_graph(graph, n, 0);
+static void find_freed(struct needs *n) {
     for (size_t i = 0; i < n->count; i++)
         for (size_t k = 0; n->node[i].what == FREES && k < n->count; k++)
             if (n->node[k].what == LASTS && n->node[k].at == n->node[i].at)
                 n->node[k].what = FREED_INSIDE;
+}
+
+static void read_needs(CUgraph graph, struct needs *n) {
+    *n = (struct needs){0};
+    read_graph(graph, n, 0);
+    find_freed(n);
 }
 
 static void forget(struct needs *n) {
@@ -386,6 +401,35 @@ GH_EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNod
 }
 GH_EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *info) {
     return updated(REAL(cuGraphExecUpdate_v2)(exec, graph, info), exec, graph);
+}
+
+/* The driver has replaced the child graph of that node, in the executable graph alone. Memory of a node within a child
+ * graph is not known to be replaced, and counts with the new one's. */
+static CUresult child_set(CUresult r, CUgraphExec exec, CUgraphNode node, CUgraph child) {
+    struct needs *n = r == CUDA_SUCCESS ? needs_of(gh_here(), exec) : NULL;
+    size_t kept = 0;
+    for (size_t i = 0; n && i < n->count; i++)
+        if (n->node[i].in != node)
+            n->node[kept++] = n->node[i];
+        else
+            n->bytes[n->node[i].device] -= gh_bytes(n->node[i].units);
+    if (n) {
+        n->count = kept;
+        read_child(node, child, n, 0);
+        find_freed(n);
+    }
+    return r;
+}
+
+GH_EXPORT CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph child) {
+    return child_set(REAL(cuGraphExecChildGraphNodeSetParams)(exec, node, child), exec, node, child);
+}
+GH_EXPORT CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *given) {
+    struct node_params copy;
+    CUgraphNodeParams *params = copy_params(&copy, given);
+    CUresult r = return_params(&copy, REAL(cuGraphExecNodeSetParams)(exec, node, params), given);
+    bool child = given && copy.before.type == CU_GRAPH_NODE_TYPE_GRAPH;
+    return child ? child_set(r, exec, node, copy.before.child) : r;
 }
 
 GH_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
