@@ -548,9 +548,12 @@ static CUresult free_in_stream(CUdeviceptr address, CUstream stream) {
     struct piece piece;
     TRY(sim_stream(stream, &s));
     CUresult r;
+    bool there = heap_find(address, &piece);
+    if (there && piece.kind != GRAPH && s->capture) /* a captured free must be of a graph's memory */
+        return CUDA_ERROR_INVALID_VALUE;
     if (capture_free(s, address, &r))
         return r;
-    if (!heap_find(address, &piece))
+    if (!there)
         return CUDA_ERROR_INVALID_VALUE;
     if (piece.kind == DEVICE) /* not from a pool: it must not be freed before the work that uses it */
         TRY(sim_stream_wait(s));

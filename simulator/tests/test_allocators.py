@@ -378,7 +378,7 @@ cuda.cuStreamBeginCapture_v2(s, 0)
 cuda.cuStreamIsCapturing(s, byref(status)); print(status.value)
 cuda.cuMemsetD8Async(a, 9, c_size_t(8), s); launch(f, s); m = malloc(50 * MIB, s)
 cuda.cuEventRecord(e1, s); cuda.cuStreamWaitEvent(t, e1, 0); launch(f, t)
-print(code("cuEventQuery", e1)); cuda.cuMemFreeAsync(m, s)
+print(code("cuEventQuery", e1), code("cuMemFreeAsync", a, s)); cuda.cuMemFreeAsync(m, s)
 cuda.cuStreamEndCapture(s, byref(g)); cuda.cuStreamIsCapturing(t, byref(status)); print(status.value)
 back = ctypes.create_string_buffer(8); cuda.cuMemcpyDtoH_v2(back, a, c_size_t(8)); print(back.raw.hex(), took())
 n = c_size_t(); cuda.cuGraphGetNodes(g, None, byref(n)); nodes = (c_void_p * n.value)()
@@ -389,7 +389,7 @@ e = instantiate(g); b = event(s); cuda.cuGraphLaunch(e, s); c = event(s); cuda.c
 cuda.cuMemcpyDtoH_v2(back, a, c_size_t(8)); print(back.raw.hex(), took(), elapsed(b, c) >= 0.1999)
 """
     )
-    assert out.splitlines() == ["1", "907", "0", "0" * 16 + " 0", "[2, 0, 10, 0, 11]", "09" * 8 + " 50 True"]
+    assert out.splitlines() == ["1", "907 1", "0", "0" * 16 + " 0", "[2, 0, 10, 0, 11]", "09" * 8 + " 50 True"]
 
 
 @pytest.mark.parametrize(

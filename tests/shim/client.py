@@ -94,9 +94,9 @@ def async_alloc(size: int, stream: int = 0, suffix: str = "") -> "tuple[int, int
     return getattr(lib, "cuMemAllocAsync" + suffix)(byref(p), c_size_t(size), c_void_p(stream)), p.value
 
 
-def async_free(pointer: int, suffix: str = "") -> int:
+def async_free(pointer: int, suffix: str = "", stream: int = 0) -> int:
     """cuMemFreeAsync."""
-    return getattr(lib, "cuMemFreeAsync" + suffix)(c_uint64(pointer), c_void_p(0))
+    return getattr(lib, "cuMemFreeAsync" + suffix)(c_uint64(pointer), c_void_p(stream))
 
 
 def pool(device: int = 0, where: int = 1, handles: int = 0) -> int:

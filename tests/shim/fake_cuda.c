@@ -467,7 +467,10 @@ CUresult cuMemAllocFromPoolAsync(u64 *out, size_t bytes, void *pool, void *strea
 CUresult cuMemAllocFromPoolAsync_ptsz(u64 *out, size_t bytes, void *pool, void *stream) {
     return cuMemAllocFromPoolAsync(out, bytes, pool, stream);
 }
-CUresult cuMemFreeAsync(u64 pointer, void *stream) { return (void)stream, cuMemFree_v2(pointer); }
+CUresult cuMemFreeAsync(u64 pointer, void *stream) {
+    return stream == (void *)0x99 ? OK : cuMemFree_v2(pointer); /* captured: a node */
+}
+CUresult cuStreamQuery(void *stream) { return (void)stream, OK; }
 CUresult cuMemFreeAsync_ptsz(u64 pointer, void *stream) { return cuMemFreeAsync(pointer, stream); }
 CUresult cuMemPoolCreate(void **out, const int *props) {
     struct pool *pool = calloc(1, sizeof *pool);

@@ -404,6 +404,19 @@ assert cu.used() == 0
 """)
 
 
+def test_what_is_freed_in_a_capture_stays_charged(box: Box) -> None:
+    """The fake driver makes a node of it, which frees nothing."""
+    box.python("""
+M = cu.MIB
+cu.init()
+p = cu.alloc(600 * M)[1]
+assert cu.async_free(p, stream=0x99) == 0
+assert cu.used() == 600 * M and cu.alloc(600 * M)[0] == cu.OOM
+assert cu.async_free(p) == 0 and cu.used() == 0
+""")
+    assert box.peak() == 600 * MIB
+
+
 def test_a_context_is_charged_by_the_policy_pages_figure(box: Box) -> None:
     import struct
 

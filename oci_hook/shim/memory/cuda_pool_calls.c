@@ -180,13 +180,31 @@ GH_EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t byt
     return alloc_async(pointer, bytes, pool, stream, per_thread());
 }
 
-GH_EXPORT CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
+/* Memory that is not of a pool. In a capture nothing is freed now: a driver refuses, or makes a node. No capture ends
+ * between its call and our look. */
+static CUresult free_own(struct owed *o, CUdeviceptr pointer, CUstream stream, CUstream in, free_call *call) {
+    captured_call_begins(o->st);
+    CUresult r = call(pointer, stream);
+    bool freed = r == CUDA_SUCCESS && !capture_of(in);
+    captured_call_ends(o->st);
+    end_free(o, freed ? r : CUDA_ERROR_NOT_READY);
+    return r;
+}
+
+/* in: the stream as its capture is asked for. */
+static CUresult free_async(CUdeviceptr pointer, CUstream stream, CUstream in, free_call *call) {
     struct owed o = begin_free(LINEAR, pointer);
-    return end_free(&o, REAL(cuMemFreeAsync)(pointer, stream));
+    enum kind kind = kind_of(o.value);
+    if (kind == LINEAR || kind == MANAGED || kind == SHARED)
+        return free_own(&o, pointer, stream, in, call);
+    return end_free(&o, call(pointer, stream));
+}
+
+GH_EXPORT CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
+    return free_async(pointer, stream, stream ? stream : (CUstream)CU_STREAM_LEGACY, REAL(cuMemFreeAsync));
 }
 GH_EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
-    struct owed o = begin_free(LINEAR, pointer);
-    return end_free(&o, REAL(cuMemFreeAsync_ptsz)(pointer, stream));
+    return free_async(pointer, stream, PER_THREAD(stream), REAL(cuMemFreeAsync_ptsz));
 }
 
 /* At a synchronisation the driver releases what a pool keeps above its release threshold. */
