@@ -20,7 +20,7 @@
 
 typedef int CUresult;
 typedef unsigned long long u64;
-enum { OK = 0, INVALID = 1, OOM = 2, NOT_INIT = 3, NO_CONTEXT = 201, NOT_FOUND = 500 };
+enum { OK = 0, INVALID = 1, OOM = 2, NOT_INIT = 3, NO_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600 };
 
 #define DEVICES 4
 #define SLOTS 256
@@ -467,10 +467,20 @@ CUresult cuMemAllocFromPoolAsync(u64 *out, size_t bytes, void *pool, void *strea
 CUresult cuMemAllocFromPoolAsync_ptsz(u64 *out, size_t bytes, void *pool, void *stream) {
     return cuMemAllocFromPoolAsync(out, bytes, pool, stream);
 }
+static u64 late[8]; /* memory that stream 0x77 frees at the next synchronisation */
+CUresult cuStreamQuery(void *stream) { return stream == (void *)0x77 && *late ? NOT_READY : OK; }
+CUresult cuEventCreate(void **event, unsigned flags) { return (void)flags, *event = calloc(1, 16), OK; }
+CUresult cuEventRecord(void **event, void *stream) { return *event = stream, OK; }
+CUresult cuEventQuery(void **event) { return cuStreamQuery(*event); }
+CUresult cuEventDestroy_v2(void *event) { return free(event), OK; }
 CUresult cuMemFreeAsync(u64 pointer, void *stream) {
-    return stream == (void *)0x99 ? OK : cuMemFree_v2(pointer); /* captured: a node */
+    if (stream != (void *)0x77)
+        return stream == (void *)0x99 ? OK : cuMemFree_v2(pointer); /* captured: a node */
+    for (int i = 0; i < 8; i++)
+        if (!late[i])
+            return late[i] = pointer, OK;
+    return INVALID;
 }
-CUresult cuStreamQuery(void *stream) { return (void)stream, OK; }
 CUresult cuMemFreeAsync_ptsz(u64 pointer, void *stream) { return cuMemFreeAsync(pointer, stream); }
 CUresult cuMemPoolCreate(void **out, const int *props) {
     struct pool *pool = calloc(1, sizeof *pool);
@@ -514,6 +524,8 @@ CUresult cuDeviceGetDefaultMemPool(void **out, int device) { return *out = &defa
 CUresult cuDeviceSetMemPool(int device, void *pool) { return current_pool[visible(device)] = pool, OK; }
 CUresult cuCtxSynchronize(void) {
     CONTEXT();
+    for (int i = 0; i < 8; late[i++] = 0)
+        cuMemFree_v2(late[i]);
     LOCKED;
     for (struct pool *p = pools; p; p = p->next)
         pool_trim(p, p->threshold);

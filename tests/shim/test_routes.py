@@ -417,6 +417,42 @@ assert cu.async_free(p) == 0 and cu.used() == 0
     assert box.peak() == 600 * MIB
 
 
+LATE = """
+M, stream = cu.MIB, cu.c_void_p(0x77)  # frees when it is synchronised
+cu.init()
+def late():
+    p = cu.alloc(600 * M)[1]
+    assert cu.async_free(p, stream=0x77) == 0 and cu.used() == 600 * M
+"""
+
+
+def test_what_a_stream_will_free_stays_charged_until_then(box: Box) -> None:
+    box.python(
+        LATE
+        + """
+late()
+assert cu.alloc(600 * M)[0] == cu.OOM
+assert cu.lib.cuStreamSynchronize(stream) == 0 and cu.used() == 0
+late()
+cu.ctypes.CDLL("/run/gpu-hook/driver/cuda").cuCtxSynchronize()  # unseen
+assert cu.alloc(600 * M)[0] == 0
+"""
+    )
+    assert box.peak() == 600 * MIB
+
+
+def test_what_a_stream_will_free_goes_with_its_context(box: Box) -> None:
+    box.python(
+        LATE
+        + """
+late()
+assert cu.lib.cuDevicePrimaryCtxReset_v2(0) == 0
+cu.init()
+assert cu.used() == 0
+"""
+    )
+
+
 def test_a_context_is_charged_by_the_policy_pages_figure(box: Box) -> None:
     import struct
 

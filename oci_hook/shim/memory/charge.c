@@ -206,12 +206,6 @@ CUresult finish_everywhere(struct charge *c, CUresult r, uint64_t pointer) {
     return r;
 }
 
-void release_note(struct gh_state *st, uint64_t value) {
-    unsigned last = gpu_of(value);
-    for (unsigned gpu = kind_of(value) == MANAGED ? 0 : last; gpu <= last; gpu++)
-        gh_release(st, gpu, units_of(value));
-}
-
 bool gpu_memory(struct gh_state *st, int gpu, uint64_t *free, uint64_t *total, bool *whole) {
     struct gh_limit limit;
     *free = *total = 0;

@@ -50,7 +50,11 @@ CUresult end_free(struct owed *o, CUresult r);
 CUresult charge_everywhere(struct charge *c, uint64_t bytes);
 CUresult finish_everywhere(struct charge *c, CUresult r, uint64_t pointer);
 /* Releases what a note says is charged. */
-void release_note(struct gh_state *st, uint64_t value);
+static inline void release_note(struct gh_state *st, uint64_t value) {
+    unsigned last = gpu_of(value);
+    for (unsigned gpu = kind_of(value) == MANAGED ? 0 : last; gpu <= last; gpu++)
+        gh_release(st, gpu, units_of(value));
+}
 
 /* The limit on a GPU and how much of it is free, in bytes; whole: there is no limit. False: no valid page. */
 bool gpu_memory(struct gh_state *st, int gpu, uint64_t *free, uint64_t *total, bool *whole);

@@ -1,8 +1,10 @@
 /* Calls of memory pools, and calls after which a driver releases idle memory of pools. */
 #include "driver/real.h"
 #include "gate/gate.h"
+#include "gate/inflight.h"
 #include "memory/charge.h"
 #include "memory/cuda_pool.h"
+#include "memory/late_free.h"
 #include "process/captures.h"
 #include "memory/piece.h"
 
@@ -187,6 +189,11 @@ static CUresult free_own(struct owed *o, CUdeviceptr pointer, CUstream stream, C
     CUresult r = call(pointer, stream);
     bool freed = r == CUDA_SUCCESS && !capture_of(in);
     captured_call_ends(o->st);
+    if (freed && !stream_idle(in)) {
+        if (kind_of(o->value) != SHARED && free_later(o->st, in, o->value))
+            return r;
+        freed = false; /* charged until its context goes */
+    }
     end_free(o, freed ? r : CUDA_ERROR_NOT_READY);
     return r;
 }
@@ -213,6 +220,8 @@ static CUresult synchronised(CUresult r) {
     uint32_t n = st ? atomic_load_explicit(&st->pools.count, memory_order_acquire) : 0;
     if (n)
         pools_look(st);
+    if (st)
+        late_reclaim(st);
     pieces_reclaim_now_and_then(st);
     for (uint32_t left = n ? pools_gpus(st) : 0; left; left &= left - 1) {
         int gpu = __builtin_ctz(left);

@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "account/shared_slot.h"
+#include "memory/late_free.h"
 
 struct vmm *vmm_if_any(struct gh_state *st) { return st ? atomic_load_explicit(&st->vmm, memory_order_acquire) : NULL; }
 
@@ -61,12 +62,12 @@ static bool exports_closed(struct vmm *v, struct piece *p) {
  * knows of a waiting piece. */
 bool pieces_reclaim(struct gh_state *st) {
     struct vmm *v = vmm_if_any(st);
+    bool any = late_reclaim(st);
     if (!v || !atomic_load(&v->waits) || !gh_lock(&v->lock))
-        return false;
+        return any;
     struct piece *list = v->waiting, *open = NULL, *last = NULL;
     v->waiting = NULL;
     gh_unlock(&v->lock);
-    bool any = false;
     for (struct piece *p = list, *next; p; p = next) {
         next = p->next;
         if (exports_closed(v, p)) {

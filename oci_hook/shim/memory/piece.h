@@ -55,7 +55,7 @@ struct vmm *vmm_of(struct gh_state *st);
 struct vmm *vmm_if_any(struct gh_state *st);
 uint64_t vmm_clock(struct vmm *v);
 
-/* Releases pieces whose exports have been closed. True: there were some. */
+/* Releases pieces whose exports have been closed, and memory that a stream has freed. True: there were some. */
 bool pieces_reclaim(struct gh_state *st);
 /* The same, at most so often. */
 #define RECLAIM_EVERY_MS 100

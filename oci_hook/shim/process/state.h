@@ -124,6 +124,7 @@ struct gh_state {
     struct gh_contexts contexts;
     struct gh_pools pools;
     struct gh_captures captures;
+    _Atomic uint32_t frees_late; /* 1: some memory is charged until a stream frees it: memory/late_free.h */
     _Atomic uint64_t pressure_seen[GH_ACCOUNT_GPUS];
     struct vmm *_Atomic vmm;
     struct gates *_Atomic gates; /* of the compute shares */
