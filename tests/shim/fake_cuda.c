@@ -831,12 +831,18 @@ CUresult cuImportExternalMemory(void **out, const u64 *d) {
     add((u64)*out, d[3], device, EXTERNAL, ctx);
     DONE(OK);
 }
-/* A multicast object keeps nothing here; the shim must know by itself what stays charged. */
+/* These keep nothing here; the shim must know by itself what stays charged. */
 CUresult cuMulticastBindMem(u64 object, size_t offset, u64 memory, size_t from, size_t size, u64 flags) {
     return (void)object, (void)offset, (void)memory, (void)from, (void)size, (void)flags, OK;
 }
 CUresult cuMulticastBindAddr(u64 object, size_t offset, u64 at, size_t size, u64 flags) {
     return (void)object, (void)offset, (void)at, (void)size, (void)flags, OK;
+}
+CUresult cuLogicalEndpointBindMem(unsigned id, int device, u64 offset, u64 memory, u64 from, u64 size, u64 flags) {
+    return (void)id, (void)device, (void)offset, (void)memory, (void)from, (void)size, (void)flags, OK;
+}
+CUresult cuLogicalEndpointBindAddr(unsigned id, int device, u64 offset, u64 at, u64 size, u64 flags) {
+    return (void)id, (void)device, (void)offset, (void)at, (void)size, (void)flags, OK;
 }
 CUresult cuDestroyExternalMemory(void *memory) { return array_drop(memory, EXTERNAL); }
 CUresult cuCtxSetLimit(int limit, size_t value) { return (void)limit, (void)value, OK; }

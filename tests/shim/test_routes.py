@@ -205,16 +205,30 @@ assert cu.used() == 0
 """)
 
 
-def test_memory_bound_to_a_multicast_object_counts_once_and_stays(box: Box) -> None:
-    box.python("""
+BIND = {
+    "multicast object": (
+        "lib.cuMulticastBindMem(u64(77), size(0), u64(h[0]), size(0), size(100 * M), u64(0))",
+        "lib.cuMulticastBindAddr(u64(77), size(0), u64(AT + 4 * M), size(2 * M), u64(0))",
+    ),
+    "logical endpoint": (
+        "lib.cuLogicalEndpointBindMem(77, 0, u64(0), u64(h[0]), u64(0), u64(100 * M), u64(0))",
+        "lib.cuLogicalEndpointBindAddr(77, 0, u64(0), u64(AT + 4 * M), u64(2 * M), u64(0))",
+    ),
+}
+
+
+@pytest.mark.parametrize("to", BIND)
+def test_memory_bound_to_something_counts_once_and_stays(box: Box, to: str) -> None:
+    memory, address = BIND[to]
+    box.python(f"""
 M, u64, size, lib = cu.MIB, cu.c_uint64, cu.c_size_t, cu.lib
 cu.init()
 h = [cu.create(100 * M)[1] for _ in range(3)]
-assert lib.cuMulticastBindMem(u64(77), size(0), u64(h[0]), size(0), size(100 * M), u64(0)) == 0
+assert {memory} == 0
 AT = 0x500000000000
 for i, one in enumerate(h[1:]):
     assert lib.cuMemMap(u64(AT + i * 100 * M), size(100 * M), size(0), u64(one), u64(0)) == 0
-assert lib.cuMulticastBindAddr(u64(77), size(0), u64(AT + 4 * M), size(2 * M), u64(0)) == 0
+assert {address} == 0
 assert cu.used() == 300 * M, "binding takes nothing"
 assert lib.cuMemUnmap(u64(AT), size(200 * M)) == 0
 assert [lib.cuMemRelease(u64(one)) for one in h] == [0, 0, 0]

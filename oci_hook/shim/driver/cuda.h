@@ -371,6 +371,10 @@ CUresult cuMulticastBindMem_v2(CUmemHandle object, CUdevice device, size_t offse
 CUresult cuMulticastBindAddr(CUmemHandle object, size_t offset, CUdeviceptr at, size_t bytes, uint64_t flags);
 CUresult cuMulticastBindAddr_v2(CUmemHandle object, CUdevice device, size_t offset, CUdeviceptr at, size_t bytes,
                                 uint64_t flags);
+CUresult cuLogicalEndpointBindMem(unsigned id, CUdevice device, uint64_t offset, CUmemHandle memory, uint64_t from,
+                                  uint64_t bytes, uint64_t flags);
+CUresult cuLogicalEndpointBindAddr(unsigned id, CUdevice device, uint64_t offset, CUdeviceptr at, uint64_t bytes,
+                                   uint64_t flags);
 
 CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *d);
 CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d);

@@ -1,5 +1,5 @@
-/* Calls after which memory may live on without a handle or mapping of ours: in sparse arrays and multicast objects, which
- * we do not follow, so that it stays charged until the process ends; and by descriptors of address ranges. */
+/* Calls after which memory may live on without a handle or mapping of ours: in sparse arrays, multicast objects and
+ * logical endpoints, which we do not follow, so that it stays charged until the process ends; and by descriptors of address ranges. */
 #include <stdlib.h>
 
 #include "driver/real.h"
@@ -103,7 +103,7 @@ GH_EXPORT CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned count,
     return map_array(list, count, stream, REAL(cuMemMapArrayAsync_ptsz));
 }
 
-/* Memory bound to a multicast object was charged when it was made. From now on the object may keep it. */
+/* Memory bound to a multicast object or a logical endpoint was charged when it was made. From now on that may keep it. */
 static bool list_range(struct pieces *all, CUdeviceptr at, size_t bytes) {
     if (!open_list(all, 1))
         return !all->v;
@@ -147,6 +147,20 @@ GH_EXPORT CUresult cuMulticastBindAddr_v2(CUmemHandle object, CUdevice device, s
     if (!list_range(&all, at, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     return bound(&all, REAL(cuMulticastBindAddr_v2)(object, device, offset, at, bytes, flags));
+}
+GH_EXPORT CUresult cuLogicalEndpointBindMem(unsigned id, CUdevice device, uint64_t offset, CUmemHandle memory,
+                                            uint64_t from, uint64_t bytes, uint64_t flags) {
+    struct pieces all;
+    if (!list_handle(&all, memory))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return bound(&all, REAL(cuLogicalEndpointBindMem)(id, device, offset, memory, from, bytes, flags));
+}
+GH_EXPORT CUresult cuLogicalEndpointBindAddr(unsigned id, CUdevice device, uint64_t offset, CUdeviceptr at,
+                                             uint64_t bytes, uint64_t flags) {
+    struct pieces all;
+    if (!list_range(&all, at, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return bound(&all, REAL(cuLogicalEndpointBindAddr)(id, device, offset, at, bytes, flags));
 }
 
 /* ---- descriptors of address ranges, which network adapters use; the driver keeps the memory for them ---- */
