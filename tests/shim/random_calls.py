@@ -208,8 +208,10 @@ def give(rng: random.Random) -> int:
 
 def reset() -> int:
     """The primary context and what lives in it go."""
+    global external_bytes
     r = int(lib.cuDevicePrimaryCtxReset_v2(0))
-    held[:] = [h for h in held if h[0] in ("create", "map", "context", "external", "imported")]
+    held[:] = [h for h in held if h[0] in ("create", "map", "context", "imported")]
+    external_bytes = 0
     return r or retain()
 
 

@@ -431,6 +431,21 @@ assert cu.async_free(p) == 0 and cu.used() == 0
     assert box.peak() == 600 * MIB
 
 
+def test_external_memory_goes_with_its_context(box: Box) -> None:
+    """CUDA names CUexternalMemory among what cuCtxDestroy cleans up."""
+    box.python("""
+import os
+assert cu.lib.cuInit(0) == 0
+for _ in range(4):
+    context, fd = cu.c_void_p(), os.memfd_create("other API")
+    assert cu.lib.cuCtxCreate_v2(cu.byref(context), 0, 0) == 0
+    assert cu.external(fd, 600 * cu.MIB)[0] == 0
+    assert cu.lib.cuCtxDestroy_v2(context) == 0
+cu.init()
+assert cu.used() == 0
+""")
+
+
 LATE = """
 M, stream = cu.MIB, cu.c_void_p(0x77)  # frees when it is synchronised
 cu.init()

@@ -113,7 +113,7 @@ static bool lives_in(uint64_t key, uint64_t value, void *with) {
     (void)key;
     if (kind == GRAPHED) /* the driver may have freed it with the context: forget that it exists */
         return true;
-    bool goes = kind == LINEAR || kind == MANAGED || kind == ARRAY || kind == LIMIT;
+    bool goes = kind == LINEAR || kind == MANAGED || kind == ARRAY || kind == EXTERNAL || kind == LIMIT;
     if (number_of(value) != l->context || !goes)
         return false;
     release_note(l->st, value);
