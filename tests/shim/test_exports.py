@@ -251,6 +251,23 @@ assert release(i) == 0 and cu.used() == 0
     )
 
 
+def test_a_limit_of_descriptors_does_not_limit_imports(box: Box) -> None:
+    """Each import holds one. The program keeps half of those that it had; the hard limit holds."""
+    box.python(
+        CODE
+        + """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (400, 1500))
+r, h = cu.create(2 * M)
+fd = export(h)
+assert [take(fd)[0] for _ in range(1000)] == [0] * 1000
+mine = [os.dup(fd) for _ in range(180)]
+assert max(mine) < 400, "none needs a higher number than before"
+assert cu.OOM in [take(fd)[0] for _ in range(500)]
+"""
+    )
+
+
 def test_numbers_of_closed_observers_that_stand_for_the_export_itself(box: Box) -> None:
     """The descriptor cannot be asked about its own lock: that must not look like a descriptor that was closed."""
     box.python(
