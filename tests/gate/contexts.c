@@ -36,7 +36,12 @@ static void destroy_streams(void) {
     }
 }
 
-static void on_several_devices(void) {
+/* With the first context current, then with none. */
+static void elsewhere(void) {
+    for (int n = 0; n < 2 * MANY; n++) {
+        HOLD(n != MANY || !CALL("cuCtxSetCurrent", NULL));
+        launch(1 + n % 2);
+    }
     struct launch list = {.gx = 1, .gy = 1, .gz = 1, .bx = 1, .by = 1, .bz = 1, .stream = STREAM(1)};
     for (int n = 0; n < MANY; n++)
         HOLD(!CALL("cuLaunchCooperativeKernelMultiDevice", &list, 1, 0));
@@ -83,8 +88,8 @@ int main(int argc, char **argv) {
         in_turns();
     else if (!strcmp(argv[1], "streams"))
         destroy_streams();
-    else if (!strcmp(argv[1], "devices"))
-        on_several_devices();
+    else if (!strcmp(argv[1], "elsewhere"))
+        elsewhere();
     else if (!strcmp(argv[1], "threads"))
         come_and_go();
     else

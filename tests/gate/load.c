@@ -8,6 +8,9 @@
  *
  *   brief            launches three kernels, waits for the end of its input, launches three more and ends
  *   gpus             launches on the second GPU as well
+ *   elsewhere        launches a library's kernel into a stream of the second GPU, while the first one's context is current
+ *   beside           the same, into a stream of the first GPU, while another context of it is current
+ *   nowhere          the same, while none is
  *   contexts, reset  destroys the context every 20 launches, with work in flight
  *   retains, green   retains the primary context after each launch, and releases it; the runtime, or a green context, holds it
  *   refused          after each launch and in another thread, it tries to destroy the primary context
@@ -301,6 +304,21 @@ static void *second(void *unused) {
     return unused;
 }
 
+static void part_from_stream(const char *way) {
+    void *other = NULL, *library;
+    MUST("cuLibraryLoadData", &library, image, NULL, NULL, 0, NULL, NULL, 0);
+    MUST("cuLibraryGetKernel", &function, library, name);
+    if (!strcmp(way, "beside"))
+        MUST("cuCtxCreate_v2", &other, 0, 0);
+    if (!strcmp(way, "elsewhere")) {
+        MUST("cuDevicePrimaryCtxRetain", &other, 1);
+        MUST("cuCtxSetCurrent", other);
+        MUST("cuStreamCreate", &stream, 1);
+        other = context;
+    }
+    MUST("cuCtxSetCurrent", other);
+}
+
 static void *beside(void *unused) {
     void *own;
     MUST("cuCtxSetCurrent", context);
@@ -358,6 +376,8 @@ int main(int argc, char **argv) {
         pthread_t thread;
         pthread_create(&thread, NULL, second, NULL);
     }
+    if (!strcmp(way, "elsewhere") || !strcmp(way, "beside") || !strcmp(way, "nowhere"))
+        part_from_stream(way);
     if (!strcmp(way, "fork") || !strcmp(way, "exec")) {
         for (int i = 0; i < 50; i++)
             launch(way);

@@ -42,6 +42,6 @@ def test_the_driver_gets_what_the_gate_saw(tmp_path: Path, shim: Path, what: str
     run_counted(tmp_path, shim, *over("flip_driver", "flips"), what)
 
 
-@pytest.mark.parametrize("what", ["turns", "streams", "devices", "releases", "threads"])
+@pytest.mark.parametrize("what", ["turns", "streams", "elsewhere", "releases", "threads"])
 def test_events_are_of_the_context_in_which_they_are_used(tmp_path: Path, shim: Path, what: str) -> None:
     run_counted(tmp_path, shim, *over("contexts_driver", "contexts"), what)

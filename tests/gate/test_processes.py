@@ -34,6 +34,14 @@ def test_one_process_on_two_gpus_has_its_share_of_each(place: Make) -> None:
     until(lambda: charged(p.gpus[1], 0) > had + 0.02)
 
 
+@pytest.mark.parametrize(("way", "gpu"), [("elsewhere", 1), ("beside", 0), ("nowhere", 0)])
+def test_work_goes_to_its_streams_gpu_whichever_context_is_current(place: Make, way: str, gpu: int) -> None:
+    p = place(Tenant(cap=0.1 * (gpu == 0)), more=[[Tenant(cap=0.1 * (gpu == 1))]])
+    load = p.kernels(0, way, 1500)
+    settles(lambda: measure([load], 2)[0] * 1500e-6 * p.gpu.scale / 2, lambda part: 0.07 < part < 0.12)
+    assert [charged(p.gpus[n], 0) > 0 for n in (0, 1)] == [gpu == 0, gpu == 1]
+
+
 @pytest.mark.parametrize("way", ["contexts", "reset"])
 def test_a_context_that_goes_with_work_in_flight(place: Make, way: str) -> None:
     """The program goes on in the next context and is charged; the other tenant has most of its share."""

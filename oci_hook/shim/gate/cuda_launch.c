@@ -89,16 +89,6 @@ GH_EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *c, CUfunction f, 
 
 /* ---- on several devices ---- */
 
-/* The gate of the GPU that the stream is on. */
-static void begin_elsewhere(struct gate_pass *pass, const CUDA_LAUNCH_PARAMS *p) {
-    CUcontext context = NULL, popped;
-    pass->gate = NULL;
-    if (gate_way() == GATE_OPEN || REAL(cuStreamGetCtx)(p->stream, &context) || REAL(cuCtxPushCurrent_v2)(context))
-        return;
-    begin_grid(pass, p->stream, p->f, p->gx, p->gy, p->gz, p->bx, p->by, p->bz, p->shared);
-    REAL(cuCtxPopCurrent_v2)(&popped);
-}
-
 GH_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *asked, unsigned n, unsigned flags) {
     CUDA_LAUNCH_PARAMS list[GH_POLICY_GPUS];
     struct gate_pass pass[GH_POLICY_GPUS];
@@ -107,8 +97,10 @@ GH_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *aske
     if (n > GH_POLICY_GPUS) /* each device once, and a container has no more */
         return CUDA_ERROR_INVALID_VALUE;
     memcpy(list, asked, n * sizeof *list);
-    for (unsigned i = 0; i < n; i++)
-        begin_elsewhere(&pass[i], &list[i]);
+    for (unsigned i = 0; i < n; i++) {
+        const CUDA_LAUNCH_PARAMS *p = &list[i];
+        begin_grid(&pass[i], p->stream, p->f, p->gx, p->gy, p->gz, p->bx, p->by, p->bz, p->shared);
+    }
     CUresult r = REAL(cuLaunchCooperativeKernelMultiDevice)(list, n, flags);
     for (unsigned i = 0; i < n; i++)
         gate_end(&pass[i], r);

@@ -196,20 +196,15 @@ static struct cost_what what_of(uint64_t key, CUfunction f, uint64_t name, uint6
     return blocks ? (struct cost_what){COST_COPY, COST_COPIES, 0, blocks} : (struct cost_what){COST_GRAPH, key, 0, 1};
 }
 
-void gate_enter(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunction f, uint64_t blocks) {
-    CUcontext context = NULL;
-    *pass = (struct gate_pass){.key = key, .kernel = f, .stream = stream ? stream : (CUstream)CU_STREAM_LEGACY};
-    struct gh_gate *g = gate_of_current(&context);
-    if (!g || stream_capturing(pass->stream))
-        return;
-    pass->context = context;
+static void enter(struct gh_gate *g, struct gate_pass *pass, CUfunction f, uint64_t blocks) {
+    CUcontext context = pass->context;
     struct name name = name_of(&g->names, f);
     bool prequeued;
     if (!gh_lock(&g->lock))
         return;
-    struct cost *cost = cost_again(&g->costs, key, &pass->cost);
+    struct cost *cost = cost_again(&g->costs, pass->key, &pass->cost);
     cost->collective = name.collective;
-    cost->what = what_of(key, f, name.hash, blocks);
+    cost->what = what_of(pass->key, f, name.hash, blocks);
     bool counted = admit(g, pass, context, &prequeued);
     if (counted)
         count_in(g, pass, context, prequeued, gate_now(g));
@@ -218,6 +213,15 @@ void gate_enter(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunctio
         prequeue_put(&g->prequeue, &g->lock, context, pass->stream, pass->estimate);
     if (pass->gate)
         mark(g, pass, context);
+}
+
+void gate_enter(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunction f, uint64_t blocks) {
+    bool pushed;
+    *pass = (struct gate_pass){.key = key, .kernel = f, .stream = stream ? stream : (CUstream)CU_STREAM_LEGACY};
+    struct gh_gate *g = gate_of(pass->stream, &pass->context, &pushed);
+    if (g && !stream_capturing(pass->stream))
+        enter(g, pass, f, blocks);
+    gate_of_done(pushed);
 }
 
 CUresult gate_leave(struct gate_pass *pass, CUresult result) {

@@ -38,11 +38,13 @@ static void synchronised(struct gh_gate *g, CUcontext context, CUstream stream, 
 
 void gate_synchronised(uint64_t before, CUstream stream, bool whole) {
     CUcontext context = NULL;
-    struct gh_gate *g = before ? gate_of_current(&context) : NULL;
-    if (!g || !gh_lock(&g->lock))
-        return;
-    synchronised(g, context, stream ? stream : (CUstream)CU_STREAM_LEGACY, whole, before);
-    gh_unlock(&g->lock);
+    bool pushed = false;
+    struct gh_gate *g = before ? gate_of(stream, &context, &pushed) : NULL;
+    if (g && gh_lock(&g->lock)) {
+        synchronised(g, context, stream ? stream : (CUstream)CU_STREAM_LEGACY, whole, before);
+        gh_unlock(&g->lock);
+    }
+    gate_of_done(pushed);
 }
 
 /* ---- destruction ---- */

@@ -60,8 +60,10 @@ struct gh_gate {
     uint64_t tick0, clock0; /* a tick of the fast path's clock, and the time then */
 };
 
-/* gate_setup.c: the gate of the GPU that the current context is on; NULL: there is none. */
-struct gh_gate *gate_of_current(CUcontext *context);
+/* gate_setup.c: the gate of the GPU that a stream is on, and the stream's context; NULL: there is none. pushed: that context
+ * was not current, and is until gate_of_done. */
+struct gh_gate *gate_of(CUstream stream, CUcontext *context, bool *pushed);
+void gate_of_done(bool pushed);
 
 static inline uint64_t gate_now(const struct gh_gate *g) { return peers_now(&g->peers); }
 
