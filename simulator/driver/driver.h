@@ -80,7 +80,7 @@ struct context {
     size_t limit[8];        /* CU_LIMIT_... */
     uint64_t bytes;         /* that it takes itself, with what its limits take */
     int group;              /* number of its gpu_group */
-    bool closed;            /* under the mutex */
+    _Atomic bool closed;    /* written under the mutex */
     pthread_mutex_t mutex;  /* for submission; locked before the GPU's mutex */
     struct channel *channel[CHANNELS];
     struct stream null_stream;
@@ -171,6 +171,7 @@ struct event {
     uint64_t magic;
     unsigned flags;
     int device;
+    CUcontext ctx;
     struct shared_event *shared;      /* event_ipc.c; NULL: only this process has it. Once set, it stays */
     struct mark mark;                 /* under event.c's mutex, as the channels' cells of events are */
     struct capture *_Atomic captured; /* not NULL: its last record was captured, by this capture */
@@ -207,6 +208,7 @@ struct kernel {
     uint64_t spin;  /* address of a word: the kernel runs until it is not 0. 0: an ordinary kernel */
     uint32_t width; /* SMs */
 };
+bool function_fits(CUfunction function, CUcontext ctx); /* it is of that context, or of none, as those of libraries */
 CUresult kernel_of(CUfunction function, int device, uint64_t blocks, void **params, struct kernel *out);
 uint64_t kernel_ns(const struct kernel *kernel); /* duration of its next run */
 unsigned function_threads(CUfunction function);

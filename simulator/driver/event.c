@@ -60,6 +60,7 @@ CUresult event_new(CUevent *out, CUcontext ctx, unsigned flags) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     e->magic = EVENT_MAGIC;
     e->flags = flags;
+    e->ctx = ctx;
     e->device = ctx->device;
     *out = e;
     return CUDA_SUCCESS;
@@ -99,6 +100,9 @@ CUresult event_record(CUevent e, struct stream *s) {
 static CUresult record(CUevent e, CUstream handle, unsigned flags) {
     struct stream *s;
     TRY(sim_stream(handle, &s));
+    TRY(event_valid(e));
+    if (e->ctx->memory != s->ctx->memory) /* green contexts of one primary context record each other's events */
+        return CUDA_ERROR_INVALID_HANDLE;
     return flags ? CUDA_ERROR_NOT_SUPPORTED : event_record(e, s);
 }
 

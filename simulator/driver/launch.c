@@ -21,7 +21,7 @@ static CUresult submit(CUfunction f, CUstream handle, struct shape shape, void *
     struct stream *s;
     struct kernel k;
     TRY(sim_stream(handle, &s));
-    if (!f)
+    if (!f || !function_fits(f, s->ctx))
         return CUDA_ERROR_INVALID_HANDLE;
     uint64_t blocks = product(shape.grid), threads = product(shape.block);
     if (!blocks || !threads || threads > 1024)

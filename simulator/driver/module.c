@@ -171,6 +171,8 @@ static void describe(struct function *f, const struct module *m) {
         f->spread = lognormal_table(value / unit);
 }
 
+bool function_fits(CUfunction f, CUcontext ctx) { return f->module->library || f->module->ctx->memory == ctx->memory; }
+
 CUresult kernel_of(CUfunction f, int device, uint64_t blocks, void **params, struct kernel *out) {
     uint32_t sms = sim_gpu[device].file->head.sm_count;
     uint64_t first = f->parameter;
@@ -249,11 +251,17 @@ API CUresult cuModuleGetLoadingMode(int *mode) {
     return CUDA_SUCCESS;
 }
 
-/* Here a library is a module that needs no context, and a kernel is a function. */
+/* Here a library is a module whose kernels, its functions, run in any context. */
+static CUresult as_library(CUresult loaded, CUmodule *out) {
+    if (loaded == CUDA_SUCCESS)
+        (*out)->library = true;
+    return loaded;
+}
+
 API CUresult cuLibraryLoadData(CUmodule *out, const void *image, int *jit, void **jit_values, unsigned jit_n,
                                int *options, void **values, unsigned n) {
     (void)jit, (void)jit_values, (void)jit_n, (void)options, (void)values, (void)n;
-    return load(out, image);
+    return as_library(load(out, image), out);
 }
 
 API CUresult cuLibraryUnload(CUmodule library) { return cuModuleUnload(library); }
@@ -282,7 +290,7 @@ API CUresult cuModuleGetGlobal(unsigned *out, unsigned *bytes, CUmodule m, const
 API CUresult cuLibraryLoadFromFile(CUmodule *out, const char *path, int *jit, void **jit_values, unsigned jit_n,
                                    int *options, void **values, unsigned n) {
     (void)jit, (void)jit_values, (void)jit_n, (void)options, (void)values, (void)n;
-    return cuModuleLoad(out, path);
+    return as_library(cuModuleLoad(out, path), out);
 }
 
 /* A module here has no variables in managed memory, and no functions that host and GPU share. */

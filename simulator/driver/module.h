@@ -21,6 +21,7 @@ struct module {
     char *text; /* NULL: not text */
     struct function *functions;
     CUcontext ctx;
+    bool library;          /* its kernels run in any context */
     CUdeviceptr variables; /* their memory, one behind the other; 0: not loaded, or there are none */
 };
 

@@ -71,7 +71,7 @@ CUresult sim_stream(CUstream handle, struct stream **out) {
     if (l->magic != STREAM_MAGIC)
         return CUDA_ERROR_INVALID_HANDLE;
     *out = handle;
-    return CUDA_SUCCESS;
+    return handle->ctx->closed ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
 }
 
 CUresult stream_new(CUstream *out, CUcontext ctx, unsigned flags, int priority) {
@@ -95,7 +95,9 @@ API CUresult cuStreamCreate(CUstream *out, unsigned flags) { return cuStreamCrea
 /* Queued work still runs; cuStreamDestroy does not wait for it. */
 static CUresult stream_destroy(CUstream handle) {
     struct stream *s;
-    TRY(sim_stream(handle, &s));
+    CUresult r = sim_stream(handle, &s);
+    if (r && r != CUDA_ERROR_CONTEXT_IS_DESTROYED)
+        return r;
     if ((uintptr_t)handle <= 2)
         return CUDA_ERROR_INVALID_HANDLE;
     struct live_stream *l = (void *)((char *)s - offsetof(struct live_stream, s));

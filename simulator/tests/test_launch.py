@@ -137,6 +137,29 @@ print(code("cuGetErrorName", 12345, byref(name)))
     assert out.split() == ["3", "3", "1", "201", "101", "400", "1", "1", "801", "801", "CUDA_ERROR_OUT_OF_MEMORY", "1"]
 
 
+def test_kernels_events_and_streams_of_other_contexts_are_refused(sim: Sim) -> None:
+    """A kernel of a library is of none. Green contexts are their primary one."""
+    out = sim.python(
+        """
+def stream(ctx):
+    s = c_void_p(); cuda.cuCtxSetCurrent(ctx); cuda.cuStreamCreate(byref(s), 1); return s
+def run(f, s): return code("cuLaunchKernel", f, 1, 1, 1, 1, 1, 1, 0, s, NONE, NONE)
+b, a = context(1), context(0); t, s = stream(b), stream(a); k = kernel(10); e = event(s); lib, l = c_void_p(), c_void_p()
+cuda.cuLibraryLoadData(byref(lib), b".entry k()", NONE, NONE, 0, NONE, NONE, 0); cuda.cuLibraryGetKernel(byref(l), lib, b"k")
+print(run(k, s), run(k, t), run(l, t), code("cuEventRecord", e, t), code("cuStreamWaitEvent", t, e, 0))
+own = c_void_p(); cuda.cuCtxCreate_v2(byref(own), 0, 0); cuda.cuCtxSetCurrent(own)
+print(run(k, NONE), code("cuEventRecord", e, NONE), run(l, NONE), code("cuEventRecord", e, s))
+what, desc, g = (ctypes.c_ubyte * 144)(), c_void_p(), c_void_p(); cuda.cuDeviceGetDevResource(0, what, 1)
+cuda.cuDevResourceGenerateDesc(byref(desc), what, 1); cuda.cuGreenCtxCreate(byref(g), desc, 0, 1)
+u = c_void_p(); cuda.cuGreenCtxStreamCreate(byref(u), g, 1, 0)
+print(run(k, u), code("cuEventRecord", e, u))
+cuda.cuCtxSetCurrent(b); cuda.cuDevicePrimaryCtxRelease_v2(1)
+print(code("cuStreamSynchronize", t), code("cuStreamQuery", t), code("cuStreamDestroy_v2", t))
+"""
+    )
+    assert out.split("\n") == ["0 400 0 400 0", "400 400 0 0", "0 0", "709 709 0", ""]
+
+
 def test_get_proc_address_honours_version_and_stream_flag(sim: Sim) -> None:
     """For every name, CUDA version and flag, the answer is the symbol of the highest version up to the given one."""
     versions = sorted({int(v) for _, _, v, _ in ROWS})
