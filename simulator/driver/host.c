@@ -133,7 +133,7 @@ API CUresult cuMemFreeHost(void *at) {
 
 API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *at, unsigned flags) {
     TRY(sim_ready());
-    if (flags || !out || !at)
+    if (flags || !out || !host_holding((uintptr_t)at, 1, false))
         return CUDA_ERROR_INVALID_VALUE;
     *out = (CUdeviceptr)(uintptr_t)at;
     return CUDA_SUCCESS;

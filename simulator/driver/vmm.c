@@ -28,8 +28,30 @@ struct mapping {
     struct mapping *next;
 };
 
+struct reservation { /* of addresses */
+    uint64_t address, size;
+    struct reservation *next;
+};
+
 static struct handle *handles;
 static struct mapping *mappings;
+static struct reservation *reservations;
+
+/* Mutex held. */
+static bool maps_within(uint64_t address, uint64_t size) {
+    const struct mapping *m = mappings;
+    while (m && (address + size <= m->address || m->address + m->size <= address))
+        m = m->next;
+    return m;
+}
+
+/* Mutex held. Addresses of one reservation where nothing is mapped. */
+static bool reserved(uint64_t address, uint64_t size) {
+    const struct reservation *r = reservations;
+    while (r && (address < r->address || address - r->address > r->size || size > r->size - (address - r->address)))
+        r = r->next;
+    return r && !maps_within(address, size);
+}
 
 /* Mutex held. */
 static struct handle *handle_of(unsigned long long value) {
@@ -106,13 +128,34 @@ API CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment
     (void)hint;
     if (!out || !size || size % BLOCK || flags || (alignment & (alignment - 1)))
         return CUDA_ERROR_INVALID_VALUE;
-    *out = address_range(size, alignment < BLOCK ? BLOCK : alignment);
-    return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    struct reservation *r = calloc(1, sizeof *r);
+    uint64_t address = r ? address_range(size, alignment < BLOCK ? BLOCK : alignment) : 0;
+    if (!address) {
+        free(r);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    pthread_mutex_lock(&mutex);
+    *r = (struct reservation){address, size, reservations};
+    reservations = r;
+    pthread_mutex_unlock(&mutex);
+    *out = address;
+    return CUDA_SUCCESS;
 }
 
 API CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
     TRY(sim_ready());
-    return munmap((void *)(uintptr_t)address, size) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    pthread_mutex_lock(&mutex);
+    struct reservation **p = &reservations, *r = NULL;
+    while (*p && ((*p)->address != address || (*p)->size != size))
+        p = &(*p)->next;
+    if (*p && !maps_within(address, size)) {
+        r = *p;
+        *p = r->next;
+        munmap((void *)(uintptr_t)address, size);
+    }
+    pthread_mutex_unlock(&mutex);
+    free(r);
+    return r ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, unsigned long long value,
@@ -121,7 +164,8 @@ API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, unsigned 
     pthread_mutex_lock(&mutex);
     CUresult r = CUDA_ERROR_INVALID_VALUE;
     struct handle *h = handle_of(value);
-    if (h && !flags && size && size % BLOCK == 0 && offset <= h->memory.size && size <= h->memory.size - offset) {
+    if (h && !flags && size && size % BLOCK == 0 && offset <= h->memory.size && size <= h->memory.size - offset &&
+        reserved(address, size)) {
         struct mapping *m = calloc(1, sizeof *m);
         void *there = (void *)(uintptr_t)address;
         void *at = m ? backing_map(&sim_gpu[h->device], &h->memory, there, size, offset, PROT_NONE) : MAP_FAILED;
@@ -166,24 +210,39 @@ struct access_desc { /* CUmemAccessDesc */
 
 static int protection(int access) { return access == 3 ? PROT_READ | PROT_WRITE : access == 1 ? PROT_READ : PROT_NONE; }
 
-API CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const struct access_desc *desc, size_t n) {
-    TRY(sim_ready());
-    if (!desc || !n || mprotect((void *)(uintptr_t)address, size, protection(desc[0].flags)))
-        return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&mutex);
-    for (struct mapping *m = mappings; m; m = m->next)
-        if (m->address < address + size && address < m->address + m->size)
-            m->access = desc[0].flags;
-    pthread_mutex_unlock(&mutex);
-    return CUDA_SUCCESS;
-}
-
 /* Mutex held. */
 static struct mapping *mapping_at(uint64_t address) {
     struct mapping *m = mappings;
     while (m && address - m->address >= m->size)
         m = m->next;
     return m;
+}
+
+/* Mutex held. */
+static bool all_mapped(uint64_t address, uint64_t size) {
+    const struct mapping *m = NULL;
+    for (uint64_t at = address; at - address < size; at = m->address + m->size)
+        if (!(m = mapping_at(at)))
+            return false;
+    return size;
+}
+
+API CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const struct access_desc *desc, size_t n) {
+    TRY(sim_ready());
+    if (!desc || !n)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < n; i++) {
+        if (desc[i].location_type != 1) /* CU_MEM_LOCATION_TYPE_DEVICE, as all memory here */
+            return CUDA_ERROR_INVALID_VALUE;
+        TRY(sim_device(desc[i].location_id));
+    }
+    pthread_mutex_lock(&mutex);
+    bool ok = all_mapped(address, size) && !mprotect((void *)(uintptr_t)address, size, protection(desc[0].flags));
+    for (struct mapping *m = mappings; ok && m; m = m->next)
+        if (m->address < address + size && address < m->address + m->size)
+            m->access = desc[0].flags;
+    pthread_mutex_unlock(&mutex);
+    return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 API CUresult cuMemGetAccess(unsigned long long *flags, const struct access_desc *where, CUdeviceptr address) {

@@ -337,6 +337,29 @@ socket.send_fds(left, [b"x"], [fd.value]); os.wait()
     assert out == "hello 0\n"
 
 
+def test_memory_is_mapped_into_reserved_free_addresses_alone(sim: Sim) -> None:
+    out = sim.python(
+        """
+context(); S, Z = c_size_t, c_uint64(0); B = 2 * MIB; at, other, h, d = c_uint64(), c_uint64(), c_uint64(), c_uint64()
+cuda.cuMemCreate(byref(h), S(2 * B), byref(Prop(type=1, location=1, device=0)), Z)
+for a in (at, other): cuda.cuMemAddressReserve(byref(a), S(3 * B), S(0), Z, Z)
+def map(a, n=1): return code("cuMemMap", c_uint64(a), S(n * B), S(0), h, Z)
+def allow(a, n, *devices):
+    return code("cuMemSetAccess", c_uint64(a), S(n * B), (Access * len(devices))(*((1, i, 3) for i in devices)), S(len(devices)))
+def drop(a, n): return code("cuMemAddressFree", c_uint64(a), S(n * B))
+a = at.value
+print(map(a), map(a), map(a + B, 2), map(a + 2 * B, 2), map(0x700000000000))
+print(allow(a, 1, 0), allow(a, 1, 1, 0), allow(a, 1, 7), allow(a, 3, 0), allow(other.value, 1, 0))
+print(drop(a, 3), drop(other.value, 1), drop(other.value + B, 2), drop(other.value, 3), map(other.value))
+cuda.cuMemUnmap(at, S(B)); cuda.cuMemUnmap(c_uint64(a + B), S(2 * B)); print(map(a, 2), allow(a, 2, 0))
+cuda.cuMemUnmap(at, S(2 * B)); print(drop(a, 3))
+buffer = ctypes.create_string_buffer(8192); print(code("cuMemHostGetDevicePointer_v2", byref(d), buffer, 0))
+cuda.cuMemHostRegister_v2(buffer, S(8192), 0); print(code("cuMemHostGetDevicePointer_v2", byref(d), buffer, 0))
+"""
+    )
+    assert out.split("\n") == ["0 1 0 1 1", "0 0 101 0 1", "1 1 1 0 1", "0 0", "0", "1", "0", ""]
+
+
 def test_large_gpus_cost_no_host_memory(make_sim: Callable[..., Sim]) -> None:
     sim = make_sim(memory_mib=80 << 10, gpus=1)
     assert sim.run(sim.probe, "alloc", str(79 << 10)).stdout == f"alloc {79 << 10} MiB: ok\n"
