@@ -19,6 +19,8 @@ struct capture { /* never freed: an event may point to it when it has ended */
     bool borrowed;     /* the graph is the program's: cuStreamBeginCaptureToGraph */
     struct node *last; /* each node depends on the one captured before it: a context's work runs in order anyway */
     struct stream *stream[MAX_STREAMS]; /* the first is the origin */
+    /* Whose newest work each stream does not come after, by bits of `stream`; and the number of its newest work. */
+    uint64_t misses[MAX_STREAMS], newest[MAX_STREAMS], works;
     int streams, mode;
     _Atomic int status;
     pthread_t thread;
@@ -64,8 +66,33 @@ static CUresult invalidate(struct capture *c) {
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
+/* A use of the legacy stream would have to come after what the context's blocking streams capture. */
+static bool implicit(const struct stream *s, bool used) {
+    bool found = false;
+    if (s != &s->ctx->null_stream || !atomic_load_explicit(&active, memory_order_relaxed))
+        return false;
+    pthread_mutex_lock(&mutex);
+    for (struct capture *c = captures; c; c = c->next)
+        for (int i = 0; i < c->streams; i++)
+            if (c->stream[i]->ctx == s->ctx && !(c->stream[i]->flags & 1)) {
+                found = true;
+                c->status = used ? INVALIDATED : c->status;
+            }
+    pthread_mutex_unlock(&mutex);
+    return found;
+}
+
+/* `enter`, and true if the call is over: *r says how. */
+static bool enter_or_refuse(struct stream *s, struct capture **c, CUresult *r) {
+    *c = enter(s);
+    *r = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    return !*c && implicit(s, true);
+}
+
 bool capture_refuses(struct stream *s, CUresult *r) {
-    struct capture *c = enter(s);
+    struct capture *c;
+    if (enter_or_refuse(s, &c, r))
+        return true;
     if (!c)
         return false;
     *r = invalidate(c);
@@ -83,18 +110,31 @@ API CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
     return CUDA_SUCCESS;
 }
 
+static int place_of(const struct capture *c, const struct stream *s) {
+    int i = 0;
+    while (i < c->streams - 1 && c->stream[i] != s)
+        i++;
+    return i;
+}
+
 /* Mutex held. */
-static CUresult append(struct capture *c, const struct op *op) {
+static CUresult append(struct capture *c, const struct stream *s, const struct op *op) {
+    int by = place_of(c, s);
     if (c->status == INVALIDATED)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    c->newest[by] = ++c->works;
+    for (int i = 0; i < MAX_STREAMS; i++)
+        c->misses[i] |= (uint64_t)(i != by) << by;
     return graph_add(c->graph, &c->last, c->last != NULL, op, &c->last);
 }
 
 static bool add(struct stream *s, const struct op *op, CUresult *r) {
-    struct capture *c = enter(s);
+    struct capture *c;
+    if (enter_or_refuse(s, &c, r))
+        return true;
     if (!c)
         return false;
-    *r = append(c, op);
+    *r = append(c, s, op);
     pthread_mutex_unlock(&mutex);
     return true;
 }
@@ -104,12 +144,14 @@ bool capture_kernel(struct stream *s, const struct kernel *kernel, const struct 
 }
 
 bool capture_memops(struct stream *s, const struct memop *ops, unsigned n, CUresult *r) {
-    struct capture *c = enter(s);
+    struct capture *c;
+    if (enter_or_refuse(s, &c, r))
+        return true;
     if (!c)
         return false;
     *r = CUDA_SUCCESS;
     for (unsigned i = 0; i < n && !*r; i++)
-        *r = append(c, &(struct op){.type = NODE_MEMOP, .memop = {.one = ops[i]}});
+        *r = append(c, s, &(struct op){.type = NODE_MEMOP, .memop = {.one = ops[i]}});
     pthread_mutex_unlock(&mutex);
     return true;
 }
@@ -132,8 +174,9 @@ bool capture_host(struct stream *s, void (*function)(void *), void *data, CUresu
 
 bool capture_alloc(struct stream *s, CUdeviceptr *out, size_t bytes, int device, CUresult *r) {
     struct op op;
+    *r = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     if (!atomic_load_explicit(&s->capture, memory_order_relaxed))
-        return false;
+        return implicit(s, true);
     *r = out ? graph_address(&op, bytes, device) : CUDA_ERROR_INVALID_VALUE;
     if (*r)
         return true;
@@ -150,10 +193,14 @@ bool capture_free(struct stream *s, CUdeviceptr address, CUresult *r) {
 }
 
 bool capture_record(struct stream *s, CUevent event, CUresult *r) {
-    struct capture *c = enter(s);
+    struct capture *c;
+    if (enter_or_refuse(s, &c, r))
+        return true;
     if (!c)
         return false;
     event->captured = c;
+    event->captured_works = c->works;
+    event->captured_misses = c->misses[place_of(c, s)];
     *r = CUDA_SUCCESS;
     pthread_mutex_unlock(&mutex);
     return true;
@@ -170,16 +217,34 @@ static CUresult join(struct stream *s, struct capture *c) {
     return CUDA_SUCCESS;
 }
 
-/* Waiting in a captured stream for an event from outside is an error. */
+/* Mutex held. The stream comes after what the event came after, as far as that is still a stream's newest work. */
+static CUresult depend(struct capture *c, const struct stream *s, CUevent event) {
+    uint64_t *misses = &c->misses[place_of(c, s)];
+    for (int i = 0; i < MAX_STREAMS; i++)
+        if (c->newest[i] <= event->captured_works)
+            *misses &= event->captured_misses | ~(1ull << i);
+    return CUDA_SUCCESS;
+}
+
+/* Mutex held. Waiting in a captured stream for an event from outside is an error, which ends all captures concerned. */
+static CUresult wait_for_outside(struct capture *mine, struct capture *other) {
+    invalidate(mine);
+    if (!other)
+        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    invalidate(other);
+    return CUDA_ERROR_STREAM_CAPTURE_MERGE;
+}
+
 bool capture_wait(struct stream *s, CUevent event, CUresult *r) {
+    *r = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     if (!atomic_load_explicit(&s->capture, memory_order_relaxed) && !capture_holds(event->captured))
-        return false;
+        return implicit(s, true);
     pthread_mutex_lock(&mutex);
     struct capture *mine = s->capture, *c = capture_holds(event->captured) ? event->captured : NULL;
-    if (mine)
-        *r = mine == c ? CUDA_SUCCESS : invalidate(mine);
-    else if (c)
-        *r = join(s, c);
+    if (mine || c)
+        *r = mine && mine != c ? wait_for_outside(mine, c) : mine ? CUDA_SUCCESS : join(s, c);
+    if ((mine || c) && *r == CUDA_SUCCESS)
+        *r = depend(c, s, event);
     pthread_mutex_unlock(&mutex);
     return mine || c;
 }
@@ -266,6 +331,8 @@ static CUresult set_dependencies(CUstream handle, nodes list, size_t n, unsigned
     }
     if (!r && (flags == SET || last))
         c->last = last;
+    if (!r) /* it may depend on any node now */
+        c->misses[place_of(c, s)] = 0;
     pthread_mutex_unlock(&mutex);
     return r;
 }
@@ -295,8 +362,10 @@ static CUresult end(CUstream handle, struct graph **out) {
                  : c->mode != RELAXED && !pthread_equal(c->thread, pthread_self())
                      ? CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD
                  : c->status == INVALIDATED ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+                 : c->misses[0]             ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
                                             : CUDA_SUCCESS;
-    bool ends = r == CUDA_SUCCESS || r == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    bool ends =
+        r == CUDA_SUCCESS || r == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED || r == CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
     struct graph *graph = ends ? finish(c) : NULL;
     bool borrowed = c->borrowed;
     pthread_mutex_unlock(&mutex);
@@ -336,7 +405,7 @@ static CUresult info(CUstream handle, int *status, uint64_t *id, struct graph **
     struct capture *c = enter(s);
     *status = c ? c->status : NONE;
     if (!c)
-        return CUDA_SUCCESS;
+        return implicit(s, false) ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
     if (id)
         *id = c->id;
     if (graph)

@@ -49,7 +49,11 @@ enum {
     CUDA_ERROR_NOT_SUPPORTED = 801,
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
     CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
+    CUDA_ERROR_STREAM_CAPTURE_MERGE = 902,
     CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903,
+    CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904,
+    CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905,
+    CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906,
     CUDA_ERROR_ILLEGAL_STATE = 401,
     CUDA_ERROR_CAPTURED_EVENT = 907,
     CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908,
@@ -172,9 +176,10 @@ struct event {
     unsigned flags;
     int device;
     CUcontext ctx;
-    struct shared_event *shared;      /* event_ipc.c; NULL: only this process has it. Once set, it stays */
-    struct mark mark;                 /* under event.c's mutex, as the channels' cells of events are */
-    struct capture *_Atomic captured; /* not NULL: its last record was captured, by this capture */
+    struct shared_event *shared;              /* event_ipc.c; NULL: only this process has it. Once set, it stays */
+    struct mark mark;                         /* under event.c's mutex, as the channels' cells of events are */
+    struct capture *_Atomic captured;         /* not NULL: its last record was captured, by this capture */
+    uint64_t captured_works, captured_misses; /* as they were then: capture.c */
 };
 CUresult event_record(CUevent event, struct stream *stream);
 /* Context's mutex held. The event's last record is this work now. */

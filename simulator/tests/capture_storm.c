@@ -51,6 +51,7 @@ static void count(int result) {
     case 600: /* not ready */
     case 900:
     case 901:
+    case 902:
     case 903:
     case 904:
     case 905:

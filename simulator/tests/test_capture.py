@@ -89,6 +89,62 @@ a = stream(); join(); cuda.cuStreamDestroy_v2(b); print(status(a), code("cuStrea
     assert out.split() == ["0", "0", "0", "2", "901", "None"]
 
 
+STREAMS = """
+def blocking():
+    s = c_void_p(); cuda.cuStreamCreate(byref(s), 0); return s
+def run(s): return code("cuLaunchKernel", f, 1, 1, 1, 1, 1, 1, 0, s, NONE, NONE)
+def begin(s): cuda.cuStreamBeginCapture_v2(s, 2)
+def end(s): return code("cuStreamEndCapture", s, byref(g)), g.value is not None
+def after(a, b): cuda.cuEventRecord(e, a); return code("cuStreamWaitEvent", b, e, 0)
+f, e = kernel(10), c_void_p(); cuda.cuEventCreate(byref(e), 0); a, b, c = stream(), stream(), stream()
+"""
+
+
+def test_a_capture_ends_when_all_forks_are_joined(sim: Sim) -> None:
+    out = sim.python(
+        THREADS
+        + STREAMS
+        + """
+begin(a); run(a); after(a, b); run(b); print(end(a), status(a), status(b))
+begin(a); run(a); after(a, b); run(b); after(b, a); print(end(a))
+begin(a); after(a, b); run(b); after(b, c); run(c); run(a); after(c, a); print(end(a))
+begin(a); after(a, b); run(b); after(b, a); run(b); print(end(a))
+begin(a); run(a); after(a, b); print(end(a))
+"""
+    )
+    refused, done = "(904, False)", "(0, True)"
+    assert out.split("\n") == [f"{refused} 0 0", done, done, refused, done, ""]
+
+
+def test_captures_do_not_wait_for_each_other_nor_for_what_is_outside(sim: Sim) -> None:
+    out = sim.python(
+        THREADS
+        + STREAMS
+        + """
+begin(a); begin(b); print(after(a, b), end(a), end(b))
+begin(a); print(after(b, a), end(a))
+"""
+    )
+    assert out.split("\n") == ["902 (901, False) (901, False)", "905 (901, False)", ""]
+
+
+def test_the_legacy_stream_is_unusable_while_a_blocking_stream_is_captured(sim: Sim) -> None:
+    """To ask whether it is captured is harmless."""
+    out = sim.python(
+        THREADS
+        + STREAMS
+        + """
+d = blocking(); v = c_int(); begin(d)
+print(code("cuStreamIsCapturing", NONE, byref(v)), status(d), run(blocking()), run(d), end(d))
+for use in (lambda: run(NONE), lambda: code("cuStreamQuery", NONE), lambda: code("cuEventRecord", e, NONE)):
+    begin(d); print(use(), end(d))
+begin(a); print(run(NONE), end(a))
+"""
+    )
+    invalid = "906 (901, False)"
+    assert out.split("\n") == ["906 1 0 0 (0, True)", invalid, invalid, invalid, "0 (0, True)", ""]
+
+
 def test_the_legacy_stream_does_not_join_a_capture(sim: Sim) -> None:
     out = sim.python(
         THREADS
