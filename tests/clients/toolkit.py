@@ -49,7 +49,7 @@ CLIENT = Client(
             name,
             ("/bin/driver_api",),
             f"driver API from C{who}",
-            150,
+            149,
             LIMITS,
             uid=uid,
         )
