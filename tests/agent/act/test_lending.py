@@ -122,7 +122,7 @@ def test_a_request_has_room_made_at_once(node: Node, agent: Agent) -> None:
     one, two = trainer(node, 3500), trainer(node, 3500)
     assert one.program.hear() == two.program.hear() == "0"
     server = node.tenant(SERVER)
-    assert [server.program("begin"), server.program("alloc 4500 server")] == ["0", "0"]
+    assert [server.program("begin"), server.program("alloc 4200 server")] == ["0", "0"]
     away = [t for t in (one, two) if t.grant.lent_to]
     assert len(away) == 1 and away[0].grant.lent_to == server.id
     wait_for(lambda: away[0].grant.suspended)
