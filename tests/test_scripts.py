@@ -71,8 +71,8 @@ def test_setup_refuses_what_follows_a_word_that_it_knows() -> None:
 def test_setup_asks_dnf_for_fedora_s_names_and_leaves_out_what_it_has_not(tmp_path: Path) -> None:
     for name in ("bash", "dirname", "head", "ldd", "readlink", "sleep", "timeout", "tr"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
-    dnf = f'[ "$1" != -q ] || {{ [ "$3" != prometheus ]; exit; }}; echo "$@" >{tmp_path}/asked; exit 3'
-    python = f'exec {sys.executable} "$@"'
+    dnf = f'[ "$1" != -q ] || {{ [ "$3" != prometheus ]; exit; }}; echo "$@" >"{tmp_path}/asked"; exit 3'
+    python = f'exec "{sys.executable}" "$@"'
     for name, lines in (("dnf", dnf), ("id", "echo 0"), ("uname", "echo x86_64"), ("python3", python)):
         (tmp_path / name).write_text(f"#!{shutil.which('sh')}\n{lines}\n")
         (tmp_path / name).chmod(0o755)
