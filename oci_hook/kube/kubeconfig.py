@@ -16,13 +16,8 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 PLUG_INS = "plug-ins (exec) are not run"
 ONLY_KUBECTL = "which only kubectl follows"
 KUBECTLS = (PLUG_INS, ONLY_KUBECTL)  # in errors after which those who have kubectl may ask it
-KUBECTLS_KEYS = (
-    "proxy-url",
-    "as",
-    "as-uid",
-    "as-groups",
-    "as-user-extra",
-)  # without "as", we might do more than kubectl
+# Without "as" we might do more than kubectl.
+KUBECTLS_KEYS = "proxy-url", "as", "as-uid", "as-groups", "as-user-extra"
 KINDS = {"clusters": "cluster", "contexts": "context", "users": "user"}  # list in the file -> member of its entries
 MAX_FILE = 1 << 20
 ADVICE = "name a kubeconfig with --kubeconfig"

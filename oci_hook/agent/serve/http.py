@@ -15,6 +15,7 @@ from oci_hook.observe.browser import LOG_IN, SAFE, credential, names_this_machin
 
 CLIENTS = 32
 ACCEPTS = 64  # in one turn of the loop; what waits wakes it again
+NONE_LEFT = EMFILE, ENFILE, ENOBUFS, ENOMEM
 PAUSE = 1.0  # seconds without new clients after the kernel had no descriptor or memory for one
 SECONDS = 10.0  # from the connection to the last byte
 REQUEST_MAX = 8 << 10
@@ -117,12 +118,7 @@ class Server:
             try:
                 connection, _ = self._listener.accept()
             except OSError as e:
-                if e.errno in (
-                    EMFILE,
-                    ENFILE,
-                    ENOBUFS,
-                    ENOMEM,
-                ):  # the client waits on, and would wake the loop again at once
+                if e.errno in NONE_LEFT:  # the client waits on, and would wake the loop again at once
                     self._selector.unregister(self._listener)
                     self._pause = now + PAUSE
                 return
