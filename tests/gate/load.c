@@ -51,7 +51,7 @@ static unsigned long microseconds;
 static uint64_t there, here; /* memory of the GPU */
 static char host[1 << 20];
 
-enum { MEGABYTE = 1 << 20 };
+enum { MEGABYTE = 1 << 20, LITTLE = 4096 };
 
 struct side {
     size_t x, y;
@@ -183,7 +183,11 @@ static void launch(const char *way) {
     else if (!strcmp(way, "copy into array"))
         MUST("cuMemcpyHtoA_v2", array[0], (size_t)0, host, (size_t)MEGABYTE);
     else if (!strcmp(way, "copy little"))
-        MUST("cuMemcpyAsync", there, here, (size_t)MEGABYTE - 1, stream);
+        MUST("cuMemcpyAsync", there, here, (size_t)LITTLE, stream);
+    else if (!strcmp(way, "fill little"))
+        MUST("cuMemsetD8Async", there, 1, (size_t)LITTLE, stream);
+    else if (!strcmp(way, "copy nothing"))
+        MUST("cuMemcpyAsync", there, here, (size_t)0, stream);
     else if (!strcmp(way, "copy in"))
         MUST("cuMemcpyAsync", there, host, (size_t)MEGABYTE, stream);
     else if (!strcmp(way, "copy out"))

@@ -1,7 +1,7 @@
 /* While the GPU copies or fills its own memory, it computes nothing else. So such a call passes the gate as a kernel
- * does if it is long enough, at a cost learned by size. Copies from and to the host use engines of their own and never
- * wait here. What the gate sees of a call is what the driver gets: another thread of the program may change the
- * structures and lists of a call while it runs. */
+ * does, at a cost learned by size. Copies from and to the host use engines of their own and never wait here. What the
+ * gate sees of a call is what the driver gets: another thread of the program may change the structures and lists of a
+ * call while it runs. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,10 +10,13 @@
 #include "gate/cost.h"
 #include "gate/gate.h"
 
-#define LEAST (1ull << 20) /* bytes; shorter calls take less time than the kernels around them */
+#define LEAST (1ull << 16) /* bytes; a shorter call takes as long */
+#define LONG (1ull << 20)  /* bytes; of a shorter call, the greater part may be the same for all sizes */
 
 enum { COPY = 1, FILL }; /* in place of a handle, in keys of costs; no function or graph has this one */
 enum { ELSEWHERE = -1, SOME_GPU = -2 };
+
+static uint64_t at_least(uint64_t bytes, uint64_t least) { return bytes < least ? least : bytes; }
 
 /* Sizes that differ by less than a sixteenth cost the same. */
 static uint64_t key_of(uintptr_t what, uint64_t bytes) {
@@ -38,15 +41,20 @@ static int side(unsigned type, CUdeviceptr at) {
 static bool same_gpu(int a, int b) {
     return a != ELSEWHERE && b != ELSEWHERE && (a == b || a == SOME_GPU || b == SOME_GPU);
 }
+static bool within_gpu(CUdeviceptr to, CUdeviceptr from) {
+    int device = device_of(to);
+    return device != ELSEWHERE && device == device_of(from);
+}
 
+/* What a KiB takes is learned of long ones alone. */
 static void begin(struct gate_pass *pass, uintptr_t what, uint64_t bytes, CUstream stream) {
-    gate_begin_on(gate_way(), pass, stream, key_of(what, bytes), NULL, bytes >> 10);
+    gate_begin_on(gate_way(), pass, stream, key_of(what, at_least(bytes, LEAST)), NULL, at_least(bytes, LONG) >> 10);
 }
 
 /* The driver is asked where addresses are only when the gate is not open for all. */
 static void begin_copy(struct gate_pass *pass, CUdeviceptr to, CUdeviceptr from, uint64_t bytes, CUstream stream) {
     pass->gate = NULL;
-    if (gate_way() != GATE_OPEN && bytes >= LEAST && same_gpu(device_of(to), device_of(from)))
+    if (gate_way() != GATE_OPEN && bytes && within_gpu(to, from))
         begin(pass, COPY, bytes, stream);
 }
 
@@ -107,12 +115,12 @@ ATTRIBUTED(cuMemcpyWithAttributesAsync_ptsz, PER_THREAD)
 /* An array is on the context's GPU. */
 static void begin_arrays(struct gate_pass *pass, uint64_t bytes, CUstream stream) {
     pass->gate = NULL;
-    if (gate_way() != GATE_OPEN && bytes >= LEAST)
+    if (gate_way() != GATE_OPEN && bytes)
         begin(pass, COPY, bytes, stream);
 }
 static void begin_array(struct gate_pass *pass, CUdeviceptr other, uint64_t bytes, CUstream stream) {
     pass->gate = NULL;
-    if (gate_way() != GATE_OPEN && bytes >= LEAST && same_gpu(SOME_GPU, device_of(other)))
+    if (gate_way() != GATE_OPEN && bytes && same_gpu(SOME_GPU, device_of(other)))
         begin(pass, COPY, bytes, stream);
 }
 
@@ -151,7 +159,7 @@ struct box {
 
 static void begin_box(struct gate_pass *pass, struct box c, CUstream stream) {
     pass->gate = NULL;
-    if (gate_way() != GATE_OPEN && c.bytes >= LEAST && same_gpu(side(c.from_type, c.from), side(c.to_type, c.to)))
+    if (gate_way() != GATE_OPEN && c.bytes && same_gpu(side(c.from_type, c.from), side(c.to_type, c.to)))
         begin(pass, COPY, c.bytes, stream);
 }
 
@@ -215,7 +223,7 @@ static void *copied(struct batch *b, size_t lists, size_t n, size_t size) {
 static uint64_t bytes_of(const struct batch *b, size_t n) {
     uint64_t within = 0;
     for (size_t i = 0; i < n; i++)
-        if (same_gpu(device_of(b->to[i]), device_of(b->from[i])))
+        if (within_gpu(b->to[i], b->from[i]))
             within += b->sizes[i];
     return within;
 }
@@ -318,7 +326,7 @@ BATCHES(_ptsz, PER_THREAD)
 
 static void begin_fill(struct gate_pass *pass, uint64_t bytes, CUstream stream) {
     pass->gate = NULL;
-    if (gate_way() != GATE_OPEN && bytes >= LEAST)
+    if (gate_way() != GATE_OPEN && bytes)
         begin(pass, FILL, bytes, stream);
 }
 
