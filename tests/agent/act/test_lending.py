@@ -54,7 +54,7 @@ def crowded(node: Node) -> tuple[Tenant, Tenant, Tenant]:
     both = trainer(node, 3500), trainer(node, 3500)
     assert [tenant.program.hear() for tenant in both] == ["0", "0"]
     server = node.tenant(SERVER)
-    assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
+    assert [server.program("begin"), server.program("hold 4200")] == ["0", "0"]
     away, there = sorted(both, key=lambda tenant: not tenant.grant.off_gpu)
     assert not there.grant.off_gpu
     wait_for(lambda: away.grant.suspended)
