@@ -91,6 +91,22 @@ struct place current_place(struct gh_state *st) {
     return (struct place){.gpu = (int)gpu_of(note), .context = number_of(note)};
 }
 
+CUcontext stream_context(CUstream stream, bool *pushed) {
+    CUcontext current = NULL, of = NULL;
+    *pushed = false;
+    if (REAL(cuCtxGetCurrent)(&current))
+        return NULL;
+    *pushed = (uintptr_t)stream > CU_STREAM_PER_THREAD && !REAL(cuStreamGetCtx)(stream, &of) && of != current &&
+              !REAL(cuCtxPushCurrent_v2)(of);
+    return *pushed ? of : current;
+}
+
+void stream_context_left(bool pushed) {
+    CUcontext popped;
+    if (pushed)
+        REAL(cuCtxPopCurrent_v2)(&popped);
+}
+
 static void uncache(struct gh_state *st, CUcontext context) {
     uint64_t hash;
     if (hash_of(context, &hash))

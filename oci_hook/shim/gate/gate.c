@@ -1,5 +1,6 @@
 /* The gate before every launch: it waits until gh_decide admits the launch, and counts it as in flight. */
 #define _GNU_SOURCE
+#include "driver/cuda_gpu.h"
 #include "gate/gate_state.h"
 
 #define STEP_MAX (2500 * GH_US) /* no sleep at the gate is longer, whatever the slots announce */
@@ -221,7 +222,7 @@ void gate_enter(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunctio
     struct gh_gate *g = gate_of(pass->stream, &pass->context, &pushed);
     if (g && !stream_capturing(pass->stream))
         enter(g, pass, f, blocks);
-    gate_of_done(pushed);
+    stream_context_left(pushed);
 }
 
 CUresult gate_leave(struct gate_pass *pass, CUresult result) {

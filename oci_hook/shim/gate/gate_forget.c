@@ -1,5 +1,6 @@
 /* The program's waits, and the objects that it destroys. */
 #define _GNU_SOURCE
+#include "driver/cuda_gpu.h"
 #include "gate/gate_state.h"
 
 #define ALONE_TRIES 1000
@@ -44,7 +45,7 @@ void gate_synchronised(uint64_t before, CUstream stream, bool whole) {
         synchronised(g, context, stream ? stream : (CUstream)CU_STREAM_LEGACY, whole, before);
         gh_unlock(&g->lock);
     }
-    gate_of_done(pushed);
+    stream_context_left(pushed);
 }
 
 /* ---- destruction ---- */

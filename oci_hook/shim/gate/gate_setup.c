@@ -64,28 +64,12 @@ struct gates *gates_make(struct gh_state *st) {
     return there;
 }
 
-/* A copy, a graph or a library's kernel runs in its stream's context, whichever is current, if any. */
-static CUcontext go_to_context_of(CUstream stream, bool *pushed) {
-    CUcontext current = NULL, of = NULL;
-    if (REAL(cuCtxGetCurrent)(&current))
-        return NULL;
-    *pushed = (uintptr_t)stream > CU_STREAM_PER_THREAD && !REAL(cuStreamGetCtx)(stream, &of) && of != current &&
-              !REAL(cuCtxPushCurrent_v2)(of);
-    return *pushed ? of : current;
-}
-
 struct gh_gate *gate_of(CUstream stream, CUcontext *context, bool *pushed) {
     struct gh_state *st = gh_here();
     struct gates *all = gates_here();
     *pushed = false;
-    if (!st || !all || !(*context = go_to_context_of(stream, pushed)))
+    if (!st || !all || !(*context = stream_context(stream, pushed)))
         return NULL;
     struct place at = current_place(st);
     return at.gpu < 0 || at.gpu >= GH_POLICY_GPUS ? NULL : all->of_gpu[at.gpu];
-}
-
-void gate_of_done(bool pushed) {
-    CUcontext popped;
-    if (pushed)
-        REAL(cuCtxPopCurrent_v2)(&popped);
 }

@@ -61,9 +61,8 @@ struct gh_gate {
 };
 
 /* gate_setup.c: the gate of the GPU that a stream is on, and the stream's context; NULL: there is none. pushed: that context
- * was not current, and is until gate_of_done. */
+ * was not current, and is until stream_context_left. */
 struct gh_gate *gate_of(CUstream stream, CUcontext *context, bool *pushed);
-void gate_of_done(bool pushed);
 
 static inline uint64_t gate_now(const struct gh_gate *g) { return peers_now(&g->peers); }
 

@@ -22,17 +22,10 @@ static uint64_t capture_of(CUstream stream) {
 
 /* The device of a stream; a default stream is the current context's. */
 static CUresult device_of(CUstream stream, CUdevice *device) {
-    CUcontext of = NULL, now = NULL, popped;
-    CUresult r = CUDA_SUCCESS;
-    bool own = (uintptr_t)stream > CU_STREAM_PER_THREAD;
-    if (own && ((r = REAL(cuStreamGetCtx)(stream, &of)) || (r = REAL(cuCtxGetCurrent)(&now))))
-        return r;
-    if (!of || of == now)
-        return REAL(cuCtxGetDevice)(device);
-    if ((r = REAL(cuCtxPushCurrent_v2)(of)))
-        return r;
-    r = REAL(cuCtxGetDevice)(device);
-    REAL(cuCtxPopCurrent_v2)(&popped);
+    bool pushed;
+    stream_context(stream, &pushed);
+    CUresult r = REAL(cuCtxGetDevice)(device);
+    stream_context_left(pushed);
     return r;
 }
 

@@ -21,13 +21,10 @@ static bool note_event(struct gh_state *st, CUstream stream, uint64_t value) {
 }
 
 bool free_later(struct gh_state *st, CUstream stream, uint64_t value) {
-    CUcontext of = NULL, popped;
-    bool own = (uintptr_t)stream > CU_STREAM_PER_THREAD;
-    if (own && (REAL(cuStreamGetCtx)(stream, &of) || REAL(cuCtxPushCurrent_v2)(of)))
-        return false;
+    bool pushed;
+    stream_context(stream, &pushed);
     bool noted = note_event(st, stream, value);
-    if (own)
-        REAL(cuCtxPopCurrent_v2)(&popped);
+    stream_context_left(pushed);
     if (noted)
         atomic_store(&st->frees_late, 1);
     return noted;
