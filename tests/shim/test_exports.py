@@ -268,6 +268,18 @@ assert cu.OOM in [take(fd)[0] for _ in range(500)]
     )
 
 
+def test_a_hard_limit_that_is_near_costs_no_imports(box: Box) -> None:
+    box.python(
+        CODE
+        + """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1024))
+fd = export(cu.create(2 * M)[1])
+assert [take(fd)[0] for _ in range(900)] == [0] * 900
+"""
+    )
+
+
 def test_numbers_of_closed_observers_that_stand_for_the_export_itself(box: Box) -> None:
     """The descriptor cannot be asked about its own lock: that must not look like a descriptor that was closed."""
     box.python(

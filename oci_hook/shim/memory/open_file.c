@@ -44,7 +44,10 @@ int hold_open_file(int fd) {
     int high = fcntl(fd, F_DUPFD_CLOEXEC, atomic_load(&lowest));
     if (high < 0 && errno == EINVAL) /* the process may not have so many */
         high = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-    return raise_limit(high) && high < 0 ? fcntl(fd, F_DUPFD_CLOEXEC, atomic_load(&lowest)) : high;
+    if (raise_limit(high) && high < 0)
+        high = fcntl(fd, F_DUPFD_CLOEXEC, atomic_load(&lowest));
+    return high < 0 && errno == EMFILE ? fcntl(fd, F_DUPFD_CLOEXEC, HIGH)
+                                       : high; /* rather the program's half than none */
 }
 
 void let_go_of_open_file(int fd, uint64_t inode) {
