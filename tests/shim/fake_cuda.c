@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -467,20 +468,36 @@ CUresult cuMemAllocFromPoolAsync(u64 *out, size_t bytes, void *pool, void *strea
 CUresult cuMemAllocFromPoolAsync_ptsz(u64 *out, size_t bytes, void *pool, void *stream) {
     return cuMemAllocFromPoolAsync(out, bytes, pool, stream);
 }
-static u64 late[8]; /* memory that stream 0x77 frees at the next synchronisation */
-CUresult cuStreamQuery(void *stream) { return stream == (void *)0x77 && *late ? NOT_READY : OK; }
-CUresult cuEventCreate(void **event, unsigned flags) { return (void)flags, *event = calloc(1, 16), OK; }
-CUresult cuEventRecord(void **event, void *stream) { return *event = stream, OK; }
-CUresult cuEventQuery(void **event) { return cuStreamQuery(*event); }
-CUresult cuEventDestroy_v2(void *event) { return free(event), OK; }
+static struct { /* what stream 0x77 does when it is next synchronised */
+    u64 pointer;
+    void (*call)(void *), *with;
+} late[1024];
+static int lates;
+CUresult cuStreamQuery(void *stream) { return stream == (void *)0x77 && lates ? NOT_READY : OK; }
+static void do_late(void) {
+    for (int i = 0; i < lates; i++)
+        late[i].call ? late[i].call(late[i].with) : (void)cuMemFree_v2(late[i].pointer);
+    lates = 0;
+}
+CUresult cuLaunchHostFunc(void *stream, void (*call)(void *), void *with) {
+    if (stream != (void *)0x77)
+        return call(with), OK;
+    late[lates].call = call;
+    late[lates++].with = with;
+    return OK;
+}
+static _Atomic int captures_ended;
 CUresult cuMemFreeAsync(u64 pointer, void *stream) {
+    for (int ms = 0; stream == (void *)0x66 && !captures_ended; ms++)
+        if (usleep(1000), ms == 3000) /* a thread that is kept waiting by this call */
+            return INVALID;
     if (stream != (void *)0x77)
         return stream == (void *)0x99 ? OK : cuMemFree_v2(pointer); /* captured: a node */
-    for (int i = 0; i < 8; i++)
-        if (!late[i])
-            return late[i] = pointer, OK;
-    return INVALID;
+    late[lates].call = NULL;
+    late[lates++].pointer = pointer;
+    return OK;
 }
+CUresult cuStreamEndCapture(void *stream, void **graph) { return (void)stream, (void)graph, captures_ended = 1, OK; }
 CUresult cuMemFreeAsync_ptsz(u64 pointer, void *stream) { return cuMemFreeAsync(pointer, stream); }
 CUresult cuMemPoolCreate(void **out, const int *props) {
     struct pool *pool = calloc(1, sizeof *pool);
@@ -524,8 +541,7 @@ CUresult cuDeviceGetDefaultMemPool(void **out, int device) { return *out = &defa
 CUresult cuDeviceSetMemPool(int device, void *pool) { return current_pool[visible(device)] = pool, OK; }
 CUresult cuCtxSynchronize(void) {
     CONTEXT();
-    for (int i = 0; i < 8; late[i++] = 0)
-        cuMemFree_v2(late[i]);
+    do_late();
     LOCKED;
     for (struct pool *p = pools; p; p = p->next)
         pool_trim(p, p->threshold);

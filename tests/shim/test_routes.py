@@ -470,6 +470,35 @@ assert cu.alloc(600 * M)[0] == 0
     assert box.peak() == 600 * MIB
 
 
+def test_shared_memory_that_a_stream_frees_is_charged_until_then(box: Box) -> None:
+    box.python(
+        LATE
+        + """
+for _ in range(3):
+    p, fd = cu.alloc(600 * M)[1], cu.c_int()
+    assert cu.lib.cuMemGetHandleForAddressRange(cu.byref(fd), cu.c_uint64(p), cu.c_size_t(600 * M), 1, cu.c_uint64(0)) == 0
+    __import__("os").close(fd.value)
+    assert cu.async_free(p, stream=0x77) == 0 and cu.used() == 600 * M
+    assert cu.lib.cuStreamSynchronize(stream) == 0 and cu.used() == 0
+"""
+    )
+
+
+def test_a_free_that_takes_long_keeps_no_end_of_a_capture_waiting(box: Box) -> None:
+    box.python(
+        LATE
+        + """
+import threading
+p, got = cu.alloc(600 * M)[1], []
+thread = threading.Thread(target=lambda: (cu.use(0), got.append(cu.async_free(p, stream=0x66))))
+thread.start()
+assert cu.lib.cuStreamEndCapture(cu.c_void_p(0x55), None) == 0
+thread.join()
+assert got == [0], got
+"""
+    )
+
+
 def test_what_a_stream_will_free_goes_with_its_context(box: Box) -> None:
     box.python(
         LATE

@@ -334,6 +334,7 @@ CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph);
 CUresult cuStreamGetCaptureInfo_v2(CUstream stream, int *status, uint64_t *number, CUgraph *graph,
                                    const CUgraphNode **dependencies, size_t *count);
 CUresult cuStreamQuery(CUstream stream);
+CUresult cuLaunchHostFunc(CUstream stream, void (*function)(void *), void *with);
 CUresult cuThreadExchangeStreamCaptureMode(int *mode);
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props);
 CUresult cuMemPoolDestroy(CUmemoryPool pool);

@@ -6,6 +6,7 @@
 #include "driver/real.h"
 #include "gate/cost.h"
 #include "gate/gate.h"
+#include "gate/inflight.h"
 #include "process/captures.h"
 
 static uint64_t key_of_grid(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
@@ -137,7 +138,7 @@ typedef CUresult destroy_call(CUstream);
 static CUresult destroy(CUstream stream, destroy_call *call) {
     struct gh_state *st = gh_here();
     gate_stream_leaves(stream);
-    captures_may_end(st);
+    captures_may_end(st, stream_capturing(stream));
     CUresult r = call(stream);
     captures_have_ended(st);
     return r;

@@ -7,7 +7,7 @@ typedef CUresult end_call(CUstream, CUgraph *);
 
 static CUresult end(CUstream stream, CUgraph *graph, end_call *call) {
     struct gh_state *st = gh_here();
-    captures_may_end(st);
+    captures_may_end(st, true);
     CUresult r = call(stream, graph);
     captures_have_ended(st);
     return r;

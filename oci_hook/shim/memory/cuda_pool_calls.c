@@ -175,15 +175,16 @@ GH_EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t byt
     return alloc_async(pointer, bytes, pool, stream, per_thread());
 }
 
-/* Memory that is not of a pool. In a capture nothing is freed now: a driver refuses, or makes a node. No capture ends
- * between its call and our look. */
+/* Memory that is not of a pool. In a capture nothing is freed now: a driver refuses, or makes a node. If a capture has
+ * ended since our look, it may have been that of this stream. The driver may wait for the stream, so no capture's end
+ * waits for it. */
 static CUresult free_own(struct owed *o, CUdeviceptr pointer, CUstream stream, CUstream in, free_call *call) {
-    captured_call_begins(o->st);
+    uint32_t ended = atomic_load(&o->st->captures.ended);
+    bool captured = capture_of(in);
     CUresult r = call(pointer, stream);
-    bool freed = r == CUDA_SUCCESS && !capture_of(in);
-    captured_call_ends(o->st);
+    bool freed = r == CUDA_SUCCESS && !captured && !capture_of(in) && ended == atomic_load(&o->st->captures.ended);
     if (freed && !stream_idle(in)) {
-        if (kind_of(o->value) != SHARED && free_later(o->st, in, o->value))
+        if (free_later(o->st, in, pointer, o->value))
             return r;
         freed = false; /* charged until its context goes */
     }
@@ -213,8 +214,6 @@ static CUresult synchronised(CUresult r) {
     uint32_t n = st ? atomic_load_explicit(&st->pools.count, memory_order_acquire) : 0;
     if (n)
         pools_look(st);
-    if (st)
-        late_reclaim(st);
     pieces_reclaim_now_and_then(st);
     for (uint32_t left = n ? pools_gpus(st) : 0; left; left &= left - 1) {
         int gpu = __builtin_ctz(left);

@@ -1,67 +1,48 @@
 #include "memory/late_free.h"
 
+#include <stdlib.h>
+
 #include "driver/real.h"
 #include "memory/charge.h"
+#include "memory/piece.h"
 
-#define AT_ONCE 64 /* events looked at in one look */
-#define HANDLE ((1ull << 58) - 1)
-
-/* An event behind the free, in the stream's context. The note is of that context, with which the event goes. */
-static bool note_event(struct gh_state *st, CUstream stream, uint64_t value) {
-    struct place at = current_place(st);
-    CUevent event;
-    if (!at.context || REAL(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING))
-        return false;
-    value = pack(units_of(value), (int)gpu_of(value), at.context, kind_of(value));
-    bool noted =
-        !REAL(cuEventRecord)(event, stream) && gh_pointers_put(&st->pointers, key_of(LATE, (uintptr_t)event), value);
-    if (!noted)
-        REAL(cuEventDestroy_v2)(event);
-    return noted;
-}
-
-bool free_later(struct gh_state *st, CUstream stream, uint64_t value) {
-    bool pushed;
-    stream_context(stream, &pushed);
-    bool noted = note_event(st, stream, value);
-    stream_context_left(pushed);
-    if (noted)
-        atomic_store(&st->frees_late, 1);
-    return noted;
-}
-
-struct list {
-    uint64_t key[AT_ONCE];
-    size_t count;
+struct late {
+    CUdeviceptr address;
 };
 
-static bool add_event(uint64_t key, uint64_t value, void *with) {
-    struct list *l = with;
-    (void)value;
-    if (key >> 58 == LATE && l->count < AT_ONCE)
-        l->key[l->count++] = key;
-    return false;
+/* On a thread of the driver, which must not be asked anything here. Without a note, the memory has gone with its
+ * context, and another thread may be at late_address. */
+static void freed(void *with) {
+    struct gh_state *st = gh_here();
+    struct late *late = with;
+    uint64_t key = key_of(LATE, (uintptr_t)late), value = st ? gh_pointers_take(&st->pointers, key) : 0;
+    if (!value)
+        return;
+    if (kind_of(value) == SHARED)
+        shared_freed(st, late->address);
+    else
+        release_note(st, value);
+    free(late);
 }
 
-bool late_reclaim(struct gh_state *st) {
-    struct list all = {.count = 0};
-    size_t gone = 0;
-    int mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* in another mode, the query invalidates captures by other threads */
-    if (!atomic_load_explicit(&st->frees_late, memory_order_relaxed) || !atomic_exchange(&st->frees_late, 0))
+bool free_later(struct gh_state *st, CUstream stream, CUdeviceptr address, uint64_t value) {
+    struct late *late = malloc(sizeof *late);
+    uint64_t key = key_of(LATE, (uintptr_t)late);
+    bool pushed, noted;
+    if (!late)
         return false;
-    gh_pointers_filter(&st->pointers, add_event, &all);
-    REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    for (size_t i = 0; i < all.count; i++) {
-        CUevent event = (CUevent)(uintptr_t)(all.key[i] & HANDLE);
-        uint64_t value = REAL(cuEventQuery)(event) ? 0 : gh_pointers_take(&st->pointers, all.key[i]);
-        if (!value)
-            continue;
-        REAL(cuEventDestroy_v2)(event);
-        release_note(st, value);
-        gone++;
+    late->address = address;
+    stream_context(stream, &pushed);
+    noted = gh_pointers_put(&st->pointers, key, value) && !REAL(cuLaunchHostFunc)(stream, freed, late);
+    stream_context_left(pushed);
+    if (!noted) {
+        gh_pointers_take(&st->pointers, key);
+        free(late);
     }
-    REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    if (gone < all.count || all.count == AT_ONCE)
-        atomic_store(&st->frees_late, 1);
-    return gone;
+    return noted;
+}
+
+CUdeviceptr late_address(uint64_t key) {
+    uint64_t handle = key & ((1ull << 58) - 1);
+    return key >> 58 == LATE ? ((struct late *)(uintptr_t)handle)->address : key;
 }

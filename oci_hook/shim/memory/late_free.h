@@ -5,9 +5,9 @@
 #include "driver/cuda.h"
 #include "process/state.h"
 
-/* The stream is about to free what this note says. False: the driver cannot tell when. */
-bool free_later(struct gh_state *st, CUstream stream, uint64_t value);
-/* Releases what has been freed. True: there was some. */
-bool late_reclaim(struct gh_state *st);
+/* The stream has yet to free what is at the address. False: the driver cannot tell when. */
+bool free_later(struct gh_state *st, CUstream stream, CUdeviceptr address, uint64_t value);
+/* The address of memory that has a note, by the note's key. */
+CUdeviceptr late_address(uint64_t key);
 
 #endif

@@ -62,9 +62,9 @@ static bool exports_closed(struct vmm *v, struct piece *p) {
  * knows of a waiting piece. */
 bool pieces_reclaim(struct gh_state *st) {
     struct vmm *v = vmm_if_any(st);
-    bool any = late_reclaim(st);
+    bool any = false;
     if (!v || !atomic_load(&v->waits) || !gh_lock(&v->lock))
-        return any;
+        return false;
     struct piece *list = v->waiting, *open = NULL, *last = NULL;
     v->waiting = NULL;
     gh_unlock(&v->lock);
@@ -350,7 +350,7 @@ void shared_lost(struct gh_state *st, unsigned context) {
     struct lost l = {context, 0};
     for (uint64_t value; v && (value = take_lost(st, v, &l));) {
         if (kind_of(value) == SHARED)
-            shared_freed(st, l.key);
+            shared_freed(st, late_address(l.key));
         for (uint64_t n = kind_of(value) == OPENED ? opened_times(value) : 0; n; n--)
             gh_shared_let_go(st, opened_slot(value));
     }

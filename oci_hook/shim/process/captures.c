@@ -15,10 +15,12 @@ void captured_call_begins(struct gh_state *st) {
 
 void captured_call_ends(struct gh_state *st) { atomic_fetch_sub(&st->captures.calls, 1); }
 
-void captures_may_end(struct gh_state *st) {
+void captures_may_end(struct gh_state *st, bool ends) {
     int64_t until = 0;
     if (!st)
         return;
+    if (ends)
+        atomic_fetch_add(&st->captures.ended, 1);
     atomic_fetch_add(&st->captures.ending, 1);
     for (unsigned step = 0; atomic_load(&st->captures.calls) && gh_wait(step, &until); step++) {}
 }

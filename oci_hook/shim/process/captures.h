@@ -8,8 +8,8 @@
 
 void captured_call_begins(struct gh_state *st);
 void captured_call_ends(struct gh_state *st);
-/* Around a call that may end a capture. st may be NULL. */
-void captures_may_end(struct gh_state *st);
+/* Around a call that may end a capture. ends: its stream is in one. st may be NULL. */
+void captures_may_end(struct gh_state *st, bool ends);
 void captures_have_ended(struct gh_state *st);
 
 #endif

@@ -23,7 +23,7 @@ enum kind {
     PAGE, /* a page of the GPU, with the number of pieces of pools that begin or end in it */
     GRAPH_POOL,
     STRANGE, /* memory/piece.h */
-    LATE,    /* memory that is freed when this event is done */
+    LATE,    /* memory that a stream has yet to free: memory/late_free.h */
     ATTACHED /* to a context: how often cuCtxAttach has counted it up, in steps of 16, so that kind_of() is 0 */
 };
 

@@ -94,6 +94,7 @@ struct gh_pools {
 struct gh_captures {         /* process/captures.h */
     _Atomic uint32_t calls;  /* running allocations that rely on a capture */
     _Atomic uint32_t ending; /* calls that may end a capture */
+    _Atomic uint32_t ended;  /* calls so far that end one */
 };
 
 struct vmm;
@@ -124,7 +125,6 @@ struct gh_state {
     struct gh_contexts contexts;
     struct gh_pools pools;
     struct gh_captures captures;
-    _Atomic uint32_t frees_late; /* 1: some memory is charged until a stream frees it: memory/late_free.h */
     _Atomic uint64_t pressure_seen[GH_ACCOUNT_GPUS];
     struct vmm *_Atomic vmm;
     struct gates *_Atomic gates; /* of the compute shares */
