@@ -86,7 +86,7 @@ def test_offline_work_makes_room_and_loses_nothing(gpu: Any) -> None:
         return sorted(got["latency_ms"])[4], got["low_gpu_time"]
 
     # 3.6 ms alone; sliced it would be more than twice that
-    settles(measured, lambda got: got[0] < 1.6 * 3.7 and got[1] > 0.6, 4)
+    settles(measured, lambda got: got[0] < 1.6 * 3.7 and got[1] > 0.35, 4)
 
 
 def test_a_linger_of_the_settings_is_kept_to(gpu: Any) -> None:
