@@ -67,7 +67,7 @@ int main(int argc, char **argv) {
         printf("launched %llu %lu\n", (unsigned long long)now(), launched);
         TIMED(cuda, "cuMemAlloc_v2", &memory, (size_t)1 << 20);
         TIMED(cuda, "cuMemcpyHtoD_v2", memory, host, sizeof host);
-        TIMED(cuda, "cuMemsetD8_v2", memory, 1, sizeof host);
+        TIMED(cuda, "cuMemcpyDtoH_v2", host, memory, sizeof host);
         TIMED(cuda, "cuMemFree_v2", memory);
         TIMED(cuda, "cuMemGetInfo_v2", pages, pages + 1);
         TIMED(cuda, "cuStreamQuery", stream);
