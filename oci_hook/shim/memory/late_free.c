@@ -6,10 +6,6 @@
 #include "memory/charge.h"
 #include "memory/piece.h"
 
-struct late {
-    CUdeviceptr address;
-};
-
 /* On a thread of the driver, which must not be asked anything here. Without a note, the memory has gone with its
  * context, and another thread may be at late_address. */
 static void freed(void *with) {
@@ -40,9 +36,4 @@ bool free_later(struct gh_state *st, CUstream stream, CUdeviceptr address, uint6
         free(late);
     }
     return noted;
-}
-
-CUdeviceptr late_address(uint64_t key) {
-    uint64_t handle = key & ((1ull << 58) - 1);
-    return key >> 58 == LATE ? ((struct late *)(uintptr_t)handle)->address : key;
 }
