@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from typing import Any
 
-KEPT = 60.0  # seconds that a result waits for whoever asked for it
+KEPT = 60.0  # seconds from a call's end that its result waits for whoever asked for it
 
 
 class Late(Exception):
@@ -19,7 +19,7 @@ class Late(Exception):
 class _Call(threading.Thread):
     def __init__(self, work: "Callable[[], Any]") -> None:
         super().__init__(name="patience", daemon=True)
-        self.began = time.monotonic()
+        self.ended = 0.0
         self.result: Any = None
         self.error: Exception | None = None
         self._work = work
@@ -29,6 +29,7 @@ class _Call(threading.Thread):
             self.result = self._work()
         except Exception as e:
             self.error = e
+        self.ended = time.monotonic()
 
 
 class Patience:
@@ -48,7 +49,7 @@ class Patience:
         other one is begun for the same `what`, and a later call has its result without a wait."""
         now = time.monotonic()
         for key, old in list(self._calls.items()):
-            if not old.is_alive() and now - old.began > KEPT:
+            if key != what and not old.is_alive() and now - old.ended > KEPT:
                 del self._calls[key]
                 if old.error is None:
                     self._drop(old.result)

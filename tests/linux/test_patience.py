@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,3 +63,19 @@ def test_a_result_that_nobody_asks_for_again_is_dropped(monkeypatch: pytest.Monk
     assert calls.call("a", lambda: 1) == 1 and not dropped
     monkeypatch.setattr(patience, "KEPT", 0)
     assert calls.call("a", lambda: 1) == 1 and dropped == [7]
+
+
+def test_a_result_is_there_however_long_the_call_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after others have called meanwhile; for who asks for it however late, if nobody else has."""
+    now = [0.0]
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    calls, go = Patience(0.01, 0, 2), threading.Event()
+    for what in "ab":
+        with pytest.raises(Late):
+            calls.call(what, lambda: go.wait(60) and 7)
+    now[0] += 9 * patience.KEPT
+    go.set()
+    finish(calls)
+    assert calls.call("a", lambda: 8) == 7
+    now[0] += 9 * patience.KEPT
+    assert calls.call("b", lambda: 8) == 7
