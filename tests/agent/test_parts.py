@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pynvml  # type: ignore[import-untyped]
 import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
@@ -429,6 +430,20 @@ def test_utilization_after_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatc
     now -= 3600
     samples = [(1, now - 1, 30)]
     assert nvml.busy("GPU-0", None) == {1: 30}
+
+
+def test_a_mig_device_without_a_uuid_hides_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that is destroyed just now."""
+
+    def uuid(part: int) -> str:
+        if part == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+        return f"MIG-{part}"
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMaxMigDeviceCount", lambda _: 3)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMigDeviceHandleByIndex", lambda _, i: i)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", uuid)
+    assert nvml_process.Nvml().parts_of(None) == [("MIG-0", 0), ("MIG-2", 2)]
 
 
 def test_a_lost_gpu_is_no_reason_to_lose_the_others() -> None:

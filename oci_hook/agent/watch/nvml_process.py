@@ -80,10 +80,16 @@ class Nvml:
 
     def parts_of(self, gpu: Any) -> list[tuple[str, Any]]:
         """UUIDs and handles of the MIG devices of a split GPU, which may be lost or changed at any time."""
+        found = []
         try:
-            return [(text(pynvml.nvmlDeviceGetUUID(part)), part) for _, part in parts(gpu)]
+            for _, part in parts(gpu):
+                try:
+                    found.append((text(pynvml.nvmlDeviceGetUUID(part)), part))
+                except pynvml.NVMLError:
+                    pass
         except pynvml.NVMLError:
-            return []
+            pass
+        return found
 
     def gpu(self, uuid: str, handle: Any, load: bool = True) -> dict[str, Any]:
         at = time.monotonic()
