@@ -22,9 +22,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from oci_hook.agent import journal, options
 from oci_hook.agent.act import device_nodes, enforce, facts
+from oci_hook.agent.act.auditing import Auditing
 from oci_hook.agent.act.response import Response
 from oci_hook.agent.counters import Counters
-from oci_hook.agent.judge.audit_rules import Finding
+from oci_hook.agent.judge.audit_rules import Finding, Process
 from oci_hook.agent.node import Node
 from oci_hook.agent.options import Options
 from oci_hook.agent.serve import textfile
@@ -676,6 +677,51 @@ def test_who_was_frozen_and_goes_on_is_watched_as_before(monkeypatch: pytest.Mon
     response.tick()
     told = [e["action"] for e in Follower(str(install.state), old=True).read()]
     assert told == ["frozen failed: busy", "frozen", "resumed", "frozen failed: busy", "is over"]
+
+
+def test_who_could_not_be_frozen_is_frozen_while_one_reason_stands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Install(tmp_path)
+    node, tried = Node(str(tmp_path), Options("none", policy="freeze")), []
+    node.grants, node.watched = {"k": grant("k", "c")}, {"k": Watched()}
+    monkeypatch.setattr(enforce, "freeze", lambda _: tried.append(1) or "busy")
+    first, second = (Finding(kind, "k", "GPU-0", 0, 0, "") for kind in ("over-memory", "over-compute"))
+    response = Response(node)
+    response.answer(first)
+    response.answer(second)
+    response.clear(second)
+    response.tick()
+    assert len(tried) == 2
+    response.clear(first)
+    response.tick()
+    assert len(tried) == 2
+
+
+def test_who_harmed_others_and_could_not_be_frozen_is_left_when_that_is_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where the audit never had it: that takes two looks. If it harms them once more, it is answered once more."""
+    Install(tmp_path)
+    node, tried = Node(str(tmp_path), Options("none", policy="freeze")), []
+    node.grants, node.watched = {"k": grant("k", "c")}, {"k": Watched()}
+    monkeypatch.setattr(enforce, "freeze", lambda _: tried.append(1) or "busy")
+    response, watched = Response(node), node.watched["k"]
+    auditing = Auditing(
+        node,
+        SimpleNamespace(find=lambda _: {7: ("k", Process(7, 8, "x", 7))}),  # type: ignore[arg-type]
+        SimpleNamespace(read=lambda *_: ({}, frozenset())),  # type: ignore[arg-type]
+        SimpleNamespace(by_process=list, look=lambda *_: None),  # type: ignore[arg-type]
+        response,
+    )
+    watched.answered.add("GPU-0")
+    response.answer(Finding("over-memory", "k", "GPU-0", 0, 0, "too much"), harm=True)
+    tries = []
+    for processes in (((7, 2 << 30, 0),), (), ()):
+        auditing.audit({"GPU-0": sampler.GpuSample(2 << 30, 8 << 30, 0, processes)})
+        response.tick()
+        tries.append(len(tried))
+    assert tries == [2, 2, 2] and not watched.answered
 
 
 def test_the_agent_loads_neither_openssl_nor_archives() -> None:

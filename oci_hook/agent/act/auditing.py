@@ -72,7 +72,16 @@ class Auditing:
         for finding in self.verdict.over:
             if finding.key in node.grants:
                 self._response.clear(finding)
+        self._end_harm(gpus)
         node.shown = False
+
+    def _end_harm(self, gpus: dict[str, GpuSample]) -> None:
+        """Leave containers that harmed others and could not be frozen, once they have no more than they may."""
+        for key, watched in self._node.watched.items():
+            for uuid in watched.answered & set(gpus):
+                finding = Finding("over-memory", key, uuid, 0, 0, "")
+                if not self._auditor.suspects(finding) and self._response.over(finding):
+                    watched.answered.discard(uuid)
 
     def _takes_time(self, finding: Finding) -> bool:
         """True if a container takes others' guaranteed GPU time past the shim: the driver shows too much for it, of processes that

@@ -61,6 +61,7 @@ class MoveWatch:
                         uuid, self._node, self._accounts, self._auditing, self._response, self._lent
                     )
             elif uuid in self._lent and not self._lent[uuid].moving:
+                self._lent[uuid].end_all_but("")
                 del self._lent[uuid]
                 for watched in self._node.watched.values():
                     watched.waits.pop(uuid, None)
@@ -155,6 +156,7 @@ class _Lent:
         if self.moving is not None and not self._ended(sharing, now):
             return True
         if not any(grant.lent_to or self._known[key].waits(now) for key, grant in sharing.items()):
+            self.end_all_but("")
             return False
         gpu, tenants = self._node.gpu(self.uuid), self._tenants(sharing, now)
         if gpu is None:
@@ -307,6 +309,7 @@ class _Lent:
         """What the container itself keeps from being moved is memory that was only lent to it: it ends for who is within its
         request. A node without host memory is no such reason."""
         found = turns.stuck(tenants, free)
+        self.end_all_but(found[1] if found else "")
         if found is None or self._known[found[1]].refused < REFUSALS:
             return
         claim, over = (next(t for t in tenants if t.key == key) for key in found)
@@ -317,3 +320,9 @@ class _Lent:
             f" request, and this container's memory cannot be moved (`gpu-hook events` says why)"
         )
         self._response.answer(Finding("keeps-lent-memory", over.key, self.uuid, 0, 0, what), harm=True)
+
+    def end_all_but(self, key: str) -> None:
+        """Leave containers that kept others waiting, no longer do, and could not be frozen."""
+        for other, known in self._known.items():
+            if other != key and self._response.over(Finding("keeps-lent-memory", other, self.uuid, 0, 0, "")):
+                known.refused = 0

@@ -4,7 +4,7 @@ import time
 
 from oci_hook.agent import journal
 from oci_hook.agent.act import enforce, facts
-from oci_hook.agent.judge.audit_rules import REPORTED, Finding
+from oci_hook.agent.judge.audit_rules import REPORTED, Finding, What
 from oci_hook.agent.node import Node
 from oci_hook.ledger import events
 
@@ -12,13 +12,14 @@ DESCRIBING = 1.0  # seconds between two ticks: a container can have a thousand p
 
 
 class Response:
-    """`answer` each new finding once, `clear` it when it is over; `tick` regularly, and `forget` containers that have ended."""
+    """`answer` each new finding once, `clear` it when it is over, or say `over`, which records nothing; `tick` regularly, and
+    `forget` containers that have ended."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        # Key -> "killed" or "frozen", the reason for it, and the processes killed with it. Kept until its grant ends, or
-        # somebody resumes it.
-        self._stopped: dict[str, tuple[str, Finding, tuple[tuple[int, int], ...]]] = {}
+        # Key -> "killed" or "frozen", the reasons for it, and the processes killed with it. Kept until its grant ends, or
+        # somebody resumes it, or all reasons are over before it could be frozen.
+        self._stopped: dict[str, tuple[str, dict[What, Finding], tuple[tuple[int, int], ...]]] = {}
         # Since the last tick: why containers could not be stopped, which takes a while and is tried once for all findings,
         # processes in words, and the seconds that this took.
         self._failed: dict[str, str] = {}
@@ -38,8 +39,9 @@ class Response:
             others = (*(((finding.pid, finding.start),) if finding.pid else ()), *others)
             what = "killed"
         if what != "reported":
-            known = self._stopped[finding.key][2] if finding.key in self._stopped else ()
-            self._stopped[finding.key] = what, finding, tuple(dict.fromkeys((*known, *others)))
+            _, reasons, known = self._stopped.get(finding.key, ("", {}, ()))
+            reasons = {**reasons, finding.what: finding}
+            self._stopped[finding.key] = what, reasons, tuple(dict.fromkeys((*known, *others)))
             failed = self._stop(finding.key)
             if not failed:
                 node.watched[finding.key].stopped = what
@@ -62,11 +64,19 @@ class Response:
         return self._described.get(process, "")
 
     def clear(self, finding: Finding) -> None:
-        """Record that a finding is over. Who could not be frozen for it is left."""
-        what, why, _ = self._stopped.get(finding.key, ("", finding, ()))
-        if what == "frozen" and why.what == finding.what and not self._node.watched[finding.key].stopped:
-            del self._stopped[finding.key]
+        """Record that a finding is over."""
+        self.over(finding)
         self._record(finding, "is over", journal.NOTICE, "finding-cleared")
+
+    def over(self, finding: Finding) -> bool:
+        """Have a container that could not be frozen so far no longer frozen for this; False: it is frozen, or was not to be."""
+        what, reasons, _ = self._stopped.get(finding.key, ("", {}, ()))
+        if what != "frozen" or finding.what not in reasons or self._node.watched[finding.key].stopped:
+            return False
+        del reasons[finding.what]
+        if not reasons:
+            del self._stopped[finding.key]
+        return True
 
     def forget(self, keys: set[str]) -> None:
         for key in keys:
@@ -78,7 +88,8 @@ class Response:
         go on, is watched as before."""
         node = self._node
         self._failed, self._described, self._describing = {}, {}, 0.0
-        for key, (what, finding, _) in tuple(self._stopped.items()):
+        for key, (what, reasons, _) in tuple(self._stopped.items()):
+            *_, finding = reasons.values()
             watched = node.watched[key]
             if what == "frozen" and watched.stopped:
                 if enforce.is_thawed(node.grants[key]):

@@ -194,6 +194,10 @@ class Auditor:
         self._suspected, self._standing = {**suspected, **standing}, standing
         return Verdict(tuple(standing.values()), news, over, self._surcharges(seen, uses), uses, unknown)
 
+    def suspects(self, finding: Finding) -> bool:
+        """True if the last look had this, be it for the first time."""
+        return finding.what in self._suspected
+
     def _memory_findings(self, seen: Seen, uses: dict[tuple[str, str], Use]) -> list[Finding]:
         found = []
         for key, uuid in dict.fromkeys((*uses, *((k, s.uuid) for k, g in seen.grants.items() for s in g.shares))):

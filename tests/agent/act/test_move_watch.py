@@ -11,12 +11,14 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from oci_hook.agent.act import move_watch
+from oci_hook.agent.act import enforce, move_watch
 from oci_hook.agent.act.move_watch import MoveWatch
+from oci_hook.agent.act.response import Response
 from oci_hook.agent.judge.audit_rules import Verdict
-from oci_hook.agent.judge.turns import Move
+from oci_hook.agent.judge.turns import Move, Tenant
 from oci_hook.agent.node import Node
 from oci_hook.agent.options import Options
+from oci_hook.agent.watched import Watched
 from oci_hook.cli.main import cli
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.units import MIB
@@ -25,6 +27,7 @@ from oci_hook.observe.account import Usage
 from oci_hook.suspend import processes
 from oci_hook.suspend.hold import cut_off
 from tests.agent.box import REPO, events, grant, running, wait_for
+from tests.cli.box import Install
 from tests.e2e.stage import CONTEXT_MIB, SHARE, Stage
 from tests.e2e.test_suspend import CRASH
 
@@ -172,3 +175,36 @@ def test_no_more_than_its_limit_is_to_be_moved(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(processes, "call", lambda *_: said)
     monkeypatch.setattr(processes.account, "look", lambda grant: Usage((8 << 40,), (0,), frozenset(), {}, (0,)))
     assert processes.find(told, None, ()).used_mib == counts  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("over", ["", "b", "look", "delete"])
+def test_who_kept_others_waiting_and_could_not_be_frozen_is_left_when_that_is_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, over: str
+) -> None:
+    """Since nobody or another one keeps them waiting, nobody waits, or the GPU's memory is no longer lent."""
+    Install(tmp_path)
+    node, tried = Node(str(tmp_path), Options("none", policy="freeze")), []
+    node.grants = {key: Grant(key, Identity("/run", key, "/b"), Life(""), (Share("GPU-0", 6),)) for key in "kb"}
+    node.watched = {key: Watched() for key in "kb"}
+    monkeypatch.setattr(enforce, "freeze", lambda _: tried.append(1) or "busy")
+    response, accounts = Response(node), SimpleNamespace(waiting=lambda *_: {})
+    watch = MoveWatch(node, accounts, None, response)  # type: ignore[arg-type]
+    gpu = watch._lent["GPU-0"] = move_watch._Lent("GPU-0", node, accounts, None, response, {})  # type: ignore[arg-type]
+    gpu._known = {key: move_watch._Known(0.0) for key in "kb"}
+    gpu._known["k"].refused = move_watch.REFUSALS
+    tenants = tuple(Tenant(key, 0, 5, 1) for key in "kb")
+    monkeypatch.setattr(move_watch.turns, "stuck", lambda *_: ("b", "k"))
+    for _ in range(2):
+        gpu._answer_stuck(tenants, 0)
+        response.tick()
+    assert len(tried) == 3
+    if over == "look":
+        gpu.look(0.0)
+    elif over == "delete":
+        watch.tick(0.0)
+        assert not watch._lent
+    else:
+        monkeypatch.setattr(move_watch.turns, "stuck", lambda *_: ("k", over) if over else None)
+        gpu._answer_stuck(tenants, 0)
+    response.tick()
+    assert len(tried) == 3 and gpu._known["k"].refused == 0
