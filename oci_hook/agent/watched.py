@@ -26,6 +26,7 @@ class Watched:
         self.frozen_seconds = 0.0  # since the agent first saw it
         self.suspended_seconds = 0.0  # likewise
         self.stopped = ""  # by the agent: "frozen" or "killed"
+        self.resumed = 0  # how often somebody has let it go on after the agent had frozen it
         self.answered: set[str] = set()  # UUIDs of GPUs on which it did harm and was answered
         self.moved = (
             -math.inf

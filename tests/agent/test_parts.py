@@ -671,7 +671,7 @@ def test_who_was_frozen_and_goes_on_is_watched_as_before(monkeypatch: pytest.Mon
     for _ in range(4):
         response.tick()
         stopped.append(watched.stopped)
-    assert stopped == ["", "frozen", "frozen", "", ""] and not watched.answered
+    assert stopped == ["", "frozen", "frozen", "", ""] and not watched.answered and watched.resumed == 1
     response.answer(finding)
     response.clear(finding)
     response.tick()

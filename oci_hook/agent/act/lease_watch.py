@@ -29,6 +29,7 @@ class LeaseWatch:
         self._owners = owners
         self._accounts = accounts
         self._response = response
+        self._answered: dict[What, int] = {}  # those that harm others: Watched.resumed when they were answered
         self._files = file_keeper.Keeper()
         self._slots = file_keeper.Keeper(os.O_RDWR)
         self._kept: tuple[float, Inventory | None] = (-KEEP_SECONDS, None)
@@ -65,8 +66,11 @@ class LeaseWatch:
         self._node.problem("locks", f"{long}; see lslocks" if long else "")
         standing = {f.what: f for f in self.findings}
         for at, finding in found.items():
-            if at not in standing:
-                self._response.answer(finding, harm=at in harmful)
+            harm, resumed = at in harmful, self._node.watched[finding.key].resumed
+            if at not in standing or (harm and self._answered.get(at) != resumed):
+                self._response.answer(finding, harm=harm)
+                if harm:
+                    self._answered[at] = resumed
         for at, finding in standing.items():
             if at in found or finding.key not in self._node.grants:
                 continue
@@ -76,6 +80,7 @@ class LeaseWatch:
             else:
                 self._response.clear(finding)
         self.findings = tuple(found.values())
+        self._answered = {at: resumed for at, resumed in self._answered.items() if at in found}
 
     def _judge(self, held: list[leases.Lease], spent: Callable[[], bool]) -> tuple[dict[What, Finding], set[What]]:
         """(findings, those of them that are on files which others need); what comes once it is spent is left out."""

@@ -105,6 +105,7 @@ class _Known:
         self.wanted = self.had = 0  # bytes that it waited for, and had, when it was moved
         self.not_before = 0.0
         self.refused = 0  # times in a row that the driver did not move it
+        self.resumed = 0  # Watched.resumed at the last look
 
     def waits(self, now: float) -> bool:
         return self.size > 0 and now - self.tried < TRIES_SECONDS
@@ -217,8 +218,10 @@ class _Lent:
                     known.since = now
                 known.size, known.tries, known.tried = size, tries, now
         for key, grant in sharing.items():
-            known = self._known[key]
-            self._node.watched[key].waits[self.uuid] = known.size if known.waits(now) else 0
+            known, watched = self._known[key], self._node.watched[key]
+            watched.waits[self.uuid] = known.size if known.waits(now) else 0
+            if known.resumed != watched.resumed:
+                known.resumed, known.refused = watched.resumed, 0
             if known.away != grant.off_gpu:
                 known.here, known.back = now, now if known.away else known.back
                 known.away = grant.off_gpu

@@ -96,6 +96,7 @@ class Response:
                     del self._stopped[key]
                     watched.stopped, node.shown = "", False
                     watched.answered.clear()
+                    watched.resumed += 1
                     self._record(finding, "resumed", journal.NOTICE, "finding")
                 continue
             failed = self._stop(key)

@@ -208,3 +208,27 @@ def test_who_kept_others_waiting_and_could_not_be_frozen_is_left_when_that_is_ov
         gpu._answer_stuck(tenants, 0)
     response.tick()
     assert len(tried) == 3 and gpu._known["k"].refused == 0
+
+
+def test_who_was_frozen_for_others_and_goes_on_is_frozen_again_where_it_keeps_them_waiting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Once the driver has again not moved it a few times in a row."""
+    Install(tmp_path)
+    node, frozen = Node(str(tmp_path), Options("none", policy="freeze")), []
+    node.grants = {key: Grant(key, Identity("/run", key, "/b"), Life(""), (Share("GPU-0", 6),)) for key in "kb"}
+    node.watched = {key: Watched() for key in "kb"}
+    monkeypatch.setattr(enforce, "freeze", lambda _: frozen.append(1) or "")
+    monkeypatch.setattr(enforce, "is_thawed", lambda _: True)
+    monkeypatch.setattr(move_watch.turns, "stuck", lambda *_: ("b", "k"))
+    response, accounts = Response(node), SimpleNamespace(waiting=lambda *_: {})
+    gpu = move_watch._Lent("GPU-0", node, accounts, None, response, {})  # type: ignore[arg-type]
+    seen = []
+    for n in range(4 * move_watch.REFUSALS):
+        gpu._follow(node.grants, 0.0)
+        gpu._known["k"].refused += 1
+        gpu._answer_stuck(tuple(Tenant(key, 0, 5, 1) for key in "kb"), 0)
+        seen.append(len(frozen))
+        if n == 2 * move_watch.REFUSALS:
+            response.tick()
+    assert seen == [0, 0, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]

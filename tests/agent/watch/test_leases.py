@@ -242,3 +242,35 @@ def test_many_leases_on_ones_own_file_hold_up_nobody(monkeypatch: pytest.MonkeyP
     assert len(asked) < 20 and "too long" in problems["locks"]
     assert len(told) == len(watch.findings) == 2  # what could not be looked at is not over
     watch.close()
+
+
+def test_a_lease_that_harms_others_is_answered_again_after_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that harmed nobody at first, once it does: a finding is one process with all its leases."""
+    own, needed = (1, 1), (1, 2)
+    grants = {"mine": Grant("mine", Identity("/run", "c", "/b"), Life(""), ())}
+    watched, told = Watched(), []
+    node = SimpleNamespace(grants=grants, watched={"mine": watched}, problem=lambda *_: None)
+    owners = SimpleNamespace(find=lambda pids, all: {pid: ("mine", Process(pid, 1, "x", pid)) for pid in pids})
+    answers = SimpleNamespace(answer=lambda _, harm: told.append(harm), clear=lambda _: told.append("over"))
+    watch = lease_watch.LeaseWatch(node, owners, None, answers)  # type: ignore[arg-type]
+    watch._needed = lambda: {own: leases.File("its page", "mine"), needed: leases.File("cuda")}  # type: ignore[method-assign]
+    held = [leases.Lease(5, own, False)]
+    monkeypatch.setattr(leases, "now", lambda: (held, True))
+    monkeypatch.setattr(leases, "holds", lambda *_: True)
+
+    def looks() -> list[bool | str]:
+        told.clear()
+        for _ in range(2):
+            watch._look()
+        return told.copy()
+
+    assert looks() == [False]
+    watched.resumed += 1
+    assert looks() == []
+    held.append(leases.Lease(5, needed, False))
+    assert looks() == [True]
+    watched.resumed += 1
+    assert looks() == [True]
+    held.clear()
+    assert looks() == ["over"] and not watch._answered
+    watch.close()
