@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from oci_hook.agent import journal, options
-from oci_hook.agent.act import device_nodes, enforce, facts
+from oci_hook.agent.act import device_nodes, enforce, facts, protection
 from oci_hook.agent.act.auditing import Auditing
 from oci_hook.agent.act.response import Response
 from oci_hook.agent.counters import Counters
@@ -43,6 +43,8 @@ from oci_hook.discovery import char_links
 from oci_hook.errors import CODES, GhError, Problem
 from oci_hook.ledger import events
 from oci_hook.ledger import inventory as cache
+from oci_hook.linux.proc import process_life
+from oci_hook.observe.account import Usage
 from oci_hook.observe.event_log import Follower
 from tests.cli.box import Install
 from tests.e2e.stage import Stage
@@ -722,6 +724,37 @@ def test_who_harmed_others_and_could_not_be_frozen_is_left_when_that_is_over(
         response.tick()
         tries.append(len(tried))
     assert tries == [2, 2, 2] and not watched.answered
+
+
+@pytest.mark.parametrize(("back", "limit", "pages"), [("k", 8000, (7, 6)), ("n", 6000, (7, 7))])
+def test_nobody_is_judged_as_if_one_that_has_come_back_to_its_gpu_were_away(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, back: str, limit: int, pages: tuple[int, int]
+) -> None:
+    """The ledger was read before that. The GPU's memory is lent: a neighbour was granted what is not free."""
+    Install(tmp_path)
+    node = Node(str(tmp_path), Options("none"))
+    node.inventory, init = inventory(gpus=1), process_life(os.getpid())
+    now = {
+        key: grant(key, key).replace(life=Life("b", None, init), shares=(Share("GPU-0", mib),))
+        for key, mib in (("k", limit), ("n", 8000))
+    }
+    late = {"suspended": 7} if back == "k" else {"moving": 7}
+    node.grants, node.watched = {**now, back: now[back].replace(**late)}, {key: Watched() for key in now}
+    monkeypatch.setattr(protection.store, "peek", lambda _: tuple(now.values()))
+    read = {k: Usage((n << 30,), (0,), frozenset({(1, 1)})) for k, n in zip("kn", pages, strict=True)}
+    killed: list[Finding] = []
+    judge = protection.Protection(
+        node,
+        SimpleNamespace(take=lambda living, _: setattr(node, "grants", {g.key: g for g in living})),  # type: ignore[arg-type]
+        SimpleNamespace(look=lambda uuid: None),  # type: ignore[arg-type]
+        SimpleNamespace(find=lambda *_, **__: {1: ("k", Process(1, 1, "x", 1))}),  # type: ignore[arg-type]
+        SimpleNamespace(read=lambda *_: (read, frozenset())),  # type: ignore[arg-type]
+        SimpleNamespace(answer=lambda finding, **_: killed.append(finding)),  # type: ignore[arg-type]
+    )
+    for _ in range(4):
+        judge.look("GPU-0", sampler.GpuSample(7 << 30, 8 << 30, 0, ((1, 7 << 30, 0),), at=time.monotonic()))
+        time.sleep(0.31)
+    assert not killed and node.grants == now
 
 
 def test_the_agent_loads_neither_openssl_nor_archives() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Iterable
 
 from oci_hook.agent import journal
 from oci_hook.agent.act import guard
@@ -96,13 +97,17 @@ class Protection:
         return [uuid for uuid, size in self.guard.unlisted.items() if size]
 
     def _is_current(self, uuid: str, sharing: dict[str, Grant]) -> bool:
-        """True if the ledger has exactly these shares of the GPU now; else its state is taken over."""
+        """True if the ledger has exactly these shares of the GPU now, and the same of them away; else its state is taken over."""
+
+        def judged(grants: Iterable[Grant]) -> dict[str, object]:
+            return {g.key: (g.life.init, g.shares, g.suspended, g.moving) for g in grants}
+
         try:
             living = store.peek(self._node.state_dir)
         except (OSError, GhError):
             return False
-        now = {g.key: (g.life.init, g.shares) for g in living if any(share.uuid == uuid for share in g.shares)}
-        if now == {key: (g.life.init, g.shares) for key, g in sharing.items()}:
+        now = [g for g in living if any(share.uuid == uuid for share in g.shares)]
+        if judged(now) == judged(sharing.values()):
             return True
         self._ledger.take(living, time.monotonic())
         return False
