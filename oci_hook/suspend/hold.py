@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from oci_hook.config.settings import Settings
 
 LOCK = "moving"
+LOOK_SECONDS = 0.5  # that others may have it in order to look (cut_off)
 CANNOT = 3  # exit status of the agent's moves (suspend/__main__.py)
 
 
@@ -28,10 +29,10 @@ class Hold:
     def __enter__(self) -> "Hold":
         path = f"{self._settings.state_dir}/{PAGES_DIR}/{self._key}/{LOCK}"
         try:
-            self.fd = lock_file(path, fcntl.LOCK_EX, wait=False)
+            self.fd = lock_file(path, fcntl.LOCK_EX, seconds=LOOK_SECONDS)
         except FileNotFoundError:
             raise refuse("GH-410", f"the container of grant {self._key} has ended") from None
-        except BlockingIOError:
+        except GhError:
             grant = admit.find(store.snapshot(self._settings.state_dir), self._key)
             why = "is being suspended or resumed by another command"
             raise refuse("GH-411", f"container {events.title(grant.who)} {why}; wait for it") from None

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,11 +22,13 @@ from oci_hook.agent.options import Options
 from oci_hook.agent.watched import Watched
 from oci_hook.cli.main import cli
 from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.layout import PAGES_DIR
 from oci_hook.core.units import MIB
+from oci_hook.errors import GhError
 from oci_hook.linux.proc import process_life
 from oci_hook.observe.account import Usage
-from oci_hook.suspend import processes
-from oci_hook.suspend.hold import cut_off
+from oci_hook.suspend import hold, processes
+from oci_hook.suspend.hold import Hold, cut_off
 from tests.agent.box import REPO, events, grant, running, wait_for
 from tests.cli.box import Install
 from tests.e2e.stage import CONTEXT_MIB, SHARE, Stage
@@ -94,6 +97,32 @@ def test_a_move_that_ended_since_the_ledger_was_read_is_not_cut_off(stage: Stage
     assert not cut_off(str(stage.state), seen)
     stage.runc("delete", "--force", seen.who.id, program=stage.program)
     assert not cut_off(str(stage.state), seen)
+
+
+def test_a_look_of_the_agent_keeps_no_command_from_moving_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It has the lock while it asks the ledger. Where another command has it, that is said soon."""
+    told = Grant("k", Identity("/run", "a", "/b"), Life(""), (), moving=7)
+    (tmp_path / PAGES_DIR / "k").mkdir(parents=True)
+    monkeypatch.setattr(hold.store, "snapshot", lambda _: (told,))
+    settings, held = SimpleNamespace(state_dir=str(tmp_path)), []
+
+    def command() -> None:
+        with Hold(settings, "k"):  # type: ignore[arg-type]
+            held.append(True)
+            with pytest.raises(GhError, match="GH-411.*by another command"), Hold(settings, "k"):  # type: ignore[arg-type]
+                pass
+
+    def read(*_: object) -> Grant:
+        thread.start()
+        thread.join(0.1)
+        held.append(False)
+        return told
+
+    thread = threading.Thread(target=command)
+    monkeypatch.setattr(hold.grant_file, "read", read)
+    assert cut_off(str(tmp_path), told)
+    thread.join()
+    assert held == [False, True]
 
 
 @pytest.mark.parametrize("lent", [False, True])
