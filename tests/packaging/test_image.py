@@ -23,6 +23,7 @@ from tests.packaging.machine import Machine
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 PREFIX = "/opt/gpu-hook"
+NO_HOST = "/none has no etc; mount the machine's / there"  # where all before it is well
 
 
 @pytest.fixture(scope="module")
@@ -215,13 +216,20 @@ def test_settings_that_come_before_what_they_name(machine: Machine, pods: Any) -
     assert pods("ready", ENGINES="none", POD_UID="u-1").process.wait(60) == 0
 
 
-@pytest.mark.parametrize("said", ["KEEP=Yes", "RESTART=1"])
-def test_a_switch_that_is_neither_yes_nor_no_is_refused(said: str) -> None:
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("KEEP=off", "KEEP=off is neither yes nor no"),
+        ("RESTART=1", "RESTART=1 is neither yes nor no"),
+        *((f"{name}={word}", NO_HOST) for name in ("KEEP", "RESTART") for word in ("Yes", "TRUE", "False", "nO", "")),
+    ],
+)
+def test_a_switch_is_yes_or_no_in_any_letters(said: str, error: str) -> None:
     command = ["sh", REPO / "packaging/image/install"]
     done = subprocess.run(
         command, env={**os.environ, "HOST_ROOT": "/none", **dict([said.split("=")])}, capture_output=True, text=True
     )
-    assert (done.returncode, done.stdout) == (1, f"gpu-hook: {said} is neither yes nor no\n")
+    assert (done.returncode, done.stdout) == (1, f"gpu-hook: {error}\n")
 
 
 def test_settings_that_are_lists(machine: Machine, pods: Any) -> None:
