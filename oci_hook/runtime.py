@@ -20,7 +20,7 @@ from oci_hook.core.terms import DRIVER
 from oci_hook.errors import GhError, Problem, refuse
 from oci_hook.ledger import events, exec_env, inventory
 from oci_hook.ledger.admit import Admission, admit, release
-from oci_hook.ledger.life import planned_cgroup
+from oci_hook.ledger.life import occupied, planned_cgroup
 from oci_hook.linux import limits
 from oci_hook.linux.proc import boot_id, pid_space, process_life
 from oci_hook.oci import log, request_mounts, spec
@@ -134,6 +134,10 @@ def give(call: Call, settings: "Settings", done: Done, teller: program.Program) 
     admission = done.admission = admit(
         request, who, life, settings, instead_of, decided=decided, patience=BOOT_PATIENCE
     )
+    if occupied(life):  # asked this late, since a living container of this very id has a clearer refusal (GH-407)
+        raise refuse(
+            "GH-403", f"the container's cgroup {cgroup[:150]} also holds other processes; give it a cgroup of its own"
+        )
     plan = bundle_plan.plan_for(doc, call.bundle, admission.grant, admission.inventory, settings)
     check_sources(plan.steps, settings)
     check_mount_points(plan.steps, settings)

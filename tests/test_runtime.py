@@ -19,8 +19,9 @@ from oci_hook.core.inventory import GpuNode
 from oci_hook.core.layout import MARKER, PAGES_DIR
 from oci_hook.discovery.save import save_inventory
 from oci_hook.ledger import store
+from oci_hook.ledger.life import planned_cgroup
 from scripts import tiny_image
-from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc
+from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc, remove_cgroup
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 ASK = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_MEMORY": "4096"}
@@ -740,6 +741,26 @@ def test_rules_that_the_spec_lacks_are_closed(prefix: Install, bundle: Bundle, r
         spec["linux"]["resources"].pop("devices")
 
     assert reach(runc, start(runc, prefix, bundle(ASK, edit=none))) == [True, False, True]
+
+
+def test_a_cgroup_that_holds_another_container_is_refused(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    """The rules of one would open its GPU to both. An empty cgroup that somebody left is no obstacle."""
+    path = f"/gh-test-{os.getpid()}-shared"
+
+    def there(spec: dict[str, Any]) -> None:
+        spec["linux"]["cgroupsPath"] = path
+
+    first = start(runc, prefix, bundle(edit=there))
+    assert path in refused(runc, prefix, bundle(ASK, edit=there), "GH-403")
+    assert reach(runc, first) == [False, False, False]
+    assert runc("delete", "--force", first).returncode == 0
+    left = Path(planned_cgroup(path, ""))
+    left.mkdir()
+    try:
+        assert reach(runc, start(runc, prefix, bundle(ASK, edit=there))) == [True, False, True]
+    finally:
+        runc.close()
+        remove_cgroup(str(left))
 
 
 def in_namespace(script: str, code: str, *args: object) -> list[str]:
