@@ -30,7 +30,8 @@ SCAN_SECONDS = 0.1
 
 def found(grant: Grant) -> tuple[Life, bool] | None:
     """(the grant's Life according to the runtime's state file; whether that file names this grant), or None where the
-    runtime knows no container of this id, or only one that is older than what the grant's Life names so far."""
+    runtime knows no container of this id, or only one that is older than the init that the grant's Life names. Of a container
+    that is older than the grant's creator, and so is not the grant's, the Life names nothing."""
     who, life = grant.who, grant.life
     if who.root.startswith(BUNDLE_ROOT) or not valid_id(who.id):
         return None
@@ -39,9 +40,10 @@ def found(grant: Grant) -> tuple[Life, bool] | None:
     if init is None:
         return None
     pid, start, cgroup, marker = init
-    known = life.init or life.creator
-    if known is not None and start < known[1]:
+    if life.init is not None and start < life.init[1]:
         return None
+    if life.init is None and life.creator is not None and start < life.creator[1]:
+        return Life(life.boot_id, space=life.space), False
     inode = _cgroup_inode(cgroup)
     named = marker.partition(" ")[0] == grant.key
     new = Life(life.boot_id, None, (pid, start), cgroup if inode else "", inode, space=life.space)

@@ -285,6 +285,20 @@ def test_a_container_of_runc_from_create_to_delete(runc, bundle):
 
 
 @pytest.mark.root
+def test_an_older_container_of_the_id_keeps_no_grant_alive(runc, bundle):
+    """A runtime refuses an id that is in use. The cgroup that was planned for it is the older container's."""
+    id = runc.new_id()
+    assert runc("create", "--bundle", bundle(edit=ours), id).returncode == 0
+    creator = Creator("true")
+    late = grant_of(runc.root, id, creator.life, cgroup=str(V1 / id))
+    assert current(late) is late, "its runtime is at work"
+    assert creator.go() == 0
+    assert life.occupied(late.life) and current(late) is None
+    assert runc("delete", "--force", id).returncode == 0
+    assert current(late) is None
+
+
+@pytest.mark.root
 def test_the_creator_of_a_run_in_the_foreground_lives_as_long_as_its_container(runc, bundle):
     """The container's init is known all the same, unless the runtime's file is not about this grant."""
     id = runc.new_id()
