@@ -145,6 +145,17 @@ def test_bundle_in_the_current_directory(prefix: Install, bundle: Bundle, runc: 
     assert len(prefix.grants()) == 1
 
 
+def test_a_config_json_of_another_name(prefix: Install, bundle: Bundle, runc: Runc, tmp_path: Path) -> None:
+    """crun reads it relative to the working directory. Where it is not found, the runtime may find another one."""
+    prefix.set(runtime="/bin/true")
+    shutil.copy(bundle(ASK) / "config.json", tmp_path / "c.json")
+    words = ["create", "--bundle", str(bundle()), "-fc.json", runc.new_id()]
+    assert runc(*words, program=prefix.program, cwd=tmp_path).returncode == 0
+    assert MARKER in json.loads((tmp_path / "c.json").read_text())["annotations"]
+    r = runc(*words, program=prefix.program, cwd=prefix.prefix)
+    assert r.returncode == 1 and "GH-401" in r.stderr and f"{prefix.prefix}/c.json" in r.stderr
+
+
 def test_no_gpu_but_the_driver(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     script = "ls /usr/lib64; env; ls /dev"
     r = runc.run(bundle({"NVIDIA_VISIBLE_DEVICES": "none"}, args=["sh", "-c", script]), prefix)

@@ -21,13 +21,14 @@ STARTS = ("create", "run", "restore")  # the commands that make a container of a
 GLOBAL_VALUES = frozenset(("root", "log", "log-format", "criu", "rootless", "cgroup-manager", "log-level"))
 GLOBAL_SWITCHES = frozenset(("debug", "systemd-cgroup", "version", "v", "help", "h"))
 CREATE_VALUES = frozenset(  # those of restore too
-    ("bundle", "b", "console-socket", "pid-file", "preserve-fds", "config", "f")
+    ("bundle", "console-socket", "pid-file", "pidfd-socket", "preserve-fds", "config")
     + ("image-path", "work-path", "manage-cgroups-mode", "empty-ns", "lsm-profile", "lsm-mount-context")
 )
 CREATE_SWITCHES = frozenset(
-    ("no-pivot", "no-new-keyring", "no-subreaper", "keep", "detach", "d", "auto-dedup", "lazy-pages", "shell-job")
+    ("no-pivot", "no-new-keyring", "no-subreaper", "keep", "detach", "auto-dedup", "lazy-pages", "shell-job")
     + ("tcp-established", "ext-unix-sk", "file-locks")
 )
+LETTERS = {"b": "bundle", "d": "detach", "f": "config"}  # crun takes several in one word, "-dbDIR"; -f is crun's alone
 
 
 class Call(Value):
@@ -59,12 +60,12 @@ def read_call(args: "Sequence[str]") -> Call:
     """The call. args: without the program's name. Never fails: what is missing gets the runtime's own default."""
     flags, rest = _global_flags(args)
     words, maybe = _command_words(rest[1:], flags)
-    bundle = os.path.abspath(flags.get("bundle") or flags.get("b") or ".")
+    bundle = os.path.abspath(flags.get("bundle") or ".")
     return Call(
         rest[0] if rest else "",
         (words or maybe or [""])[-1],
         bundle,
-        os.path.join(bundle, flags.get("config") or flags.get("f") or "config.json"),
+        _config(bundle, flags.get("config", "")),
         os.path.abspath(flags["root"]) if flags.get("root") else "",
         flags.get("log", ""),
         "json" if flags.get("log-format") == "json" else "text",
@@ -75,7 +76,12 @@ def named(args: "Sequence[str]") -> str:
     """The bundle's folder as the call names it; "" where it does not. args: as of `read_call`."""
     flags, rest = _global_flags(args)
     _command_words(rest[1:], flags)
-    return flags.get("bundle") or flags.get("b") or ""
+    return flags.get("bundle", "")
+
+
+def _config(bundle: str, given: str) -> str:
+    """crun's --config is relative to the working directory, but for its default (src/create.c there)."""
+    return os.path.abspath(given) if given not in ("", "config.json") else os.path.join(bundle, "config.json")
 
 
 def _global_flags(args: "Sequence[str]") -> "tuple[dict[str, str], Sequence[str]]":
@@ -95,6 +101,15 @@ def _global_flags(args: "Sequence[str]") -> "tuple[dict[str, str], Sequence[str]
     return flags, args[i:]
 
 
+def _flag(word: str) -> tuple[str, str, str]:
+    """(a flag's long name, "=" where its value is in the same word, that value)"""
+    name, equals, value = word.lstrip("-").partition("=")
+    last = word[1:].lstrip("d")
+    if name not in CREATE_VALUES | CREATE_SWITCHES | LETTERS.keys() and last[:1] in LETTERS:
+        name, equals, value = last[0], "=" if last[1:] else "", last[1:]
+    return LETTERS.get(name, name), equals, value
+
+
 def _command_words(args: "Sequence[str]", flags: dict[str, str]) -> tuple[list[str], list[str]]:
     """(the words after the command that are no flags, the words after unknown flags: their values, or the id). The
     command's own flags are added to `flags`."""
@@ -110,7 +125,7 @@ def _command_words(args: "Sequence[str]", flags: dict[str, str]) -> tuple[list[s
         if not word.startswith("-") or word == "-":
             words.append(word)
             continue
-        name, equals, value = word.lstrip("-").partition("=")
+        name, equals, value = _flag(word)
         if name in CREATE_SWITCHES or equals and name not in CREATE_VALUES:
             continue
         following = args[i] if i < len(args) else ""

@@ -29,6 +29,7 @@ from oci_hook.oci.bundle import default_root, read_call
         (["create", "--new=1", "-b", "/b", "x"], "create", "x", "/b"),
         (["create", "-b", "/b", "--", "-x"], "create", "-x", "/b"),
         (["create", "--bundle"], "create", "", "."),
+        (["create", "--pidfd-socket", "s", "x"], "create", "x", "."),
         (["--debug", "delete", "--force", "x"], "delete", "x", "."),
     ],
 )
@@ -46,8 +47,13 @@ def test_global_flags() -> None:
 
 
 def test_crun_config() -> None:
-    assert read_call(["create", "-b", "/b", "--config", "c.json", "x"]).config == "/b/c.json"
+    """Relative to the working directory, but for its default; letters in one word as argp takes them."""
+    assert read_call(["create", "-b", "/b", "--config", "c.json", "x"]).config == os.path.abspath("c.json")
+    assert read_call(["create", "-b", "/b", "--config=config.json", "x"]).config == "/b/config.json"
     assert read_call(["create", "-f", "/etc/c.json", "x"]).config == "/etc/c.json"
+    for words in (["-b/b", "-f/c"], ["-db/b", "-df", "/c"], ["-ddb", "/b", "--config", "/a", "-f/c"]):
+        call = read_call(["run", *words, "x"])
+        assert (call.id, call.bundle, call.config) == ("x", "/b", "/c"), words
 
 
 def test_default_root() -> None:
