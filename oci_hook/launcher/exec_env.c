@@ -33,6 +33,7 @@ static const struct known of_exec[] = {
     {"additional-gids", VALUE},
     {"g", VALUE},
     {"pid-file", VALUE},
+    {"pidfd-socket", VALUE},
     {"process-label", VALUE},
     {"apparmor", VALUE},
     {"cap", VALUE},
@@ -51,9 +52,8 @@ static const struct known of_exec[] = {
 };
 
 struct exec_call {
-    int id;           /* its place in argv */
-    int process;      /* the place of --process in argv; 0: there is none */
-    int process_end;  /* the place after its value */
+    int id;      /* its place in argv */
+    int process; /* the place in argv of --process's value, which may begin in the flag's own word; 0: there is none */
     const char *file; /* the value */
     const char
         *env; /* --env as this call spells it, since runc refuses both spellings in one call; NULL: there is none */
@@ -62,12 +62,11 @@ struct exec_call {
 static bool read_exec(char **argv, int i, struct exec_call *call) {
     const char *name, *value;
     for (; argv[i] && argv[i][0] == '-' && argv[i][1]; i++) {
-        int first = i;
         enum flag kind = read_flag(of_exec, argv, &i, &name, &value);
         if (kind == UNKNOWN || kind == STOP)
             return false;
         if (name[0] == 'p' && (!name[1] || !strcmp(name, "process")))
-            call->process = first, call->process_end = i + 1, call->file = value;
+            call->process = i, call->file = value;
         if (name[0] == 'e')
             call->env = name[1] ? "--env" : "-e";
     }
@@ -155,7 +154,7 @@ static struct text read_pipe(const char *path) {
     return (struct text){buffer, have};
 }
 
-static char **with_file(int argc, char **argv, const struct exec_call *call, struct text entries) {
+static char **with_file(char **argv, const struct exec_call *call, struct text entries) {
     static char word[64];
     struct text piped = read_pipe(call->file); /* first: a writer would take any other open for its reader */
     struct text old = piped.at ? piped : read_whole(call->file, MAX_RECORD, 0);
@@ -165,13 +164,14 @@ static char **with_file(int argc, char **argv, const struct exec_call *call, str
                         : -1; /* the pipe is empty now, so the runtime gets a copy */
     if (fd < 0)
         return argv;
-    snprintf(word, sizeof word, "--process=/proc/self/fd/%d", fd);
-    if (access(word + strlen("--process="), R_OK)) { /* no /proc, or a security module: the runtime could not, either */
+    int before = (int)(call->file - argv[call->process]); /* "--process=", "-tdp"; 0: the value has a word of its own */
+    size_t size = (size_t)snprintf(word, sizeof word, "%.*s/proc/self/fd/%d", before, argv[call->process], fd);
+    if (size >= sizeof word ||
+        access(word + before, R_OK)) { /* no /proc, or a security module: the runtime could not, either */
         close(fd);
         return argv;
     }
     argv[call->process] = word;
-    memmove(argv + call->process + 1, argv + call->process_end, (size_t)(argc - call->process_end + 1) * sizeof *argv);
     return argv;
 }
 
@@ -218,6 +218,6 @@ char **with_grant_environment(int argc, char **argv, int command, const char *ro
     if (!entries.at)
         return argv;
     if (call.process)
-        return with_file(argc, argv, &call, entries);
+        return with_file(argv, &call, entries);
     return call.env ? with_flags(argc, argv, &call, entries) : argv;
 }

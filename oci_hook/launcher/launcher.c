@@ -286,6 +286,7 @@ static const struct known of_create[] = {
     {"b", VALUE},
     {"console-socket", VALUE},
     {"pid-file", VALUE},
+    {"pidfd-socket", VALUE},
     {"preserve-fds", VALUE},
     {"no-pivot", SWITCH},
     {"no-new-keyring", SWITCH},

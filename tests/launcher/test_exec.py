@@ -27,7 +27,7 @@ GRANT = {"NVIDIA_VISIBLE_DEVICES": "GPU-1", "GPU_HOOK_CLASS": 'a"\\\n', "NVIDIA_
 SET = ["NVIDIA_VISIBLE_DEVICES=GPU-1", 'GPU_HOOK_CLASS=a"\\\n']
 RECORDER = """#!/bin/sh
 printf '%s\\0' "$@" > {root}/said
-for word; do case $word in --process=/proc/self/fd/*) cat "${{word#--process=}}" > {root}/seen; ls /proc/$$/fd > {root}/fds;; esac; done
+for word; do case $word in */proc/self/fd/*) cat "/proc/self/fd/${{word##*/}}" > {root}/seen; ls /proc/$$/fd > {root}/fds;; esac; done
 exit 7
 """
 
@@ -66,8 +66,8 @@ class Place(Launcher):
         if not seen.exists():
             assert words == args
             return None
-        (file,) = [word for word in words if word.startswith("--process=")]
-        assert words == ["--root", ROOT, "exec", file, "--detach", id]
+        (file,) = [word for word in words if word.startswith("/proc/self/fd/")]
+        assert words == ["--root", ROOT, "exec", "--process", file, "--detach", id]
         assert self.file.read_bytes() == (process if isinstance(process, bytes) else process.encode())
         return seen.read_bytes()
 
@@ -248,10 +248,11 @@ def test_a_command_on_the_command_line(place: Place) -> None:
         ["exec"],
         ["exec", "--help", "x"],
         ["exec", "--unknown", "x", "sh"],
-        ["exec", "-eA=1", "x", "sh"],
+        ["exec", "-th", "x", "sh"],
+        ["exec", "-tx", "-e", "A=1", "x", "sh"],
         ["exec", "--", "x", "sh"],
         ["exec", "--process"],
-        ["exec", "--tty=false", "x", "sh"],
+        ["exec", "--help=false", "-e", "A=1", "x", "sh"],
         ["exec", "--process", "/nowhere", "x"],
         ["exec", "--process", "{folder}", "x"],
         ["exec", "--process", "{large}", "x"],
@@ -272,14 +273,42 @@ def test_a_call_that_is_not_understood_is_left_alone(place: Place, args: list[st
     assert place.words(*args) == args
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--tty=false", "--process={file}"],
+        ["--detach=true", "-process", "{file}"],
+        ["--pidfd-socket", "s", "-p", "{file}"],
+        ["-td", "-p={file}"],
+        ["-p{file}"],
+        ["-tdp{file}", "-u", "1"],
+        ["-tdp", "{file}"],
+    ],
+)
+def test_every_spelling_of_a_process_file(place: Place, flags: list[str]) -> None:
+    """Those of Go's flags, and of crun and youki, which take letters in one word. The file is all that changes."""
+    place.grant()
+    place.file.write_text("{}")
+    words = place.words("--root", ROOT, "exec", *(f.format(file=place.file) for f in flags), "x")
+    (ours,) = [f"/proc/self/fd/{word.rpartition('/')[2]}" for word in words if "/proc/self/fd/" in word]
+    assert words == ["--root", ROOT, "exec", *(f.format(file=ours) for f in flags), "x"]
+    assert "GPU_HOOK_CLASS" in (place.root / "seen").read_text()
+
+
+def test_a_variable_in_the_word_of_its_flag(place: Place) -> None:
+    place.grant()
+    words = place.words("--root", ROOT, "exec", "-teA=1", "x", "sh")
+    assert words == ["--root", ROOT, "exec", "-teA=1", *(w for entry in SET for w in ("-e", entry)), "x", "sh"]
+
+
 def test_the_last_process_file_counts(place: Place) -> None:
     place.grant()
     place.file.write_text("{}")
     words = place.words("--root", ROOT, "exec", "-p", "/nowhere", "-p", str(place.file), "x")
     assert (
-        words[:5] == ["--root", ROOT, "exec", "-p", "/nowhere"]
-        and words[5].startswith("--process=")
-        and words[6:] == ["x"]
+        words[:6] == ["--root", ROOT, "exec", "-p", "/nowhere", "-p"]
+        and words[6].startswith("/proc/self/fd/")
+        and words[7:] == ["x"]
     )
 
 

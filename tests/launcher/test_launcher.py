@@ -120,6 +120,8 @@ def test_what_is_no_create_goes_to_the_runtime_untouched(place: Place, args: lis
         ["create", "-bundle", "{b}", "x"],
         ["create", "-b", "{b}", "x"],
         ["create", "-b={b}", "x"],
+        ["run", "-db{b}", "x"],
+        ["--debug=false", "create", "--no-pivot=true", "--pidfd-socket", "x", "-b", "{b}", "x"],
         ["create", "x", "--bundle", "{b}"],
         ["create", "--bundle=", "x"],
         ["--log-level", "debug", "create", "x"],
@@ -152,11 +154,12 @@ def test_create_is_looked_at(place: Place, args: list[str]) -> None:
     [
         ["--unknown", "create", "x"],
         ["--unknown=1", "create", "x"],
-        ["--debug=false", "create", "x"],
+        ["--help=false", "create", "x"],
+        ["run", "-dh", "x"],
         ["--root"],
         ["create", "--unknown", "x"],
         ["create", "--config", "other.json", "x"],
-        ["create", "-b/other", "x"],
+        ["create", "-fother.json", "x"],
         ["create", "--", "x"],
         ["create", "--bundle", "/a", "--bundle", "/b", "x"],
         ["create", "--bundle"],
@@ -618,7 +621,19 @@ WORDS = [
     "--debug",
     "--systemd-cgroup",
 ]
-WORDS += ["--bundle", "-b", "-bundle=ASKS", "--bundle=ELSE", "ASKS", "ELSE", "--no-pivot", "--pid-file", "--detach"]
+WORDS += [
+    "--bundle",
+    "-b",
+    "-bELSE",
+    "-dbASKS",
+    "-bundle=ASKS",
+    "--bundle=ELSE",
+    "ASKS",
+    "ELSE",
+    "--no-pivot",
+    "--pid-file",
+    "--detach",
+]
 WORDS += ["--keep", "", "-d", "--unknown", "--unknown=v", "--config", "--config=c", "--debug=false"]
 
 
