@@ -2,7 +2,9 @@
 
 Rules are read as the kernel's device controller and runc read them (Documentation/admin-guide/cgroup-v1/devices.rst:
 a rule for all devices replaces all rules before it; a denial removes only a permission with exactly its numbers). In
-doubt a GPU counts as reachable: cgroup v2 applies a denial with other wildcards, v1 ignores it.
+doubt a GPU counts as reachable: cgroup v2 applies a denial with other wildcards, v1 ignores it. Nor is crun on cgroup v2 like
+them: its program asks each rule by itself, so there a rule for all devices that has numbers or part of the access is for those
+alone, and a denial of reading alone lets who opens for both reading and writing pass.
 """
 
 from oci_hook.core.layout import NVIDIA_MAJOR
@@ -37,12 +39,13 @@ def allowed(rules: "Iterable[Mapping[str, object]]") -> list[tuple[int, int, set
             continue
         major, minor, access = _number(rule, "major"), _number(rule, "minor"), _access(rule)
         permit = rule.get("allow") is True
-        if kind == "a":
-            open_ = [(ANY, ANY, set("rwm"))] if permit else []
+        if kind == "a" and permit:
+            open_ = [(ANY, ANY, set("rwm"))]
         elif permit:
             open_.append((major, minor, access))
-        else:
-            open_ = [(a, b, has - access if (major, minor) == (a, b) else has) for a, b, has in open_]
+        elif access >= {"r", "w"}:
+            every = kind == "a" and major == minor == ANY
+            open_ = [(a, b, has - access if every or (major, minor) == (a, b) else has) for a, b, has in open_]
     return [entry for entry in open_ if entry[2]]
 
 

@@ -11,6 +11,7 @@ from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import MIG, Gpu, GpuNode, Inventory
 
 DENY: dict[str, Any] = {"allow": False, "access": "rwm"}
+ALL: dict[str, Any] = {"allow": True, "access": "rwm"}
 
 
 def c(minor: int | None = None, major: int | None = 195, access: str = "rw", allow: bool = True) -> dict[str, Any]:
@@ -47,7 +48,15 @@ def c(minor: int | None = None, major: int | None = 195, access: str = "rw", all
         ([DENY, {**c(1), "type": "u"}], ["195:1"]),
         ([DENY, c(1), c(1, allow=False)], []),
         ([DENY, c(1), c(1, allow=False, access="w")], ["195:1"]),
-        ([DENY, c(1), c(1, allow=False, access="w"), c(1, allow=False, access="r")], []),
+        ([DENY, c(1), c(1, allow=False, access="w"), c(1, allow=False, access="r")], ["195:1"]),  # crun: not for both
+        (
+            [ALL, {"allow": False, "type": "a", "major": 5, "minor": 5, "access": "rwm"}],
+            ["every GPU"],
+        ),  # crun: only 5:5
+        ([ALL, {"allow": False, "type": "a", "access": "m"}], ["every GPU"]),
+        ([ALL, {"allow": False, "type": "a", "access": "r"}], ["every GPU"]),
+        ([ALL, c(1), {"allow": False, "type": "a", "access": "rw"}], []),
+        ([ALL, {"allow": False, "type": "a", "major": -1, "minor": -1}], []),
         ([DENY, c(1, allow=False), c(1)], ["195:1"]),
         ([DENY, c(), c(1, allow=False)], ["every GPU"]),  # cgroup v1 does not take this back
         ([DENY, c(1), c(allow=False)], ["195:1"]),  # nor this
