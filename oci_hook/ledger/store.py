@@ -20,6 +20,7 @@ have one).
 
 import fcntl
 import os
+from errno import ENOTEMPTY
 
 from oci_hook.core.gpu_page import SIZE as GPU_PAGE_SIZE
 from oci_hook.core.grant import Grant, Share
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 COPY_FILE = "copy"  # of the policy page
+TRIES = 8  # to remove a folder
 
 
 def grant_key(root: str, id: str) -> str:
@@ -449,15 +451,16 @@ def _remove(folder: str, pages: str, key: str) -> None:
     _drop_folder(f"{pages}/{key}")
 
 
-def _unlink(path: str) -> None:
+def _unlink(path: str, folder: int | None = None) -> None:
     try:
-        os.unlink(path)
+        os.unlink(path, dir_fd=folder)
     except FileNotFoundError:
         pass
 
 
 def _drop_folder(path: str) -> None:
-    """Remove a folder of files if it is there; a link or a file in its place is removed itself."""
+    """Remove a folder of files if it is there; a link or a file in its place is removed itself. The launcher, which takes no lock,
+    may write and rename its copy of the runtime's state in there meanwhile."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -466,8 +469,13 @@ def _drop_folder(path: str) -> None:
         os.unlink(path)
         return
     try:
-        for name in os.listdir(fd):
-            os.unlink(name, dir_fd=fd)
+        for left in reversed(range(TRIES)):
+            for name in os.listdir(fd):
+                _unlink(name, fd)
+            try:
+                return os.rmdir(path)
+            except OSError as e:
+                if e.errno != ENOTEMPTY or not left:
+                    raise
     finally:
         os.close(fd)
-    os.rmdir(path)

@@ -127,6 +127,26 @@ def test_what_a_crash_leaves_is_removed_and_nothing_else(state):
     assert files(state) == sorted([*of(here), "ledger/README", "ledger/lock"])
 
 
+def test_a_launcher_that_writes_into_a_folder_that_goes(state, monkeypatch):
+    """It takes no lock: a file appears after the list was read, or has another name by now (launcher/keep_state.c)."""
+    put(state, make("gone", ended()))
+    folder = Path(state, "pages", store.grant_key("/run/runc", "gone"))
+    steps = iter([lambda: (folder / "state.new").rename(folder / "state.json"), (folder / "state.new").touch])
+    (folder / "state.new").touch()
+    listdir = os.listdir
+
+    def slow(at):
+        names = listdir(at)
+        if "copy" in names or "state.json" in names:
+            next(steps, list)()
+        return names
+
+    monkeypatch.setattr(os, "listdir", slow)
+    with store.open_ledger(state) as ledger:
+        assert ledger.grants == ()
+    assert not folder.exists() and next(steps, None) is None
+
+
 def test_a_leftover_of_the_same_key_is_no_obstacle(state):
     with store.open_ledger(state, seconds=10):
         pass
