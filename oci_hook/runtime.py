@@ -198,7 +198,8 @@ def run_real(settings: "Settings", args: "Sequence[str]") -> "NoReturn":
         if st.st_uid not in (0, os.geteuid()) or st.st_mode & 0o022:
             raise refuse("GH-503", f"runtime {path} can be changed by others than root; set `runtime` in settings.yaml")
         limits.lift()
-        # Python at its start ignores these signals and may add LC_CTYPE; the runtime must get what the engine gave.
+        # Python at its start may add LC_CTYPE, and ignores these signals, whatever the engine gave; that is not known any
+        # more. A program in a container expects the default.
         _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
         _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)
         os.execve(path, [path, *args], original_environment())
