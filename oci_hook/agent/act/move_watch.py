@@ -66,6 +66,7 @@ class MoveWatch:
                 for watched in self._node.watched.values():
                     watched.waits.pop(uuid, None)
         for gpu in self._lent.values():
+            gpu.cut = {grant.key for grant in cut}
             gpu.measure()
         self.due = min(self.due, now) if self._lent else math.inf
 
@@ -126,6 +127,9 @@ class _Lent:
         self.uuid = uuid
         self._lent = lent  # all of them
         self.moving: Move | None = None
+        self.cut: set[str] = (
+            set()
+        )  # the keys of those that a crash has left half moved: nobody else keeps room for them
         self._node, self._accounts, self._auditing, self._response = node, accounts, auditing, response
         self._child = Child(PROGRAM, NOT_NOW, NOT_NOW)
         self._began = self._moved = self._sampled = 0.0
@@ -156,7 +160,7 @@ class _Lent:
         self._follow(sharing, now)
         if self.moving is not None and not self._ended(sharing, now):
             return True
-        if not any(grant.lent_to or self._known[key].waits(now) for key, grant in sharing.items()):
+        if not any(g.lent_to or key in self.cut or self._known[key].waits(now) for key, g in sharing.items()):
             self.end_all_but("")
             return False
         gpu, tenants = self._node.gpu(self.uuid), self._tenants(sharing, now)
@@ -233,7 +237,7 @@ class _Lent:
             share = grant.shares[grant.place(self.uuid)]
             if share.whole or grant.life.init is None:
                 continue
-            if grant.off_gpu and not grant.lent_to:
+            if grant.off_gpu and not grant.lent_to and not (grant.moving and key in self.cut):
                 continue  # a person takes it away and brings it back
             known, used = self._known[key], self._used(grant, pages.get(key))
             found.append(

@@ -1,6 +1,7 @@
 """A GPU of 8 GiB whose containers may have more than that together: the agent makes room for who waits."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 from tests.agent.box import Agent, events, running, wait_for
 from tests.conftest import REPO
 from tests.e2e.stage import CONTEXT_MIB, GPU_MIB, Stage
-from tests.e2e.test_suspend import Node, Tenant
+from tests.e2e.test_suspend import CRASH, Node, Tenant
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 KEY = "gpu-hook.io/"
@@ -247,6 +248,20 @@ def test_an_agent_that_is_killed_while_somebody_is_away(node: Node) -> None:
     with running(node.stage):
         wait_for(lambda: not away.grant.off_gpu)
         assert node.stage.used_mib() == 2 * (3500 + CONTEXT_MIB)
+
+
+def test_room_is_made_for_what_a_crash_has_left_half_moved(node: Node) -> None:
+    """A neighbour has taken its room meanwhile; the command that moved it was a person's."""
+    server = node.tenant(SERVER)
+    assert [server.program("begin"), server.program("alloc 20 server"), server.program("hold 4480")] == ["0"] * 3
+    command = [sys.executable, "-c", CRASH, str(node.stage.prefix), server.grant.key, "sent", "suspend"]
+    assert subprocess.run(command, cwd=REPO).returncode == -signal.SIGKILL
+    late = trainer(node, 5500)
+    assert late.program.hear() == "0"
+    with running(node.stage) as agent:
+        wait_for(lambda: not server.grant.off_gpu)
+        assert late.grant.lent_to == server.id and len(server.program("digest")) == 64
+        wait_for(lambda: not agent.node()["agent"]["problems"])
 
 
 def test_a_person_brings_it_back(node: Node, agent: Agent) -> None:
