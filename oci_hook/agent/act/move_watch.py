@@ -35,25 +35,31 @@ class MoveWatch:
         self._auditing = auditing
         self._accounts = accounts
         self._response = response
-        self._child = Child(PROGRAM, RETRY_SECONDS, RETRY_MAX)
-        self._tried = ""  # the key of the last container whose move was to be ended
+        self._ends: dict[str, Child] = {}  # one at a time runs, which ends a container's move; by the container's key
+        self._tried = ""  # the key of the last one
         self._lent: dict[str, _Lent] = {}
 
     def tick(self, now: float) -> None:
-        status = self._child.status()
-        if status:
-            self._child.failed(now)
-        elif status == 0:
-            self._child.worked()
-            self._child.stop()
+        for child in self._ends.values():
+            status = child.status()
+            if status:
+                child.failed(now)
+            elif status == 0:
+                child.worked()
+                child.stop()
         cut = [grant for grant in self._node.grants.values() if cut_off(self._node.state_dir, grant)]
         names = ", ".join(grant.who.id[:64] for grant in cut)
         self._node.problem("suspend", f"half moved between GPU and host memory: {names}" if cut else "")
-        if cut and self._child.due(now):
-            # They take turns: one that cannot be ended keeps no other one away.
-            keys = sorted(grant.key for grant in cut)
-            self._tried = next((key for key in keys if key > self._tried), keys[0])
-            self._child.start(now, "end", self._node.prefix, self._tried)
+        keys = {grant.key for grant in cut}
+        moving = {key for key, grant in self._node.grants.items() if grant.moving}
+        self._ends = {key: child for key, child in self._ends.items() if child.pid or key in moving}
+        for key in keys - set(self._ends):
+            self._ends[key] = Child(PROGRAM, RETRY_SECONDS, RETRY_MAX)
+        due = sorted(key for key in keys if self._ends[key].due(now))
+        if due and not any(child.pid for child in self._ends.values()):
+            # They take turns, each after its own waits: one that cannot be ended keeps no other one away.
+            self._tried = next((key for key in due if key > self._tried), due[0])
+            self._ends[self._tried].start(now, "end", self._node.prefix, self._tried)
         for uuid in self._node.granted_gpus() | set(self._lent):
             if is_lent(self._node, uuid):
                 if uuid not in self._lent:
@@ -66,7 +72,7 @@ class MoveWatch:
                 for watched in self._node.watched.values():
                     watched.waits.pop(uuid, None)
         for gpu in self._lent.values():
-            gpu.cut = {grant.key for grant in cut}
+            gpu.cut = keys
             gpu.measure()
         self.due = min(self.due, now) if self._lent else math.inf
 
@@ -77,7 +83,8 @@ class MoveWatch:
 
     def stop(self) -> None:
         """What it has begun ends by itself: the next agent finds it."""
-        self._child.stop()
+        for child in self._ends.values():
+            child.stop()
         for gpu in self._lent.values():
             gpu.stop()
 

@@ -19,6 +19,7 @@ from oci_hook.agent.judge.audit_rules import Verdict
 from oci_hook.agent.judge.turns import Move, Tenant
 from oci_hook.agent.node import Node
 from oci_hook.agent.options import Options
+from oci_hook.agent.watch.child import Child
 from oci_hook.agent.watched import Watched
 from oci_hook.cli.main import cli
 from oci_hook.core.grant import Grant, Identity, Life, Share
@@ -134,12 +135,13 @@ def test_what_a_person_suspends_before_the_agents_program_runs_stays_so(
     node.grants = {seen.key: seen}
     watch = MoveWatch(node, *[None] * 3)  # type: ignore[arg-type]
     if lent:
-        watch._child.start(0.0, "resume", node.prefix, seen.key)
+        watch._ends[seen.key] = Child(move_watch.PROGRAM, 1.0, 1.0)
+        watch._ends[seen.key].start(0.0, "resume", node.prefix, seen.key)
     else:
         monkeypatch.setattr(move_watch, "cut_off", lambda *_: True)
         watch.tick(0.0)
-    wait_for(lambda: watch._child.status() is not None)
-    assert watch._child.status() == 0
+    wait_for(lambda: watch._ends[seen.key].status() is not None)
+    assert watch._ends[seen.key].status() == 0
     watch.stop()
     now = grant(stage, seen.who.id)
     assert now and now.suspended and not now.moving and stage.used_mib() == 0
@@ -147,20 +149,28 @@ def test_what_a_person_suspends_before_the_agents_program_runs_stays_so(
 
 
 def test_one_that_cannot_be_ended_keeps_no_other_one_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    grants = {key: Grant(key, Identity("/run", key, "/b"), Life(""), ()) for key in "bac"}
+    """Not by its turn, and not by its waits, which grow with each failure."""
+    grants = {key: Grant(key, Identity("/run", key, "/b"), Life(""), (), moving=7) for key in "bac"}
     node = SimpleNamespace(grants=grants, state_dir="", prefix="", problem=lambda *_: None, granted_gpus=set)
     watch = MoveWatch(node, *[None] * 3)  # type: ignore[arg-type]
     monkeypatch.setattr(move_watch, "cut_off", lambda *_: True)
-    tried: list[str] = []
-    watch._child = SimpleNamespace(  # type: ignore[assignment]
-        status=lambda: 1,
-        failed=lambda now: None,
-        due=lambda now: True,
-        start=lambda now, *words: tried.append(words[-1]),
-    )
-    for now in range(5):
+    tried: list[tuple[str, float]] = []
+    ended = SimpleNamespace(poll=lambda: 1, send_signal=lambda _: None, stdin=None, stdout=None, wait=lambda timeout: 1)
+
+    def start(child: Child, now: float, *words: str) -> str:
+        child._process, _ = ended, tried.append((words[-1], now))  # type: ignore[assignment]
+        return ""
+
+    monkeypatch.setattr(Child, "start", start)
+    for now in range(26):
         watch.tick(float(now))
-    assert tried == ["a", "b", "c", "a", "b"]
+    assert tried == [(key, at + i) for at in (0, 11) for i, key in enumerate("abc")]
+    tried.clear()
+    for now in range(1000, 1600):
+        if now == 1500:
+            grants["d"] = grants["a"].replace(key="d")
+        watch.tick(float(now))
+    assert next(at for key, at in tried if key == "d") == 1500
 
 
 @pytest.mark.parametrize(("suspended", "lent_to", "ended"), [(0, "", True), (7, "b", False), (7, "", True)])
