@@ -13,26 +13,32 @@ FILES = (
 NO_LIMIT = 1 << 60  # cgroup v1 shows a number as large as this where there is none
 
 
-def of_cgroup(pid: int) -> int | None:
-    """Bytes that the process may take until a limit of its cgroup, or of one above that is seen here, is reached; None: no
-    limit. Raises OSError."""
-    found: list[int] = []
-    for path, files in zip((cgroup.v1_path(pid, "memory"), cgroup.v2_path(pid)), FILES, strict=True):
+def of_cgroup(pid: int, own: tuple[str | None, str | None]) -> tuple[int | None, int | None]:
+    """Bytes that the process may take until a limit of its cgroup, or of one above that is seen here, is reached: (now, if nobody
+    outside of its container took any); None: no limit. own: the directories of the container's own cgroup, in version 1's memory
+    hierarchy and in version 2; None: the process's. Raises OSError."""
+    now: list[int] = []
+    alone: list[int] = []
+    for path, top, files in zip((cgroup.v1_path(pid, "memory"), cgroup.v2_path(pid)), own, FILES, strict=True):
+        top, its = top or path, None
         while path and os.path.exists(f"{path}/cgroup.procs"):
-            room = _room(path, *files)
-            found += [] if room is None else [room]
+            if found := _limit_and_use(path, *files):
+                limit, used = found
+                if limit < NO_LIMIT:
+                    now.append(max(0, limit - used))
+                    alone.append(max(0, limit - (used if its is None else its)))
+                its = used if path == top else its
             path = os.path.dirname(path)
-    return min(found, default=None)
+    return min(now, default=None), min(alone, default=None)
 
 
-def _room(path: str, most: str, used: str, file_pages: bytes) -> int | None:
+def _limit_and_use(path: str, most: str, used: str, file_pages: bytes) -> tuple[int, int] | None:
+    """limit: NO_LIMIT where there is none."""
     try:
         limit = read_file(f"{path}/{most}").strip()
-        if not limit.isdigit() or int(limit) >= NO_LIMIT:
-            return None
         lines = (line.split() for line in read_file(f"{path}/memory.stat").splitlines())
         goes = next((int(words[1]) for words in lines if words[0] == file_pages), 0)
-        return max(0, int(limit) - int(read_file(f"{path}/{used}")) + goes)
+        return int(limit) if limit.isdigit() else NO_LIMIT, int(read_file(f"{path}/{used}")) - goes
     except FileNotFoundError:  # the top of a hierarchy has no such files
         return None
 

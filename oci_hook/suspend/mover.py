@@ -22,6 +22,7 @@ from oci_hook.ledger import admit, events, store
 from oci_hook.ledger import inventory as node_inventory
 from oci_hook.linux import memory_room, proc
 from oci_hook.linux.lock import lock_file
+from oci_hook.observe import inside
 from oci_hook.suspend import processes
 from oci_hook.suspend.hold import Hold
 from oci_hook.suspend.processes import Found
@@ -182,18 +183,25 @@ class _RoomKept:
 
 
 def _check_cgroup(grant: Grant, need_mib: int) -> None:
-    """Raises ApplyError GH-415: the driver moves the memory into the container's own processes."""
+    """The driver moves the memory into the container's own processes. Raises ApplyError GH-415 where the container itself leaves
+    no room for it, GH-416 where others do, in a cgroup above its own."""
     assert grant.life.init is not None
+    init, reported = grant.life.init[0], grant.life.cgroup
     try:
-        room = memory_room.of_cgroup(grant.life.init[0])
+        own = inside.directory(init, "memory", reported), inside.directory(init, "", reported)
+        now, alone = memory_room.of_cgroup(init, own)
     except (OSError, ValueError):
         raise _refusal(grant, "suspended", "its cgroup's memory limit cannot be read") from None
-    if room is not None and need_mib > room // MIB:
-        raise refuse(
-            "GH-415",
-            f"container {events.title(grant.who)} is not suspended: it has {need_mib} MiB on its GPUs, and may take"
-            f" {room // MIB} MiB of host memory until its cgroup's limit; give it a larger limit",
-        )
+    for room, code, whose, then in (
+        (alone, "GH-415", "its cgroup's limit", "give it a larger limit"),
+        (now, "GH-416", "the limit of a cgroup above its own, which others fill", "wait for them"),
+    ):
+        if room is not None and need_mib > room // MIB:
+            raise refuse(
+                code,
+                f"container {events.title(grant.who)} is not suspended: it has {need_mib} MiB on its GPUs, and may take"
+                f" {room // MIB} MiB of host memory until {whose}; {then}",
+            )
 
 
 def _send(grant: Grant, inventory: "Inventory", found: Found, locks: tuple[int, ...]) -> None:

@@ -31,15 +31,19 @@ def test_the_tightest_limit_on_the_way_up_counts(version: int, tmp_path: Path, m
     own = {1: inner if version == 1 else None, 2: inner if version == 2 else None}
     monkeypatch.setattr(cgroup, "v1_path", lambda pid, controller: own[1] and str(own[1]))
     monkeypatch.setattr(cgroup, "v2_path", lambda pid: own[2] and str(own[2]))
-    assert memory_room.of_cgroup(1) == 120 * MIB  # what files have of it goes when memory is short
+    its, unknown = (str(inner),) * 2, (None, None)
+    # What files have of it goes when memory is short. Without the others above, it would have all of its own limit.
+    assert memory_room.of_cgroup(1, its) == memory_room.of_cgroup(1, unknown) == (120 * MIB, 400 * MIB)
+    assert memory_room.of_cgroup(1, (str(top),) * 2) == (120 * MIB, 120 * MIB)
+    (top / memory_room.FILES[version - 1][0]).write_text(str(450 * MIB))
+    assert memory_room.of_cgroup(1, its) == (0, 350 * MIB)
     (top / memory_room.FILES[version - 1][0]).write_text(none)
-    assert memory_room.of_cgroup(1) == 400 * MIB
+    assert memory_room.of_cgroup(1, its) == (400 * MIB, 400 * MIB)
     (inner / memory_room.FILES[version - 1][0]).write_text(none)
-    assert memory_room.of_cgroup(1) is None
+    assert memory_room.of_cgroup(1, its) == (None, None)
 
 
 def test_the_node_and_this_process() -> None:
     free, total = memory_room.of_node()
     assert 0 < free <= total
-    room = memory_room.of_cgroup(os.getpid())
-    assert room is None or room >= 0
+    assert all(room is None or room >= 0 for room in memory_room.of_cgroup(os.getpid(), (None, None)))
