@@ -142,6 +142,7 @@ class _RoomKept:
     def __init__(self, settings: "Settings", grant: Grant, mib: int) -> None:
         self._state, self._grant, self._mib = settings.state_dir, grant, mib
         self._locks: list[int] = []
+        self._held = False
 
     def __enter__(self) -> tuple[int, ...]:
         try:
@@ -171,7 +172,9 @@ class _RoomKept:
 
     def _hold(self, until: int) -> None:
         with store.open_ledger(self._state) as ledger:
-            ledger.hold([g.key for g in self._beside(ledger.grants)], until)
+            keys = [g.key for g in self._beside(ledger.grants)]
+            ledger.hold(keys, until)
+            self._held = bool(keys)  # then all are let go at the end, though nothing may be lent any more
 
     def _beside(self, grants: tuple[Grant, ...]) -> list[Grant]:
         """All on these GPUs where some of their memory is lent, this one as well: who starts meanwhile has its time from there
@@ -179,7 +182,7 @@ class _RoomKept:
         uuids = {share.uuid for share in self._grant.shares}
         beside = [g for g in grants if uuids & {share.uuid for share in g.shares}]
         shares = [share for g in beside for share in g.shares if share.uuid in uuids]
-        return beside if any(share.booked_mib < share.memory_mib for share in shares) else []
+        return beside if self._held or any(share.booked_mib < share.memory_mib for share in shares) else []
 
 
 def _check_cgroup(grant: Grant, need_mib: int) -> None:

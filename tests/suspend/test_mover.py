@@ -1,11 +1,14 @@
 """suspend/mover.py, without a driver."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from oci_hook.core.grant import Grant, Identity, Life
+from oci_hook.core.grant import Grant, Identity, Life, Share
+from oci_hook.core.layout import LEDGER_DIR
 from oci_hook.errors import GhError
 from oci_hook.linux import cgroup
 from oci_hook.linux.proc import process_life
@@ -29,3 +32,22 @@ def test_others_in_a_cgroup_above_are_not_its_own_fault(
         (problem,) = e.problems
         said = problem.code
     assert said == code
+
+
+def test_all_that_were_held_are_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the only one that had lent memory ends while the other one comes back."""
+    (tmp_path / LEDGER_DIR).mkdir()
+    server, other, trainer = (
+        Grant(key, Identity("/run", key, "/b"), Life(""), (Share("GPU-0", 4, request_mib=request),))
+        for key, request in (("server", 4), ("other", 4), ("trainer", 1))
+    )
+    held: dict[str, int] = {}
+    ledger = SimpleNamespace(
+        grants=(server, other, trainer), hold=lambda keys, until: held.update(dict.fromkeys(keys, until))
+    )
+    monkeypatch.setattr(mover.store, "snapshot", lambda state: ledger.grants)
+    monkeypatch.setattr(mover.store, "open_ledger", lambda state: nullcontext(ledger))
+    with mover._RoomKept(SimpleNamespace(state_dir=str(tmp_path)), server, 4):  # type: ignore[arg-type]
+        assert len(held) == 3 and all(held.values())
+        ledger.grants = (server, other)
+    assert not held["server"] and not held["other"]
