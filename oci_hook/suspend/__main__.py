@@ -3,7 +3,7 @@ hang. WHAT is `suspend`, `resume` for one that is away for another, or `end` for
 
 The ledger may have changed since the agent read it: what a person has suspended meanwhile stays so.
 Exit status: 0 it was moved, or there was nothing to move; 1 not now; CANNOT it can never be moved as it is, by what the container
-itself has or does.
+itself has or does; NO_ROOM its GPUs have less room than it needs.
 """
 
 import sys
@@ -11,7 +11,7 @@ import sys
 from oci_hook.config import settings as node_settings
 from oci_hook.errors import GhError
 from oci_hook.suspend import mover
-from oci_hook.suspend.hold import CANNOT
+from oci_hook.suspend.hold import CANNOT, NO_ROOM
 
 BACK = {
     "resume": lambda grant: grant.moving or grant.lent_to,
@@ -28,8 +28,10 @@ def main(what: str, prefix: str, key: str, lent_to: str = "") -> int:
             mover.resume(settings, key, BACK[what])
         return 0
     except GhError as e:
-        own = what == "suspend" and all(problem.code == "GH-415" for problem in e.problems)
-        return CANNOT if own else 1
+        codes = {problem.code for problem in e.problems}
+        if what == "suspend" and codes == {"GH-415"}:
+            return CANNOT
+        return NO_ROOM if codes == {"GH-201"} else 1
 
 
 if __name__ == "__main__":

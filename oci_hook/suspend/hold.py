@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 LOCK = "moving"
 LOOK_SECONDS = 0.5  # that others may have it in order to look (cut_off)
-CANNOT = 3  # exit status of the agent's moves (suspend/__main__.py)
+CANNOT, NO_ROOM = 3, 4  # exit statuses of the agent's moves (suspend/__main__.py)
 
 
 class Hold:

@@ -15,7 +15,7 @@ from oci_hook.core.grant import Grant
 from oci_hook.core.terms import CLASS_NUMBERS
 from oci_hook.core.units import MIB
 from oci_hook.observe.account import Usage
-from oci_hook.suspend.hold import CANNOT, cut_off
+from oci_hook.suspend.hold import CANNOT, NO_ROOM, cut_off
 
 PROGRAM = "oci_hook.suspend"
 RETRY_SECONDS, RETRY_MAX = 10.0, 300.0
@@ -23,7 +23,7 @@ IDLE_SECONDS, BUSY_SECONDS = 0.5, 0.2  # between two looks at a lent GPU, withou
 TRIES_SECONDS = 1.0  # an allocation that waits tries again sooner (LONGEST_WAIT_MS of shim/memory/charge.c)
 NOT_NOW = 3.0  # after a move that failed
 REFUSALS = 3  # of the driver to move a container, until that is killed for who is within its request
-MORE = 64 * MIB  # that a container needs more than its page says, for each time that it did not come back
+MORE = 64 * MIB  # that a container needs more than its page says, for each time that there was too little room
 
 
 class MoveWatch:
@@ -313,7 +313,7 @@ class _Lent:
                 known.wanted = 0
         else:
             known.not_before = now + NOT_NOW
-            if not move.lent_to:
+            if status == NO_ROOM:
                 known.wanted = min(known.wanted + MORE, self._most(move.key, known.had))
             elif status == CANNOT:
                 known.refused += 1

@@ -25,11 +25,12 @@ from oci_hook.cli.main import cli
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.layout import PAGES_DIR
 from oci_hook.core.units import MIB
-from oci_hook.errors import GhError
+from oci_hook.errors import GhError, Problem
 from oci_hook.linux.proc import process_life
 from oci_hook.observe.account import Usage
+from oci_hook.suspend import __main__ as moves
 from oci_hook.suspend import hold, processes
-from oci_hook.suspend.hold import Hold, cut_off
+from oci_hook.suspend.hold import CANNOT, NO_ROOM, Hold, cut_off
 from tests.agent.box import REPO, events, grant, running, wait_for
 from tests.cli.box import Install
 from tests.e2e.stage import CONTEXT_MIB, SHARE, Stage
@@ -180,6 +181,40 @@ def test_a_return_has_ended_once_the_ledger_says_so(suspended: int, lent_to: str
     gpu.moving, gpu._child = Move("k"), SimpleNamespace(status=lambda: 0, stop=lambda: None)  # type: ignore[assignment]
     told = Grant("k", Identity("/run", "a", "/b"), Life(""), (), suspended=suspended, lent_to=lent_to)
     assert gpu._ended({"k": told}, 1.0) == ended == (gpu.moving is None)
+
+
+@pytest.mark.parametrize(("status", "more"), [(1, 0), (NO_ROOM, 3 * move_watch.MORE)])
+def test_only_want_of_room_has_it_need_more(status: int, more: int) -> None:
+    """Not a busy driver, another command, or a full disk: it would need so much in the end that it never comes back."""
+    gpu = move_watch._Lent("GPU-0", None, None, None, None, {})  # type: ignore[arg-type]
+    told = Grant("k", Identity("/run", "a", "/b"), Life(""), (Share("GPU-0", 6144),), suspended=7, lent_to="b")
+    gpu._node = SimpleNamespace(grants={"k": told}, gpu=lambda _: None)  # type: ignore[assignment]
+    gpu._child = SimpleNamespace(status=lambda: status, stop=lambda: None)  # type: ignore[assignment]
+    known = gpu._known["k"] = move_watch._Known(0.0)
+    for now in range(3):
+        gpu.moving = Move("k")
+        assert gpu._ended({"k": told}, now * 4.0)
+    assert known.wanted == more
+
+
+@pytest.mark.parametrize(
+    ("what", "codes", "status"),
+    [
+        ("suspend", ("GH-415",), CANNOT),
+        ("suspend", ("GH-416",), 1),
+        ("resume", ("GH-415",), 1),
+        ("resume", ("GH-201", "GH-201"), NO_ROOM),
+        ("end", ("GH-417",), 1),
+    ],
+)
+def test_how_a_move_ends(monkeypatch: pytest.MonkeyPatch, what: str, codes: tuple[str, ...], status: int) -> None:
+    def fails(*_: object) -> None:
+        raise GhError(*(Problem(code, "why") for code in codes))
+
+    monkeypatch.setattr(moves.node_settings, "load", lambda prefix: None)
+    for name in ("suspend", "resume"):
+        monkeypatch.setattr(moves.mover, name, fails)
+    assert moves.main(what, "/", "k") == status
 
 
 def test_what_moves_with_a_container_is_on_its_other_gpus_as_well() -> None:
