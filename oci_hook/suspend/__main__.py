@@ -3,7 +3,8 @@ hang. WHAT is `suspend`, `resume` for one that is away for another, or `end` for
 
 The ledger may have changed since the agent read it: what a person has suspended meanwhile stays so.
 Exit status: 0 it was moved, or there was nothing to move; 1 not now; CANNOT it can never be moved as it is, by what the container
-itself has or does; NO_ROOM its GPUs have less room than it needs.
+itself has or does; NO_ROOM its GPUs have less room than it needs. Unless it is 0, standard output says
+why.
 """
 
 import sys
@@ -28,6 +29,7 @@ def main(what: str, prefix: str, key: str, lent_to: str = "") -> int:
             mover.resume(settings, key, BACK[what])
         return 0
     except GhError as e:
+        sys.stdout.write(f"{e}\n")
         codes = {problem.code for problem in e.problems}
         if what == "suspend" and codes == {"GH-415"}:
             return CANNOT

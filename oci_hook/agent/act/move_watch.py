@@ -112,7 +112,8 @@ class _Known:
         self.room_at = -math.inf  # when it could come back to this GPU last
         self.wanted = self.had = 0  # bytes that it waited for, and had, when it was moved
         self.not_before = 0.0
-        self.refused = 0  # times in a row that the driver did not move it
+        # Times that the container itself kept the driver from moving it, since it was moved last, and why.
+        self.refused, self.why = 0, ""
         self.resumed = 0  # Watched.resumed at the last look
 
     def waits(self, now: float) -> bool:
@@ -298,6 +299,7 @@ class _Lent:
             away = grant.suspended and (move.lent_to or grant.lent_to)
             if bool(away) != bool(move.lent_to):
                 return False
+        why = self._child.read(4096) if status == CANNOT else b""
         self._child.stop()
         self.moving, self._moved = None, now
         if grant is None or known is None:
@@ -317,6 +319,7 @@ class _Lent:
                 known.wanted = min(known.wanted + MORE, self._most(move.key, known.had))
             elif status == CANNOT:
                 known.refused += 1
+                known.why = (why or b"").decode("utf-8", "replace").strip()
         return True
 
     def _answer_stuck(self, tenants: tuple[Tenant, ...], free: int) -> None:
@@ -331,7 +334,7 @@ class _Lent:
         name = self._node.grants[claim.key].who.id[:64]
         what = (
             f"{over.used // MIB} MiB in use, request {over.request // MIB} MiB; {name} waits for {claim.need // MIB} MiB within its"
-            f" request, and this container's memory cannot be moved (`gpu-hook events` says why)"
+            f" request, and this container's memory cannot be moved: {self._known[over.key].why}"
         )
         self._response.answer(Finding("keeps-lent-memory", over.key, self.uuid, 0, 0, what), harm=True)
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from oci_hook.agent.act import enforce, move_watch
 from oci_hook.agent.act.move_watch import MoveWatch
 from oci_hook.agent.act.response import Response
-from oci_hook.agent.judge.audit_rules import Verdict
+from oci_hook.agent.judge.audit_rules import Finding, Verdict
 from oci_hook.agent.judge.turns import Move, Tenant
 from oci_hook.agent.node import Node
 from oci_hook.agent.options import Options
@@ -207,7 +207,9 @@ def test_only_want_of_room_has_it_need_more(status: int, more: int) -> None:
         ("end", ("GH-417",), 1),
     ],
 )
-def test_how_a_move_ends(monkeypatch: pytest.MonkeyPatch, what: str, codes: tuple[str, ...], status: int) -> None:
+def test_how_a_move_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str, codes: tuple[str, ...], status: int
+) -> None:
     def fails(*_: object) -> None:
         raise GhError(*(Problem(code, "why") for code in codes))
 
@@ -215,6 +217,28 @@ def test_how_a_move_ends(monkeypatch: pytest.MonkeyPatch, what: str, codes: tupl
     for name in ("suspend", "resume"):
         monkeypatch.setattr(moves.mover, name, fails)
     assert moves.main(what, "/", "k") == status
+    assert capsys.readouterr().out == "".join(f"{code}: why\n" for code in codes)
+
+
+def test_who_is_killed_for_lent_memory_is_told_why() -> None:
+    gpu = move_watch._Lent("GPU-0", None, None, None, None, {})  # type: ignore[arg-type]
+    grants = {key: Grant(key, Identity("/run", key, "/b"), Life(""), (Share("GPU-0", 6),)) for key in "ab"}
+    found: list[Finding] = []
+    gpu._node = SimpleNamespace(grants=grants)  # type: ignore[assignment]
+    gpu._response = SimpleNamespace(answer=lambda finding, harm: found.append(finding))  # type: ignore[assignment]
+    gpu._known = {key: move_watch._Known(0.0) for key in "ab"}
+    tenants = Tenant("a", 1, 5 * MIB, 1 * MIB, fixed=True), Tenant("b", 1, 0, 5 * MIB, waits=5 * MIB)
+    said = b"GH-415: process 7 (python) shares memory\n"
+    gpu._child = SimpleNamespace(status=lambda: CANNOT, stop=lambda: None, read=lambda size: said)  # type: ignore[assignment]
+    for _ in range(move_watch.REFUSALS):
+        gpu._answer_stuck(tenants, 0)
+        gpu.moving = Move("a", "b")
+        gpu._ended(grants, 1.0)
+    assert not found
+    gpu._answer_stuck(tenants, 0)
+    assert found[0].key == "a" and found[0].evidence.endswith(
+        "cannot be moved: GH-415: process 7 (python) shares memory"
+    )
 
 
 def test_what_moves_with_a_container_is_on_its_other_gpus_as_well() -> None:
