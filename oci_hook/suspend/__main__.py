@@ -3,8 +3,7 @@ hang. WHAT is `suspend`, `resume` for one that is away for another, or `end` for
 
 The ledger may have changed since the agent read it: what a person has suspended meanwhile stays so.
 Exit status: 0 it was moved, or there was nothing to move; 1 not now; CANNOT it can never be moved as it is, by what the container
-itself has or does; NO_ROOM its GPUs have less room than it needs. Unless it is 0, standard output says
-why.
+itself has or does; NO_ROOM its GPUs have less room than it needs. Standard output says why.
 """
 
 import sys

@@ -23,6 +23,7 @@ from oci_hook.ledger import inventory as node_inventory
 from oci_hook.linux import memory_room, proc
 from oci_hook.linux.lock import lock_file
 from oci_hook.observe import inside
+from oci_hook.observe.stage import paused
 from oci_hook.suspend import processes
 from oci_hook.suspend.hold import Hold
 from oci_hook.suspend.processes import Found
@@ -52,7 +53,7 @@ def suspend(settings: "Settings", key: str, lent_to: str = "") -> Moved:
     one that is away for another stays away, too, until somebody resumes it.
 
     Raises ApplyError GH-410, GH-411 (nothing to suspend, or under way), GH-415 (it cannot be moved), GH-416 (the node has too
-    little memory), GH-417 (the driver cannot), NodeError GH-30x.
+    little memory), GH-417 (the driver cannot, or it is paused), NodeError GH-30x.
     """
     inventory, began = node_inventory.load(settings), time.monotonic()
     with Hold(settings, key) as hold:
@@ -64,6 +65,9 @@ def suspend(settings: "Settings", key: str, lent_to: str = "") -> Moved:
         if grant.suspended:
             return Moved(grant, False)
         rules.check_suspendable(grant)
+        if paused(grant):
+            why = "it is paused, and the driver needs its processes to run; unpause it first, for example by `docker unpause`"
+            raise _refusal(grant, "suspended", why, "GH-417")
         found = processes.find(grant, inventory, (hold.fd,))
         processes.check_movable(grant, inventory, found)
         _check_cgroup(grant, found.used_mib)
