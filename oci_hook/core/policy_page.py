@@ -19,6 +19,7 @@ _GPU = Struct("<48sQQIIIIQIIQ24x")
 _TERMS, _TERMS_OFFSET = Struct("<II"), 24
 _SUSPENDED, _SUSPENDED_OFFSET = Struct("<II"), 72  # and the seconds of memory_wait
 _HOLD, _HOLD_OFFSET = Struct("<Q"), 80
+HOLD_MOST = 3600 * 10**9  # ns; a later end of a hold is damage (shim/process/policy.c)
 _MEMORY, _MEMORY_OFFSET = Struct("<Q"), 48
 _COMPUTE, _COMPUTE_OFFSET = Struct("<II"), 64
 _REQUEST, _REQUEST_OFFSET = Struct("<Q"), 96

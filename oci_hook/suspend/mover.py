@@ -14,6 +14,7 @@ import time
 from oci_hook.core import suspend as rules
 from oci_hook.core.grant import Grant
 from oci_hook.core.layout import LEDGER_DIR
+from oci_hook.core.policy_page import HOLD_MOST
 from oci_hook.core.units import MIB
 from oci_hook.core.value import Value
 from oci_hook.discovery.checkpoint import CHECKPOINTED
@@ -158,7 +159,7 @@ class _RoomKept:
                 path = f"{self._state}/{LEDGER_DIR}/{uuid.replace('/', '_')}.return"
                 advice = "another container's memory comes back to this GPU; wait for it"
                 self._locks.append(lock_file(path, fcntl.LOCK_EX, seconds=processes.MOVE_SECONDS, advice=advice))
-            self._hold(time.monotonic_ns() + int(1e9 * processes.seconds_for(self._mib)))
+            self._hold(time.monotonic_ns() + min(HOLD_MOST, int(1e9 * processes.seconds_for(self._mib))))
         except BaseException:
             self._unlock()
             raise

@@ -1,6 +1,7 @@
 """suspend/mover.py, without a driver."""
 
 import os
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,10 +10,12 @@ import pytest
 
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.layout import LEDGER_DIR
+from oci_hook.core.policy_page import HOLD_MOST
 from oci_hook.errors import GhError
 from oci_hook.linux import cgroup
 from oci_hook.linux.proc import process_life
 from oci_hook.suspend import mover
+from tests.conftest import REPO
 from tests.linux.test_memory_room import MIB, group
 
 
@@ -34,8 +37,11 @@ def test_others_in_a_cgroup_above_are_not_its_own_fault(
     assert said == code
 
 
-def test_all_that_were_held_are_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the only one that had lent memory ends while the other one comes back."""
+@pytest.mark.parametrize("mib", [4, 2 << 20])
+def test_all_that_were_held_are_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mib: int) -> None:
+    """Also where the only one that had lent memory ends while the other one comes back. They are held for no longer than
+    containers believe, however much comes back."""
+    assert f"HOLD_MOST {HOLD_MOST}ull" in (REPO / "oci_hook/shim/process/policy.c").read_text()
     (tmp_path / LEDGER_DIR).mkdir()
     server, other, trainer = (
         Grant(key, Identity("/run", key, "/b"), Life(""), (Share("GPU-0", 4, request_mib=request),))
@@ -47,8 +53,8 @@ def test_all_that_were_held_are_let_go(tmp_path: Path, monkeypatch: pytest.Monke
     )
     monkeypatch.setattr(mover.store, "snapshot", lambda state: ledger.grants)
     monkeypatch.setattr(mover.store, "open_ledger", lambda state: nullcontext(ledger))
-    with mover._RoomKept(SimpleNamespace(state_dir=str(tmp_path)), server, 4):  # type: ignore[arg-type]
-        assert len(held) == 3 and all(held.values())
+    with mover._RoomKept(SimpleNamespace(state_dir=str(tmp_path)), server, mib):  # type: ignore[arg-type]
+        assert len(held) == 3 and all(0 < until - time.monotonic_ns() <= HOLD_MOST for until in held.values())
         ledger.grants = (server, other)
     assert not held["server"] and not held["other"]
 
