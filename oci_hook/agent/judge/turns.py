@@ -95,23 +95,25 @@ class Doubt:
     """Remembers claims that did not take the room that was there: for a turn they count for nothing."""
 
     def __init__(self) -> None:
-        # For how long there was room for who waits, when that was seen last (0: not at the last look), what it has once it took it.
-        self._room: dict[str, tuple[float, float, int]] = {}
+        # For how long there was room for who waits, when that was seen last (0: not at the last look), what it has once it took it,
+        # and when it waited last: a pause that is shorter than a turn is no other claim.
+        self._room: dict[str, tuple[float, float, int, float]] = {}
         self._until: dict[str, float] = {}
 
     def believed(self, tenants: tuple[Tenant, ...], free: int, now: float, turn: float) -> tuple[Tenant, ...]:
         """The tenants without the claims that are not believed. free: bytes of the GPU that nobody uses. turn: seconds."""
         room = {}
         for t in tenants:  # another size than before is no other claim
-            seconds, last, then = self._room.get(t.key, (0.0, 0.0, t.used + t.need))
-            if not t.waits or t.away or t.used >= then:
+            seconds, last, then, waited = self._room.get(t.key, (0.0, 0.0, t.used + t.need, now))
+            waited = now if t.waits else waited
+            if t.away or t.used >= then or now - waited >= turn:
                 continue
-            fits = t.need <= free
+            fits = bool(t.waits) and t.need <= free
             seconds += now - last if fits and last else 0.0
             if seconds >= GRACE:
                 self._until[t.key] = now + turn
             elif fits or t.key in self._room:
-                room[t.key] = seconds, now if fits else 0.0, then
+                room[t.key] = seconds, now if fits else 0.0, then, waited
         self._room = room
         self._until = {key: until for key, until in self._until.items() if now < until}
         return tuple(t.replace(waits=0) if t.key in self._until and not t.away else t for t in tenants)

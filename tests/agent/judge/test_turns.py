@@ -166,6 +166,23 @@ def test_a_claim_that_changes_its_size_is_not_believed_longer() -> None:
         assert doubt.believed((first,), (10 if not i else 2) * GIB, NOW + 30 + i, TURN) == (first,)
 
 
+def test_a_claim_that_pauses_is_not_believed_longer() -> None:
+    """Else it keeps the room all the time. Who took what it waited for, or has not waited for a turn, is believed anew."""
+    doubt, liar, believed = Doubt(), at("b", 2, 1, waits=8), 0
+    for i in range(50 * 10):  # tenths of a second
+        claim = liar.replace(waits=0) if i % 50 > 47 else liar
+        believed += bool(doubt.believed((claim,), 10 * GIB, NOW + i / 10, TURN)[0].waits)
+    assert GRACE * 10 < believed <= 2.2 * GRACE * 10
+    for pause, freed in ((1.0, 10), (TURN, 2)):
+        doubt, now = Doubt(), NOW
+        for _round in range(3):
+            for _ in range(40):
+                now += 0.1
+                assert doubt.believed((liar,), 10 * GIB, now, TURN) == (liar,)
+            doubt.believed((at("b", freed, 1),), 2 * GIB, now + pause, TURN)
+            now += 2 * pause
+
+
 def test_nobody_ends_for_a_claim_that_is_not_believed() -> None:
     fixed, liar, doubt = at("a", 10, 2, fixed=True), at("b", 0, 8, waits=8), Doubt()
     for seconds in (1.0, 1.0 + GRACE):  # there is room, and it does not take it
