@@ -72,6 +72,7 @@ def suspend(settings: "Settings", key: str, lent_to: str = "") -> Moved:
         found = processes.find(grant, inventory, (hold.fd,))
         processes.check_movable(grant, inventory, found)
         _check_cgroup(grant, found.used_mib)
+        processes.note(hold.fd, found)
 
         def begun(grant: Grant, others: tuple[Grant, ...]) -> Grant:
             free, total = (size // MIB for size in memory_room.of_node())
@@ -231,14 +232,15 @@ def _send(grant: Grant, inventory: "Inventory", found: Found, locks: tuple[int, 
 
 
 def _come_back(grant: Grant, inventory: "Inventory", locks: tuple[int, ...]) -> "dict[str, object]":
-    """The helper's answer. Raises ApplyError GH-410."""
+    """The helper's answer. locks: the container's is the first. Raises ApplyError GH-410."""
     try:
         there = processes.listed(grant)
     except GhError as e:
         if e.problems[0].code == "GH-410":
             raise
         return {"error": str(e)}
-    needs = processes.needs(grant, grant.host_mib)
+    # What has ended needs no room. The container's page is not asked: one without room enough would be lost.
+    needs = processes.needs(grant, max(0, grant.host_mib - processes.ended_mib(locks[0])))
     said = processes.call(inventory, "resume", there, processes.seconds_for(grant.host_mib), locks, needs)
     if said.get("lost"):  # it would wait for ever in its next call of CUDA
         for pid, start in there:

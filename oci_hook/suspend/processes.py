@@ -1,7 +1,10 @@
 """The processes of a container whose memory on GPUs is moved: which there are, what they have, and which the driver cannot
 move. Asked of the driver on the host, by discovery/checkpoint.py, and of the container's account page."""
 
+import json
+import os
 import sys
+from contextlib import suppress
 
 from oci_hook.core import words
 from oci_hook.core.grant import Grant
@@ -31,13 +34,14 @@ SHOWN = 3  # processes in a message
 class Found(Value):
     """processes: those that use CUDA, the oldest first. used_mib: on all GPUs together, by the driver or, up to its limits, by
     the container's own page, whichever is more. states: of the driver, by pid. kept_mib: of processes that have exited. left_mib:
-    what NVML sees on the GPUs."""
+    what NVML sees on the GPUs. each: bytes that it says of a process, by pid and start time."""
 
     processes: "tuple[Process, ...]"
     used_mib: int
     states: "dict[int, int]"
     kept_mib: int = 0
     left_mib: int = 0
+    each: "dict[Process, int]" = {}
 
     @property
     def gone(self) -> bool:
@@ -124,7 +128,24 @@ def find(grant: Grant, inventory: Inventory, locks: "tuple[int, ...]") -> Found:
     if states and (said["used"] is None or None in seen.values()):  # the driver does not say: at most its limits
         used = max(used, limits)
     mine = tuple(process for process in there if process[0] in states)
-    return Found(mine, -(-used // MIB), states, -(-sum(kept) // MIB), -(-left // MIB))
+    each = {process: size for process in mine if (size := seen.get(process[0]))}
+    return Found(mine, -(-used // MIB), states, -(-sum(kept) // MIB), -(-left // MIB), each)
+
+
+def note(file: int, found: Found) -> None:
+    """Have this file say how much each process has. A full disk loses that and nothing else."""
+    with suppress(OSError):
+        os.ftruncate(file, 0)
+        os.pwrite(file, json.dumps([[*process, size] for process, size in found.each.items()]).encode(), 0)
+
+
+def ended_mib(file: int) -> int:
+    """MiB of the processes that this file says (`note`) and that have ended since; 0 where it says nothing."""
+    try:
+        noted: list[list[int]] = json.loads(os.pread(file, 1 << 20, 0))
+    except (OSError, ValueError):
+        return 0
+    return sum(size for pid, start, size in noted if not proc.is_running((pid, start))) // MIB
 
 
 def check_movable(grant: Grant, inventory: Inventory, found: Found) -> None:

@@ -1,10 +1,12 @@
 """suspend/mover.py, without a driver."""
 
 import os
+import subprocess
 import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -70,3 +72,31 @@ def test_who_is_paused_is_not_asked_of_the_driver(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(mover, "paused", lambda grant: True, raising=False)
     with pytest.raises(GhError, match="GH-417: container a is not suspended: it is paused"):
         mover.suspend(None, "k", "b")  # type: ignore[arg-type]
+
+
+def test_what_has_ended_meanwhile_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the driver said of each process; where it says nothing, there must be room for all."""
+    grant = Grant("k", Identity("/run", "a", "/b"), Life("", init=process_life(os.getpid())), (Share("GPU-0", 900),))
+    asked: list[dict[str, int]] = []
+
+    def call(inventory: object, what: str, *more: Any) -> dict[str, Any]:
+        if what == "resume":
+            asked.append(more[-1])
+        return {"states": dict.fromkeys(sizes, 0), "used": sizes}
+
+    monkeypatch.setattr(mover.processes, "call", call)
+    monkeypatch.setattr(mover.processes.account, "look", lambda grant: None)
+    with subprocess.Popen(["sleep", "600"]) as two, open(tmp_path / "moving", "w+b") as file:
+        monkeypatch.setattr(mover.processes, "listed", lambda grant: (process_life(os.getpid()), *second))
+        second, sizes = (process_life(two.pid),), {os.getpid(): 100 * MIB, two.pid: 700 * MIB}
+        found = mover.processes.find(grant, None, ())  # type: ignore[arg-type]
+        mover.processes.note(file.fileno(), found)
+        grant = grant.replace(host_mib=found.used_mib)
+        mover._come_back(grant, None, (file.fileno(),))  # type: ignore[arg-type]
+        two.kill()
+        two.wait()
+        second = ()
+        mover._come_back(grant, None, (file.fileno(),))  # type: ignore[arg-type]
+        file.truncate(0)
+        mover._come_back(grant, None, (file.fileno(),))  # type: ignore[arg-type]
+    assert asked == [{"GPU-0": mib} for mib in (800, 100, 800)]
