@@ -90,6 +90,7 @@ class Driver(Loop):
         else:
             problems["write"] = self._status.problems.get("write", "")
             wait = min(wait, self._next_write - now)
+        problems["slices"] = self._publisher.problem
         self._status.problems = {what: why for what, why in problems.items() if why}
         return wait
 

@@ -2,6 +2,7 @@
 kubelet deletes them when it loses the driver for half a minute, and when it starts."""
 
 import os
+from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any
 from urllib.parse import urlencode
@@ -13,6 +14,11 @@ from oci_hook.kube.kubeconfig import Credential
 from oci_hook.kube.reporter.api import FAILURES, Api, ApiError
 from oci_hook.kube.reporter.watcher import Change
 
+GATES = {
+    "allowMultipleAllocations": "DRAConsumableCapacity",
+    "requestPolicy": "DRAConsumableCapacity",
+    "taints": "DRADeviceTaints",
+}
 PATH = "/apis/resource.k8s.io/v1/resourceslices"
 SLICES = "slices"
 CONFLICT, NOT_FOUND = 409, 404
@@ -23,10 +29,14 @@ def selector(node: str) -> str:
 
 
 class Publisher:
-    """seen: the node's slices by name, None until the watch has listed them."""
+    """seen: the node's slices by name, None until the watch has listed them. problem: of what was written last, "" for none."""
 
     def __init__(self, node: str, known: Credential) -> None:
         self.seen: dict[str, Any] | None = None
+        self.problem = ""
+        self._kept: dict[
+            str, tuple[Any, Any]
+        ] = {}  # a slice's name -> the devices that were sent, and the server's of them
         self._node, self._api = node, Api(known)
         self._owner: dict[str, Any] | None = None
 
@@ -34,6 +44,7 @@ class Publisher:
         """Of the watch."""
         if change.how == "all":
             self.seen = {item["metadata"]["name"]: item for item in change.value}
+            self._kept = {}  # the server may have started with other gates
         elif self.seen is not None and change.how == "put":
             self.seen[change.value["metadata"]["name"]] = change.value
         elif self.seen is not None and change.how == "gone":
@@ -49,10 +60,9 @@ class Publisher:
             self._delete(extra["metadata"]["name"])
         generation = max(map(_generation, ours), default=0)
         pool = {"name": self._node, "generation": generation, "resourceSliceCount": len(parts)}
-        found = [item["spec"] for item in ours]
         if len(ours) == len(parts) and all(
-            spec.get("pool") == pool and slices.same(spec.get("devices"), part)
-            for spec, part in zip(found, parts, strict=True)
+            item["spec"].get("pool") == pool and self._is_published(item, part)
+            for item, part in zip(ours, parts, strict=True)
         ):
             return False
         pool["generation"] = generation + 1  # a pool counts only once all its slices have the newest
@@ -65,7 +75,15 @@ class Publisher:
                     return False
                 raise
             self.seen[answer["metadata"]["name"]] = answer
+            self._kept[answer["metadata"]["name"]] = part, answer["spec"].get("devices")
+        self.problem = _problem(self._kept[name] for name in self.seen if name in self._kept)
         return True
+
+    def _is_published(self, item: Any, part: list[dict[str, Any]]) -> bool:
+        """A server whose feature gates are off drops fields, each time."""
+        devices = item["spec"].get("devices")
+        sent, kept = self._kept.get(item["metadata"]["name"], (None, None))
+        return slices.same(devices, part) or (sent == part and devices == kept)
 
     def _put(self, item: Any, spec: dict[str, Any]) -> Any:
         """The slice as it is now. item: as it was, None for a new one."""
@@ -98,6 +116,20 @@ class Publisher:
                 raise
         if self.seen is not None:
             self.seen.pop(name, None)
+
+
+def _problem(kept: Iterable[tuple[Any, Any]]) -> str:
+    """Of slices as sent and as the server has them, "" for none."""
+    wrong = [(_names(sent), _names(has)) for sent, has in kept if not slices.same(has, sent)]
+    names = [f"{name} (feature gate {GATES[name]})" for name in GATES if any(name in a - b for a, b in wrong)]
+    return f"the API server drops {', '.join(names) or 'a part'} of the ResourceSlices" if wrong else ""
+
+
+def _names(value: Any) -> set[str]:
+    """Of all fields, at any depth."""
+    if isinstance(value, dict):
+        return set(value).union(*map(_names, value.values()))
+    return set().union(*map(_names, value)) if isinstance(value, list) else set()
 
 
 def _generation(item: Any) -> int:

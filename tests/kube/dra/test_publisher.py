@@ -1,0 +1,71 @@
+"""What the driver writes to an API server that keeps not all of it."""
+
+from typing import Any
+
+import pytest
+
+from oci_hook.core.rules import Rules
+from oci_hook.kube.dra import publisher, slices
+from oci_hook.kube.dra.publisher import Publisher
+from oci_hook.kube.kubeconfig import Credential
+from oci_hook.kube.reporter.watcher import Change
+from tests.conftest import UUIDS
+from tests.kube.dra.node import NODE
+from tests.kube.dra.test_pure import INVENTORY
+
+WANTED = slices.devices(INVENTORY, Rules(), (UUIDS[0],), {})
+CONSUMABLE = ("allowMultipleAllocations", "requestPolicy")
+
+
+class Server:
+    """In the place of Api. drops: names of fields that it does not keep."""
+
+    drops: tuple[str, ...] = ()
+    bodies: list[Any]
+
+    def __init__(self, _: object) -> None:
+        Server.bodies = []
+
+    def get(self, path: str) -> Any:
+        return {"metadata": {"uid": "node-uid"}}
+
+    def call(self, method: str, path: str, body: Any) -> Any:
+        Server.bodies.append(body)
+        kept: Any = without(body, Server.drops)
+        return {**kept, "metadata": {"name": "s1", "resourceVersion": str(len(Server.bodies))}}
+
+
+def without(value: Any, names: tuple[str, ...]) -> Any:
+    if isinstance(value, dict):
+        return {name: without(inner, names) for name, inner in value.items() if name not in names}
+    return [without(inner, names) for inner in value] if isinstance(value, list) else value
+
+
+def a_publisher(monkeypatch: pytest.MonkeyPatch, drops: tuple[str, ...] = (), node: str = NODE) -> Publisher:
+    monkeypatch.setattr(publisher, "Api", Server)
+    monkeypatch.setattr(Server, "drops", drops)
+    made = Publisher(node, Credential("https://127.0.0.1:1", token="x"))
+    made.take(Change("slices", "all", []))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("drops", "said"),
+    [
+        ((), ""),
+        (("taints",), "taints (feature gate DRADeviceTaints)"),
+        (CONSUMABLE, ", ".join(f"{name} (feature gate DRAConsumableCapacity)" for name in CONSUMABLE)),
+        (("index",), "a part"),
+    ],
+)
+def test_a_server_that_drops_fields_is_written_to_once_and_told(
+    monkeypatch: pytest.MonkeyPatch, drops: tuple[str, ...], said: str
+) -> None:
+    made = a_publisher(monkeypatch, drops)
+    assert [made.publish(WANTED) for _ in range(10)] == [True] + 9 * [False] and len(Server.bodies) == 1
+    assert made.problem == (said and f"the API server drops {said} of the ResourceSlices")
+    assert made.publish(WANTED[:1]) and not made.publish(WANTED[:1]), "what is new is written"
+    monkeypatch.setattr(Server, "drops", ())
+    assert made.seen is not None
+    made.take(Change("slices", "all", list(made.seen.values())))  # as after the server's restart
+    assert made.publish(WANTED[:1]) == bool(drops) and not made.publish(WANTED[:1]) and not made.problem
