@@ -89,7 +89,10 @@ class Publisher:
         """The slice as it is now. item: as it was, None for a new one."""
         head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
         if item is None:
-            meta: dict[str, Any] = {"generateName": f"{self._node[:200]}-{DRIVER}-", "ownerReferences": self._owners()}
+            meta: dict[str, Any] = {
+                "generateName": f"{self._node[:200].rstrip('.-')}-{DRIVER}-",
+                "ownerReferences": self._owners(),
+            }
             return self._api.call("POST", PATH, {**head, "metadata": meta, "spec": spec})
         meta = item["metadata"]
         return self._api.call("PUT", f"{PATH}/{meta['name']}", {**head, "metadata": meta, "spec": spec})

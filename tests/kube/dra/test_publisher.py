@@ -11,7 +11,7 @@ from oci_hook.kube.kubeconfig import Credential
 from oci_hook.kube.reporter.watcher import Change
 from tests.conftest import UUIDS
 from tests.kube.dra.node import NODE
-from tests.kube.dra.test_pure import INVENTORY
+from tests.kube.dra.test_pure import INVENTORY, LABEL
 
 WANTED = slices.devices(INVENTORY, Rules(), (UUIDS[0],), {})
 CONSUMABLE = ("allowMultipleAllocations", "requestPolicy")
@@ -69,3 +69,10 @@ def test_a_server_that_drops_fields_is_written_to_once_and_told(
     assert made.seen is not None
     made.take(Change("slices", "all", list(made.seen.values())))  # as after the server's restart
     assert made.publish(WANTED[:1]) == bool(drops) and not made.publish(WANTED[:1]) and not made.problem
+
+
+@pytest.mark.parametrize("node", [NODE, "n" * 199 + ".rack", "n" * 198 + "-.rack", "n" * 253])
+def test_a_slices_name_is_one_for_each_node(monkeypatch: pytest.MonkeyPatch, node: str) -> None:
+    a_publisher(monkeypatch, node=node).publish(WANTED)
+    name = Server.bodies[0]["metadata"]["generateName"] + "x1y2z"
+    assert len(name) <= 253 and all(LABEL.fullmatch(label) for label in name.split(".") if len(label) < 64)
