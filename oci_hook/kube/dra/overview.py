@@ -230,9 +230,10 @@ def _taken(objects: ClaimObjects, known: dict[tuple[str, str], Device]) -> dict[
 
 
 def _results(claim: Any) -> list[Any]:
+    """Without those of adminAccess, which consume nothing."""
     allocation = (claim.get("status") or {}).get("allocation") or {}
     results = (allocation.get("devices") or {}).get("results") or ()
-    return [result for result in results if result.get("driver") == DRIVER]
+    return [result for result in results if result.get("driver") == DRIVER and not result.get("adminAccess")]
 
 
 def _consumed(result: Any, device: Device | None) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import pytest
 
 from oci_hook.kube.answers.explain import Explanation
 from oci_hook.kube.dra import slices
-from oci_hook.kube.dra.overview import ClaimObjects, explain
+from oci_hook.kube.dra.overview import ClaimObjects, explain, holders
 from oci_hook.kube.formats.claim_words import DRIVER, SHARE_CLASS
 from oci_hook.kube.pod.asked import words
 from tests.conftest import MEMORY_MIB
@@ -69,3 +69,11 @@ def test_a_gpu_with_as_many_claims_as_may_share_it_has_no_room() -> None:
     ].given
     found = said(ask_one, rules=Rules(max_shares_per_gpu=1), others=tuple(small))
     assert not found.nodes[0].fits and not found.suggestions
+
+
+def test_who_only_looks_at_a_gpu_takes_nothing_of_it() -> None:
+    """adminAccess: Kubernetes' scheduler does not count it."""
+    results = [{**result("0", gpu=gpu), "adminAccess": True, "consumedCapacity": None} for gpu in (0, 1)]
+    watcher = {"metadata": {"name": "w"}, "status": {"allocation": {"devices": {"results": results}}}}
+    found = said({"name": "gpu", "exactly": ask(MEMORY_MIB, count=2)}, others=(watcher,))
+    assert found.nodes[0].fits and holders(ClaimObjects((watcher,))) == ()
