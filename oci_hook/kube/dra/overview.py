@@ -50,7 +50,8 @@ class Taken(Value):
 
 
 class Wanted(Value):
-    """One request of a claim, or one of those in its firstAvailable list. mib, compute: of each device; mib None: all of its memory."""
+    """One request of a claim, or one of those in its firstAvailable list. mib, compute: of each device; mib None: all of its memory.
+    count: of devices, 0 for all of a node."""
 
     claim: str
     mib: int | None
@@ -129,7 +130,8 @@ def wants(obj: Any, objects: ClaimObjects) -> list[list[Wanted]]:
 def _wanted(claim: str, exactly: Any) -> Wanted:
     amounts = (exactly.get("capacity") or {}).get("requests") or {}
     mib = slices.mib(amounts[MEMORY]) if MEMORY in amounts else None
-    return Wanted(claim, mib, slices.per_cent(amounts.get(COMPUTE, "0")), int(exactly.get("count") or 1))
+    count = 0 if exactly.get("allocationMode") == "All" else int(exactly.get("count") or 1)
+    return Wanted(claim, mib, slices.per_cent(amounts.get(COMPUTE, "0")), count)
 
 
 def claim_names(obj: Any) -> list[str]:
@@ -171,10 +173,12 @@ def _node_view(
     why = None
     for choices in wanted:
         rooms = [[device for device in there if _fits(one, device, used[device.name])] for one in choices]
-        found = [(one, room[: one.count]) for one, room in zip(choices, rooms, strict=True) if len(room) >= one.count]
+        counts = [one.count or len(there) for one in choices]
+        each = zip(choices, rooms, counts, strict=True)
+        found = [(one, room[:count]) for one, room, count in each if len(room) >= count]
         if not found:
-            one = choices[-1]
-            why = Problem("GH-201", f"{len(rooms[-1])} of its GPUs have room for {one}, and {one.count} asked for")
+            room = f"{len(rooms[-1])} of its GPUs have room for {choices[-1]}"
+            why = Problem("GH-201", f"{room}, and {counts[-1]} asked for")
             break
         one, fitting = found[0]
         for device in fitting:

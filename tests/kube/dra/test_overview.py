@@ -77,3 +77,12 @@ def test_who_only_looks_at_a_gpu_takes_nothing_of_it() -> None:
     watcher = {"metadata": {"name": "w"}, "status": {"allocation": {"devices": {"results": results}}}}
     found = said({"name": "gpu", "exactly": ask(MEMORY_MIB, count=2)}, others=(watcher,))
     assert found.nodes[0].fits and holders(ClaimObjects((watcher,))) == ()
+
+
+def test_a_claim_for_all_gpus_needs_each_of_the_node() -> None:
+    every = {"name": "gpu", "exactly": ask(MEMORY_MIB, allocationMode="All")}
+    taken = {"metadata": {"name": "s"}, "status": {"allocation": {"devices": {"results": [result("64Mi", gpu=1)]}}}}
+    (node,) = said(every).nodes
+    assert node.fits and all(gpu.given for gpu in node.gpus)
+    (node,) = said(every, others=(taken,)).nodes
+    assert not node.fits and "1 of its GPUs have room" in str(node.why) and "and 2 asked for" in str(node.why)
