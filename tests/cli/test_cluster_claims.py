@@ -12,6 +12,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.kube.dra import slices
 from tests.conftest import UUIDS, make_inventory
 from tests.kube.cluster_objects import pod
+from tests.kube.dra.test_overview import a_class
 
 Files = dict[str, Any]
 
@@ -77,7 +78,7 @@ def dump(tmp_path: Path) -> str:
         ),
         claim("c-mine", "2Gi", "50", of="mine"),
         claim("c-other", of="nic"),
-        {"kind": "DeviceClass", "metadata": {"name": "mine"}, "spec": {"selectors": 'device.driver == "gpu-hook.io"'}},
+        {"kind": "DeviceClass", **a_class("mine", 'device.driver == "gpu-hook.io"')},
         with_claims("runs", "c-runs", at="n1"),
         *(with_claims(name, f"c-{name}") for name in ("fits", "wide", "two", "all", "mine", "other")),
         *(with_claims("both", "c-all", "c-mine"), with_claims("room", "c-other", "c-fits")),

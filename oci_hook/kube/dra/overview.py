@@ -3,6 +3,7 @@
 The figures are those by which Kubernetes' scheduler places claims: a device's capacity less what allocated claims consume of it.
 """
 
+import re
 from typing import Any
 
 from oci_hook.core.terms import CLASSES
@@ -15,6 +16,7 @@ from oci_hook.kube.formats.claim_words import COMPUTE, DRIVER, GPU_CLASS, MEMORY
 from oci_hook.kube.pod.asked import PodWords
 
 ANY = 1 << 30  # of shares
+OURS = re.compile(rf"""device\.driver\s*==\s*(["']){re.escape(DRIVER)}\1""")  # in CEL
 NOT_JUDGED = "selectors and constraints of claims are not judged here"
 
 
@@ -108,11 +110,7 @@ def explain(pod: PodWords, obj: Any, objects: ClaimObjects) -> Explanation | Non
 
 def wants(obj: Any, objects: ClaimObjects) -> list[list[Wanted]]:
     """The requests of a pod's claims of ours, in their order; of each what would do, the best first. Raises as `holders`."""
-    ours = {
-        SHARE_CLASS,
-        GPU_CLASS,
-        *(one["metadata"]["name"] for one in objects.classes if DRIVER in str(one.get("spec"))),
-    }
+    ours = {SHARE_CLASS, GPU_CLASS, *(one["metadata"]["name"] for one in objects.classes if _is_ours(one))}
     namespace = obj["metadata"].get("namespace")
     by_name = {
         claim["metadata"]["name"]: claim for claim in objects.claims if claim["metadata"].get("namespace") == namespace
@@ -125,6 +123,13 @@ def wants(obj: Any, objects: ClaimObjects) -> list[list[Wanted]]:
             if choices:
                 found.append(choices)
     return found
+
+
+def _is_ours(one: Any) -> bool:
+    """Whether a DeviceClass selects our driver's devices, or configures them."""
+    spec = one.get("spec") or {}
+    selects = any(OURS.search((each.get("cel") or {}).get("expression") or "") for each in spec.get("selectors") or ())
+    return selects or any((each.get("opaque") or {}).get("driver") == DRIVER for each in spec.get("config") or ())
 
 
 def _wanted(claim: str, exactly: Any) -> Wanted:

@@ -6,7 +6,7 @@ import pytest
 
 from oci_hook.kube.answers.explain import Explanation
 from oci_hook.kube.dra import slices
-from oci_hook.kube.dra.overview import ClaimObjects, explain, holders
+from oci_hook.kube.dra.overview import ClaimObjects, explain, holders, wants
 from oci_hook.kube.formats.claim_words import DRIVER, SHARE_CLASS
 from oci_hook.kube.pod.asked import words
 from tests.conftest import MEMORY_MIB
@@ -86,3 +86,26 @@ def test_a_claim_for_all_gpus_needs_each_of_the_node() -> None:
     assert node.fits and all(gpu.given for gpu in node.gpus)
     (node,) = said(every, others=(taken,)).nodes
     assert not node.fits and "1 of its GPUs have room" in str(node.why) and "and 2 asked for" in str(node.why)
+
+
+def a_class(name: str, cel: str = "", **spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": cel}}], **spec}}
+
+
+@pytest.mark.parametrize(
+    ("one", "ours"),
+    [
+        (a_class("a", "device.driver == 'gpu-hook.io' && true"), True),
+        (a_class("a", 'device.driver=="gpu-hook.io"'), True),
+        (a_class("a", config=[{"opaque": {"driver": DRIVER, "parameters": {}}}]), True),
+        (a_class("a", "device.driver != 'gpu-hook.io'"), False),
+        (a_class("a", "device.driver == 'nic'", config=[{"opaque": {"driver": "nic", "parameters": DRIVER}}]), False),
+        ({"metadata": {"name": "a"}, "spec": {}}, False),
+    ],
+)
+def test_a_class_is_ours_by_its_driver(one: dict[str, Any], ours: bool) -> None:
+    claim = {
+        "metadata": {"namespace": "default", "name": "c1"},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": ask(1, of="a")}]}},
+    }
+    assert bool(wants(POD, ClaimObjects((claim,), (), (one,)))) == ours
