@@ -14,6 +14,7 @@ from oci_hook.kube.dra import slices
 from oci_hook.kube.formats import quantity
 from oci_hook.kube.formats.claim_words import COMPUTE, DRIVER, GPU_CLASS, MEMORY, SHARE_CLASS, SHARES
 from oci_hook.kube.pod.asked import PodWords
+from oci_hook.kube.pod.hosts import KEEPS_OFF, tolerated
 
 ANY = 1 << 30  # of shares
 OURS = re.compile(rf"""device\.driver\s*==\s*(["']){re.escape(DRIVER)}\1""")  # in CEL
@@ -30,7 +31,7 @@ class ClaimObjects(Value):
 
 class Device(Value):
     """A GPU or MIG device of ours. mib, compute: its capacity. shares: how many claims may have a part of it, as an older driver did
-    not say. tainted: no claim is placed on it."""
+    not say. taints: those that keep off claims which do not tolerate them."""
 
     node: str
     name: str
@@ -40,7 +41,7 @@ class Device(Value):
     mib: int
     compute: int
     shares: int
-    tainted: bool
+    taints: tuple[Any, ...]
 
 
 class Taken(Value):
@@ -59,6 +60,7 @@ class Wanted(Value):
     mib: int | None
     compute: int
     count: int
+    tolerations: tuple[Any, ...]
 
     def __str__(self) -> str:
         size = "all memory" if self.mib is None else f"{self.mib} MiB"
@@ -136,7 +138,8 @@ def _wanted(claim: str, exactly: Any) -> Wanted:
     amounts = (exactly.get("capacity") or {}).get("requests") or {}
     mib = slices.mib(amounts[MEMORY]) if MEMORY in amounts else None
     count = 0 if exactly.get("allocationMode") == "All" else int(exactly.get("count") or 1)
-    return Wanted(claim, mib, slices.per_cent(amounts.get(COMPUTE, "0")), count)
+    compute = slices.per_cent(amounts.get(COMPUTE, "0"))
+    return Wanted(claim, mib, compute, count, tuple(exactly.get("tolerations") or ()))
 
 
 def claim_names(obj: Any) -> list[str]:
@@ -164,7 +167,7 @@ def devices(objects: ClaimObjects) -> dict[tuple[str, str], Device]:
                 *(_attribute(said, "productName", ""), slices.mib(capacity[MEMORY]["value"])),
                 compute=slices.per_cent(capacity[COMPUTE]["value"]),
                 shares=_shares(capacity),
-                tainted=bool(one.get("taints")),
+                taints=tuple(taint for taint in one.get("taints") or () if taint["effect"] in KEEPS_OFF),
             )
     return found
 
@@ -200,15 +203,16 @@ def _gpu_view(device: Device, taken: dict[tuple[str, str], Taken], given: dict[s
     has = taken.get((device.node, device.name), Taken())
     free, compute = device.mib - has.mib, device.compute - has.compute
     note = "as many claims as may share it have parts of it" if has.claims >= device.shares else ""
-    if device.tainted:
-        note = "a container without a claim has a part of it"
+    if device.taints:
+        key = device.taints[0]["key"]
+        note = f"it has the taint {key}" if key != slices.OTHERS else "a container without a claim has a part of it"
     head = (device.index, str(device.index), device.uuid, device.model, device.mib)
     return GpuView(*head, free, compute, compute, has.claims, note, given.get(device.name, ()))
 
 
 def _fits(one: Wanted, device: Device, has: Taken) -> bool:
     mib = device.mib if one.mib is None else one.mib
-    if device.tainted or has.claims >= device.shares:
+    if has.claims >= device.shares or not tolerated(device.taints, one.tolerations):
         return False
     return has.mib + mib <= device.mib and has.compute + one.compute <= device.compute
 

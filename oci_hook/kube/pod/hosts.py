@@ -4,7 +4,7 @@ All callers judge by these rules, those of kube-scheduler's filters NodeUnschedu
 Rules about other pods (affinity among pods, spread constraints) are not judged here; `rules_about_others` finds them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from oci_hook.kube.formats.names import SUMS
@@ -85,12 +85,17 @@ def lets_in(node: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
         return False
     taints = [*(said.get("taints") or ()), *((UNSCHEDULABLE,) if said.get("unschedulable") else ())]
     hard = [taint for taint in taints if taint.get("effect") in KEEPS_OFF]
-    if any(not any(_tolerates(one, taint) for one in spec.get("tolerations") or ()) for taint in hard):
+    if not tolerated(hard, spec.get("tolerations") or ()):
         return False
     if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
         return False
     affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED)
     return affinity is None or any(_matches(term, labels, name) for term in affinity.get("nodeSelectorTerms") or ())
+
+
+def tolerated(taints: Iterable[Mapping[str, Any]], tolerations: Collection[Mapping[str, Any]]) -> bool:
+    """True if none of the taints keeps off. tolerations: of a pod, or of a claim's request."""
+    return all(any(_tolerates(one, taint) for one in tolerations) for taint in taints)
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:

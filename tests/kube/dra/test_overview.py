@@ -14,16 +14,22 @@ from tests.kube.dra.node import NODE, result
 from tests.kube.dra.test_pure import INVENTORY, Rules
 
 PLAIN = Rules()
+OTHERS, ILL = (slices.OTHERS, "NoSchedule"), ("example.com/ill", "NoExecute")
 POD = {
     "metadata": {"uid": "1-1", "namespace": "default", "name": "p1"},
     "spec": {"containers": [{"name": "main"}], "resourceClaims": [{"name": "gpu", "resourceClaimName": "c1"}]},
 }
 
 
-def said(*requests: dict[str, Any], rules: Rules = PLAIN, others: tuple[dict[str, Any], ...] = ()) -> Explanation:
+def said(
+    *requests: dict[str, Any],
+    rules: Rules = PLAIN,
+    others: tuple[dict[str, Any], ...] = (),
+    taints: tuple[dict[str, Any], ...] = (),
+) -> Explanation:
     """By a node with the two GPUs of INVENTORY, of which others' claims have parts."""
     pool = {"name": NODE, "generation": 1}
-    devices = slices.devices(INVENTORY, rules, (), {})
+    devices = [{**device, "taints": taints} for device in slices.devices(INVENTORY, rules, (), {})]
     one = {"spec": {"driver": DRIVER, "nodeName": NODE, "pool": pool, "devices": devices}}
     claim = {"metadata": {"namespace": "default", "name": "c1"}, "spec": {"devices": {"requests": list(requests)}}}
     found = explain(words(POD), POD, ClaimObjects((claim, *others), (one,)))
@@ -109,3 +115,18 @@ def test_a_class_is_ours_by_its_driver(one: dict[str, Any], ours: bool) -> None:
         "spec": {"devices": {"requests": [{"name": "gpu", "exactly": ask(1, of="a")}]}},
     }
     assert bool(wants(POD, ClaimObjects((claim,), (), (one,)))) == ours
+
+
+def test_taints_keep_off_whom_they_keep_off() -> None:
+    ours, ill, told = ({"key": key, "effect": effect} for key, effect in (OTHERS, ILL, (f"{DRIVER}/told", "None")))
+    tolerates = [{"key": ILL[0], "operator": "Exists"}]
+    for taint, tolerations, fits, note in (
+        (ours, [], False, "a container without a claim has a part of it"),
+        (ours, tolerates, False, "a container without a claim has a part of it"),
+        (ours, [{"operator": "Exists"}], True, "a container without a claim has a part of it"),
+        (ill, [], False, "it has the taint example.com/ill"),
+        (ill, tolerates, True, "it has the taint example.com/ill"),
+        (told, [], True, ""),
+    ):
+        found = said({"name": "gpu", "exactly": ask(1, tolerations=tolerations)}, taints=(taint,))
+        assert (found.nodes[0].fits, {gpu.note for gpu in found.nodes[0].gpus}) == (fits, {note}), taint
