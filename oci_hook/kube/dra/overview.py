@@ -102,29 +102,37 @@ def explain(pod: PodWords, obj: Any, objects: ClaimObjects) -> Explanation | Non
     by_node: dict[str, list[Device]] = {}
     for device in known.values():
         by_node.setdefault(device.node, []).append(device)
-    views = tuple(_node_view(name, by_node[name], taken, wanted) for name in sorted(by_node))
+    has = {one["metadata"]["name"]: result["pool"] for one in _claims(obj, objects) for result in _results(one)}
+    rest, at = [choices for choices in wanted if choices[0].claim not in has], set(has.values())
+    views = tuple(_node_view(name, by_node[name], taken, rest) for name in sorted(by_node) if at <= {name})
     fits = sum(view.fits for view in views)
-    said = f"{fits} of {len(views)} nodes have room for its claims"
-    why = f"{said}; Kubernetes' scheduler chooses ({NOT_JUDGED})" if fits else said
-    changes = () if fits else _suggestions(views, wanted)
-    return Explanation(pod, True, "", False, views, changes, Problem("GH-607", why))
+    why = [f"its claim {claim} is allocated on node {node}; only that node can have it" for claim, node in has.items()]
+    if rest:
+        said = f"{fits} of {len(views)} nodes have room for its claims"
+        why.append(f"{said}; Kubernetes' scheduler chooses ({NOT_JUDGED})" if fits else said)
+    changes = () if fits else _suggestions(views, rest)
+    return Explanation(pod, True, "", False, views, changes, Problem("GH-607", "; ".join(why)))
 
 
 def wants(obj: Any, objects: ClaimObjects) -> list[list[Wanted]]:
     """The requests of a pod's claims of ours, in their order; of each what would do, the best first. Raises as `holders`."""
     ours = {SHARE_CLASS, GPU_CLASS, *(one["metadata"]["name"] for one in objects.classes if _is_ours(one))}
-    namespace = obj["metadata"].get("namespace")
-    by_name = {
-        claim["metadata"]["name"]: claim for claim in objects.claims if claim["metadata"].get("namespace") == namespace
-    }
     found = []
-    for name in claim_names(obj):
-        for request in (by_name.get(name) or {"spec": {}})["spec"].get("devices", {}).get("requests") or ():
+    for claim in _claims(obj, objects):
+        for request in claim["spec"].get("devices", {}).get("requests") or ():
             each = [request["exactly"]] if request.get("exactly") else request.get("firstAvailable") or ()
+            name = claim["metadata"]["name"]
             choices = [_wanted(name, one) for one in each if one.get("deviceClassName") in ours]
             if choices:
                 found.append(choices)
     return found
+
+
+def _claims(obj: Any, objects: ClaimObjects) -> list[Any]:
+    """A pod's, in its order, as far as they are there."""
+    space = obj["metadata"].get("namespace")
+    there = {one["metadata"]["name"]: one for one in objects.claims if one["metadata"].get("namespace") == space}
+    return [there[name] for name in claim_names(obj) if name in there]
 
 
 def _is_ours(one: Any) -> bool:

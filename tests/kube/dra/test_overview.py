@@ -26,12 +26,17 @@ def said(
     rules: Rules = PLAIN,
     others: tuple[dict[str, Any], ...] = (),
     taints: tuple[dict[str, Any], ...] = (),
+    status: Any = None,
 ) -> Explanation:
     """By a node with the two GPUs of INVENTORY, of which others' claims have parts."""
     pool = {"name": NODE, "generation": 1}
     devices = [{**device, "taints": taints} for device in slices.devices(INVENTORY, rules, (), {})]
     one = {"spec": {"driver": DRIVER, "nodeName": NODE, "pool": pool, "devices": devices}}
-    claim = {"metadata": {"namespace": "default", "name": "c1"}, "spec": {"devices": {"requests": list(requests)}}}
+    claim = {
+        "metadata": {"namespace": "default", "name": "c1"},
+        "spec": {"devices": {"requests": list(requests)}},
+        "status": status,
+    }
     found = explain(words(POD), POD, ClaimObjects((claim, *others), (one,)))
     assert found is not None
     return found
@@ -130,3 +135,16 @@ def test_taints_keep_off_whom_they_keep_off() -> None:
     ):
         found = said({"name": "gpu", "exactly": ask(1, tolerations=tolerations)}, taints=(taint,))
         assert (found.nodes[0].fits, {gpu.note for gpu in found.nodes[0].gpus}) == (fits, {note}), taint
+
+
+def test_a_claim_that_is_allocated_is_not_asked_for_again() -> None:
+    """As of a pod that waits for something else beside: its scheduler keeps the allocation."""
+    held = {"allocation": {"devices": {"results": [result(f"{MEMORY_MIB}Mi")]}}}
+    every = {"name": "gpu", "exactly": ask(MEMORY_MIB)}
+    found = said(every, status=held)
+    (node,) = found.nodes
+    assert node.fits and not any(gpu.given for gpu in node.gpus) and not found.suggestions
+    assert "its claim c1 is allocated on node n1; only that node can have it" in str(found.problem)
+    elsewhere = {"allocation": {"devices": {"results": [{**result(), "pool": "n2"}]}}}
+    found = said(every, status=elsewhere)
+    assert not found.nodes and "its claim c1 is allocated on node n2" in str(found.problem)
