@@ -21,7 +21,7 @@ def report(
     name: str, objects: Objects, budgets: list[Budget] | None, claims: Callable[[], ClaimObjects] = ClaimObjects
 ) -> output.Report:
     """name: NAMESPACE/NAME, or NAME in the namespace default. budgets: None if they cannot be read. claims: reads them; called for a
-    pod that has claims."""
+    pod that has claims, or may get some."""
     namespace, _, short = name.rpartition("/")
     namespace = namespace or "default"
     nodes, pods = objects
@@ -30,7 +30,7 @@ def report(
             break
     else:
         raise refuse("GH-608", f"there is no pod {namespace}/{short} among {len(pods)} pods; check both names")
-    found = by_claims(obj, claims) if overview.claim_names(obj) else None
+    found = by_claims(obj, claims)
     if found is None:
         protection = Budgets(budgets or (), known=budgets is not None)
         found = explain(state_of(nodes, pods), obj, Hosts(nodes, pods), protection)
@@ -41,9 +41,9 @@ def report(
 def by_claims(obj: dict[str, Any], claims: Callable[[], ClaimObjects]) -> Explanation | None:
     """None where none of the pod's claims is ours. Raises ClusterError GH-608."""
     try:
-        return overview.explain(words(obj), obj, claims())
+        return overview.explain(words(obj), obj, claims()) if overview.may_ask(obj) else None
     except (LookupError, TypeError, ValueError, AttributeError) as e:
-        what = "a ResourceClaim or ResourceSlice has an unexpected form"
+        what = "the pod, a ResourceClaim, ResourceSlice or DeviceClass has an unexpected form"
         raise refuse("GH-608", f"{what}: {type(e).__name__} {e}") from None
 
 

@@ -63,6 +63,20 @@ def with_claims(name: str, *claims: str, at: str = "") -> Any:
     return found
 
 
+def with_resource(name: str, resource: str, *counts: str) -> Any:
+    """A container for each count of GPUs."""
+    found = pod(name, containers=[f"c{n}" for n in range(len(counts))])
+    for container, count in zip(found["spec"]["containers"], counts, strict=True):
+        container["resources"] = {"limits": {resource: count}}
+    return found
+
+
+def to_be_made(name: str, **more: Any) -> Any:
+    found = pod(name, **more)
+    found["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "t"}]
+    return found
+
+
 @pytest.fixture
 def dump(tmp_path: Path) -> str:
     """A node of two GPUs of 24 GiB; of the first 20 GiB and 60 % are taken, of the other nothing."""
@@ -78,10 +92,16 @@ def dump(tmp_path: Path) -> str:
         ),
         claim("c-mine", "2Gi", "50", of="mine"),
         claim("c-other", of="nic"),
+        {"kind": "DeviceClass", **a_class("gpu.gpu-hook.io", extendedResourceName="gpu-hook.io/gpu")},
+        {"kind": "DeviceClass", **a_class("nic", extendedResourceName="nic.io/nic")},
         {"kind": "DeviceClass", **a_class("mine", 'device.driver == "gpu-hook.io"')},
         with_claims("runs", "c-runs", at="n1"),
         *(with_claims(name, f"c-{name}") for name in ("fits", "wide", "two", "all", "mine", "other")),
         *(with_claims("both", "c-all", "c-mine"), with_claims("room", "c-other", "c-fits")),
+        *(with_resource("ext", "gpu-hook.io/gpu", "1"), with_resource("ext2", "gpu-hook.io/gpu", "1", "1")),
+        with_resource("class", "deviceclass.resource.kubernetes.io/gpu.gpu-hook.io", "1"),
+        *(with_resource("ext-nic", "nic.io/nic", "1"), to_be_made("new"), with_claims("lost", "c-lost")),
+        to_be_made("new-nic", memory="1Gi"),
     ]
     path = tmp_path / "dump.json"
     path.write_text(json.dumps({"items": items}))
@@ -137,6 +157,13 @@ def test_a_tenants_deep_claim_hides_nobody(dump: str) -> None:
         ("both", 1, "0 of its GPUs have room for c-mine: 2048 MiB, 50 %"),
         ("other", 0, "pod default/other asks for no GPU"),
         ("room", 0, "the pod gets c-fits: 10240 MiB"),
+        ("ext", 0, "the pod gets gpu-hook.io/gpu: all memory"),
+        ("ext2", 1, "1 of its GPUs have room for gpu-hook.io/gpu: all memory, and 2 asked for"),
+        ("class", 0, "the pod gets deviceclass.resource.kubernetes.io/gpu.gpu-hook.io: all memory"),
+        ("ext-nic", 0, "pod default/ext-nic asks for no GPU"),
+        ("new", 1, "pod default/new waits: GH-607: its claim gpu is not there yet"),
+        ("lost", 1, "pod default/lost waits: GH-607: its claim c-lost is not there yet"),
+        ("new-nic", 1, "pod default/new-nic waits: GH-607: 0 of 1 node have room"),
     ],
 )
 def test_explain_says_where_claims_have_room(dump: str, name: str, status: int, said: str) -> None:

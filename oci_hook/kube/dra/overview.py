@@ -13,11 +13,14 @@ from oci_hook.kube.answers.explain import Explanation, GpuView, Held, NodeView
 from oci_hook.kube.dra import slices
 from oci_hook.kube.formats import quantity
 from oci_hook.kube.formats.claim_words import COMPUTE, DRIVER, GPU_CLASS, MEMORY, SHARE_CLASS, SHARES
+from oci_hook.kube.formats.names import PREFIX_KEY, SUMS
+from oci_hook.kube.formats.sums import of_object
 from oci_hook.kube.pod.asked import PodWords
 from oci_hook.kube.pod.hosts import KEEPS_OFF, tolerated
 
 ANY = 1 << 30  # of shares
 OURS = re.compile(rf"""device\.driver\s*==\s*(["']){re.escape(DRIVER)}\1""")  # in CEL
+BY_CLASS = "deviceclass.resource.kubernetes.io/"  # and a class's name: each is an extended resource (KEP-5004)
 NOT_JUDGED = "selectors and constraints of claims are not judged here"
 
 
@@ -91,12 +94,15 @@ def holders(objects: ClaimObjects) -> tuple[Held, ...]:
 
 def explain(pod: PodWords, obj: Any, objects: ClaimObjects) -> Explanation | None:
     """obj: the pod's API object. None where it has no claim of ours. Raises as `holders`."""
-    wanted = wants(obj, objects)
-    if not wanted:
+    wanted, missing = wants(obj, objects), _missing(obj, objects)
+    if not wanted and (pod.annotations or not missing):  # what is not there yet may be another driver's
         return None
     node = (obj.get("spec") or {}).get("nodeName") or ""
     if node:
         return Explanation(pod, True, node, True, (), ())
+    if missing:
+        text = ", ".join(f"its claim {name} is not there yet" for name in missing)
+        return Explanation(pod, True, "", False, (), (), Problem("GH-607", text))
     known = devices(objects)
     taken = _taken(objects, known)
     by_node: dict[str, list[Device]] = {}
@@ -115,8 +121,12 @@ def explain(pod: PodWords, obj: Any, objects: ClaimObjects) -> Explanation | Non
 
 
 def wants(obj: Any, objects: ClaimObjects) -> list[list[Wanted]]:
-    """The requests of a pod's claims of ours, in their order; of each what would do, the best first. Raises as `holders`."""
-    ours = {SHARE_CLASS, GPU_CLASS, *(one["metadata"]["name"] for one in objects.classes if _is_ours(one))}
+    """The requests of a pod's claims of ours, in their order; of each what would do, the best first. The scheduler makes a claim of
+    the extended resources of DeviceClasses only when it has found a place. Raises as `holders`."""
+    classes = {
+        one["metadata"]["name"]: one["spec"].get("extendedResourceName") for one in objects.classes if _is_ours(one)
+    }
+    ours = {SHARE_CLASS, GPU_CLASS, *classes}  # a dump may have no classes
     found = []
     for claim in _claims(obj, objects):
         for request in claim["spec"].get("devices", {}).get("requests") or ():
@@ -125,18 +135,37 @@ def wants(obj: Any, objects: ClaimObjects) -> list[list[Wanted]]:
             choices = [_wanted(name, one) for one in each if one.get("deviceClassName") in ours]
             if choices:
                 found.append(choices)
+    if not (obj.get("status") or {}).get("extendedResourceClaimStatus"):
+        names = {*classes.values(), *(f"{BY_CLASS}{name}" for name in classes)}
+        asked = {name: amount // 1000 for name, amount in of_object(obj).items() if name in names}
+        found += [[Wanted(name, None, 0, count, ())] for name, count in asked.items() if count]
     return found
+
+
+def may_ask(obj: Any) -> bool:
+    """Whether the cluster's claims and classes say what the pod asks for: it has claims, or resources of which one may be made."""
+    spec, annotations = obj.get("spec") or {}, obj["metadata"].get("annotations") or {}
+    resources = [name for name in of_object(obj) if "/" in name and name not in SUMS]
+    other = not any(key.startswith(PREFIX_KEY) for key in annotations)
+    return bool(spec.get("resourceClaims")) or any(other or name.startswith(PREFIX_KEY) for name in resources)
+
+
+def _missing(obj: Any, objects: ClaimObjects) -> list[str]:
+    there = [one["metadata"]["name"] for one in _claims(obj, objects)]
+    return [name or word for word, name in claim_names(obj).items() if name not in there]
 
 
 def _claims(obj: Any, objects: ClaimObjects) -> list[Any]:
     """A pod's, in its order, as far as they are there."""
     space = obj["metadata"].get("namespace")
     there = {one["metadata"]["name"]: one for one in objects.claims if one["metadata"].get("namespace") == space}
-    return [there[name] for name in claim_names(obj) if name in there]
+    return [there[name] for name in claim_names(obj).values() if name in there]
 
 
 def _is_ours(one: Any) -> bool:
-    """Whether a DeviceClass selects our driver's devices, or configures them."""
+    """Whether a DeviceClass has a name of ours, selects our driver's devices, or configures them."""
+    if one["metadata"]["name"] in (SHARE_CLASS, GPU_CLASS):
+        return True
     spec = one.get("spec") or {}
     selects = any(OURS.search((each.get("cel") or {}).get("expression") or "") for each in spec.get("selectors") or ())
     return selects or any((each.get("opaque") or {}).get("driver") == DRIVER for each in spec.get("config") or ())
@@ -150,13 +179,17 @@ def _wanted(claim: str, exactly: Any) -> Wanted:
     return Wanted(claim, mib, compute, count, tuple(exactly.get("tolerations") or ()))
 
 
-def claim_names(obj: Any) -> list[str]:
-    """The names of a pod's claims; one that is made from a template has its name in the pod's status."""
+def claim_names(obj: Any) -> dict[str, str]:
+    """The names of a pod's claims, by what the pod calls them. One that is made from a template has its name in the pod's status, ""
+    until then."""
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
     made = {one["name"]: one.get("resourceClaimName") for one in status.get("resourceClaimStatuses") or ()}
-    names = [one.get("resourceClaimName") or made.get(one["name"]) for one in spec.get("resourceClaims") or ()]
-    names.append((status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName"))
-    return [name for name in names if name]
+    names = {
+        one["name"]: one.get("resourceClaimName") or made.get(one["name"], "")
+        for one in spec.get("resourceClaims") or ()
+    }
+    names[""] = (status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName")
+    return {word: name for word, name in names.items() if name is not None}  # None: that there is no need of it
 
 
 def devices(objects: ClaimObjects) -> dict[tuple[str, str], Device]:
