@@ -75,7 +75,8 @@ def why(
         from oci_hook.kube.moves.defrag import MOST_MOVES
 
         most = MOST_MOVES if moves is None else moves
-        return why_cluster.report(pod, most, *cluster_objects.read_with_budgets(dump, kubeconfig))
+        objects = cluster_objects.read_with_budgets(dump, kubeconfig)
+        return why_cluster.report(pod, most, *objects, lambda: cluster_objects.claims(dump, kubeconfig))
     if bool(container) == bool(annotation):
         raise click.UsageError("name a CONTAINER, or describe one by --annotation; not both")
     settings = node_settings.load(prefix)

@@ -1,13 +1,15 @@
 """`gpu-hook why --cluster`: proposes a few moves of pods that make room for a waiting pod, or free GPUs."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from oci_hook.cli import output
 from oci_hook.cli.cluster_objects import Objects, state_of
+from oci_hook.cli.explain_pod import by_claims
 from oci_hook.core.units import show
 from oci_hook.errors import Problem, refuse
-from oci_hook.kube.dra import overview
+from oci_hook.kube.dra.overview import ClaimObjects
 from oci_hook.kube.moves import defrag
 from oci_hook.kube.moves.defrag import Move, Plan
 from oci_hook.kube.moves.movable import movers
@@ -24,10 +26,17 @@ NO_BUDGETS = (
 )
 
 
-def report(name: str, most: int, objects: Objects, budgets: list[Budget] | None) -> output.Report:
-    """name: NAMESPACE/NAME of a waiting pod, or NAME in the namespace default; "" to free GPUs. most: moves to propose."""
+def report(
+    name: str,
+    most: int,
+    objects: Objects,
+    budgets: list[Budget] | None,
+    claims: Callable[[], ClaimObjects] = ClaimObjects,
+) -> output.Report:
+    """name: NAMESPACE/NAME of a waiting pod, or NAME in the namespace default; "" to free GPUs. most: moves to propose. claims: as
+    explain_pod.report has it."""
     nodes, pods = objects
-    obj = waiting(name, pods) if name else None
+    obj = waiting(name, pods, claims) if name else None
     state = state_of(nodes, pods)
     try:
         hosts = Hosts(nodes, pods)
@@ -51,7 +60,7 @@ def report(name: str, most: int, objects: Objects, budgets: list[Budget] | None)
     return output.Report(data, lines(name, most, plan, fixed, addresses), warnings, status)
 
 
-def waiting(name: str, pods: list[dict[str, Any]]) -> dict[str, Any]:
+def waiting(name: str, pods: list[dict[str, Any]], claims: Callable[[], ClaimObjects]) -> dict[str, Any]:
     namespace, _, short = name.rpartition("/")
     wanted = (namespace or "default", short)
     for obj in pods:
@@ -60,8 +69,8 @@ def waiting(name: str, pods: list[dict[str, Any]]) -> dict[str, Any]:
                 raise refuse("GH-608", f"pod {show(name)} is on node {node}; moves are proposed only for waiting pods")
             if (obj.get("status") or {}).get("phase") in ENDED:
                 raise refuse("GH-608", f"pod {show(name)} has ended; moves are proposed only for waiting pods")
-            if overview.claim_names(obj):
-                what = f"pod {show(name)} has ResourceClaims, which Kubernetes places; no moves are proposed for it"
+            if by_claims(obj, claims) is not None:
+                what = f"pod {show(name)} asks by ResourceClaims, which Kubernetes places; no moves are proposed for it"
                 raise refuse("GH-608", f"{what}: `gpu-hook explain --pod` shows where they have room")
             return obj
     raise refuse("GH-608", f"there is no pod {show('/'.join(wanted))} among {len(pods)} pods; check both names")

@@ -53,9 +53,9 @@ def given(device: Any, memory: str, compute: str = "0", users: tuple[str, ...] =
     }
 
 
-def with_claims(name: str, *claims: str, at: str = "") -> Any:
+def with_claims(name: str, *claims: str, at: str = "", **words: Any) -> Any:
     """The first by a template."""
-    found = pod(name, node_name=at)
+    found = pod(name, node_name=at, **words)
     first, *more = claims
     found["spec"]["resourceClaims"] = [{"name": "a", "resourceClaimTemplateName": "t"}]
     found["spec"]["resourceClaims"] += [{"name": f"b{n}", "resourceClaimName": one} for n, one in enumerate(more)]
@@ -101,7 +101,8 @@ def dump(tmp_path: Path) -> str:
         *(with_resource("ext", "gpu-hook.io/gpu", "1"), with_resource("ext2", "gpu-hook.io/gpu", "1", "1")),
         with_resource("class", "deviceclass.resource.kubernetes.io/gpu.gpu-hook.io", "1"),
         *(with_resource("ext-nic", "nic.io/nic", "1"), to_be_made("new"), with_claims("lost", "c-lost")),
-        to_be_made("new-nic", memory="1Gi"),
+        *(to_be_made("new-nic", memory="1Gi"), with_claims("nic", "c-other", memory="1Gi")),
+        with_claims("done", "c-runs", at="n1", phase="Succeeded"),
     ]
     path = tmp_path / "dump.json"
     path.write_text(json.dumps({"items": items}))
@@ -191,8 +192,18 @@ def test_a_gpu_with_a_taint_has_no_room(dump: str) -> None:
     assert found.exit_code == 1 and "0 of 1 nodes" in found.output and "without a claim" in found.output
 
 
-def test_why_proposes_no_moves_for_claims(dump: str) -> None:
-    assert "which Kubernetes places" in run("why", "--cluster", "--pod", "wide", "--dump", dump).output
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("wide", "which Kubernetes places"),
+        ("ext", "which Kubernetes places"),
+        ("new", "which Kubernetes places"),
+        ("nic", "pod nic waits, and no series of up to 20 moves gives it room"),
+        ("other", "pod 'other' asks for no GPU"),
+    ],
+)
+def test_why_proposes_no_moves_for_claims_of_ours(dump: str, name: str, said: str) -> None:
+    assert said in run("why", "--cluster", "--pod", name, "--dump", dump).output
 
 
 @pytest.mark.parametrize(
