@@ -9,7 +9,7 @@ from oci_hook.errors import refuse
 from oci_hook.kube.answers.explain import Explanation, GpuView, NodeView, explain
 from oci_hook.kube.dra import overview
 from oci_hook.kube.dra.overview import ClaimObjects
-from oci_hook.kube.pod.asked import words
+from oci_hook.kube.pod.asked import ENDED, words
 from oci_hook.kube.pod.hosts import Hosts
 from oci_hook.kube.preemption.disruption import Budget, Budgets
 
@@ -30,6 +30,9 @@ def report(
             break
     else:
         raise refuse("GH-608", f"there is no pod {namespace}/{short} among {len(pods)} pods; check both names")
+    if (obj.get("status") or {}).get("phase") in ENDED:
+        ended = Explanation(words(obj), False, (obj.get("spec") or {}).get("nodeName") or "", False, (), ())
+        return output.Report(as_data(ended), [output.printable(f"pod {namespace}/{short} has ended; it holds nothing")])
     found = by_claims(obj, claims)
     if found is None:
         protection = Budgets(budgets or (), known=budgets is not None)

@@ -150,6 +150,7 @@ def test_a_tenants_deep_claim_hides_nobody(dump: str) -> None:
     ("name", "status", "said"),
     [
         ("runs", 0, "pod default/runs is on node n1; `gpu-hook ps --cluster`"),
+        ("done", 0, "pod default/done has ended; it holds nothing"),
         ("fits", 0, "1 of 1 nodes have room for its claims; Kubernetes' scheduler chooses"),
         ("wide", 1, "ask for at most 24576 MiB of memory (node n1)"),
         ("two", 1, "1 of its GPUs have room for c-two: 10240 MiB, and 2 asked for"),
