@@ -65,8 +65,8 @@ def why(
 
     With --cluster: proposes a few pods to delete, in order, and the places for their replacements, so that a waiting pod
     has room or GPUs become free. Changes nothing. A pod is never moved if no owner would recreate it, if it has whole GPUs
-    or nodes, or if a PodDisruptionBudget protects it. `explain --pod` shows each node's figures. Exit status 1: no moves
-    give the pod room.
+    or nodes, ResourceClaims, host ports or volumes that may be bound to nodes, or if a PodDisruptionBudget protects it.
+    `explain --pod` shows each node's figures. Exit status 1: no moves give the pod room.
     """
     if cluster or pod or defrag or moves is not None or dump or kubeconfig:
         if not cluster or container or annotation or bool(pod) == defrag:

@@ -8,6 +8,7 @@ from oci_hook.kube.placing.state import ClusterState
 from oci_hook.kube.pod.hosts import Amounts, Hosts, requests, rules_about_others
 from oci_hook.kube.pod.peaks import Row
 from oci_hook.kube.preemption.disruption import Budget, in_the_way
+from oci_hook.kube.preemption.in_tree import plain
 
 
 class Mover:
@@ -73,6 +74,8 @@ def why_fixed(pod: Pod, obj: dict[str, Any], budgets: Iterable[Budget]) -> str:
         return "with whole GPUs"
     if rules_about_others(obj):
         return "with required rules about other pods"
+    if not plain(obj["spec"]):
+        return "with ResourceClaims, host ports, or volumes that may be bound to nodes"
     if in_the_way(budgets, pod.namespace, obj["metadata"].get("labels") or {}):
         return "protected by a PodDisruptionBudget"
     return ""

@@ -304,6 +304,27 @@ def test_exclusive_pods_and_those_with_rules_about_others_stay():
     cluster.state.apply_pod(cluster.pods[-1])
     found, fixed, _ = cluster.movers()
     assert not found and sum(fixed.values()) == 4
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"resourceClaims": [{"name": "nic", "resourceClaimName": "nic"}]},
+        {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "x"}}]},
+        {"containers": [{"name": "main", "ports": [{"hostPort": 80}]}]},
+        {"volumes": [{"name": "v", "emptyDir": {}}]},
+    ],
+)
+def test_pods_with_requirements_that_are_not_judged_stay(spec):
+    cluster = Cluster(node("n1", 16_000), node("n2", 16_000))
+    one = owned("x", memory="1Gi")
+    one["spec"] |= spec
+    cluster.put(one, "n1", 0)
+    found, fixed, _ = cluster.movers()
+    free = "emptyDir" in str(spec)
+    assert len(found) == free and fixed == (
+        {} if free else {"with ResourceClaims, host ports, or volumes that may be bound to nodes": 1}
+    )
     assert not rules_about_others({"spec": {"affinity": {"podAffinity": {"preferredDuringScheduling": []}}}})
     assert rules_about_others({"spec": {"topologySpreadConstraints": [{"maxSkew": 1}]}}), "the API server's default"
 
