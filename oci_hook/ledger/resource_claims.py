@@ -87,7 +87,8 @@ def save(claim: PreparedClaim, settings: "Settings") -> None:
 
 
 def load(uid: str, settings: "Settings") -> PreparedClaim | None:
-    """None where no such claim is prepared. Raises NodeError GH-303 for a damaged record."""
+    """None where no such claim is prepared. Raises NodeError GH-303 for a record that is damaged or another
+    version's."""
     path = f"{settings.state_dir}/{CLAIMS_DIR}/{uid}.json"
     if not valid_uid(uid):
         return None
@@ -106,7 +107,7 @@ def load(uid: str, settings: "Settings") -> PreparedClaim | None:
         return found
     except (OSError, ValueError, TypeError, KeyError, LookupError, AttributeError) as e:
         raise refuse(
-            "GH-303", f"{path} is damaged ({str(e)[:60]}); delete it: the kubelet prepares the claim anew"
+            "GH-303", f"{path} cannot be read ({str(e)[:60]}); delete it: the kubelet prepares the claim anew"
         ) from None
     finally:
         os.close(fd)
@@ -272,7 +273,7 @@ def _name(claim: PreparedClaim) -> str:
 def _decoded(data: bytes) -> PreparedClaim:
     version, fields = fastjson.loads(data)
     if version != FORMAT:
-        raise ValueError("another version's format")
+        raise ValueError("made by another version")
     devices = tuple(ClaimedDevice(*device) for device in fields.pop("devices"))
     request = from_data(fields.pop("request"))
     "".join(fields.values())  # TypeError unless all are text

@@ -88,6 +88,9 @@ class Claims:
                     self._hidden.pop(uid, None)
                 if current is not False:
                     continue
+            except GhError as e:
+                problems.append(allocation.in_one_line(e))
+                continue
             except (ApiError, *FAILURES) as e:
                 return f"ResourceClaims cannot be read: {words(e)}"
             problems.append(self._tried(lambda uid=uid: self._unprepare(uid)))  # type: ignore[misc]
@@ -125,7 +128,10 @@ class Claims:
         return Prepared(tuple(devices))
 
     def _hold(self, claim: PreparedClaim, inventory: Inventory, settings: Settings) -> PreparedClaim:
-        before = resource_claims.load(claim.uid, settings)
+        try:
+            before = resource_claims.load(claim.uid, settings)
+        except GhError:
+            before = None
         if before is not None and before.request != claim.request:  # it was allocated anew, and nobody unprepared it
             self._remove(claim.uid, settings)
             before = None

@@ -20,6 +20,7 @@ from oci_hook.discovery.save import save_inventory
 from oci_hook.kube import kubeconfig
 from oci_hook.kube.dra import connections
 from oci_hook.kube.dra.claims import HIDDEN, Claims
+from oci_hook.kube.dra.messages import ClaimName
 from oci_hook.linux.proc import process_life
 from tests.conftest import MEMORY_MIB, UUIDS, Bundle, Install, Runc
 from tests.engines.cri import decode
@@ -436,6 +437,27 @@ def test_claims_that_the_api_server_has_no_more_go(node: DraNode) -> None:
     node.start()
     until("it has gone", lambda: node.install.grants() == ())
     assert node.nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("record", "said"), [("x", "cannot be read"), ("[99, {}]", "cannot be read (made by another version)")]
+)
+def test_a_record_that_cannot_be_read_hides_no_other_and_is_written_anew(
+    node: DraNode, tmp_path: Path, record: str, said: str
+) -> None:
+    for number, uid in enumerate((ONE, TWO)):
+        node.api.claim(uid, result("20Gi", gpu=number), name=f"c{number}")
+        assert node.prepare(uid, f"c{number}")[1] == ""
+    node.kill()
+    file = node.install.state / f"claims/{ONE}.json"
+    file.write_text(record)
+    del node.api.claims["default/c1"]
+    claims = Claims(str(node.install.prefix), NODE, kubeconfig.load([str(tmp_path / "kubeconfig")]), str(node.cdi))
+    assert f"{file} {said}" in claims.forget_deleted(0.0)
+    assert [grant.who.id for grant in node.install.grants()] == [ONE], "the other claim is no more"
+    assert claims.prepare([ClaimName("default", ONE, "c0")])[ONE].error == ""
+    assert claims.forget_deleted(1.0) == "" and len(node.install.grants()) == 1
+    claims._idle[0].close()
 
 
 def test_claims_that_no_pod_of_the_node_uses_go_unless_a_container_has_them(
