@@ -27,6 +27,7 @@ CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}"
 BOOT_PATIENCE = 12.0  # seconds to wait for the inventory after power-on, of the kubelet's 45
 NOT_FOUND, FORBIDDEN = 404, 403
 HIDDEN = 300.0  # seconds of refusals to show a claim before it counts as deleted: a server that starts refuses all
+LOOKS = 3  # at least so many refusals
 MAX_NAME = 253
 
 
@@ -38,7 +39,12 @@ class Claims:
         self._known = known
         self._lock = threading.Lock()
         self._idle: list[Api] = []  # connections to the API server
-        self._hidden: dict[str, float] = {}  # uid of a claim that it refuses to show -> since when
+        self._hidden: dict[str, tuple[float, int]] = {}  # uid of a claim that it refuses to show -> (since when, looks)
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the API server refused to show a claim at the last look."""
+        return bool(self._hidden)
 
     def prepare(self, names: list[ClaimName]) -> dict[str, Prepared]:
         """An answer for each claim."""
@@ -72,26 +78,29 @@ class Claims:
     def forget_deleted(self, now: float) -> str:
         """Unprepare the claims that the API server does not have any more: a kubelet has lost its own memory of them, or somebody
         has taken away the finalizer that keeps a claim as long as its pod. Of a claim that no pod of the node uses, a deleted one
-        too, Kubernetes' node authorizer shows a kubelet nothing: it counts as deleted after HIDDEN, unless a container has it.
+        too, Kubernetes' node authorizer shows a kubelet nothing: it counts as deleted after HIDDEN and LOOKS, unless a container has it.
         now: seconds of any steady clock. Returns the problem, "" for none."""
         settings = node_settings.load(self._prefix)
         problems = []
         waiting = resource_claims.waiting(settings)
-        self._hidden = {uid: since for uid, since in self._hidden.items() if uid in waiting}
+        self._hidden = {uid: seen for uid, seen in self._hidden.items() if uid in waiting}
         for uid in resource_claims.uids(settings):
             try:
                 claim = resource_claims.load(uid, settings)
                 current = claim is None or self._is_current(claim)
-                if current is None and uid in waiting and self._hidden.setdefault(uid, now) + HIDDEN <= now:
-                    current = False
-                if current:
-                    self._hidden.pop(uid, None)
+                since, looks = self._hidden.pop(uid, (now, 0))
+                if current is None and uid in waiting:
+                    if since + HIDDEN <= now and looks + 1 >= LOOKS:
+                        current = False
+                    else:
+                        self._hidden[uid] = since, looks + 1
                 if current is not False:
                     continue
             except GhError as e:
                 problems.append(allocation.in_one_line(e))
                 continue
             except (ApiError, *FAILURES) as e:
+                self._hidden = {}  # it may be one that starts, when it answers again
                 return f"ResourceClaims cannot be read: {words(e)}"
             problems.append(self._tried(lambda uid=uid: self._unprepare(uid)))  # type: ignore[misc]
         return "; ".join(filter(None, problems))

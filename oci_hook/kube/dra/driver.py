@@ -27,7 +27,7 @@ REGISTRATION = "/pluginregistration.Registration"
 LOOK = 5.0  # seconds between two steps without an event
 GAP = 1.0  # seconds between two writes
 FORGET = 300.0  # seconds between two looks for claims that the API server has no more
-SOON = 15.0  # the same where a claim had no room: the scheduler takes such a claim's share for free
+SOON = 15.0  # the same where a claim had no room, as the scheduler takes such a claim's share for free; and where one is hidden
 CDI = "/var/run/cdi"  # of what lives until the next boot (SPEC.md of CDI)
 
 
@@ -79,7 +79,7 @@ class Driver(Loop):
             self._ledger.follow()
             problems["claims"] = self.claims.repair()  # before the kubelet is served: it may ask for what is repaired
             problems["sockets"] = self._serve()
-            if now >= self._next_forget - (FORGET - SOON if self._no_room else 0):
+            if now >= self._next_forget - (FORGET - SOON if self._no_room or self.claims.is_hidden else 0):
                 self._next_forget, self._no_room = now + FORGET, False
                 problems["claims"] = problems["claims"] or self.claims.forget_deleted(now)
         except GhError as e:

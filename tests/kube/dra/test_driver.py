@@ -483,6 +483,26 @@ def test_claims_that_no_pod_of_the_node_uses_go_unless_a_container_has_them(
     assert node.file(TWO) and node.install.grants()[0].who.id == runc.ids[-1]
 
 
+def test_a_claim_is_not_given_up_for_a_few_refusals(node: DraNode, tmp_path: Path) -> None:
+    """Two looks say nothing of the time between them, and a server that does not answer may be a new one then."""
+    node.api.claim(ONE, result("20Gi"))
+    assert node.prepare(ONE)[1] == ""
+    node.kill()
+    claims = Claims(str(node.install.prefix), NODE, kubeconfig.load([str(tmp_path / "kubeconfig")]), str(node.cdi))
+    for now, status, held in (
+        (0.0, 403, True),
+        (HIDDEN, 403, True),
+        (HIDDEN + 1, 503, True),
+        (HIDDEN + 2, 403, True),
+        (HIDDEN + 3, 403, True),
+        (2 * HIDDEN + 1, 403, True),
+        (2 * HIDDEN + 2, 403, False),
+    ):
+        node.api.http.answer = lambda *_, status=status: (status, b"{}")
+        assert bool(claims.forget_deleted(now)) == (status == 503)
+        assert bool(node.install.grants()) == held and claims.is_hidden == (status == 403 and held), now
+
+
 def test_gpus_of_claims_that_were_deleted_under_their_containers_are_tainted(
     node: DraNode, bundle: Bundle, runc: Runc
 ) -> None:
