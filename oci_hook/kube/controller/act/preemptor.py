@@ -43,6 +43,7 @@ RAN = 60.0  # seconds that a pod must stay bound for its preemption to count as 
 FORGET = 600.0  # seconds after which a namespace's useless preemptions are forgotten
 WAITING = 5.0  # seconds between two looks at a pod that waits for others to terminate
 NO_ANSWERS = 0, 401  # statuses that say nothing about one pod: the whole round ends
+BUSY, BROKEN = 429, 500  # the server's own errors begin with the latter: the round ends as well
 PREEMPTS, WOULD, PREEMPTED = "GpuSharePreempts", "GpuShareWouldPreempt", "GpuSharePreempted"
 PROTECTED = "GpuShareProtected"
 OFF, REPORT, ON = MODES = ("off", "report", "on")
@@ -113,6 +114,8 @@ class Preemptor:
                     raise
                 want.at, want.search = now + AGAIN, None
                 LOG.warning(f"preemption for {want.pod.namespace}/{want.pod.name}: {e}")
+                if e.status == BUSY or e.status >= BROKEN:
+                    return  # or it is of this pod alone: the next round begins with others
 
     async def _try(self, want: Want) -> None:
         pod, state = want.pod, self._state

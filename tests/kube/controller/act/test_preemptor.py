@@ -203,6 +203,21 @@ def test_a_pod_that_the_api_server_refuses_to_evict_or_to_show_keeps_nobody_else
     assert place.evicted() == ["s1"] and set(place.state.reservations) == {"u-second"}
 
 
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_server_that_is_overloaded_is_asked_about_one_pod_in_a_round(status: int) -> None:
+    """Of an error that may be of the one pod the others do not wait for long."""
+    place = Place(10, 20)
+    place.waits(pod("first", memory=95, devices="GPU-a-0", priority=9))
+    place.waits(pod("second", memory=95, devices="GPU-a-1", priority=8))
+    asked: list[str] = []
+    place.after = lambda path: asked.append(path.rpartition("/")[2])
+    place.fails = {"first": status}
+    place.run(1)
+    assert asked == ["first"] and not place.evicted()
+    place.run(2)
+    assert place.evicted() == ["s1"] and set(place.state.reservations) == {"u-second"}
+
+
 def test_a_budget_that_changes_after_the_dry_run_stops_it_and_the_room_is_given_back() -> None:
     place = Place(10)
     place.waits(BIG)
