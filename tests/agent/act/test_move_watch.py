@@ -225,7 +225,8 @@ def test_who_is_killed_for_lent_memory_is_told_why() -> None:
     grants = {key: Grant(key, Identity("/run", key, "/b"), Life(""), (Share("GPU-0", 6),)) for key in "ab"}
     found: list[Finding] = []
     gpu._node = SimpleNamespace(grants=grants)  # type: ignore[assignment]
-    gpu._response = SimpleNamespace(answer=lambda finding, harm: found.append(finding))  # type: ignore[assignment]
+    answers = {"answer": lambda finding, harm: found.append(finding), "over": lambda finding: False}
+    gpu._response = SimpleNamespace(**answers)  # type: ignore[assignment]
     gpu._known = {key: move_watch._Known(0.0) for key in "ab"}
     tenants = Tenant("a", 1, 5 * MIB, 1 * MIB, fixed=True), Tenant("b", 1, 0, 5 * MIB, waits=5 * MIB)
     said = b"GH-415: process 7 (python) shares memory\n"
