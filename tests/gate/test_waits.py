@@ -69,6 +69,13 @@ def test_a_kernel_that_waits_for_one_at_the_gate(place: Make, waiter: str, way: 
     until(lambda: rounds(load) > 10)
 
 
+def test_a_kernel_that_waits_for_a_fill(place: Make, waiter: str) -> None:
+    """The ceiling's wait of one round makes no other round longer."""
+    p = place(Tenant(cap=0.3), scale=2)
+    load = p.boxes[0].start([waiter, "fill"])
+    until(lambda: rounds(load) > 100)
+
+
 def test_online_work_that_waits_for_offline_work(place: Make, waiter: str) -> None:
     """In each round it shows no progress for a second; then the offline work is let in."""
     p = place(Tenant(class_=ONLINE), Tenant(class_=OFFLINE), scale=1)

@@ -5,6 +5,7 @@
  *   wait unnamed FILE ME STEPS  the same, by a kernel whose name does not tell
  *   wait self [KEYS]            a kernel that spins until another one of this process, on another stream, is done: that
  *                               has never run before, as its key is a new one each round, or one of KEYS
+ *   wait fill                   a kernel that spins until a fill of four bytes, on another stream, has been asked for
  *   wait resident               a kernel that never ends, and others of always new keys beside it
  *
  * for ever. Every 20 ms it prints "NANOSECONDS ROUNDS". */
@@ -65,6 +66,20 @@ static void self(unsigned keys) {
     }
 }
 
+static void fill(void) {
+    static uint32_t word[ROUNDS];
+    uint64_t memory;
+    MUST("cuMemHostRegister_v2", word, sizeof word, 0);
+    MUST("cuMemAlloc_v2", &memory, (size_t)4096);
+    for (uint64_t i = 0; i < ROUNDS; i++) {
+        launch(spin, 1, stream, (uint64_t)(uintptr_t)&word[i]);
+        MUST("cuMemsetD32Async", memory, 1, (size_t)1, beside);
+        *(volatile uint32_t *)&word[i] = 1;
+        MUST("cuCtxSynchronize");
+        say(i);
+    }
+}
+
 static void resident(void) {
     static uint32_t never;
     MUST("cuMemHostRegister_v2", &never, sizeof never, 0);
@@ -93,6 +108,8 @@ int main(int argc, char **argv) {
         peer(argv[2], (unsigned)atoi(argv[3]), (unsigned)atoi(argv[4]));
     else if (!strcmp(argv[1], "self"))
         self(argc > 2 ? (unsigned)atoi(argv[2]) : 0);
+    else if (!strcmp(argv[1], "fill"))
+        fill();
     else
         resident();
     return 0;

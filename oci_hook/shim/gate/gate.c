@@ -7,6 +7,9 @@
 #define STEP_BLIND (50 * GH_US) /* a sleep on no word */
 #define UNMARKED (100 * GH_US)  /* cost of an unknown command that cannot be measured */
 #define BATCH_TIME (200 * GH_US)
+#define SHORT_BLOCKS 1024u      /* KiB of a copy */
+#define SHORT_TIME (20 * GH_US) /* that it takes */
+#define SHORT_WAITS (5 * GH_MS)
 #define PREQUEUE_LONGEST (700 * GH_US) /* of commands behind a word; before a longer one, the pause costs little */
 
 /* ---- waiting ---- */
@@ -113,6 +116,18 @@ static bool admitted(struct gh_gate *g, const struct gh_decision *d, uint64_t ke
     return true;
 }
 
+/* True if a short copy or fill has waited so long that a kernel of ours may be waiting for it, which would take the longer
+ * the longer it waits. Each 5 ms the container may have one of them, so that all together are 0.4 % of the time. */
+static bool may_overtake(struct gh_gate *g, const struct cost *cost, uint64_t came, uint64_t now) {
+    uint64_t pause = SHORT_WAITS * (usage_siblings(&g->usage) + 1);
+    if (cost->what.kind != COST_COPY || cost->what.blocks > SHORT_BLOCKS || inflight_empty(&g->inflight) ||
+        (cost->cost.samples[0] && gh_cost_of(&cost->cost) > SHORT_TIME) || age64(now, came) < SHORT_WAITS ||
+        age64(now, g->overtook) < pause)
+        return false;
+    g->overtook = now;
+    return true;
+}
+
 /* Waits until the launch is admitted. False: the gate is open, and the launch is not counted. *prequeued: it may be
  * launched behind a word only. */
 static bool admit(struct gh_gate *g, struct gate_pass *pass, CUcontext context, bool *prequeued) {
@@ -138,7 +153,7 @@ static bool admit(struct gh_gate *g, struct gate_pass *pass, CUcontext context, 
         struct gh_decision d = gate_ask(g, now, cost_guess(&g->costs, cost), behind);
         *prequeued = may_prequeue(g, &d, context, pass->stream, cost);
         set_held(g, &held, !*prequeued && d.held, now);
-        if (d.go || *prequeued) {
+        if (d.go || *prequeued || may_overtake(g, cost, came, now)) {
             g->threads.entering--;
             if (!first) {
                 slot_waited(&g->own_slot, (now - came) * peers_scale(&g->peers));

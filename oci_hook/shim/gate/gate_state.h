@@ -56,6 +56,7 @@ struct gh_gate {
     struct gate_threads threads;
     bool changed;           /* there is something to publish */
     bool tell;              /* tell lower classes that there is work again */
+    uint64_t overtook;      /* when a short copy was let in before its turn */
     uint64_t wanting;       /* there is work to do, which is counted up to this time; 0: there is none */
     uint64_t tick0, clock0; /* a tick of the fast path's clock, and the time then */
 };
