@@ -73,7 +73,12 @@ def test_a_kernel_that_waits_for_a_fill(place: Make, waiter: str) -> None:
     """The ceiling's wait of one round makes no other round longer."""
     p = place(Tenant(cap=0.3), scale=2)
     load = p.boxes[0].start([waiter, "fill"])
-    until(lambda: rounds(load) > 100)
+    until(lambda: rounds(load) > 3)
+    counts = [rounds(load)]
+    for _ in range(4):
+        time.sleep(2.5)
+        counts.append(rounds(load))
+    assert counts[4] - counts[3] > 0.5 * (counts[1] - counts[0]), counts
 
 
 def test_online_work_that_waits_for_offline_work(place: Make, waiter: str) -> None:

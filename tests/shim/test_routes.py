@@ -494,7 +494,7 @@ thread = threading.Thread(target=lambda: (cu.use(0), got.append(cu.async_free(p,
 thread.start()
 assert cu.lib.cuStreamEndCapture(cu.c_void_p(0x55), None) == 0
 thread.join()
-assert got == [0], got
+assert got == [0] and cu.used() == 0, got
 """
     )
 

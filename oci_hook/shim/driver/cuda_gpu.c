@@ -91,20 +91,19 @@ struct place current_place(struct gh_state *st) {
     return (struct place){.gpu = (int)gpu_of(note), .context = number_of(note)};
 }
 
-CUcontext stream_context(CUstream stream, bool *pushed) {
-    CUcontext current = NULL, of = NULL;
-    *pushed = false;
-    if (REAL(cuCtxGetCurrent)(&current))
+CUcontext stream_context(CUstream stream, struct gone_to *to) {
+    CUcontext of = NULL;
+    *to = (struct gone_to){0};
+    if (REAL(cuCtxGetCurrent)(&to->from))
         return NULL;
-    *pushed = (uintptr_t)stream > CU_STREAM_PER_THREAD && !REAL(cuStreamGetCtx)(stream, &of) && of != current &&
-              !REAL(cuCtxPushCurrent_v2)(of);
-    return *pushed ? of : current;
+    to->another = (uintptr_t)stream > CU_STREAM_PER_THREAD && !REAL(cuStreamGetCtx)(stream, &of) && of != to->from &&
+                  !REAL(cuCtxSetCurrent)(of);
+    return to->another ? of : to->from;
 }
 
-void stream_context_left(bool pushed) {
-    CUcontext popped;
-    if (pushed)
-        REAL(cuCtxPopCurrent_v2)(&popped);
+void stream_context_left(const struct gone_to *to) {
+    if (to->another)
+        REAL(cuCtxSetCurrent)(to->from);
 }
 
 static void uncache(struct gh_state *st, CUcontext context) {

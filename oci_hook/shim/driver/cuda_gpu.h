@@ -18,9 +18,13 @@ struct place {
 
 struct place current_place(struct gh_state *st);
 /* Makes the context of a stream current until stream_context_left: a copy, a graph or a library's kernel runs in it,
- * whichever is current, if any. NULL: there is none. *pushed is for stream_context_left. */
-CUcontext stream_context(CUstream stream, bool *pushed);
-void stream_context_left(bool pushed);
+ * whichever is current, if any. NULL: there is none. In place of the current one, since a stack of contexts may be full. */
+struct gone_to {
+    CUcontext from;
+    bool another;
+};
+CUcontext stream_context(CUstream stream, struct gone_to *to);
+void stream_context_left(const struct gone_to *to);
 /* A context is about to be destroyed or reset: takes its note. What is allocated in it from now on gets another number.
  * Returns the note; 0: none. */
 uint64_t context_leaves(struct gh_state *st, CUcontext context);

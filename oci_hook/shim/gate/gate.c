@@ -1,6 +1,5 @@
 /* The gate before every launch: it waits until gh_decide admits the launch, and counts it as in flight. */
 #define _GNU_SOURCE
-#include "driver/cuda_gpu.h"
 #include "gate/gate_state.h"
 
 #define STEP_MAX (2500 * GH_US) /* no sleep at the gate is longer, whatever the slots announce */
@@ -117,12 +116,11 @@ static bool admitted(struct gh_gate *g, const struct gh_decision *d, uint64_t ke
 }
 
 /* True if a short copy or fill has waited so long that a kernel of ours may be waiting for it, which would take the longer
- * the longer it waits. Each 5 ms the container may have one of them, so that all together are 0.4 % of the time. */
+ * the longer it waits. The container may have one each 5 ms. */
 static bool may_overtake(struct gh_gate *g, const struct cost *cost, uint64_t came, uint64_t now) {
     uint64_t pause = SHORT_WAITS * (usage_siblings(&g->usage) + 1);
     if (cost->what.kind != COST_COPY || cost->what.blocks > SHORT_BLOCKS || inflight_empty(&g->inflight) ||
-        (cost->cost.samples[0] && gh_cost_of(&cost->cost) > SHORT_TIME) || age64(now, came) < SHORT_WAITS ||
-        age64(now, g->overtook) < pause)
+        cost->low > SHORT_TIME || age64(now, came) < SHORT_WAITS || age64(now, g->overtook) < pause)
         return false;
     g->overtook = now;
     return true;
@@ -232,12 +230,12 @@ static void enter(struct gh_gate *g, struct gate_pass *pass, CUfunction f, uint6
 }
 
 void gate_enter(struct gate_pass *pass, CUstream stream, uint64_t key, CUfunction f, uint64_t blocks) {
-    bool pushed;
+    struct gone_to to;
     *pass = (struct gate_pass){.key = key, .kernel = f, .stream = stream ? stream : (CUstream)CU_STREAM_LEGACY};
-    struct gh_gate *g = gate_of(pass->stream, &pass->context, &pushed);
+    struct gh_gate *g = gate_of(pass->stream, &pass->context, &to);
     if (g && !stream_capturing(pass->stream))
         enter(g, pass, f, blocks);
-    stream_context_left(pushed);
+    stream_context_left(&to);
 }
 
 CUresult gate_leave(struct gate_pass *pass, CUresult result) {

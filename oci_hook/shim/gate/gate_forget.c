@@ -1,6 +1,5 @@
 /* The program's waits, and the objects that it destroys. */
 #define _GNU_SOURCE
-#include "driver/cuda_gpu.h"
 #include "gate/gate_state.h"
 
 #define ALONE_TRIES 1000
@@ -39,13 +38,13 @@ static void synchronised(struct gh_gate *g, CUcontext context, CUstream stream, 
 
 void gate_synchronised(uint64_t before, CUstream stream, bool whole) {
     CUcontext context = NULL;
-    bool pushed = false;
-    struct gh_gate *g = before ? gate_of(stream, &context, &pushed) : NULL;
+    struct gone_to to = {0};
+    struct gh_gate *g = before ? gate_of(stream, &context, &to) : NULL;
     if (g && gh_lock(&g->lock)) {
         synchronised(g, context, stream ? stream : (CUstream)CU_STREAM_LEGACY, whole, before);
         gh_unlock(&g->lock);
     }
-    stream_context_left(pushed);
+    stream_context_left(&to);
 }
 
 /* ---- destruction ---- */

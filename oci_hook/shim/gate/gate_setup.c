@@ -64,11 +64,11 @@ struct gates *gates_make(struct gh_state *st) {
     return there;
 }
 
-struct gh_gate *gate_of(CUstream stream, CUcontext *context, bool *pushed) {
+struct gh_gate *gate_of(CUstream stream, CUcontext *context, struct gone_to *to) {
     struct gh_state *st = gh_here();
     struct gates *all = gates_here();
-    *pushed = false;
-    if (!st || !all || !(*context = stream_context(stream, pushed)))
+    *to = (struct gone_to){0};
+    if (!st || !all || !(*context = stream_context(stream, to)))
         return NULL;
     struct place at = current_place(st);
     return at.gpu < 0 || at.gpu >= GH_POLICY_GPUS ? NULL : all->of_gpu[at.gpu];

@@ -3,6 +3,7 @@
 #ifndef GPU_HOOK_GATE_STATE_H
 #define GPU_HOOK_GATE_STATE_H
 
+#include "driver/cuda_gpu.h"
 #include "gate/cost.h"
 #include "gate/gate.h"
 #include "gate/inflight.h"
@@ -61,9 +62,9 @@ struct gh_gate {
     uint64_t tick0, clock0; /* a tick of the fast path's clock, and the time then */
 };
 
-/* gate_setup.c: the gate of the GPU that a stream is on, and the stream's context; NULL: there is none. pushed: that context
- * was not current, and is until stream_context_left. */
-struct gh_gate *gate_of(CUstream stream, CUcontext *context, bool *pushed);
+/* gate_setup.c: the gate of the GPU that a stream is on, and the stream's context; NULL: there is none. That context is current
+ * until stream_context_left. */
+struct gh_gate *gate_of(CUstream stream, CUcontext *context, struct gone_to *to);
 
 static inline uint64_t gate_now(const struct gh_gate *g) { return peers_now(&g->peers); }
 

@@ -22,10 +22,10 @@ static uint64_t capture_of(CUstream stream) {
 
 /* The device of a stream; a default stream is the current context's. */
 static CUresult device_of(CUstream stream, CUdevice *device) {
-    bool pushed;
-    stream_context(stream, &pushed);
+    struct gone_to to;
+    stream_context(stream, &to);
     CUresult r = REAL(cuCtxGetDevice)(device);
-    stream_context_left(pushed);
+    stream_context_left(&to);
     return r;
 }
 
@@ -175,6 +175,13 @@ GH_EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t byt
     return alloc_async(pointer, bytes, pool, stream, per_thread());
 }
 
+/* The memory is no more, or the driver has given its address anew. */
+static bool is_gone(struct gh_state *st, CUdeviceptr pointer) {
+    unsigned type;
+    return gh_pointers_get(&st->pointers, key_of(LINEAR, pointer)) ||
+           REAL(cuPointerGetAttribute)(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer);
+}
+
 /* Memory that is not of a pool. In a capture nothing is freed now: a driver refuses, or makes a node. If a capture has
  * ended since our look, it may have been that of this stream. The driver may wait for the stream, so no capture's end
  * waits for it. */
@@ -182,7 +189,8 @@ static CUresult free_own(struct owed *o, CUdeviceptr pointer, CUstream stream, C
     uint32_t ended = atomic_load(&o->st->captures.ended);
     bool captured = capture_of(in);
     CUresult r = call(pointer, stream);
-    bool freed = r == CUDA_SUCCESS && !captured && !capture_of(in) && ended == atomic_load(&o->st->captures.ended);
+    bool freed = r == CUDA_SUCCESS && !captured && !capture_of(in) &&
+                 (ended == atomic_load(&o->st->captures.ended) || is_gone(o->st, pointer));
     if (freed && !stream_idle(in)) {
         if (free_later(o->st, in, pointer, o->value))
             return r;

@@ -1,39 +1,33 @@
 #include "memory/late_free.h"
 
-#include <stdlib.h>
-
 #include "driver/real.h"
+#include "gate/inflight.h"
 #include "memory/charge.h"
 #include "memory/piece.h"
 
-/* On a thread of the driver, which must not be asked anything here. Without a note, the memory has gone with its
- * context, and another thread may be at late_address. */
+/* On a thread of the driver, which must not be asked anything here. with: the note's key, which is never used again. The
+ * note may have gone with the memory's context. */
 static void freed(void *with) {
     struct gh_state *st = gh_here();
-    struct late *late = with;
-    uint64_t key = key_of(LATE, (uintptr_t)late), value = st ? gh_pointers_take(&st->pointers, key) : 0;
-    if (!value)
-        return;
+    uint64_t key = (uintptr_t)with, value = st ? gh_pointers_take(&st->pointers, key) : 0;
     if (kind_of(value) == SHARED)
-        shared_freed(st, late->address);
-    else
+        shared_freed(st, late_address(st, key));
+    else if (value)
         release_note(st, value);
-    free(late);
 }
 
 bool free_later(struct gh_state *st, CUstream stream, CUdeviceptr address, uint64_t value) {
-    struct late *late = malloc(sizeof *late);
-    uint64_t key = key_of(LATE, (uintptr_t)late);
-    bool pushed, noted;
-    if (!late)
+    uint64_t key = key_of(LATE, atomic_fetch_add(&st->frees_late, 2) + 2);
+    struct gone_to to;
+    bool told = false;
+    if (kind_of(value) == SHARED && !gh_pointers_put(&st->pointers, key + 1, address))
         return false;
-    late->address = address;
-    stream_context(stream, &pushed);
-    noted = gh_pointers_put(&st->pointers, key, value) && !REAL(cuLaunchHostFunc)(stream, freed, late);
-    stream_context_left(pushed);
-    if (!noted) {
-        gh_pointers_take(&st->pointers, key);
-        free(late);
-    }
-    return noted;
+    stream_context(stream, &to);
+    if (gh_pointers_put(&st->pointers, key, value))
+        told = !REAL(cuLaunchHostFunc)(stream, freed, (void *)(uintptr_t)key) && !stream_capturing(stream);
+    stream_context_left(&to);
+    if (told || !gh_pointers_take(&st->pointers, key))
+        return true;
+    gh_pointers_take(&st->pointers, key + 1);
+    return false;
 }

@@ -6,16 +6,12 @@
 #include "process/note.h"
 #include "process/state.h"
 
-struct late { /* a note's key is of this */
-    CUdeviceptr address;
-};
-
 /* The stream has yet to free what is at the address. False: the driver cannot tell when. */
 bool free_later(struct gh_state *st, CUstream stream, CUdeviceptr address, uint64_t value);
-/* The address of memory that has a note, by the note's key. */
-static inline CUdeviceptr late_address(uint64_t key) {
-    uint64_t handle = key & ((1ull << 58) - 1);
-    return key >> 58 == LATE ? ((struct late *)(uintptr_t)handle)->address : key;
+
+/* The address of shared memory whose note was taken, by the note's key. */
+static inline CUdeviceptr late_address(struct gh_state *st, uint64_t key) {
+    return key >> 58 == LATE ? gh_pointers_take(&st->pointers, key + 1) : key;
 }
 
 #endif

@@ -350,7 +350,7 @@ void shared_lost(struct gh_state *st, unsigned context) {
     struct lost l = {context, 0};
     for (uint64_t value; v && (value = take_lost(st, v, &l));) {
         if (kind_of(value) == SHARED)
-            shared_freed(st, late_address(l.key));
+            shared_freed(st, late_address(st, l.key));
         for (uint64_t n = kind_of(value) == OPENED ? opened_times(value) : 0; n; n--)
             gh_shared_let_go(st, opened_slot(value));
     }

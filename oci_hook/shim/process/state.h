@@ -125,6 +125,7 @@ struct gh_state {
     struct gh_contexts contexts;
     struct gh_pools pools;
     struct gh_captures captures;
+    _Atomic uint64_t frees_late; /* numbers given so far: memory/late_free.h */
     _Atomic uint64_t pressure_seen[GH_ACCOUNT_GPUS];
     struct vmm *_Atomic vmm;
     struct gates *_Atomic gates; /* of the compute shares */
