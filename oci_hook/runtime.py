@@ -96,7 +96,8 @@ def main(prefix: str, args: "Sequence[str]") -> int:
 def give(call: Call, settings: "Settings", done: Done, teller: program.Program) -> None:
     """Edit the bundle so that the container gets its share, if it asks for one. `done` knows each change at once, and
     `teller` the container's name."""
-    if call.config == os.path.join(call.bundle, "config.json") and not os.path.lexists(call.config):
+    elsewhere = call.assumed or call.config != os.path.join(call.bundle, "config.json")
+    if not elsewhere and not os.path.lexists(call.config):
         return  # the real runtime reports that it is missing
     data = spec.read(call.config)
     found = spec.parse(data, call.config)

@@ -156,6 +156,16 @@ def test_a_config_json_of_another_name(prefix: Install, bundle: Bundle, runc: Ru
     assert r.returncode == 1 and "GH-401" in r.stderr and f"{prefix.prefix}/c.json" in r.stderr
 
 
+def test_a_bundle_that_the_runtime_alone_finds(prefix: Install, bundle: Bundle, runc: Runc) -> None:
+    """crun takes a flag's beginning for the flag. A container of a bundle that nobody found would have no share."""
+    prefix.set(runtime="/bin/true")
+    b, away = bundle(ASK), prefix.prefix
+    r = runc("create", "--new", str(b), runc.new_id(), program=prefix.program, cwd=away)
+    assert r.returncode == 1 and "GH-401" in r.stderr and f"{away}/config.json" in r.stderr
+    assert runc("create", "--bund", str(b), runc.new_id(), program=prefix.program, cwd=away).returncode == 0
+    assert MARKER in json.loads((b / "config.json").read_text())["annotations"]
+
+
 def test_no_gpu_but_the_driver(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     script = "ls /usr/lib64; env; ls /dev"
     r = runc.run(bundle({"NVIDIA_VISIBLE_DEVICES": "none"}, args=["sh", "-c", script]), prefix)

@@ -36,6 +36,7 @@ class Call(Value):
 
     command: the first word that is no flag, "" when there is none. config: path of config.json.
     root: of --root, "" when it is left to the runtime. log: path or "". log_format: "text" or "json".
+    assumed: no flag names the bundle, and one that is not known may.
     """
 
     command: str
@@ -45,6 +46,7 @@ class Call(Value):
     root: str
     log: str = ""
     log_format: str = "text"
+    assumed: bool = False
 
 
 def default_root(runtime: str) -> str:
@@ -69,6 +71,7 @@ def read_call(args: "Sequence[str]") -> Call:
         os.path.abspath(flags["root"]) if flags.get("root") else "",
         flags.get("log", ""),
         "json" if flags.get("log-format") == "json" else "text",
+        "bundle" not in flags and not flags.keys() <= GLOBAL_VALUES | GLOBAL_SWITCHES | CREATE_VALUES,
     )
 
 
@@ -105,8 +108,12 @@ def _flag(word: str) -> tuple[str, str, str]:
     """(a flag's long name, "=" where its value is in the same word, that value)"""
     name, equals, value = word.lstrip("-").partition("=")
     last = word[1:].lstrip("d")
-    if name not in CREATE_VALUES | CREATE_SWITCHES | LETTERS.keys() and last[:1] in LETTERS:
-        name, equals, value = last[0], "=" if last[1:] else "", last[1:]
+    long = CREATE_VALUES | CREATE_SWITCHES
+    if name not in long | LETTERS.keys():
+        if last[:1] in LETTERS:
+            name, equals, value = last[0], "=" if last[1:] else "", last[1:]
+        elif word.startswith("--") and len(meant := [one for one in long if one.startswith(name)]) == 1:
+            (name,) = meant  # crun takes any beginning that only one flag has (getopt_long(3)); runc refuses it
     return LETTERS.get(name, name), equals, value
 
 
@@ -126,7 +133,7 @@ def _command_words(args: "Sequence[str]", flags: dict[str, str]) -> tuple[list[s
             words.append(word)
             continue
         name, equals, value = _flag(word)
-        if name in CREATE_SWITCHES or equals and name not in CREATE_VALUES:
+        if name in CREATE_SWITCHES:
             continue
         following = args[i] if i < len(args) else ""
         if not equals and name in CREATE_VALUES:

@@ -28,6 +28,9 @@ from oci_hook.oci.bundle import default_root, read_call
         (["create", "--no-pivot", "--keep=1", "x", "--new=1", "--other", "v"], "create", "x", "."),
         (["create", "--new=1", "-b", "/b", "x"], "create", "x", "/b"),
         (["create", "-b", "/b", "--", "-x"], "create", "-x", "/b"),
+        (["create", "--bund", "/b", "x"], "create", "x", "/b"),
+        (["run", "--det", "--bun=/b", "--no-pi", "x"], "run", "x", "/b"),
+        (["create", "--con", "v", "-b", "/b", "x"], "create", "x", "/b"),
         (["create", "--bundle"], "create", "", "."),
         (["create", "--pidfd-socket", "s", "x"], "create", "x", "."),
         (["--debug", "delete", "--force", "x"], "delete", "x", "."),
@@ -51,9 +54,18 @@ def test_crun_config() -> None:
     assert read_call(["create", "-b", "/b", "--config", "c.json", "x"]).config == os.path.abspath("c.json")
     assert read_call(["create", "-b", "/b", "--config=config.json", "x"]).config == "/b/config.json"
     assert read_call(["create", "-f", "/etc/c.json", "x"]).config == "/etc/c.json"
+    assert read_call(["create", "--conf", "/etc/c.json", "x"]).config == "/etc/c.json"
     for words in (["-b/b", "-f/c"], ["-db/b", "-df", "/c"], ["-ddb", "/b", "--config", "/a", "-f/c"]):
         call = read_call(["run", *words, "x"])
         assert (call.id, call.bundle, call.config) == ("x", "/b", "/c"), words
+
+
+def test_an_unknown_flag_may_name_the_bundle() -> None:
+    known = ["--root", "/r", "--debug", "run", "-d", "--preserve-f=3", "--no-pivot", "--keep=1", "--config", "/c", "x"]
+    assert not read_call(known).assumed
+    assert read_call(["run", "--new=/b", "x"]).assumed
+    assert read_call(["run", "--new", "/b", "x"]).assumed
+    assert not read_call(["run", "--new", "/b", "-b", "/c", "x"]).assumed
 
 
 def test_default_root() -> None:
