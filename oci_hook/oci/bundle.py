@@ -62,7 +62,7 @@ def read_call(args: "Sequence[str]") -> Call:
     """The call. args: without the program's name. Never fails: what is missing gets the runtime's own default."""
     flags, rest = _global_flags(args)
     words, maybe = _command_words(rest[1:], flags)
-    bundle = os.path.abspath(flags.get("bundle") or ".")
+    bundle = _absolute(flags.get("bundle") or ".")
     return Call(
         rest[0] if rest else "",
         (words or maybe or [""])[-1],
@@ -84,7 +84,12 @@ def named(args: "Sequence[str]") -> str:
 
 def _config(bundle: str, given: str) -> str:
     """crun's --config is relative to the working directory, but for its default (src/create.c there)."""
-    return os.path.abspath(given) if given not in ("", "config.json") else os.path.join(bundle, "config.json")
+    return _absolute(given) if given not in ("", "config.json") else os.path.join(bundle, "config.json")
+
+
+def _absolute(path: str) -> str:
+    """The path that the runtime opens: after a link, `..` leads to the folder above the link's target."""
+    return os.path.realpath(path) if ".." in path.split("/") else os.path.abspath(path)
 
 
 def _global_flags(args: "Sequence[str]") -> "tuple[dict[str, str], Sequence[str]]":

@@ -1,6 +1,7 @@
 """The runtime's command line as runc and crun read it."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,14 @@ def test_crun_config() -> None:
     for words in (["-b/b", "-f/c"], ["-db/b", "-df", "/c"], ["-ddb", "/b", "--config", "/a", "-f/c"]):
         call = read_call(["run", *words, "x"])
         assert (call.id, call.bundle, call.config) == ("x", "/b", "/c"), words
+
+
+def test_above_a_link_is_above_its_target(tmp_path: Path) -> None:
+    (tmp_path / "far/there").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("far/there")
+    call = read_call(["run", "-b", f"{tmp_path}/link/../b", "--config", f"{tmp_path}/link/../c", "x"])
+    assert (call.bundle, call.config) == (f"{tmp_path}/far/b", f"{tmp_path}/far/c")
+    assert read_call(["run", "-b", f"{tmp_path}/link", "x"]).bundle == f"{tmp_path}/link"
 
 
 def test_an_unknown_flag_may_name_the_bundle() -> None:
