@@ -20,7 +20,7 @@ from oci_hook.core.terms import DRIVER
 from oci_hook.errors import GhError, Problem, refuse
 from oci_hook.ledger import events, exec_env, inventory
 from oci_hook.ledger.admit import Admission, admit, release
-from oci_hook.ledger.life import occupied, planned_cgroup
+from oci_hook.ledger.life import is_top, occupied, planned_cgroup
 from oci_hook.linux import limits
 from oci_hook.linux.proc import boot_id, pid_space, process_life
 from oci_hook.oci import log, request_mounts, spec
@@ -125,6 +125,8 @@ def give(call: Call, settings: "Settings", done: Done, teller: program.Program) 
 
         cgroup_mounts.check(doc)
     cgroup = planned_cgroup(cgroups_path, call.id, "crun" in os.path.basename(settings.runtime))
+    if is_top(cgroup):
+        raise _not_alone(cgroup)
     life = Life(boot_id(), creator=process_life(os.getpid()), cgroup=cgroup, space=pid_space())
     decided = None
     if settings.cluster != node_settings.OFF:
@@ -136,9 +138,7 @@ def give(call: Call, settings: "Settings", done: Done, teller: program.Program) 
         request, who, life, settings, instead_of, decided=decided, patience=BOOT_PATIENCE
     )
     if occupied(life):  # asked this late, since a living container of this very id has a clearer refusal (GH-407)
-        raise refuse(
-            "GH-403", f"the container's cgroup {cgroup[:150]} also holds other processes; give it a cgroup of its own"
-        )
+        raise _not_alone(cgroup)
     plan = bundle_plan.plan_for(doc, call.bundle, admission.grant, admission.inventory, settings)
     check_sources(plan.steps, settings)
     check_mount_points(plan.steps, settings)
@@ -154,6 +154,12 @@ def give(call: Call, settings: "Settings", done: Done, teller: program.Program) 
         clear_ended(settings)
     done.original = data
     spec.save(call.config, edited)
+
+
+def _not_alone(cgroup: str) -> GhError:
+    return refuse(
+        "GH-403", f"the container's cgroup {cgroup[:150]} also holds other processes; give it a cgroup of its own"
+    )
 
 
 def warn_of_unclear(

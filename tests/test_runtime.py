@@ -771,8 +771,14 @@ def test_a_cgroup_that_holds_another_container_is_refused(prefix: Install, bundl
     def there(spec: dict[str, Any]) -> None:
         spec["linux"]["cgroupsPath"] = path
 
+    def other(spelled: str) -> Path:
+        return bundle(ASK, edit=lambda spec: spec["linux"].update(cgroupsPath=spelled))
+
     first = start(runc, prefix, bundle(edit=there))
-    assert path in refused(runc, prefix, bundle(ASK, edit=there), "GH-403")
+    for spelled in (path, f"/none/..{path}", f"//..{path}/."):
+        assert path in refused(runc, prefix, other(spelled), "GH-403")
+    for top in ("/", "/none/.."):
+        assert "/sys/fs/cgroup" in refused(runc, prefix, other(top), "GH-403")
     assert reach(runc, first) == [False, False, False]
     assert runc("delete", "--force", first).returncode == 0
     left = Path(planned_cgroup(path, ""))

@@ -74,11 +74,13 @@ def planned_cgroup(path: str, id: str, crun: bool = False) -> str:
     """The cgroup directory that a runtime will make for linux.cgroupsPath, of the devices controller or of version 2;
     "" where the path does not determine it. The id counts where there is no path. A relative one is below the top (crun), below
     the runtime's own cgroup (runc, version 1) or beside that (runc, version 2, whose cgroups with processes have none below).
+    No `..` leads above either (runc, CleanPath). It may be the top (`is_top`), which no Life names.
 
     With the systemd driver it is SLICE:PREFIX:NAME (runc, docs/systemd.md), and a-b.slice lies in a.slice.
     """
     if path.count(":") == 2:
         slice_, prefix, name = path.split(":")
+        slice_ = slice_ or "system.slice"
         if not slice_.endswith(".slice") or "/" in path or not name:
             return ""
         parts = slice_[: -len(".slice")].split("-")
@@ -86,16 +88,21 @@ def planned_cgroup(path: str, id: str, crun: bool = False) -> str:
         unit = name if name.endswith(".slice") else f"{prefix}-{name}.scope" if prefix else f"{name}.scope"
         path = f"{above if slice_ != '-.slice' else ''}/{unit}"
     if not path:
-        path = id if valid_id(id) else ""
+        if not valid_id(id):
+            return ""
+        path = id
     above, v1 = "", devices()
     if not path.startswith("/") and not crun:
         if not (above := directory_of(os.getpid())):
             return ""
         if not v1 and above != CGROUP:
             above = os.path.dirname(above)
-    if "/../" in f"/{path}/" or not path.strip("/"):
-        return ""
-    return os.path.normpath(f"{above or v1 or CGROUP}/{path}")
+    return os.path.normpath(f"{above or v1 or CGROUP}{os.path.normpath('/' + path)}")
+
+
+def is_top(cgroup: str) -> bool:
+    """Whether this cgroup directory is the top of its hierarchy, which holds every process of the node."""
+    return cgroup in (CGROUP, devices() or CGROUP)
 
 
 def valid_id(id: str) -> bool:
