@@ -37,7 +37,7 @@ def report(
     if found is None:
         protection = Budgets(budgets or (), known=budgets is not None)
         found = explain(state_of(nodes, pods), obj, Hosts(nodes, pods), protection)
-    fits = found.node or not found.asks or any(node.fits for node in found.nodes)
+    fits = (found.node and not found.problem) or not found.asks or any(node.fits for node in found.nodes)
     return output.Report(as_data(found), lines(found), exit_status=0 if fits else 1)
 
 
@@ -78,11 +78,15 @@ def as_data(found: Explanation) -> dict[str, Any]:
 
 def lines(found: Explanation) -> list[str]:
     name = f"pod {found.pod.namespace}/{found.pod.name}"
-    if found.bound:
+    if found.bound and not found.problem:
         return [f"{name} is on node {found.node}; `gpu-hook ps --cluster` shows what it holds"]
     if not found.asks:
         return [f"{name} asks for no GPU"]
-    head = f"{name} would go to node {found.node}" if found.node else f"{name} waits: {found.problem}"
+    head = (
+        f"{name} would go to node {found.node}"
+        if found.node and not found.problem
+        else f"{name} waits: {found.problem}"
+    )
     shown = [head]
     for node in sorted(found.nodes, key=lambda node: (node.name != found.node, not node.fits, node.name))[:SHOWN]:
         shown += node_lines(node)

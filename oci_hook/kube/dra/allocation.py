@@ -12,7 +12,7 @@ from oci_hook.errors import GhError, Problem, RequestError, refuse
 from oci_hook.kube.dra import slices
 from oci_hook.kube.dra.messages import ClaimName
 from oci_hook.kube.formats import quantity
-from oci_hook.kube.formats.claim_words import API, BY_CLAIM, COMPUTE, DRIVER, KIND, MEMORY, UNPLACED, WORDS
+from oci_hook.kube.formats.claim_words import API, BY_CLAIM, COMPUTE, DRIVER, KIND, MEMORY, NO_ADMIN, UNPLACED, WORDS
 from oci_hook.ledger.resource_claims import ClaimedDevice, PreparedClaim
 from oci_hook.oci.request_mounts import decode
 
@@ -75,7 +75,7 @@ def _gpu(result: dict[str, Any], label: str, node: str, gpus: dict[str, Gpu]) ->
     if pool != node:
         raise refuse("GH-610", f"ResourceClaim {label} is allocated to node {show(pool)}, this is {node[:60]}; {ANEW}")
     if result.get("adminAccess"):
-        raise refuse("GH-102", f"ResourceClaim {label}: adminAccess is not served by {DRIVER}; ask for a share")
+        raise refuse("GH-102", f"ResourceClaim {label}: {NO_ADMIN}")
     if device not in gpus:
         have = ", ".join(list(gpus)[:3]) or "none"
         raise refuse("GH-202", f"ResourceClaim {label} is allocated {show(device)}, this node has {have}; {ANEW}")

@@ -12,7 +12,7 @@ from oci_hook.errors import Problem
 from oci_hook.kube.answers.explain import Explanation, GpuView, Held, NodeView
 from oci_hook.kube.dra import slices
 from oci_hook.kube.formats import quantity
-from oci_hook.kube.formats.claim_words import COMPUTE, DRIVER, GPU_CLASS, MEMORY, SHARE_CLASS, SHARES
+from oci_hook.kube.formats.claim_words import COMPUTE, DRIVER, GPU_CLASS, MEMORY, NO_ADMIN, SHARE_CLASS, SHARES
 from oci_hook.kube.formats.names import PREFIX_KEY, SUMS
 from oci_hook.kube.formats.sums import of_object
 from oci_hook.kube.pod.asked import PodWords
@@ -57,13 +57,14 @@ class Taken(Value):
 
 class Wanted(Value):
     """One request of a claim, or one of those in its firstAvailable list. mib, compute: of each device; mib None: all of its memory.
-    count: of devices, 0 for all of a node."""
+    count: of devices, 0 for all of a node. admin: it has adminAccess."""
 
     claim: str
     mib: int | None
     compute: int
     count: int
     tolerations: tuple[Any, ...]
+    admin: bool = False
 
     def __str__(self) -> str:
         size = "all memory" if self.mib is None else f"{self.mib} MiB"
@@ -98,6 +99,10 @@ def explain(pod: PodWords, obj: Any, objects: ClaimObjects) -> Explanation | Non
     if not wanted and (pod.annotations or not missing):  # what is not there yet may be another driver's
         return None
     node = (obj.get("spec") or {}).get("nodeName") or ""
+    if refused := [one.claim for choices in wanted for one in choices if one.admin]:
+        label = f"{pod.namespace}/{refused[0]}"
+        problem = Problem("GH-102", f"ResourceClaim {label}: {NO_ADMIN}")  # whatever the scheduler makes of it
+        return Explanation(pod, True, node, bool(node), (), (), problem)
     if node:
         return Explanation(pod, True, node, True, (), ())
     if missing:
@@ -176,7 +181,7 @@ def _wanted(claim: str, exactly: Any) -> Wanted:
     mib = slices.mib(amounts[MEMORY]) if MEMORY in amounts else None
     count = 0 if exactly.get("allocationMode") == "All" else int(exactly.get("count") or 1)
     compute = slices.per_cent(amounts.get(COMPUTE, "0"))
-    return Wanted(claim, mib, compute, count, tuple(exactly.get("tolerations") or ()))
+    return Wanted(claim, mib, compute, count, tuple(exactly.get("tolerations") or ()), bool(exactly.get("adminAccess")))
 
 
 def claim_names(obj: Any) -> dict[str, str]:

@@ -11,3 +11,4 @@ API, KIND = f"{DRIVER}/v1", "Share"  # of the opaque configuration
 BY_CLAIM = ("memory", "compute", "gpus", "devices")  # words that the claim itself says
 UNPLACED = ("memory-request", "placement", "apart-from", "node")  # words that Kubernetes' scheduler does not know
 WORDS = tuple(key for key in native.KEYS if key not in (*BY_CLAIM, *UNPLACED))
+NO_ADMIN = f"adminAccess is not served by {DRIVER}; ask for a share"  # of GH-102

@@ -4,8 +4,12 @@ from typing import Any
 
 import pytest
 
+from oci_hook.cli.explain_pod import lines
+from oci_hook.errors import RequestError
 from oci_hook.kube.answers.explain import Explanation
 from oci_hook.kube.dra import slices
+from oci_hook.kube.dra.allocation import asked
+from oci_hook.kube.dra.messages import ClaimName
 from oci_hook.kube.dra.overview import ClaimObjects, explain, holders, wants
 from oci_hook.kube.formats.claim_words import DRIVER, SHARE_CLASS
 from oci_hook.kube.pod.asked import words
@@ -15,7 +19,7 @@ from tests.kube.dra.test_pure import INVENTORY, Rules
 
 PLAIN = Rules()
 OTHERS, ILL = (slices.OTHERS, "NoSchedule"), ("example.com/ill", "NoExecute")
-POD = {
+POD: Any = {
     "metadata": {"uid": "1-1", "namespace": "default", "name": "p1"},
     "spec": {"containers": [{"name": "main"}], "resourceClaims": [{"name": "gpu", "resourceClaimName": "c1"}]},
 }
@@ -88,6 +92,23 @@ def test_who_only_looks_at_a_gpu_takes_nothing_of_it() -> None:
     watcher = {"metadata": {"name": "w"}, "status": {"allocation": {"devices": {"results": results}}}}
     found = said({"name": "gpu", "exactly": ask(MEMORY_MIB, count=2)}, others=(watcher,))
     assert found.nodes[0].fits and holders(ClaimObjects((watcher,))) == ()
+
+
+@pytest.mark.parametrize("node", ["", NODE])
+def test_a_claim_with_admin_access_is_told_what_the_driver_tells(node: str) -> None:
+    """Kubernetes' scheduler has room for it, whatever others hold, and the driver refuses it."""
+    request = {"name": "gpu", "exactly": ask(1024, adminAccess=True)}
+    claim = {
+        "metadata": {"namespace": "default", "name": "c1", "uid": "u"},
+        "spec": {"devices": {"requests": [request]}},
+        "status": {"allocation": {"devices": {"results": [{**result("1Gi"), "adminAccess": True}]}}},
+    }
+    pod = {**POD, "spec": {**POD["spec"], "nodeName": node}}
+    found = explain(words(pod), pod, ClaimObjects((claim,)))
+    assert found is not None and (found.node, found.nodes, found.suggestions) == (node, (), ())
+    with pytest.raises(RequestError) as refusal:
+        asked(claim, ClaimName("default", "u", "c1"), NODE, INVENTORY, PLAIN)
+    assert lines(found) == [f"pod default/p1 waits: {refusal.value}"]
 
 
 def test_a_claim_for_all_gpus_needs_each_of_the_node() -> None:
