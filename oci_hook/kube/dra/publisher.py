@@ -29,7 +29,7 @@ def selector(node: str) -> str:
 
 
 class Publisher:
-    """seen: the node's slices by name, None until the watch has listed them. problem: of what was written last, "" for none."""
+    """seen: the node's slices by name, None until the watch has listed them. problem: of what the server has of them, "" for none."""
 
     def __init__(self, node: str, known: Credential) -> None:
         self.seen: dict[str, Any] | None = None
@@ -64,6 +64,7 @@ class Publisher:
             item["spec"].get("pool") == pool and self._is_published(item, part)
             for item, part in zip(ours, parts, strict=True)
         ):
+            self.problem = _problem((part, item["spec"].get("devices")) for item, part in zip(ours, parts, strict=True))
             return False
         pool["generation"] = generation + 1  # a pool counts only once all its slices have the newest
         for item, part in zip_longest(ours[: len(parts)], parts):

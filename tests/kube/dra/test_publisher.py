@@ -71,6 +71,15 @@ def test_a_server_that_drops_fields_is_written_to_once_and_told(
     assert made.publish(WANTED[:1]) == bool(drops) and not made.publish(WANTED[:1]) and not made.problem
 
 
+def test_a_problem_ends_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = a_publisher(monkeypatch, ("taints",))
+    assert made.publish(WANTED) and made.problem and made.seen is not None
+    (slice_,) = made.seen.values()
+    whole = {**slice_, "spec": {**slice_["spec"], "devices": WANTED}}
+    made.take(Change("slices", "put", whole))  # by somebody else
+    assert not made.publish(WANTED) and not made.problem
+
+
 @pytest.mark.parametrize("node", [NODE, "n" * 199 + ".rack", "n" * 198 + "-.rack", "n" * 253])
 def test_a_slices_name_is_one_for_each_node(monkeypatch: pytest.MonkeyPatch, node: str) -> None:
     a_publisher(monkeypatch, node=node).publish(WANTED)
