@@ -2,6 +2,7 @@
 kubelet deletes them when it loses the driver for half a minute, and when it starts."""
 
 import os
+import time
 from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any
@@ -21,6 +22,7 @@ GATES = {
 }
 PATH = "/apis/resource.k8s.io/v1/resourceslices"
 SLICES = "slices"
+AGAIN = 3600.0  # seconds; lists may come every few minutes, on each node
 CONFLICT, NOT_FOUND = 409, 404
 
 
@@ -37,6 +39,7 @@ class Publisher:
         self._kept: dict[
             str, tuple[Any, Any]
         ] = {}  # a slice's name -> the devices that were sent, and the server's of them
+        self._again = 0.0  # when what the server dropped may be sent once more
         self._node, self._api = node, Api(known)
         self._owner: dict[str, Any] | None = None
 
@@ -44,7 +47,8 @@ class Publisher:
         """Of the watch."""
         if change.how == "all":
             self.seen = {item["metadata"]["name"]: item for item in change.value}
-            self._kept = {}  # the server may have started with other gates
+            if time.monotonic() >= self._again:  # the server may have started with other gates since
+                self._kept = {}
         elif self.seen is not None and change.how == "put":
             self.seen[change.value["metadata"]["name"]] = change.value
         elif self.seen is not None and change.how == "gone":
@@ -77,6 +81,7 @@ class Publisher:
                 raise
             self.seen[answer["metadata"]["name"]] = answer
             self._kept[answer["metadata"]["name"]] = part, answer["spec"].get("devices")
+        self._again = time.monotonic() + AGAIN
         self.problem = _problem(self._kept[name] for name in self.seen if name in self._kept)
         return True
 

@@ -1,5 +1,6 @@
 """What the driver writes to an API server that keeps not all of it."""
 
+import time
 from typing import Any
 
 import pytest
@@ -67,6 +68,11 @@ def test_a_server_that_drops_fields_is_written_to_once_and_told(
     assert made.publish(WANTED[:1]) and not made.publish(WANTED[:1]), "what is new is written"
     monkeypatch.setattr(Server, "drops", ())
     assert made.seen is not None
+    for _ in range(3):  # a watch that failed
+        made.take(Change("slices", "all", list(made.seen.values())))
+        assert not made.publish(WANTED[:1])
+    later = time.monotonic() + publisher.AGAIN
+    monkeypatch.setattr(time, "monotonic", lambda: later)
     made.take(Change("slices", "all", list(made.seen.values())))  # as after the server's restart
     assert made.publish(WANTED[:1]) == bool(drops) and not made.publish(WANTED[:1]) and not made.problem
 
