@@ -114,8 +114,8 @@ static struct text grant_entries(const char *state_dir, const char *root, const 
 
 /* ---- the new command line ------------------------------------------------------------------------------------------ */
 
-/* A sealed file in memory; the number of its descriptor, which the runtime inherits, or -1. */
-static int file_of(struct text text) {
+/* An empty file in memory; the number of its descriptor, which the runtime inherits, or -1. */
+static int new_file(void) {
     int made = memfd_create("gpu-hook-exec", MFD_ALLOW_SEALING | NOEXEC_SEAL);
     if (made < 0)
         made = memfd_create("gpu-hook-exec", MFD_ALLOW_SEALING);
@@ -123,19 +123,21 @@ static int file_of(struct text text) {
         return -1;
     int fd = fcntl(made, F_DUPFD, FIRST_FD);
     if (fd < 0)
-        fd = made; /* a lower RLIMIT_NOFILE; what came from a pipe cannot be read again */
-    else
-        close(made);
+        return made; /* a lower RLIMIT_NOFILE; what came from a pipe cannot be read again */
+    close(made);
+    return fd;
+}
+
+/* Writes the text into the empty file and seals it. */
+static bool fill(int fd, struct text text) {
     for (size_t done = 0; done < text.size;) {
         ssize_t n = write(fd, text.at + done, text.size - done);
-        if (n <= 0) {
-            close(fd);
-            return -1;
-        }
+        if (n <= 0)
+            return false;
         done += (size_t)n;
     }
     fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL);
-    return fd;
+    return true;
 }
 
 /* What comes from a pipe until its end, as the runtime would read it; too much is cut, and then it is no JSON. */
@@ -156,18 +158,22 @@ static struct text read_pipe(const char *path) {
 
 static char **with_file(char **argv, const struct exec_call *call, struct text entries) {
     static char word[64];
-    struct text piped = read_pipe(call->file); /* first: a writer would take any other open for its reader */
-    struct text old = piped.at ? piped : read_whole(call->file, MAX_RECORD, 0);
-    struct text new = old.at ? process_with(old, entries) : old;
-    int fd = new.at     ? file_of(new)
-             : piped.at ? file_of(piped)
-                        : -1; /* the pipe is empty now, so the runtime gets a copy */
+    int fd = new_file();
     if (fd < 0)
         return argv;
     int before = (int)(call->file - argv[call->process]); /* "--process=", "-tdp"; 0: the value has a word of its own */
     size_t size = (size_t)snprintf(word, sizeof word, "%.*s/proc/self/fd/%d", before, argv[call->process], fd);
     if (size >= sizeof word ||
         access(word + before, R_OK)) { /* no /proc, or a security module: the runtime could not, either */
+        close(fd);
+        return argv;
+    }
+    struct text piped = read_pipe(call->file); /* a writer would take any other open for its reader */
+    struct text old = piped.at ? piped : read_whole(call->file, MAX_RECORD, 0);
+    struct text new = old.at ? process_with(old, entries) : old;
+    if (!new.at)
+        new = piped; /* the pipe is empty now, so the runtime gets a copy */
+    if (!new.at || !fill(fd, new)) {
         close(fd);
         return argv;
     }

@@ -326,6 +326,17 @@ def test_a_process_from_a_pipe(place: Place) -> None:
         assert ("GPU_HOOK_CLASS" in (place.root / "seen").read_text()) == (piped[:1] == "{")
 
 
+def test_a_pipe_that_the_runtime_gets_itself_is_not_read(place: Place) -> None:
+    """For a word that is too long to be written anew: the runtime would wait for a second writer."""
+    place.grant()
+    pipe = place.root / "pipe"
+    os.mkfifo(pipe)
+    call = f"{place.program} --root {ROOT} exec -{'t' * 60}p{pipe} x"
+    script = f"printf %s '{{}}' > {pipe} & {call}; timeout 5 cat {pipe}; kill $! 2>/dev/null"
+    done = subprocess.run(["sh", "-c", script], cwd=place.bundle, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "{}" and f"p{pipe}" in (place.root / "said").read_text()
+
+
 def test_our_file_is_none_that_a_container_inherits(place: Place) -> None:
     """--preserve-fds hands descriptors from 3 on to the container; ours is far above."""
     place.grant()
