@@ -85,7 +85,7 @@ def suspend(settings: "Settings", key: str, lent_to: str = "") -> Moved:
             try:
                 if not delivered:
                     raise _refusal(grant, "suspended", "it blocks its policy page by a file lease")
-                _send(grant, inventory, found, (hold.fd, *kept))
+                _send(settings, grant, inventory, found, (hold.fd, *kept))
                 _, grant, delivered = admit.alter(settings, key, lambda g, _: rules.arrived(g, int(time.time())))
             except BaseException as e:
                 _bring_back(settings, grant, inventory, hold.fd, kept)
@@ -213,8 +213,9 @@ def _check_cgroup(grant: Grant, need_mib: int) -> None:
             )
 
 
-def _send(grant: Grant, inventory: "Inventory", found: Found, locks: tuple[int, ...]) -> None:
-    """Move the memory of all processes, and of those that they start meanwhile. Raises ApplyError GH-415, GH-417."""
+def _send(settings: "Settings", grant: Grant, inventory: "Inventory", found: Found, locks: tuple[int, ...]) -> None:
+    """Move the memory of all processes, and of those that they start meanwhile; the ledger and the lock's file, the first one, say how
+    much that is. Raises ApplyError GH-410, GH-415, GH-417."""
     for _ in range(ROUNDS):
         for what in ("lock", "suspend"):
             seconds, needs = processes.seconds_for(found.used_mib), processes.needs(grant, found.used_mib)
@@ -222,13 +223,19 @@ def _send(grant: Grant, inventory: "Inventory", found: Found, locks: tuple[int, 
             if said.get("done") is not True:
                 raise _refusal(grant, "suspended", _why(said), _code(said))
             processes.check_movable(grant, inventory, found)  # once more: no call is under way in those that are locked
-        found = processes.find(grant, inventory, locks)
+        found = processes.together(found, processes.find(grant, inventory, locks))
+        processes.note(locks[0], found)
+        _book(settings, grant.key, found.used_mib)
         if found.gone:
             return
     why = "it starts new processes on its GPUs all the time"
     if all(state == CHECKPOINTED for state in found.states.values()):
         why = f"the driver still sees {found.left_mib} MiB of it on its GPUs"
     raise _refusal(grant, "suspended", why)
+
+
+def _book(settings: "Settings", key: str, mib: int) -> None:
+    admit.alter(settings, key, lambda g, _: g.replace(host_mib=max(1, mib)))
 
 
 def _come_back(grant: Grant, inventory: "Inventory", locks: tuple[int, ...]) -> "dict[str, object]":
@@ -253,6 +260,7 @@ def _come_back(grant: Grant, inventory: "Inventory", locks: tuple[int, ...]) -> 
 def _bring_back(settings: "Settings", grant: Grant, inventory: "Inventory", lock: int, kept: tuple[int, ...]) -> None:
     """After a suspend that failed: what cannot be undone now stays noted as moving, and a later look tries again."""
     try:
+        grant = admit.find(store.snapshot(settings.state_dir), grant.key)  # with what _send found later
         with contextlib.nullcontext(kept) if kept else _RoomKept(settings, grant, grant.host_mib) as kept:
             if _come_back(grant, inventory, (lock, *kept)).get("done") is True:
                 admit.alter(settings, grant.key, lambda g, _: rules.returned(g))

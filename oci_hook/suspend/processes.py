@@ -132,6 +132,15 @@ def find(grant: Grant, inventory: Inventory, locks: "tuple[int, ...]") -> Found:
     return Found(mine, -(-used // MIB), states, -(-sum(kept) // MIB), -(-left // MIB), each)
 
 
+def together(before: Found, now: Found) -> Found:
+    """The last look, with what is no longer on a GPU from those before it: of the processes that live, each with the most it had.
+    So one that has ended, and the one that took its place, count once."""
+    sizes = {process: max(size, now.each.get(process, 0)) for process, size in (now.each | before.each).items()}
+    each = {process: size for process, size in sizes.items() if proc.is_running(process)}
+    more = sum(each.values()) - sum(before.each.values())
+    return now.replace(each=each, used_mib=max(now.used_mib, before.used_mib + -(-more // MIB)))
+
+
 def note(file: int, found: Found) -> None:
     """Have this file say how much each process has. A full disk loses that and nothing else."""
     with suppress(OSError):

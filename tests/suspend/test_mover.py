@@ -3,7 +3,7 @@
 import os
 import subprocess
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from oci_hook.errors import GhError
 from oci_hook.linux import cgroup
 from oci_hook.linux.proc import process_life
 from oci_hook.suspend import mover
+from tests.cli.box import Install, this_process
 from tests.conftest import REPO
 from tests.linux.test_memory_room import MIB, group
 
@@ -100,3 +101,42 @@ def test_what_has_ended_meanwhile_needs_no_room(tmp_path: Path, monkeypatch: pyt
         file.truncate(0)
         mover._come_back(grant, None, (file.fileno(),))  # type: ignore[arg-type]
     assert asked == [{"GPU-0": mib} for mib in (800, 100, 800)]
+
+
+@pytest.mark.parametrize("starts", [0, 1, 2])
+def test_who_took_the_place_of_one_that_ended_needs_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: int
+) -> None:
+    """Between the first look and the lock, when one ends and its supervisor starts so many."""
+    install, asked = Install(tmp_path), []
+    me, sizes = process_life(os.getpid()), {os.getpid(): 100 * MIB}
+    states = dict.fromkeys(sizes, 0)
+    with ExitStack() as stack:
+        first, *later = (stack.enter_context(subprocess.Popen(["sleep", "600"])) for _ in range(1 + starts))
+        for child in (first, *later):
+            stack.callback(child.kill)
+        sizes[first.pid], states[first.pid] = 700 * MIB, 0
+
+        def call(inventory: object, what: str, mine: Any, *more: Any) -> dict[str, Any]:
+            if what == "look":
+                return {"states": states, "used": {pid: 0 if states[pid] else size for pid, size in sizes.items()}}
+            if what == "lock" and first.pid in sizes:
+                first.kill()
+                first.wait()
+                del sizes[first.pid], states[first.pid]
+                for child in later:
+                    sizes[child.pid], states[child.pid] = 700 * MIB, 0
+            if what == "suspend":
+                states.update({pid: 2 for pid, _ in mine if pid in states})
+            if what == "resume":
+                asked.append(more[-1])
+            return {"done": True}
+
+        monkeypatch.setattr(mover.processes, "call", call)
+        monkeypatch.setattr(mover.processes, "listed", lambda grant: tuple(map(process_life, sizes)))
+        monkeypatch.setattr(mover, "_check_cgroup", lambda *_: None)
+        monkeypatch.setattr(mover.memory_room, "of_node", lambda: (100 << 30, 100 << 30))
+        key = install.grant("a" * 64, Share("GPU-0", 900), life=this_process().replace(init=me)).key
+        assert mover.suspend(install.settings, key, "b").grant.host_mib == 100 + 700 * starts
+        mover.resume(install.settings, key)
+    assert asked == [{"GPU-0": 100 + 700 * starts}]
