@@ -16,18 +16,21 @@ NO_LIMIT = 1 << 60  # cgroup v1 shows a number as large as this where there is n
 def of_cgroup(pid: int, own: tuple[str | None, str | None]) -> tuple[int | None, int | None]:
     """Bytes that the process may take until a limit of its cgroup, or of one above that is seen here, is reached: (now, if nobody
     outside of its container took any); None: no limit. own: the directories of the container's own cgroup, in version 1's memory
-    hierarchy and in version 2; None: the process's. Raises OSError."""
+    hierarchy and in version 2; None: the process's. What a container's own cgroup without the memory controller uses is not known: it
+    counts as nothing where nobody else took any. Raises OSError."""
     now: list[int] = []
     alone: list[int] = []
     for path, top, files in zip((cgroup.v1_path(pid, "memory"), cgroup.v2_path(pid)), own, FILES, strict=True):
         top, its = top or path, None
         while path and os.path.exists(f"{path}/cgroup.procs"):
-            if found := _limit_and_use(path, *files):
+            found = _limit_and_use(path, *files)
+            if found:
                 limit, used = found
                 if limit < NO_LIMIT:
                     now.append(max(0, limit - used))
                     alone.append(max(0, limit - (used if its is None else its)))
-                its = used if path == top else its
+            if path == top:
+                its = found[1] if found else 0
             path = os.path.dirname(path)
     return min(now, default=None), min(alone, default=None)
 

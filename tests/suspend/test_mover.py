@@ -1,7 +1,9 @@
 """suspend/mover.py, without a driver."""
 
+import io
 import os
 import subprocess
+import sys
 import time
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -13,10 +15,12 @@ import pytest
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.layout import LEDGER_DIR
 from oci_hook.core.policy_page import HOLD_MOST
-from oci_hook.errors import GhError
+from oci_hook.errors import GhError, refuse
 from oci_hook.linux import cgroup
 from oci_hook.linux.proc import process_life
+from oci_hook.suspend import __main__ as program
 from oci_hook.suspend import mover
+from oci_hook.suspend.hold import CANNOT
 from tests.cli.box import Install, this_process
 from tests.conftest import REPO
 from tests.linux.test_memory_room import MIB, group
@@ -38,6 +42,30 @@ def test_others_in_a_cgroup_above_are_not_its_own_fault(
         (problem,) = e.problems
         said = problem.code
     assert said == code
+
+
+def test_what_it_uses_itself_may_be_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its own cgroup has no memory controller, what the one above has may be others'."""
+    inner = group(tmp_path / "slice", 2, str(1000 * MIB), 900, 0) / "box"
+    inner.mkdir()
+    (inner / "cgroup.procs").touch()
+    monkeypatch.setattr(cgroup, "v1_path", lambda pid, controller: None)
+    monkeypatch.setattr(cgroup, "v2_path", lambda pid: str(inner))
+    grant = Grant("k", Identity("/run", "a", "/b"), Life("", init=process_life(os.getpid())), ())
+    with pytest.raises(GhError, match="^GH-416"):
+        mover._check_cgroup(grant, 300)
+
+
+def test_a_name_that_the_locale_cannot_write_hides_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise refuse("GH-415", "process 7 (\ufffd) shares memory")
+
+    out = io.TextIOWrapper(io.BytesIO(), "latin-1")
+    monkeypatch.setattr(program.node_settings, "load", lambda prefix: None)
+    monkeypatch.setattr(mover, "suspend", refused)
+    monkeypatch.setattr(sys, "stdout", out)
+    assert program.main("suspend", "/", "k", "b") == CANNOT
+    assert "process 7 (\ufffd) shares" in out.buffer.getvalue().decode()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("mib", [4, 2 << 20])
