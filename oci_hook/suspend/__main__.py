@@ -7,6 +7,7 @@ itself has or does; NO_ROOM its GPUs have less room than it needs. Standard outp
 """
 
 import sys
+from contextlib import suppress
 
 from oci_hook.config import settings as node_settings
 from oci_hook.errors import GhError
@@ -28,7 +29,9 @@ def main(what: str, prefix: str, key: str, lent_to: str = "") -> int:
             mover.resume(settings, key, BACK[what])
         return 0
     except GhError as e:
-        sys.stdout.write(f"{e}\n")
+        with suppress(OSError):  # a name of a process may have what the locale's encoding has not
+            sys.stdout.buffer.write(f"{e}\n".encode("utf-8", "replace"))
+            sys.stdout.buffer.flush()
         codes = {problem.code for problem in e.problems}
         if what == "suspend" and codes == {"GH-415"}:
             return CANNOT
