@@ -700,8 +700,9 @@ def test_who_could_not_be_frozen_is_frozen_while_one_reason_stands(
     assert len(tried) == 2
 
 
+@pytest.mark.parametrize("looks", [1, 3])
 def test_who_harmed_others_and_could_not_be_frozen_is_left_when_that_is_over(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, looks: int
 ) -> None:
     """Also where the audit never had it: that takes two looks. If it harms them once more, it is answered once more."""
     Install(tmp_path)
@@ -719,11 +720,11 @@ def test_who_harmed_others_and_could_not_be_frozen_is_left_when_that_is_over(
     watched.answered.add("GPU-0")
     response.answer(Finding("over-memory", "k", "GPU-0", 0, 0, "too much"), harm=True)
     tries = []
-    for processes in (((7, 2 << 30, 0),), (), ()):
+    for processes in (*[((7, 2 << 30, 0),)] * looks, (), (), ()):
         auditing.audit({"GPU-0": sampler.GpuSample(2 << 30, 8 << 30, 0, processes)})
         response.tick()
         tries.append(len(tried))
-    assert tries == [2, 2, 2] and not watched.answered
+    assert len(set(tries[looks - 1 :])) == 1 and not watched.answered
 
 
 @pytest.mark.parametrize(("back", "limit", "pages"), [("k", 8000, (7, 6)), ("n", 6000, (7, 7))])

@@ -69,10 +69,10 @@ class Auditing:
             if finding in self.verdict.news or finding.what in harmful - self._harmful:
                 self._response.answer(finding, harm=finding.what in harmful)
         self._harmful = harmful
+        self._end_harm(gpus)  # before `clear`, which has nothing left for it to end
         for finding in self.verdict.over:
             if finding.key in node.grants:
                 self._response.clear(finding)
-        self._end_harm(gpus)
         node.shown = False
 
     def _end_harm(self, gpus: dict[str, GpuSample]) -> None:
