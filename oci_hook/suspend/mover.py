@@ -66,9 +66,7 @@ def suspend(settings: "Settings", key: str, lent_to: str = "") -> Moved:
         if grant.suspended:
             return Moved(grant, False)
         rules.check_suspendable(grant)
-        if paused(grant):
-            why = "it is paused, and the driver needs its processes to run; unpause it first, for example by `docker unpause`"
-            raise _refusal(grant, "suspended", why, "GH-417")
+        _check_runs(grant, "suspended")
         found = processes.find(grant, inventory, (hold.fd,))
         processes.check_movable(grant, inventory, found)
         _check_cgroup(grant, found.used_mib)
@@ -101,13 +99,14 @@ def resume(settings: "Settings", key: str, if_so: "Callable[[Grant], object]" = 
     if_so: false for a grant whose memory is to stay where it is; asked once nobody else can move it.
 
     Raises NoRoomError GH-201 (its GPUs were granted to others meanwhile), GH-202, ApplyError GH-410, GH-411 (under way),
-    GH-415 (its memory does not come back), GH-417 (the driver cannot), NodeError GH-30x.
+    GH-415 (its memory does not come back), GH-417 (the driver cannot, or it is paused), NodeError GH-30x.
     """
     inventory, began = node_inventory.load(settings), time.monotonic()
     with Hold(settings, key) as hold:
         before = grant = hold.grant
         if not grant.off_gpu or not if_so(grant):
             return Moved(grant, False)
+        _check_runs(grant, "resumed")  # before others are held
 
         def returning(grant: Grant, others: tuple[Grant, ...]) -> Grant:
             return rules.returning(grant, others, inventory, settings.rules, int(time.time()))
@@ -189,6 +188,15 @@ class _RoomKept:
         beside = [g for g in grants if uuids & {share.uuid for share in g.shares}]
         shares = [share for g in beside for share in g.shares if share.uuid in uuids]
         return beside if self._held or any(share.booked_mib < share.memory_mib for share in shares) else []
+
+
+def _check_runs(grant: Grant, what: str) -> None:
+    """Raises ApplyError GH-417."""
+    if paused(grant):
+        why = (
+            "it is paused, and the driver needs its processes to run; unpause it first, for example by `docker unpause`"
+        )
+        raise _refusal(grant, what, why, "GH-417")
 
 
 def _check_cgroup(grant: Grant, need_mib: int) -> None:

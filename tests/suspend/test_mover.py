@@ -90,16 +90,23 @@ def test_all_that_were_held_are_let_go(tmp_path: Path, monkeypatch: pytest.Monke
     assert not held["server"] and not held["other"]
 
 
-def test_who_is_paused_is_not_asked_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It cannot move what is frozen, which is no fault of the container: nobody is killed for GH-417."""
+@pytest.mark.parametrize("suspended", [0, 5])
+def test_who_is_paused_is_not_asked_of_the_driver(monkeypatch: pytest.MonkeyPatch, suspended: int) -> None:
+    """It cannot move what is frozen, which is no fault of the container: nobody is killed for GH-417, or held meanwhile."""
     life = Life("", init=process_life(os.getpid()))
-    hold = SimpleNamespace(grant=Grant("k", Identity("/run", "a", "/b"), life, (Share("GPU-0", 4),)), fd=-1)
+    grant = Grant("k", Identity("/run", "a", "/b"), life, (Share("GPU-0", 4),), suspended=suspended)
+    hold = SimpleNamespace(grant=grant, fd=-1)
     monkeypatch.setattr(mover.node_inventory, "load", lambda settings: None)
     monkeypatch.setattr(mover, "Hold", lambda settings, key: nullcontext(hold))
     monkeypatch.setattr(mover.processes, "listed", lambda grant: ())
     monkeypatch.setattr(mover.processes, "call", lambda *_: pytest.fail("it was asked"))
     monkeypatch.setattr(mover, "paused", lambda grant: True, raising=False)
-    with pytest.raises(GhError, match="GH-417: container a is not suspended: it is paused"):
+    monkeypatch.setattr(mover, "_RoomKept", lambda *_: pytest.fail("others were held"))
+    with pytest.raises(
+        GhError, match=f"GH-417: container a is not {'resumed' if suspended else 'suspended'}: it is paused"
+    ):
+        if suspended:
+            mover.resume(None, "k")  # type: ignore[arg-type]
         mover.suspend(None, "k", "b")  # type: ignore[arg-type]
 
 

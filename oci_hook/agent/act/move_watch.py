@@ -15,6 +15,7 @@ from oci_hook.core.grant import Grant
 from oci_hook.core.terms import CLASS_NUMBERS
 from oci_hook.core.units import MIB
 from oci_hook.observe.account import Usage
+from oci_hook.observe.stage import paused
 from oci_hook.suspend.hold import CANNOT, NO_ROOM, cut_off
 
 PROGRAM = "oci_hook.suspend"
@@ -261,6 +262,7 @@ class _Lent:
                     grant.off_gpu,
                     now < known.not_before
                     or key in unread
+                    or (grant.off_gpu and paused(grant))  # nobody leaves for it
                     or any(other.moving is not None and other.moving.key == key for other in self._beside(key)),
                     self._elsewhere(grant, used),
                 )

@@ -252,6 +252,19 @@ def test_what_moves_with_a_container_is_on_its_other_gpus_as_well() -> None:
     assert gpu._elsewhere(told.replace(suspended=7, host_mib=5), 6 * MIB) == 0
 
 
+@pytest.mark.parametrize("stands", [False, True])
+def test_nobody_leaves_for_one_that_is_paused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stands: bool) -> None:
+    Install(tmp_path)
+    node, life = Node(str(tmp_path), Options("none")), Life("", None, process_life(os.getpid()))
+    node.grants = {"k": Grant("k", Identity("/run", "k", "/b"), life, (Share("GPU-0", 6),), suspended=5, lent_to="b")}
+    node.watched = {"k": Watched()}
+    accounts = SimpleNamespace(waiting=lambda *_: {}, read=lambda grants: ({}, frozenset()))
+    gpu = move_watch._Lent("GPU-0", node, accounts, None, None, {})  # type: ignore[arg-type]
+    monkeypatch.setattr(move_watch, "paused", lambda grant: stands, raising=False)
+    gpu._follow(node.grants, 0.0)
+    assert [tenant.fixed for tenant in gpu._tenants(node.grants, 1.0)] == [stands]
+
+
 @pytest.mark.parametrize("surcharge", [False, True])
 @pytest.mark.parametrize(("seen", "counts"), [(1, 6), (9, 9)])
 def test_a_word_in_its_page_takes_no_more_of_a_lent_gpu_than_its_limit(surcharge: bool, seen: int, counts: int) -> None:
