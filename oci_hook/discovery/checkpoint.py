@@ -12,9 +12,9 @@ resume   moves all back, then lets all run; or moves back to the host what had c
 "half": true in a failure says that not even that succeeded. A process that ends meanwhile counts as done. START: field 22
 of /proc/PID/stat, so that a reused pid is not touched. UUID=BYTES: what the processes have on that GPU when all is back.
 
-Nothing is moved back to a GPU without room for it: {"full": why, "half": ...}. For a restore that fails for want of memory cannot be
-repeated: the process is in state CHECKPOINTED for ever, and each further restore fails with 304, whatever room there is (driver
-580.159, H200). "lost": true in a failure says that this has happened.
+Nothing is moved back to a GPU without room for it: {"full": why, "half": ...}, or "error" for "full" where NVML does not say. For a
+restore that fails for want of memory cannot be repeated: the process is in state CHECKPOINTED for ever, and each further restore fails
+with 304, whatever room there is (driver 580.159, H200). "lost": true in a failure says that this has happened.
 
 cuCheckpointProcess... is of driver 570 (CUDA 12.8; CUDA driver API, "CUDA Checkpointing"); numbers and names are those of
 its CUprocessState. The driver moves a process's memory into that process's own host memory.
@@ -51,7 +51,15 @@ class Refused(Exception):
 
 
 class Full(Exception):
-    """A GPU has no room for what is to come back."""
+    """A GPU has no room for what is to come back. key: of the answer."""
+
+    key = "full"
+
+
+class Unknown(Full):
+    """NVML does not say whether it has."""
+
+    key = "error"
 
 
 class Driver:
@@ -72,7 +80,7 @@ class Driver:
         return None
 
     def check_room(self, processes: list[Process], needs: Needs) -> None:
-        """Raises Full where a GPU has less room than the processes need there beyond what they have there already."""
+        """Raises Unknown, or Full where a GPU has less room than the processes need there beyond what they have there already."""
         import pynvml  # type: ignore[import-untyped]
 
         from oci_hook.discovery.nvml_memory import by_process, memory
@@ -89,7 +97,7 @@ class Driver:
                 if need > free:
                     raise Full(f"GPU {uuid} has {free >> 20} MiB free, {need >> 20} MiB needed")
         except pynvml.NVMLError as e:
-            raise Full(f"NVML does not say how much room the GPUs have: {e}") from None
+            raise Unknown(f"NVML does not say how much room the GPUs have: {e}") from None
 
     def call(self, name: str, process: Process) -> None:
         """Raises Refused. One that has ended is left alone."""
@@ -139,7 +147,7 @@ def resume(driver: Driver, processes: list[Process], needs: Needs) -> dict[str, 
             driver.call("Restore", process)
             came.append(process)
     except Full as e:
-        return {"full": str(e), "half": any(state not in (None, CHECKPOINTED) for state in states)}
+        return {e.key: str(e), "half": any(state not in (None, CHECKPOINTED) for state in states)}
     except Refused as e:
         return failure(e, half=not sent_back(driver, came), lost=is_lost(driver, e))
     try:

@@ -11,6 +11,7 @@ import pytest
 from oci_hook.discovery import checkpoint
 from oci_hook.discovery.checkpoint import CHECKPOINTED, FAILED, LOCKED, RUNNING, Process, Refused
 from oci_hook.linux.proc import process_life
+from oci_hook.suspend import mover
 from tests.conftest import REPO
 
 THREE: list[Process] = [(11, 1), (12, 1), (13, 1)]
@@ -100,6 +101,20 @@ def test_nothing_is_restored_where_there_is_no_room(running: int) -> None:
     fake = Fake(states, full=True)  # and a process of the container that uses no CUDA
     assert checkpoint.resume(fake, [*THREE, (14, 1)], {}) == {"full": "no room", "half": running > 0}
     assert fake.calls == [] and [*fake.states.values()] == states
+
+
+def test_an_error_of_nvml_is_no_want_of_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the agent would look for ever more room for it. All of it is still away."""
+
+    def broken() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    fake = Fake([CHECKPOINTED] * 3)
+    monkeypatch.setattr(fake, "check_room", lambda *more: checkpoint.Driver.check_room(fake, *more))
+    monkeypatch.setattr(pynvml, "nvmlInit", broken)
+    said = checkpoint.resume(fake, THREE, {"GPU-0": 1})
+    assert mover._code(said) == "GH-417" and said["half"] is False and fake.all(CHECKPOINTED)
+    assert "NVML does not say" in mover._why(said)
 
 
 def test_what_needs_no_room_goes_on_without_a_look() -> None:
