@@ -193,9 +193,7 @@ class _RoomKept:
 def _check_runs(grant: Grant, what: str) -> None:
     """Raises ApplyError GH-417."""
     if paused(grant):
-        why = (
-            "it is paused, and the driver needs its processes to run; unpause it first, for example by `docker unpause`"
-        )
+        why = "it is paused, and the driver needs its processes to run; unpause it first, as by `docker unpause`"
         raise _refusal(grant, what, why, "GH-417")
 
 

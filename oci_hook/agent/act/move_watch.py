@@ -136,9 +136,8 @@ class _Lent:
         self.uuid = uuid
         self._lent = lent  # all of them
         self.moving: Move | None = None
-        self.cut: set[str] = (
-            set()
-        )  # the keys of those that a crash has left half moved: nobody else keeps room for them
+        # The keys of those that a crash has left half moved: nobody else keeps room for them.
+        self.cut: set[str] = set()
         self._node, self._accounts, self._auditing, self._response = node, accounts, auditing, response
         self._child = Child(PROGRAM, NOT_NOW, NOT_NOW)
         self._began = self._moved = self._sampled = 0.0

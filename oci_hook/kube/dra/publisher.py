@@ -36,9 +36,8 @@ class Publisher:
     def __init__(self, node: str, known: Credential) -> None:
         self.seen: dict[str, Any] | None = None
         self.problem = ""
-        self._kept: dict[
-            str, tuple[Any, Any]
-        ] = {}  # a slice's name -> the devices that were sent, and the server's of them
+        # By a slice's name: the devices that were sent, and the server's of them.
+        self._kept: dict[str, tuple[Any, Any]] = {}
         self._again = 0.0  # when what the server dropped may be sent once more
         self._node, self._api = node, Api(known)
         self._owner: dict[str, Any] | None = None
