@@ -163,8 +163,8 @@ static char **with_file(char **argv, const struct exec_call *call, struct text e
         return argv;
     int before = (int)(call->file - argv[call->process]); /* "--process=", "-tdp"; 0: the value has a word of its own */
     size_t size = (size_t)snprintf(word, sizeof word, "%.*s/proc/self/fd/%d", before, argv[call->process], fd);
-    if (size >= sizeof word ||
-        access(word + before, R_OK)) { /* no /proc, or a security module: the runtime could not, either */
+    /* Without /proc, or with a security module, the runtime could not read it, either. */
+    if (size >= sizeof word || access(word + before, R_OK)) {
         close(fd);
         return argv;
     }

@@ -46,8 +46,9 @@ int hold_open_file(int fd) {
         high = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (raise_limit(high) && high < 0)
         high = fcntl(fd, F_DUPFD_CLOEXEC, atomic_load(&lowest));
-    return high < 0 && errno == EMFILE ? fcntl(fd, F_DUPFD_CLOEXEC, HIGH)
-                                       : high; /* rather the program's half than none */
+    if (high < 0 && errno == EMFILE) /* rather the program's half than none */
+        high = fcntl(fd, F_DUPFD_CLOEXEC, HIGH);
+    return high;
 }
 
 void let_go_of_open_file(int fd, uint64_t inode) {

@@ -289,15 +289,21 @@ def test_no_more_than_its_limit_is_to_be_moved(monkeypatch: pytest.MonkeyPatch, 
     assert processes.find(told, None, ()).used_mib == counts  # type: ignore[arg-type]
 
 
+def freezing(place: Path) -> Node:
+    """Of an agent with the policy `freeze`; k and b share a GPU."""
+    Install(place)
+    node = Node(str(place), Options("none", policy="freeze"))
+    node.grants = {key: Grant(key, Identity("/run", key, "/b"), Life(""), (Share("GPU-0", 6),)) for key in "kb"}
+    node.watched = {key: Watched() for key in "kb"}
+    return node
+
+
 @pytest.mark.parametrize("over", ["", "b", "look", "delete"])
 def test_who_kept_others_waiting_and_could_not_be_frozen_is_left_when_that_is_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, over: str
 ) -> None:
     """Since nobody or another one keeps them waiting, nobody waits, or the GPU's memory is no longer lent."""
-    Install(tmp_path)
-    node, tried = Node(str(tmp_path), Options("none", policy="freeze")), []
-    node.grants = {key: Grant(key, Identity("/run", key, "/b"), Life(""), (Share("GPU-0", 6),)) for key in "kb"}
-    node.watched = {key: Watched() for key in "kb"}
+    node, tried = freezing(tmp_path), []
     monkeypatch.setattr(enforce, "freeze", lambda _: tried.append(1) or "busy")
     response, accounts = Response(node), SimpleNamespace(waiting=lambda *_: {})
     watch = MoveWatch(node, accounts, None, response)  # type: ignore[arg-type]
@@ -326,10 +332,7 @@ def test_who_was_frozen_for_others_and_goes_on_is_frozen_again_where_it_keeps_th
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Once the driver has again not moved it a few times in a row."""
-    Install(tmp_path)
-    node, frozen = Node(str(tmp_path), Options("none", policy="freeze")), []
-    node.grants = {key: Grant(key, Identity("/run", key, "/b"), Life(""), (Share("GPU-0", 6),)) for key in "kb"}
-    node.watched = {key: Watched() for key in "kb"}
+    node, frozen = freezing(tmp_path), []
     monkeypatch.setattr(enforce, "freeze", lambda _: frozen.append(1) or "")
     monkeypatch.setattr(enforce, "is_thawed", lambda _: True)
     monkeypatch.setattr(move_watch.turns, "stuck", lambda *_: ("b", "k"))
