@@ -293,7 +293,12 @@ def rate(said: Json) -> float:
     return float(said["steps"]) / float(said["seconds"])
 
 
-def both(a: Program, b: Program, seconds: float) -> tuple[float, float]:
+def host(said: Json) -> list[float]:
+    """What part of the time went into steps, not into waiting for the GPU; and processors in use."""
+    return [round(said[k] / said["seconds"], 3) for k in ("in_steps", "processor")]
+
+
+def both(a: Program, b: Program, seconds: float) -> list[Json]:
     for program in (a, b):
         assert program.process.stdin
         program.process.stdin.write(f"run {seconds}\n")
@@ -301,8 +306,8 @@ def both(a: Program, b: Program, seconds: float) -> tuple[float, float]:
     answers = []
     for program in (a, b):
         assert program.process.stdout
-        answers.append(rate(json.loads(program.process.stdout.readline())))
-    return answers[0], answers[1]
+        answers.append(json.loads(program.process.stdout.readline()))
+    return answers
 
 
 def spent(before: list[Json], after: list[Json]) -> list[Json]:
@@ -329,22 +334,25 @@ def torch_shares(stage: Stage, first: str, other: str) -> Json:
         ours = [program for _, program in named]
         for program in (*bare, *ours):
             program.ready(90)
-        alone = [rate(p.ask("run 2.5", 60)) for p in bare]
+        first_alone = [p.ask("run 2.5", 60) for p in bare]
+        alone = [rate(said) for said in first_alone]
         inside = [rate(p.ask("run 2.5", 60)) for p in ours]
+        out["host"] = {"alone": [host(said) for said in first_alone]}
         out["alone_steps_per_s"] = [round(r, 2) for r in alone]
         out["alone_in_container"] = [round(a / b, 3) for a, b in zip(inside, alone, strict=True)]
 
-        def relative(programs: list[Program], seconds: float) -> list[float]:
-            a, b = both(programs[0], programs[1], seconds)
-            return [round(a / alone[0], 3), round(b / alone[1], 3)]
+        def relative(name: str, programs: list[Program], seconds: float) -> None:
+            said = both(programs[0], programs[1], seconds)
+            out[name] = [round(rate(s) / one, 3) for s, one in zip(said, alone, strict=True)]
+            out["host"][name] = [host(s) for s in said]
 
-        out["bare_both"] = relative(bare, 3)
+        relative("bare_both", bare, 3)
         before = boxes.gates(stage.node)
-        out["70_30"] = relative(ours, 6)
+        relative("70_30", ours, 6)
         out["70_30_spent"] = spent(before, boxes.gates(stage.node))
         stage.cli("set", named[0][0], "--compute", "30")
         stage.cli("set", named[1][0], "--compute", "70")
-        out["30_70"] = relative(ours, 6)
+        relative("30_70", ours, 6)
         out["alone_again"] = [round(rate(p.ask("run 2")) / alone[0], 3) for p in (bare[0], ours[0])]
     return out
 

@@ -344,7 +344,9 @@ def open_shared(handle: str) -> None:
     class Handle(ctypes.Structure):
         _fields_ = [("reserved", ctypes.c_char * 64)]
 
-    print(json.dumps(said("cuIpcOpenMemHandle_v2", ctypes.byref(at), Handle.from_buffer_copy(bytes.fromhex(handle)), 1)))
+    print(
+        json.dumps(said("cuIpcOpenMemHandle_v2", ctypes.byref(at), Handle.from_buffer_copy(bytes.fromhex(handle)), 1))
+    )
     sys.stdout.flush()
     if sys.stdin.readline():
         print(json.dumps(said("cuMemcpyDtoH_v2", data, at, Size(4))), flush=True)
@@ -376,7 +378,12 @@ def exported_then_released() -> dict[str, Any]:
     release = said("cuMemRelease", handle)
     kept = before - free_mib() > 256
     os.close(descriptor.value)
-    return {"export": export, "release": release, "still taken": kept, "after the descriptor": before - free_mib() > 256}
+    return {
+        "export": export,
+        "release": release,
+        "still taken": kept,
+        "after the descriptor": before - free_mib() > 256,
+    }
 
 
 @rule
@@ -522,7 +529,13 @@ def threads_of_one_context() -> dict[str, Any]:
     """Does a thread that waits for a stream keep others from launching?"""
     primary()
     settle()
-    context, on, other, function, quick = made("cuCtxGetCurrent", Ptr), stream(), stream(), kernel(b"slow"), kernel(b"quick")
+    context, on, other, function, quick = (
+        made("cuCtxGetCurrent", Ptr),
+        stream(),
+        stream(),
+        kernel(b"slow"),
+        kernel(b"quick"),
+    )
     launch(function, on)
 
     def waits() -> None:

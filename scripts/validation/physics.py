@@ -23,6 +23,7 @@ def validate(run: Run, node: Node, folder: Path, simulated: bool, short: bool) -
     bare = run.phase("calls, bare driver", 100, lambda: ask(stage, None, f"api id={{}} count={n}"))
     ours = run.phase("calls, in a container alone", 100, lambda: ask(stage, boxed, f"api id={{}} count={n}"))
     run.phase("what the shim adds", 5, lambda: added(bare, ours))
+    run.phase("calls, beside another", 100, lambda: beside(stage, boxed, f"api id={{}} count={n // 4}"))
     run.phase("events around a kernel", 30, lambda: events(stage, simulated, n))
     slices = run.phase("slices", 120, lambda: gaps(stage, simulated, short))
     pair = run.phase("two contexts, one of three", 90, lambda: bias(stage, short))
@@ -35,6 +36,16 @@ def validate(run: Run, node: Node, folder: Path, simulated: bool, short: bool) -
 def ask(stage: Boxes, annotations: Json | None, command: str) -> Json:
     with stage.tenant(0, annotations) as tenant:
         return tell(tenant, command)
+
+
+def beside(stage: Boxes, annotations: Json, command: str) -> Json:
+    """The same in a container of 70 per cent beside one that needs little of its 30."""
+    shares = [{**annotations, "gpu-hook.io/compute": percent} for percent in (70, 30)]
+    with stage.tenant(0, shares[0]) as asks, stage.tenant(0, shares[1]) as other:
+        other.run("kernel=30 sync=1 gap=500")
+        answer = tell(asks, command)
+        other.stop()
+    return answer
 
 
 def tell(tenant: Any, command: str, seconds: float = 90) -> Json:

@@ -3,7 +3,8 @@
 usage: torch_load.py train|ahead|decode
 
 run SECONDS   train: steps of a small transformer. decode: tokens of one sequence that grows, so that no two steps have the
-              same shapes. ahead: train, but the program never waits for the GPU before the end. {"steps": N, "seconds": S}
+              same shapes. ahead: train, but the program never waits for the GPU before the end. {"steps": N, "seconds": S,
+              "in_steps": S of it spent in steps, not in waiting for the GPU, "processor": S}
 stuck SECONDS launch a kernel that long, and do not wait for it
 hold MIB      keep that much memory with a pattern in it
 check         whether the pattern is still there
@@ -70,14 +71,17 @@ class Program:
         for _ in range(2):
             self.load.step()
         torch.cuda.synchronize()
-        begin, steps = time.monotonic(), 0
+        begin, steps, inside, processor = time.monotonic(), 0, 0.0, time.process_time()
         while time.monotonic() - begin < float(seconds):
+            started = time.monotonic()
             self.load.step()
+            inside += time.monotonic() - started
             steps += 1
             if self.waits and steps % 2 == 0:
                 torch.cuda.synchronize()
         torch.cuda.synchronize()
-        return {"steps": steps, "seconds": time.monotonic() - begin}
+        processor = time.process_time() - processor
+        return {"steps": steps, "seconds": time.monotonic() - begin, "in_steps": inside, "processor": processor}
 
     def stuck(self, seconds: str) -> dict[str, Any]:
         torch.cuda._sleep(int(float(seconds) * 1.7e9))  # type: ignore[no-untyped-call]  # clocks of an H100
