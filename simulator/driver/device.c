@@ -9,7 +9,7 @@
 #include <time.h>
 
 #define CONTEXT_MAGIC 0x6374782d73696d21ull
-#define STACK_DEPTH 64
+#define STACK_FIRST 64 /* a deeper stack takes memory */
 
 struct gpu sim_gpu[GPU_MAX];
 int sim_gpus;
@@ -23,9 +23,10 @@ static struct {
     unsigned retained, flags;
 } primary[GPU_MAX];
 static __thread struct {
-    CUcontext stack[STACK_DEPTH];
-    int depth;
+    CUcontext first[STACK_FIRST], *more;
+    int depth, room; /* room: of `more` */
 } current;
+static __thread bool in_host_function;
 
 /* --- initialisation --- */
 
@@ -385,16 +386,46 @@ static void destroy_context(CUcontext ctx) {
     ctx->magic = 0;
 }
 
+static CUcontext *top(void) {
+    int i = current.depth - 1;
+    return i < STACK_FIRST ? &current.first[i] : &current.more[i - STACK_FIRST];
+}
+
 static CUresult push(CUcontext ctx) {
-    if (current.depth >= STACK_DEPTH)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    current.stack[current.depth++] = ctx;
+    int more = current.depth + 1 - STACK_FIRST;
+    if (more > current.room) {
+        CUcontext *grown = realloc(current.more, 2 * (size_t)more * sizeof *grown);
+        if (!grown)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        current.more = grown;
+        current.room = 2 * more;
+    }
+    current.depth++;
+    *top() = ctx;
     return CUDA_SUCCESS;
+}
+
+static CUcontext pop_one(void) {
+    CUcontext ctx = *top();
+    if (--current.depth == STACK_FIRST) {
+        free(current.more);
+        current.more = NULL;
+        current.room = 0;
+    }
+    return ctx;
+}
+
+void sim_run_host_function(void (*function)(void *), void *data) {
+    in_host_function = true;
+    function(data);
+    in_host_function = false;
 }
 
 CUresult sim_context(CUcontext *ctx) {
     TRY(sim_ready());
-    CUcontext c = current.depth ? current.stack[current.depth - 1] : NULL;
+    if (in_host_function)
+        return CUDA_ERROR_NOT_PERMITTED;
+    CUcontext c = current.depth ? *top() : NULL;
     if (!c)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (c->magic != CONTEXT_MAGIC)
@@ -407,8 +438,6 @@ static CUresult create(CUcontext *out, unsigned flags, CUdevice dev) {
     TRY(sim_device(dev));
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
-    if (current.depth >= STACK_DEPTH)
-        return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&mutex);
     CUresult r = make_context(out, dev, flags, false, NULL);
     pthread_mutex_unlock(&mutex);
@@ -432,8 +461,8 @@ static CUresult destroy(CUcontext ctx) {
     TRY(sim_ready());
     if (!sim_context_valid(ctx) || ctx->primary || ctx->memory != ctx)
         return CUDA_ERROR_INVALID_CONTEXT;
-    if (current.depth && current.stack[current.depth - 1] == ctx)
-        current.depth--;
+    if (current.depth && *top() == ctx)
+        pop_one();
     pthread_mutex_lock(&mutex);
     destroy_context(ctx);
     pthread_mutex_unlock(&mutex);
@@ -529,12 +558,12 @@ API CUresult cuCtxSetCurrent(CUcontext ctx) {
         return CUDA_ERROR_INVALID_CONTEXT;
     if (!ctx) {
         if (current.depth)
-            current.depth--;
+            pop_one();
         return CUDA_SUCCESS;
     }
     if (!current.depth)
         return push(ctx);
-    current.stack[current.depth - 1] = ctx;
+    *top() = ctx;
     return CUDA_SUCCESS;
 }
 
@@ -542,7 +571,9 @@ API CUresult cuCtxGetCurrent(CUcontext *ctx) {
     TRY(sim_ready());
     if (!ctx)
         return CUDA_ERROR_INVALID_VALUE;
-    *ctx = current.depth ? current.stack[current.depth - 1] : NULL;
+    if (in_host_function)
+        return CUDA_ERROR_NOT_PERMITTED;
+    *ctx = current.depth ? *top() : NULL;
     return CUDA_SUCCESS;
 }
 
@@ -555,9 +586,9 @@ static CUresult pop(CUcontext *ctx) {
     TRY(sim_ready());
     if (!current.depth)
         return CUDA_ERROR_INVALID_CONTEXT;
-    current.depth--;
+    CUcontext popped = pop_one();
     if (ctx)
-        *ctx = current.stack[current.depth];
+        *ctx = popped;
     return CUDA_SUCCESS;
 }
 

@@ -122,6 +122,7 @@ extern _Atomic bool sim_shares; /* the program has descriptors of a GPU's file *
 CUresult sim_ready(void);
 /* The calling thread's current context. */
 CUresult sim_context(CUcontext *ctx);
+void sim_run_host_function(void (*function)(void *), void *data); /* in which most calls are not permitted */
 bool sim_context_valid(CUcontext ctx);
 CUresult sim_device(CUdevice dev);
 CUresult sim_uuid(CUuuid *uuid, CUdevice dev, bool instance); /* instance: a MIG device's own, else its GPU's */
@@ -213,6 +214,7 @@ struct kernel {
     uint64_t spin;  /* address of a word: the kernel runs until it is not 0. 0: an ordinary kernel */
     uint32_t width; /* SMs */
 };
+unsigned function_shared(const struct function *f);     /* bytes of dynamic shared memory that a launch may have */
 bool function_fits(CUfunction function, CUcontext ctx); /* it is of that context, or of none, as those of libraries */
 CUresult kernel_of(CUfunction function, int device, uint64_t blocks, void **params, struct kernel *out);
 uint64_t kernel_ns(const struct kernel *kernel); /* duration of its next run */

@@ -113,7 +113,7 @@ API CUresult cuEventRecordWithFlags_ptsz(CUevent e, CUstream s, unsigned flags) 
     return record(e, PER_THREAD(s), flags);
 }
 
-API CUresult cuEventQuery(CUevent e) {
+static CUresult done(CUevent e) {
     TRY(event_valid(e));
     if (capture_holds(e->captured))
         return CUDA_ERROR_CAPTURED_EVENT;
@@ -123,8 +123,14 @@ API CUresult cuEventQuery(CUevent e) {
     return m.retired || channel_done(m.channel, m.seq + 1) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-API CUresult cuEventSynchronize(CUevent e) {
+API CUresult cuEventQuery(CUevent e) {
     TRY(event_valid(e));
+    if (!capture_holds(e->captured))
+        TRY(capture_forbids());
+    return done(e);
+}
+
+static CUresult wait_for(CUevent e) {
     if (capture_holds(e->captured))
         return CUDA_ERROR_CAPTURED_EVENT;
     if (e->shared) {
@@ -141,12 +147,19 @@ API CUresult cuEventSynchronize(CUevent e) {
     return CUDA_SUCCESS;
 }
 
+API CUresult cuEventSynchronize(CUevent e) {
+    TRY(event_valid(e));
+    if (!capture_holds(e->captured))
+        TRY(capture_forbids());
+    return wait_for(e);
+}
+
 static CUresult time_of(CUevent e, uint64_t *ns) {
     TRY(event_valid(e));
     struct mark m = look(e);
     if (!m.channel || e->flags & 2) /* never recorded, or CU_EVENT_DISABLE_TIMING */
         return CUDA_ERROR_INVALID_HANDLE;
-    TRY(cuEventQuery(e));
+    TRY(done(e));
     CUcontext ctx = m.ctx;
     pthread_mutex_lock(&ctx->mutex); /* its cell is not used again meanwhile */
     m = look(e);
@@ -179,7 +192,7 @@ CUresult event_wait(struct stream *s, CUevent e) {
     if (!m.channel || m.retired || m.channel == channel_now(s))
         return CUDA_SUCCESS;
     if (m.channel->gpu != sim_gpu_of(s->ctx)) /* the event is another GPU's: the caller itself waits */
-        return cuEventSynchronize(e);
+        return wait_for(e);
     struct gpu_work work = {.kind = WORK_AFTER, .other = (uint32_t)m.channel->queue, .seq = m.seq};
     return channel_submit(s, work, NULL, NULL);
 }

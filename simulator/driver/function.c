@@ -13,6 +13,10 @@ static CUresult valid(const struct function *f) {
     return f ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
+unsigned function_shared(const struct function *f) {
+    return f->set[MAX_DYNAMIC_SHARED] ? (unsigned)f->set[MAX_DYNAMIC_SHARED] : 49152;
+}
+
 static CUresult get_attribute(int *value, int attribute, const struct function *f) {
     if (!value || attribute < 0 || attribute > LAST_ATTRIBUTE)
         return CUDA_ERROR_INVALID_VALUE;
@@ -22,7 +26,7 @@ static CUresult get_attribute(int *value, int attribute, const struct function *
     case 4: *value = 32; break;            /* NUM_REGS */
     case 5:
     case 6: *value = (int)sim_gpu_of(f->module->ctx)->file->head.capability; break; /* PTX_VERSION, BINARY_VERSION */
-    case MAX_DYNAMIC_SHARED: *value = f->set[attribute] ? f->set[attribute] : 49152; break;
+    case MAX_DYNAMIC_SHARED: *value = (int)function_shared(f); break;
     case CARVEOUT: *value = f->set[attribute] ? f->set[attribute] : -1; break;
     default: *value = f->set[attribute];
     }

@@ -253,7 +253,7 @@ static CUresult run(const struct op *op, struct stream *s) {
         return CUDA_SUCCESS;
     case NODE_HOST:
         TRY(sim_stream_wait(s));
-        op->host.function(op->host.data);
+        sim_run_host_function(op->host.function, op->host.data);
         return CUDA_SUCCESS;
     case NODE_RECORD: return event_record(op->event, s);
     case NODE_WAIT: return event_wait(s, op->event);

@@ -24,7 +24,7 @@ static CUresult submit(CUfunction f, CUstream handle, struct shape shape, void *
     if (!f || !function_fits(f, s->ctx))
         return CUDA_ERROR_INVALID_HANDLE;
     uint64_t blocks = product(shape.grid), threads = product(shape.block);
-    if (!blocks || !threads || threads > 1024)
+    if (!blocks || !threads || threads > 1024 || shape.grid[0] > INT32_MAX || shape.shared > function_shared(f))
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t most = 2048 / threads;
     if (shape.cooperative && blocks > sim_gpu_of(s->ctx)->file->head.sm_count * (most < 32 ? most : 32))

@@ -11,14 +11,18 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, enum kind kind) {
 
 API CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) { return allocate(out, bytes, DEVICE); }
 
-/* Queued work may still use this memory: cuMemFree waits for it, as the real one does. */
+/* Queued work may still use this memory: cuMemFree waits for it, as the real one does. No context need be current. */
 API CUresult cuMemFree_v2(CUdeviceptr address) {
-    CUcontext ctx;
-    TRY(sim_context(&ctx));
-    TRY(capture_forbids());
-    TRY(sim_context_wait(ctx));
     struct piece p;
-    return heap_find(address, &p) && p.kind == VARIABLES ? CUDA_ERROR_INVALID_VALUE : heap_free(address);
+    TRY(sim_ready());
+    TRY(capture_forbids());
+    if (!address)
+        return CUDA_SUCCESS;
+    if (!heap_find(address, &p) || p.kind == VARIABLES)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (p.ctx)
+        TRY(sim_context_wait(p.ctx));
+    return heap_free(address);
 }
 
 API CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element) {

@@ -158,7 +158,10 @@ static CUresult synchronise(CUstream handle) {
     struct stream *s;
     TRY(sim_stream(handle, &s));
     CUresult r;
-    return capture_refuses(s, &r) ? r : sim_stream_wait(s);
+    if (capture_refuses(s, &r))
+        return r;
+    TRY(capture_forbids());
+    return sim_stream_wait(s);
 }
 
 static CUresult query(CUstream handle) {
@@ -167,6 +170,7 @@ static CUresult query(CUstream handle) {
     CUresult r;
     if (capture_refuses(s, &r))
         return r;
+    TRY(capture_forbids());
     return each_channel(s, false, false) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -226,6 +230,16 @@ static CUresult get_contexts(CUstream s, CUcontext *ctx, void **green) {
     return get_context(s, ctx);
 }
 
+static CUresult get_green(CUstream handle, void **green) {
+    struct stream *s;
+    TRY(sim_stream(handle, &s));
+    if (!green)
+        return CUDA_ERROR_INVALID_VALUE;
+    *green = NULL; /* which one is not simulated */
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuStreamGetGreenCtx(CUstream s, void **green) { return get_green(s, green); }
 API CUresult cuStreamGetCtx_v2(CUstream s, CUcontext *ctx, void **green) { return get_contexts(s, ctx, green); }
 API CUresult cuStreamGetCtx_v2_ptsz(CUstream s, CUcontext *ctx, void **green) { return get_contexts(P(s), ctx, green); }
 
@@ -253,7 +267,7 @@ static CUresult host_function(CUstream handle, void (*function)(void *), void *d
     if (capture_host(s, function, data, &r))
         return r;
     TRY(sim_stream_wait(s));
-    function(data);
+    sim_run_host_function(function, data);
     return CUDA_SUCCESS;
 }
 

@@ -98,6 +98,16 @@ def simulated(tmp_path: Path, *flags: str) -> Any:
 
 
 @pytest.mark.root
+def test_the_simulated_driver_answers_as_a_real_one(native: Path, tmp_path: Path) -> None:
+    """And a program in a container gets the same answers. The rest: host functions run in the thread that launches them, so
+    such a free waits; and a context's end kills what runs."""
+    phases = simulated(tmp_path, "--run", "rules")
+    rest = {"free in the stream: waits", "free in the stream: freed before its turn", "end of a context: waits"}
+    assert {": ".join(said.split(": ")[:2]) for said in phases["driver"]["not_as_predicted"]} == rest
+    assert len(phases["ceiling"]) == 8  # with "ok" and "seconds"
+
+
+@pytest.mark.root
 @pytest.mark.parametrize("limits", ["dmem", "misc"])
 def test_boundary_tries_everything_on_the_simulated_driver_615(native: Path, tmp_path: Path, limits: str) -> None:
     """The two simulated back-ends differ in what the documents leave open."""
