@@ -14,7 +14,6 @@
  *   contexts, reset  destroys the context every 20 launches, with work in flight
  *   retains, green   retains the primary context after each launch, and releases it; the runtime, or a green context, holds it
  *   refused          after each launch and in another thread, it tries to destroy the primary context
- *   pushed           another thread, which has no room to push a context, waits for another context all the time
  *   child            forks every 200 launches, and ends with 4 if its child gets through a launch
  *   silent           launches 900 at once; the first system call among the last 800 kills it
  *   shapes           each launch has another grid
@@ -243,15 +242,6 @@ static void *destroy_in_vain(void *for_ever) {
     return NULL;
 }
 
-static void *wait_with_full_stack(void *unused) {
-    void *other;
-    MUST("cuCtxCreate_v2", &other, 0, 0);
-    while (!CALL("cuCtxPushCurrent_v2", other)) {}
-    for (;;)
-        MUST("cuCtxSynchronize");
-    return unused;
-}
-
 static void renew(const char *way) {
     if (!strcmp(way, "contexts")) {
         MUST("cuCtxDestroy_v2", context);
@@ -372,9 +362,9 @@ int main(int argc, char **argv) {
         }
     if (!strcmp(way, "green"))
         leave_to_green();
-    if (!strcmp(way, "refused") || !strcmp(way, "pushed")) {
+    if (!strcmp(way, "refused")) {
         pthread_t thread;
-        pthread_create(&thread, NULL, *way == 'r' ? destroy_in_vain : wait_with_full_stack, &thread);
+        pthread_create(&thread, NULL, destroy_in_vain, &thread);
     }
     if (!strcmp(way, "gpus")) {
         pthread_t thread;

@@ -68,7 +68,7 @@ def enough(series: list[list[tuple[int, int]]], ms: float, scale: int, least: fl
         (0.5, 80, "threads", 1),
         (0.7, 1500, "plain", 3),
         (0.99, 80, "plain", 1),
-        *((0.2, 5000, way, 1) for way in ("retains", "green", "refused", "pushed")),
+        *((0.2, 5000, way, 1) for way in ("retains", "green", "refused")),
     ],
 )
 def test_nothing_is_saved_up_before_the_first_launch(

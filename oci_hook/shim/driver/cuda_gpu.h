@@ -18,7 +18,7 @@ struct place {
 
 struct place current_place(struct gh_state *st);
 /* Makes the context of a stream current until stream_context_left: a copy, a graph or a library's kernel runs in it,
- * whichever is current, if any. NULL: there is none. In place of the current one, since a stack of contexts may be full. */
+ * whichever is current, if any. NULL: there is none. */
 struct gone_to {
     CUcontext from;
     bool another;

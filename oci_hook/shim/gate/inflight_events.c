@@ -112,8 +112,8 @@ static CUresult query(struct inflight *f, struct marker *m, float *ms) {
     bool pushed = REAL(cuCtxGetCurrent)(&before) || before != m->context;
     CUresult r = pushed ? REAL(cuCtxPushCurrent_v2)(m->context) : CUDA_SUCCESS;
     *ms = -1;
-    if (r) /* a full stack of contexts says nothing of the event; another thread will ask */
-        return r == CUDA_ERROR_OUT_OF_MEMORY ? CUDA_ERROR_NOT_READY : r;
+    if (r)
+        return r;
     int mode = relax_captures();
     r = REAL(cuEventQuery)(m->end);
     if (r == CUDA_SUCCESS && m->timed && REAL(cuEventElapsedTime)(ms, m->begin, m->end))
