@@ -20,7 +20,19 @@ static uint32_t want(uint64_t wanted, uint64_t held, uint64_t burst) {
     return head.want;
 }
 
+/* Many bursts of so much GPU time each. */
+static uint64_t burst_of(uint64_t charged) {
+    struct usage u = {0};
+    struct gh_slot_head head = {0};
+    u.head = &head;
+    for (int i = 0; i < 40; i++, head.charged += charged)
+        usage_burst(&u);
+    return u.burst;
+}
+
 int main(void) {
+    CHECK(burst_of(4 * GH_MS) > 3900 * GH_US && burst_of(4 * GH_MS) <= 4 * GH_MS);
+    CHECK(burst_of(GH_MS) <= GH_MS); /* however long they take: beside others, or launched slowly */
     CHECK(want(20, 0, GH_MS) == GH_PPM / 5);
     CHECK(want(100, 0, GH_MS) == GH_PPM);
     CHECK(want(28, 20, GH_MS) == GH_PPM / 10); /* of the 80 ms in which nobody held it */

@@ -9,8 +9,7 @@
  * which the GPU divides its time while we have work. */
 static uint64_t loss(struct gh_gate *g) {
     struct gate_memory *m = &g->memory;
-    const struct gh_slot *mine = peers_mine(&g->peers);
-    uint64_t burst = usage_burst(&g->usage, age64(mine->idle_since, mine->woke_at));
+    uint64_t burst = usage_burst(&g->usage);
     uint64_t met = peers_lower_residue(&g->peers);
     m->met = max64(met, m->met - m->met / 8);
     return peers_rules(&g->peers)->window_guarded + RESUME_LOSS + min64(m->met, burst);

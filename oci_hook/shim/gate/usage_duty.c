@@ -70,10 +70,10 @@ static uint64_t held_for_all(const struct usage *u) {
     return sum;
 }
 
-uint64_t usage_burst(struct usage *u, uint64_t length) {
-    uint64_t held = held_for_all(u);
-    u->burst = u->burst - u->burst / 4 + age64(length, age64(held, u->held)) / 4;
-    u->held = held;
+uint64_t usage_burst(struct usage *u) {
+    uint64_t charged = usage_charged(u);
+    u->burst = u->burst - u->burst / 4 + age64(charged, u->burst_charged) / 4;
+    u->burst_charged = charged;
     return u->burst;
 }
 
