@@ -126,7 +126,8 @@ static struct gh_own own_of(uint64_t now, int hostile) {
 static int same(const struct gh_decision *a, const struct gh_decision *b) {
     return a->go == b->go && a->mode == b->mode && a->on == b->on && a->slot == b->slot && a->claim == b->claim &&
            a->held == b->held && a->until == b->until && a->epoch == b->epoch && a->start == b->start &&
-           a->end == b->end && a->probe_until == b->probe_until && a->blame == b->blame && a->ahead == b->ahead;
+           a->end == b->end && a->probe_until == b->probe_until && a->blame == b->blame && a->ahead == b->ahead &&
+           a->spare == b->spare;
 }
 
 /* Properties that hold for any bytes in the slots of the others. */
@@ -205,6 +206,11 @@ static void any_neighbours(void) {
     uint64_t most = window == gpu.rules.window ? gpu.rules.window_light : window;
     if (d.go && d.mode != GH_OPEN && !empty)
         CHECK(13, left + cost <= most || left + cost < cost || behind);
+    if (d.spare) { /* what is launched without asking is bounded, too, and nobody of another class is there to lose by it */
+        uint64_t open = d.mode == GH_OPEN ? gpu.rules.window_open : most;
+        CHECK(35, d.go && !gpu.share[me].cap && window == gpu.rules.window && !gpu.share[me].freeze);
+        CHECK(36, left <= open && d.spare <= open - left && cost <= open - left - d.spare);
+    }
     int free_ =
         !gpu.share[me].freeze && !higher && !lower &&
         (!gpu.share[me].cap || (gh_bucket_at(own.bucket, gpu.share[me].cap, gpu.rules.burst, now).level > 0 && empty));

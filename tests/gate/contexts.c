@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "flips.h"
 #include "hold.h"
@@ -78,6 +79,16 @@ static void come_and_go(void) {
         pthread_join(thread[i], NULL);
 }
 
+/* Ten at a time, which takes less than the time after which the gate looks at others again. */
+static void at_once(const unsigned *asked) {
+    for (int n = 0; n < 20 * MANY; n++) {
+        launch(0);
+        if (n % 10 == 9)
+            nanosleep(&(struct timespec){0, 300000}, NULL);
+    }
+    HOLD(*asked < 10 * MANY);
+}
+
 int main(int argc, char **argv) {
     const unsigned *wrong;
     shim = dlopen("libcuda.so.1", RTLD_NOW);
@@ -92,6 +103,8 @@ int main(int argc, char **argv) {
         elsewhere();
     else if (!strcmp(argv[1], "threads"))
         come_and_go();
+    else if (!strcmp(argv[1], "at once"))
+        at_once(dlsym(driver, "asked"));
     else
         release(dlsym(driver, "events"));
     HOLD(!*wrong);

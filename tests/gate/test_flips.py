@@ -4,6 +4,7 @@ Arguments that change while a call is at the gate: the driver gets what the gate
 """
 
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -25,15 +26,33 @@ def over(driver: str, program: str) -> tuple[Path, Path]:
     )
 
 
-def run_counted(place: Path, shim: Path, driver: Path, program: Path, what: str) -> None:
-    """Beside a ceiling, so that every call is counted."""
+def run_counted(place: Path, shim: Path, driver: Path, program: Path, what: str, ceiling: int = 99) -> None:
+    """Beside a ceiling, or one that was active lately, so that every call is counted."""
     box = Box(place / "box", shim, driver)
     page = bytearray(policy({0: 1024 * MIB}))
-    struct.pack_into("<I", page, 128 + 68, 99)  # compute_limit
+    struct.pack_into("<I", page, 128 + 68, ceiling)
     struct.pack_into("<I", page, 128 + 88, 1)  # slot
+    if not ceiling:
+        page += bytes(4096)
+        struct.pack_into("<QIIIIQQ48s", page, 4096, 0x3130555047504847, 1, 4096, 2, 1, 1, 3, bytes(page[128:176]))
+        slots = box.place / "share/0/slot"
+        slots.mkdir(parents=True)
+        (box.place / "slot").mkdir()
+        for slot in range(2):
+            struct.pack_into("<BBHIIIQ", page, 4096 + 128 + 32 * slot, 1, 0, 100, 0, 0, 0, 1 + slot)
+        other = bytearray(8192)
+        struct.pack_into("<QI76xQ", other, 0, 0x31544F4C53504847, 2, time.monotonic_ns() + 10**12)  # active_at
+        (slots / "00").write_bytes(bytes(8192))
+        (slots / "01").write_bytes(other)
+        (box.place / "slot/0").write_bytes(bytes(8192))
     box.write_policy(bytes(page))
     done = box.run([str(program), what], check=False)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+def test_a_decision_holds_for_the_launches_after_it(tmp_path: Path, shim: Path) -> None:
+    """Else the driver would be asked at each launch. A program whose processor is the limit lost a tenth to that."""
+    run_counted(tmp_path, shim, *over("contexts_driver", "contexts"), "at once", ceiling=0)
 
 
 @pytest.mark.parametrize("what", ["attributes", "devices", "boxes", "batches"])

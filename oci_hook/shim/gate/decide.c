@@ -376,8 +376,10 @@ static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu
     d.ahead = !c.saturated && lead > (own->ahead ? slack / 4 : slack);
     d.mode = alone ? GH_GUARDED : c.saturated && !lightly ? GH_ROTATE : GH_MIX;
     int mine = alone || p == me || ((lightly || (!c.saturated && !d.ahead)) && now >= probe);
-    if (mine && fits && !behind)
+    if (mine && fits && !behind) {
+        d.spare = !registered && (alone || lightly) ? age64(window, add64(left, cost)) : 0;
         return go(d, (enum gh_mode)d.mode);
+    }
     d.held = 1;
     if (mine) {
         uint64_t step = gh_pacer_step(r, base);
@@ -452,10 +454,15 @@ struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct
         d.held = 1;
         return wait_for(d, GH_ON_SLOT, (unsigned)__builtin_ctzll(o.lower), drain);
     }
-    if (o.contended || o.registered)
-        return among_equals(d, gpu, me, own, o.registered, empty, now, cost);
-    if (empty || fits_open(r, gh_residue(own, now), cost))
+    if (o.contended || o.registered) {
+        d = among_equals(d, gpu, me, own, o.registered, empty, now, cost);
+        d.spare = share->cap ? 0 : d.spare;
+        return d;
+    }
+    if (empty || fits_open(r, gh_residue(own, now), cost)) {
+        d.spare = share->cap ? 0 : age64(r->window_open, add64(gh_residue(own, now), cost));
         return go(d, GH_OPEN);
+    }
     d.mode = GH_OPEN;
     return wait_for(d, GH_ON_OWN_DONE, me, add64(now, gh_pacer_step(r, r->window_open)));
 }

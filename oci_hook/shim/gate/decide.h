@@ -69,6 +69,9 @@ struct gh_decision {
      * latest and wakes its waiters, since they may have calculated with an older v of this tenant. */
     uint64_t until;
     uint64_t epoch, start, end, probe_until;
+    /* With `go`: estimated GPU time of further commands that may be launched without asking until the slots are to be read
+     * again, since no other tenant loses anything by them. */
+    uint64_t spare;
 };
 
 void gh_rules_default(struct gh_rules *rules);

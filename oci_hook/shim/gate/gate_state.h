@@ -25,7 +25,8 @@ struct gate_threads {
 struct gate_memory {
     struct gh_own own; /* only what concerns the decisions themselves */
     struct gh_decision last;
-    bool decided; /* `last` is there */
+    bool decided;                /* `last` is there */
+    uint64_t spare, spare_until; /* what is left of the last decision's `spare`, and until when it is good */
     struct gh_gaps gaps;
     uint64_t met; /* the longest rest of lower classes' commands met of late */
 };

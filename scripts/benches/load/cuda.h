@@ -47,6 +47,10 @@ typedef unsigned long long CUdeviceptr;
 
 /* Functions that a driver may lack; NULL then. */
 #define OPTIONAL                                                                                    \
+    F(cuCtxGetCurrent, (void **ctx))                                                                \
+    F(cuStreamGetCtx, (void *stream, void **ctx))                                                   \
+    F(cuStreamIsCapturing, (void *stream, int *status))                                             \
+    F(cuThreadExchangeStreamCaptureMode, (int *mode))                                               \
     F(cuStreamWriteValue32_v2, (void *stream, CUdeviceptr address, uint32_t value, unsigned flags)) \
     F(cuStreamWaitValue32_v2, (void *stream, CUdeviceptr address, uint32_t value, unsigned flags))
 

@@ -104,6 +104,31 @@ static void memory_operations(FILE *out, void *function, CUdeviceptr state, void
     print(out, "resume", rounds);
 }
 
+/* Calls by which the shim looks at a stream and at work that is not done. */
+static void looks(FILE *out, void *function, CUdeviceptr state, void *stream, void *timed, void *plain, unsigned n) {
+    void *context;
+    int word = 2 /* RELAXED */;
+    float ms;
+    CHECK(cuEventRecord(plain, stream));
+    CHECK(cuEventRecord(timed, stream));
+    CHECK(cuStreamSynchronize(stream));
+    if (cuCtxGetCurrent)
+        TIMES("context_current", n, cuCtxGetCurrent(&context), (void)0);
+    if (cuStreamGetCtx)
+        TIMES("stream_context", n, cuStreamGetCtx(stream, &context), (void)0);
+    if (cuStreamIsCapturing)
+        TIMES("is_capturing", n, cuStreamIsCapturing(stream, &word), (void)0);
+    word = 2;
+    if (cuThreadExchangeStreamCaptureMode) /* an even number of times */
+        TIMES("capture_mode", n / 2 * 2, cuThreadExchangeStreamCaptureMode(&word), (void)0);
+    TIMES("elapsed_time", n, cuEventElapsedTime(&ms, timed, timed), (void)0);
+    CHECK(spin(function, 1, state, 0, 1, stream));
+    CHECK(spin(function, 10000000, state, 0, 1, stream));
+    CHECK(cuEventRecord(plain, stream));
+    TIMES("event_query", n, (cuEventQuery(plain), 0), (void)0);
+    CHECK(cuStreamSynchronize(stream));
+}
+
 void physics_api(FILE *out, unsigned n, void *function, CUdeviceptr state) {
     void *stream, *timed, *plain;
     CHECK(cuStreamCreate(&stream, 1));
@@ -133,6 +158,7 @@ void physics_api(FILE *out, unsigned n, void *function, CUdeviceptr state) {
         sample[k] = clock_ns() - begin;
     }
     print(out, "launch_and_wait", rounds);
+    looks(out, function, state, stream, timed, plain, n);
     memory_operations(out, function, state, stream, n);
     registering(out, 1);
     registering(out, 0);
