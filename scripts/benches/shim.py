@@ -19,10 +19,10 @@ PROCESSES = 16
 MANY = 40  # processes of one container that hold memory, one of which asks for figures
 
 
-def _box(place: Path, shared: bool = False) -> list[str]:
+def _box(place: Path, shared: bool = False, active: bool = False) -> list[str]:
     """Build driver and client, lay out a private directory; returns the command prefix that makes it /run/gpu-hook.
 
-    shared: the GPU is shared in time with a tenant that does nothing.
+    shared: the GPU is shared in time with a tenant that does nothing. active: it did something a moment ago, at any time.
     """
     cc = [sys.executable, "-m", "ziglang", "cc", "-O2"]
     for folder in ("driver", "account"):
@@ -43,6 +43,9 @@ def _box(place: Path, shared: bool = False) -> list[str]:
         for slot in range(2):
             struct.pack_into("<BBHIIIQ", gpu, 128 + 32 * slot, 1, 0, 100, 0, 0, 0, 1 + slot)
             (place / f"share/0/slot/{slot:02}").write_bytes(bytes(8192))
+        if active:
+            head = struct.pack("<QI76xQ", 0x31544F4C53504847, 2, 1 << 62)  # active_at
+            (place / "share/0/slot/01").write_bytes(head.ljust(8192, b"\0"))
         (place / "slot/0").write_bytes(bytes(8192))
         page += gpu
     (place / "policy").write_bytes(page)
@@ -116,8 +119,10 @@ def run(short: bool) -> dict[str, dict[str, object]]:
         tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryDirectory() as other,
         tempfile.TemporaryDirectory() as third,
+        tempfile.TemporaryDirectory() as fourth,
     ):
         alone, shared, streams = _box(Path(folder)), _box(Path(other), shared=True), _box(Path(third))
+        awake = _box(Path(fourth), shared=True, active=True)
         simulated = {**env, **_simulated(Path(third))}
 
         def start(live: int, client: list[str] = alone) -> "subprocess.Popen[str]":
@@ -131,6 +136,7 @@ def run(short: bool) -> dict[str, dict[str, object]]:
             return _figures(out)
 
         one, many, beside = finish(start(1)), finish(start(10000)), finish(start(1, shared))
+        counted = finish(start(1, awake))
         crowd = _Crowd(alone, env, PROCESSES)
         # Means, not deciles, since pairs that met another process have to count. In turns, as the machine's pace changes.
         single, contended = [], []
@@ -147,6 +153,7 @@ def run(short: bool) -> dict[str, dict[str, object]]:
     return {
         "launch_added_ns": _figure(one["launch"], "ns", 5),
         "launch_peer_idle_added_ns": _figure(beside["launch"], "ns", 20),
+        "launch_peer_active_added_ns": _figure(counted["launch"], "ns", 150),
         "alloc_free_added_ns": _figure(one["alloc_free"], "ns", 60),
         "alloc_free_10000_added_ns": _figure(many["alloc_free"], "ns", 60),
         "meminfo_added_ns": _figure(one["meminfo"], "ns", 50),
