@@ -9,6 +9,7 @@ An answer is the driver's name of an error, or one of a few words; `us` and `cou
 import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -581,6 +582,7 @@ def one(name: str) -> dict[str, Any]:
 
 
 def main(words: list[str]) -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it must not outlive whoever waits for it
     if words[:1] == ["--open"]:
         open_shared(words[1])
     elif words[:1] == ["--one"]:

@@ -416,9 +416,10 @@ static CUcontext pop_one(void) {
 }
 
 void sim_run_host_function(void (*function)(void *), void *data) {
+    bool before = in_host_function; /* one may set another going */
     in_host_function = true;
     function(data);
-    in_host_function = false;
+    in_host_function = before;
 }
 
 CUresult sim_context(CUcontext *ctx) {

@@ -14,6 +14,7 @@ API CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) { return allocate(out
 /* Queued work may still use this memory: cuMemFree waits for it, as the real one does. No context need be current. */
 API CUresult cuMemFree_v2(CUdeviceptr address) {
     struct piece p;
+    CUcontext current;
     TRY(sim_ready());
     TRY(capture_forbids());
     if (!address)
@@ -22,6 +23,8 @@ API CUresult cuMemFree_v2(CUdeviceptr address) {
         return CUDA_ERROR_INVALID_VALUE;
     if (p.ctx)
         TRY(sim_context_wait(p.ctx));
+    if (!sim_context(&current) && current != p.ctx) /* one of those that share its memory */
+        TRY(sim_context_wait(current));
     return heap_free(address);
 }
 

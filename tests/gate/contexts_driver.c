@@ -11,7 +11,6 @@
 #define MADE_IN(handle) ((void *)((uintptr_t)(handle) & ~0xffful))
 
 _Atomic unsigned events; /* made and not destroyed */
-_Atomic unsigned asked;  /* how often for an event */
 _Atomic unsigned wrong;  /* calls with events of another context than the stream's, or of one that is no more */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static unsigned holders;         /* of the primary context */
@@ -69,10 +68,7 @@ int cuEventCreate(struct event **out, unsigned flags) {
 }
 int cuEventDestroy_v2(struct event *e) { return free(e), events--, 0; }
 int cuEventRecord(struct event *e, void *stream) { return e->asked = 0, check(e, MADE_IN(stream)); }
-int cuEventQuery(struct event *e) {
-    asked++;
-    return check(e, current[depth]) ? 400 : e->asked++ < 3 ? 600 : 0;
-}
+int cuEventQuery(struct event *e) { return check(e, current[depth]) ? 400 : e->asked++ < 3 ? 600 : 0; }
 int cuEventElapsedTime(float *ms, struct event *from, struct event *to) {
     return *ms = 0.01f, check(from, current[depth]) | check(to, current[depth]);
 }

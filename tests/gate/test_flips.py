@@ -51,7 +51,7 @@ def run_counted(place: Path, shim: Path, driver: Path, program: Path, what: str,
 
 
 def test_a_decision_holds_for_the_launches_after_it(tmp_path: Path, shim: Path) -> None:
-    """Else the driver would be asked at each launch. A program whose processor is the limit lost a tenth to that."""
+    """A program whose processor is the limit lost a tenth to what the gate does at each launch."""
     run_counted(tmp_path, shim, *over("contexts_driver", "contexts"), "at once", ceiling=0)
 
 

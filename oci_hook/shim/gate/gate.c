@@ -171,7 +171,7 @@ static bool admit(struct gh_gate *g, struct gate_pass *pass, CUcontext context, 
 static bool spared(struct gh_gate *g, struct gate_pass *pass, struct cost *cost, uint64_t now) {
     struct gate_memory *m = &g->memory;
     uint64_t estimate = m->spare && now < m->spare_until ? cost_guess(&g->costs, cost) : GH_COST_UNKNOWN;
-    if (estimate > m->spare || estimate >= GH_COST_UNKNOWN || cost->collective || g->threads.entering ||
+    if (estimate > min64(m->spare, peers_rules(&g->peers)->window) || cost->collective || g->threads.entering ||
         inflight_empty(&g->inflight) || inflight_behind_stuck(&g->inflight, pass->context, pass->stream, now))
         return false;
     m->spare -= estimate;
@@ -233,10 +233,11 @@ static void enter(struct gh_gate *g, struct gate_pass *pass, CUfunction f, uint6
     cost->what = what_of(pass->key, f, name.hash, blocks);
     uint64_t now = gate_now(g);
     bool spare = spared(g, pass, cost, now), counted = spare || admit(g, pass, context, &prequeued);
+    now = spare ? now : gate_now(g);
     if (counted)
-        count_in(g, pass, context, prequeued, spare ? now : gate_now(g));
+        count_in(g, pass, context, prequeued, now);
     if (counted && !spare) { /* else others know already that there is work */
-        gate_publish(g, gate_now(g));
+        gate_publish(g, now);
         tell_lower(g);
     }
     gh_unlock(&g->lock);

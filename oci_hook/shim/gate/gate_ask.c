@@ -54,7 +54,7 @@ static void remember(struct gh_gate *g, const struct gh_decision *d, uint64_t no
     g->memory.last = *d;
     g->memory.decided = true;
     g->memory.spare = d->go ? d->spare / (usage_siblings(&g->usage) + 1) : 0;
-    g->memory.spare_until = now + PEERS_LOOK_EVERY;
+    g->memory.spare_until = peers_view(&g->peers)->seen + PEERS_LOOK_EVERY;
     if (d->claim && d->probe_until)
         own->probed_at = now;
     usage_set_turns(&g->usage, d->mode == GH_ROTATE);

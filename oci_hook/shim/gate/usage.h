@@ -41,8 +41,7 @@ struct usage {
     /* duty: time that was clear, that is without work of others, and the charge in it, so far and when we became idle */
     uint64_t clear, clear_charged, clear_at_idle, charged_at_idle;
     uint64_t counted_at, counted_charge;
-    uint64_t burst, burst_charged; /* GPU time that we have at a time; all that we had had when that was counted */
-    bool tenure;                   /* we have the GPU, since clear was: */
+    bool tenure; /* we have the GPU, since clear was: */
     uint64_t tenure_clear, tenure_charged;
     bool
         unsure; /* since then a charge was uncertain: of a cost not learned yet, or of work behind uncounted launches */
@@ -92,7 +91,7 @@ struct gh_bucket usage_bucket(const struct usage *u, uint32_t cap, uint64_t burs
  * window. To be called whenever one of them changes. */
 void usage_count(struct usage *u, uint64_t now, uint64_t running, bool full);
 /* The container has work again after an idle time. Returns how much GPU time it has at a time: not how long that takes, which
- * is longer for a program that launches slowly, or beside others. */
+ * is longer for a program that launches slowly, or beside others. Its processes count together. */
 uint64_t usage_burst(struct usage *u);
 /* From one tenth of a second to the next: in what part of it the container wanted the GPU, without the time for which others
  * held it: else many that need little, once held, would seem to need much, and be held for ever. Time slices would double a

@@ -71,10 +71,14 @@ static uint64_t held_for_all(const struct usage *u) {
 }
 
 uint64_t usage_burst(struct usage *u) {
-    uint64_t charged = usage_charged(u);
-    u->burst = u->burst - u->burst / 4 + age64(charged, u->burst_charged) / 4;
-    u->burst_charged = charged;
-    return u->burst;
+    struct gh_slot_head *h = u->head;
+    uint64_t charged = usage_charged(u), before = WORD_LOAD_RELAXED(&h->burst_charged);
+    uint64_t burst = WORD_LOAD_RELAXED(&h->burst);
+    if (before)
+        burst = burst - burst / 4 + age64(charged, before) / 4;
+    WORD_STORE_RELEASE(&h->burst, burst);
+    WORD_STORE_RELEASE(&h->burst_charged, charged);
+    return burst;
 }
 
 void usage_asked(struct usage *u, uint64_t now) {
@@ -87,8 +91,9 @@ void usage_asked(struct usage *u, uint64_t now) {
     if (begin) {
         uint32_t duty = part_of(used, h->used, length);
         uint64_t for_others = min64(age64(held, WORD_LOAD_RELAXED(&h->asked_held)), length - 1);
-        WORD_STORE_RELEASE(
-            &h->want, u->burst > SHORT_BURST ? GH_PPM : part_of(wanted, h->asked + for_others, length - for_others));
+        bool short_ = WORD_LOAD_RELAXED(&h->burst) <= SHORT_BURST;
+        WORD_STORE_RELEASE(&h->want,
+                           short_ ? part_of(wanted, h->asked + for_others, length - for_others) : (uint32_t)GH_PPM);
         if (duty > WORD_LOAD_RELAXED(&h->duty) + ASKED_MORE)
             WORD_STORE_RELEASE(&h->duty, duty);
     }

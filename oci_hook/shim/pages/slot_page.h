@@ -50,8 +50,10 @@ struct gh_slot_head {
     /* in what part of the time, less that in held_for, it had work or a launch at the gate: ppm; 0: not known */
     uint32_t want;
     uint32_t reserved0;
-    uint64_t asked_held; /* the sum of `held_for` at the last count of `want` */
-    uint64_t reserved1[21];
+    uint64_t asked_held;    /* the sum of `held_for` at the last count of `want` */
+    uint64_t burst;         /* GPU time that it has at a time */
+    uint64_t burst_charged; /* `charged` when that was counted; 0: not yet */
+    uint64_t reserved1[19];
 };
 
 struct gh_slot_process {
