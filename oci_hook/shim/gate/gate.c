@@ -169,12 +169,10 @@ static bool admit(struct gh_gate *g, struct gate_pass *pass, CUcontext context, 
 /* True if the last decision lets this launch pass, too. A program whose own processor is the limit would else lose a tenth to
  * the gate: it does there what takes 7 us (H200) for each kernel of 40 us. */
 static bool spared(struct gh_gate *g, struct gate_pass *pass, struct cost *cost, uint64_t now) {
-    struct gate_memory *m = &g->memory;
-    uint64_t estimate = m->spare && now < m->spare_until ? cost_guess(&g->costs, cost) : GH_COST_UNKNOWN;
-    if (estimate > min64(m->spare, peers_rules(&g->peers)->window) || cost->collective || g->threads.entering ||
-        inflight_empty(&g->inflight) || inflight_behind_stuck(&g->inflight, pass->context, pass->stream, now))
+    struct inflight *f = &g->inflight;
+    if (cost->collective || g->threads.entering || inflight_empty(f) ||
+        inflight_behind_stuck(f, pass->context, pass->stream, now) || !gate_spare(g, now, cost_guess(&g->costs, cost)))
         return false;
-    m->spare -= estimate;
     g->changed = true;
     pacer_used(g, now);
     return true;

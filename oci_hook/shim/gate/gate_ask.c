@@ -54,7 +54,7 @@ static void remember(struct gh_gate *g, const struct gh_decision *d, uint64_t no
     g->memory.last = *d;
     g->memory.decided = true;
     g->memory.spare = d->go ? d->spare / (usage_siblings(&g->usage) + 1) : 0;
-    g->memory.spare_until = peers_view(&g->peers)->seen + PEERS_LOOK_EVERY;
+    g->memory.spare_seen = peers_view(&g->peers)->seen;
     if (d->claim && d->probe_until)
         own->probed_at = now;
     usage_set_turns(&g->usage, d->mode == GH_ROTATE);
@@ -78,6 +78,15 @@ struct gh_decision gate_ask(struct gh_gate *g, uint64_t now, uint64_t cost, bool
         gate_yield(g, now);
     }
     return d;
+}
+
+bool gate_spare(struct gh_gate *g, uint64_t now, uint64_t estimate) {
+    struct gate_memory *m = &g->memory;
+    if (!m->spare || m->spare_seen != peers_view(&g->peers)->seen || peers_old(&g->peers, now) ||
+        estimate > min64(m->spare, peers_rules(&g->peers)->window))
+        return false;
+    m->spare -= estimate;
+    return true;
 }
 
 bool gate_is_frozen(const struct gh_gate *g, uint64_t now, struct gh_decision *d) {

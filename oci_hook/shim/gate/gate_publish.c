@@ -7,7 +7,6 @@
 void gate_look(struct gh_gate *g, uint64_t now, bool must) {
     if (!must && !peers_old(&g->peers, now))
         return;
-    g->memory.spare = 0;
     uint32_t cap = peers_share(&g->peers)->cap, others = peers_look(&g->peers, now);
     if (!cap && peers_share(&g->peers)->cap)
         usage_cap_begins(&g->usage, now);

@@ -25,8 +25,8 @@ struct gate_threads {
 struct gate_memory {
     struct gh_own own; /* only what concerns the decisions themselves */
     struct gh_decision last;
-    bool decided;                /* `last` is there */
-    uint64_t spare, spare_until; /* what is left of the last decision's `spare`, and until when it is good */
+    bool decided;               /* `last` is there */
+    uint64_t spare, spare_seen; /* what is left of the last decision's `spare`; when the others were read for it */
     struct gh_gaps gaps;
     uint64_t met; /* the longest rest of lower classes' commands met of late */
 };
@@ -110,6 +110,9 @@ void gate_woken(struct gh_gate *g, uint64_t now);
 /* behind: the command would come behind work of its stream that waits for something.
  * Asks gh_decide for a command of that estimated GPU time, and does what the decision says, but waiting. */
 struct gh_decision gate_ask(struct gh_gate *g, uint64_t now, uint64_t cost, bool behind);
+/* True if the last decision holds for a command of that estimated GPU time, too, which is taken off what it holds for. It
+ * holds until the others are looked at again. */
+bool gate_spare(struct gh_gate *g, uint64_t now, uint64_t estimate);
 /* True if a higher class keeps off the GPU what is launched now; then *d is the decision. */
 bool gate_is_frozen(const struct gh_gate *g, uint64_t now, struct gh_decision *d);
 
