@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-MIB = 1 << 20
+from gpu_user import MIB, Prop
+
 SLOW = 0.1  # seconds of the kernel `slow`
 # On a real GPU `slow` looks at the GPU's clock; the simulated one reads the comment.
 PTX = b"""
@@ -365,19 +366,6 @@ def open_shared(handle: str) -> None:
     if sys.stdin.readline():
         print(json.dumps(said("cuMemcpyDtoH_v2", data, at, Size(4))), flush=True)
         sys.stdin.readline()
-
-
-class Prop(ctypes.Structure):
-    """CUmemAllocationProp: pinned memory of device 0, to be exported as a descriptor."""
-
-    _fields_ = [
-        ("type", ctypes.c_uint),
-        ("handle_types", ctypes.c_uint),
-        ("location_type", ctypes.c_uint),
-        ("location", ctypes.c_int),
-        ("win32", ctypes.c_void_p),
-        ("flags", ctypes.c_ubyte * 8),
-    ]
 
 
 @rule

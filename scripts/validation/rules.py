@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from .boxes import Boxes, Node, box
+from .boxes import Node, box
 from .frame import Json, Run, run
 
 PROGRAM = Path(__file__).with_name("driver_rules.py")
@@ -49,7 +49,7 @@ def differences(one: Json, two: Json) -> list[str]:
     return out
 
 
-def ceilings(stage: Boxes, node: Node, folder: Path, short: bool) -> Json:
+def ceilings(node: Node, folder: Path, short: bool) -> Json:
     """Sets and copies per second in a container with a ceiling, as a part of those in one without."""
     out: Json = {}
     seconds = 0.3 if short else 1.5
@@ -83,4 +83,4 @@ def validate(run_: Run, node: Node, folder: Path, simulated: bool, short: bool) 
 
     run_.phase("driver", 120, bare)
     run_.phase("in a container", 120, boxed)
-    run_.phase("ceiling", 60, lambda: ceilings(Boxes(node, folder, simulated), node, folder, short))
+    run_.phase("ceiling", 60, lambda: ceilings(node, folder, short))

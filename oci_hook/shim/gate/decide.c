@@ -377,7 +377,7 @@ static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu
     d.mode = alone ? GH_GUARDED : c.saturated && !lightly ? GH_ROTATE : GH_MIX;
     int mine = alone || p == me || ((lightly || (!c.saturated && !d.ahead)) && now >= probe);
     if (mine && fits && !behind) {
-        d.spare = !registered && (alone || lightly) ? age64(window, add64(left, cost)) : 0;
+        d.spare = !registered && !gpu->share[me].cap && (alone || lightly) ? age64(window, add64(left, cost)) : 0;
         return go(d, (enum gh_mode)d.mode);
     }
     d.held = 1;
@@ -454,13 +454,11 @@ struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct
         d.held = 1;
         return wait_for(d, GH_ON_SLOT, (unsigned)__builtin_ctzll(o.lower), drain);
     }
-    if (o.contended || o.registered) {
-        d = among_equals(d, gpu, me, own, o.registered, empty, now, cost);
-        d.spare = share->cap ? 0 : d.spare;
-        return d;
-    }
-    if (empty || fits_open(r, gh_residue(own, now), cost)) {
-        d.spare = share->cap ? 0 : age64(r->window_open, add64(gh_residue(own, now), cost));
+    if (o.contended || o.registered)
+        return among_equals(d, gpu, me, own, o.registered, empty, now, cost);
+    uint64_t left = gh_residue(own, now);
+    if (empty || fits_open(r, left, cost)) {
+        d.spare = share->cap ? 0 : age64(r->window_open, add64(left, cost));
         return go(d, GH_OPEN);
     }
     d.mode = GH_OPEN;
