@@ -1,4 +1,4 @@
-/* What a container is said to want. Prints nothing if all is right. */
+/* What a container is said to want, and what it is charged. Prints nothing if all is right. */
 #include <string.h>
 
 #include "gate/usage.h"
@@ -31,7 +31,60 @@ static uint64_t burst_of(uint64_t charged, int processes) {
     return head.burst;
 }
 
+static struct gh_slot_head one_head;
+static struct usage one;
+static uint64_t now;
+
+static void begin(void) {
+    one_head = (struct gh_slot_head){0};
+    one = (struct usage){.head = &one_head};
+    now = GH_S;
+}
+
+/* One command in so many streams, which takes so many us of time and costs so many; nothing else is in flight. */
+static void command(unsigned streams, uint64_t took, uint64_t cost) {
+    static struct gh_gpu gpu = {.present = 1};
+    now += GH_MS;
+    for (unsigned i = 0; i < streams; i++)
+        usage_launched(&one, i + 1, i == 0, now);
+    now += took * GH_US;
+    for (unsigned i = 0; i < streams; i++)
+        usage_charge(&one, &gpu, 0, now, cost * GH_US);
+}
+
+/* ms charged for 2000 commands of one shape, of which one in `rare` takes 2 ms, the others 20 us; each costs their mean. */
+static uint64_t charged_of_uneven(uint64_t rare) {
+    begin();
+    for (uint64_t i = 0; i < 2000; i++)
+        command(1, i % rare ? 20 : 2000, (20 * (rare - 1) + 2000) / rare);
+    return one_head.charged / GH_MS;
+}
+
+static void what_is_charged(void) {
+    CHECK(charged_of_uneven(1) == 4000);
+    CHECK(charged_of_uneven(2) >= 2010 && charged_of_uneven(2) <= 2020); /* 1010 each, 10 may be owed at the end */
+    CHECK(charged_of_uneven(20) >= 228 && charged_of_uneven(20) <= 238);
+    begin();
+    for (int i = 0; i < 100; i++)
+        command(1, 20, 2000); /* costs that time does not confirm */
+    CHECK(one_head.charged == 100 * 20 * GH_US);
+    command(1, 60000, 20); /* that much is owed, and no more */
+    CHECK(one_head.charged == 100 * 20 * GH_US + 10 * GH_MS + 20 * GH_US);
+    for (int i = 0; i < 100; i++)
+        command(1, 1, 500);
+    CHECK(one_head.charged <=
+          100 * 21 * GH_US + 20 * GH_MS + 20 * GH_US); /* time without a charge makes up for 10 ms */
+    begin();
+    command(1, 60000, 20);
+    uint64_t before = one_head.charged;
+    for (int i = 0; i < 100; i++)
+        command(2, 1000, 1000); /* in parallel: they had the GPU for 1 ms, neither more before nor the rest later */
+    command(1, 5000, 1000);
+    CHECK(one_head.charged - before == 101 * GH_MS);
+}
+
 int main(void) {
+    what_is_charged();
     CHECK(burst_of(4 * GH_MS, 1) > 3900 * GH_US && burst_of(4 * GH_MS, 1) <= 4 * GH_MS);
     CHECK(burst_of(GH_MS, 1) <= GH_MS); /* however long they take: beside others, or launched slowly */
     CHECK(burst_of(GH_MS, 8) == burst_of(GH_MS, 1));

@@ -24,8 +24,10 @@ struct usage_look {
 
 struct usage {
     struct gh_slot_head *head;
-    /* since work is in flight without a break: */
-    uint64_t busy_since, busy_charged;
+    /* since work is in flight without a break, up to the last charge: */
+    uint64_t busy_since, busy_until, busy_charged;
+    uint64_t busy_rest;   /* what commands cost beyond that time */
+    uint64_t busy_room;   /* from before: time for which nothing was charged */
     uint64_t busy_lost;   /* part of that time: rest of others' work in our turn, or of ours in theirs, ran */
     unsigned busy_stream; /* the stream of that work */
     bool busy_parallel;   /* it is of several streams */
@@ -72,7 +74,7 @@ void usage_launched(struct usage *u, unsigned stream, bool first, uint64_t now);
 void usage_measured(struct usage *u, uint64_t elapsed);
 /* GPU time that the container was charged so far. */
 static inline uint64_t usage_charged(const struct usage *u) { return WORD_LOAD_RELAXED(&u->head->charged); }
-/* Charges commands that are done: no more than the time that has passed. Returns the charge. */
+/* Charges commands that are done: no more than the time that has passed, the rest with later ones. Returns the charge. */
 uint64_t usage_charge(struct usage *u, const struct gh_gpu *gpu, unsigned me, uint64_t now, uint64_t charge);
 /* The tenant has work again after an idle time. */
 void usage_wake(struct usage *u, const struct gh_gpu *gpu, unsigned me);
