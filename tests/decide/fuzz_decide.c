@@ -214,13 +214,11 @@ static void any_neighbours(void) {
     int free_ =
         !gpu.share[me].freeze && !higher && !lower &&
         (!gpu.share[me].cap || (gh_bucket_at(own.bucket, gpu.share[me].cap, gpu.rules.burst, now).level > 0 && empty));
-    int sibling = cost > window && own.siblings > window;
-    int sibling_open = cost > gpu.rules.window_open && own.siblings > gpu.rules.window_open / 4;
     if (free_ && !equals)
-        CHECK(14, d.mode == GH_OPEN && (d.go || !empty || sibling_open)); /* I4 */
-    if (d.go)
-        CHECK(33, d.mode == GH_OPEN ? !sibling_open
-                                    : !sibling); /* long commands of a container's processes run one by one */
+        CHECK(14, d.mode == GH_OPEN && (d.go || !empty)); /* I4 */
+    int sibling = cost > window && own.siblings > window;
+    if (d.go && d.mode != GH_OPEN)
+        CHECK(33, !sibling); /* long commands of a container's processes run one by one */
     if (free_ && empty && !sibling && !~(peers.ignored | 1ull << me) && own.peers)
         CHECK(17, d.go); /* who ignores all equals waits for none */
 

@@ -35,10 +35,13 @@ static struct gh_slot_head one_head;
 static struct usage one;
 static uint64_t now;
 
-static void begin(void) {
+/* Others have so many processes with work. */
+static void begin(uint32_t others) {
     one_head = (struct gh_slot_head){0};
-    one = (struct usage){.head = &one_head};
+    one = (struct usage){0};
     now = GH_S;
+    usage_begin(&one, &one_head, now);
+    usage_looked(&one, now, others, false);
 }
 
 /* One command in so many streams, which takes so many us of time and costs so many; nothing else is in flight. */
@@ -54,7 +57,7 @@ static void command(unsigned streams, uint64_t took, uint64_t cost) {
 
 /* ms charged for 2000 commands of one shape, of which one in `rare` takes 2 ms, the others 20 us; each costs their mean. */
 static uint64_t charged_of_uneven(uint64_t rare) {
-    begin();
+    begin(0);
     for (uint64_t i = 0; i < 2000; i++)
         command(1, i % rare ? 20 : 2000, (20 * (rare - 1) + 2000) / rare);
     return one_head.charged / GH_MS;
@@ -64,7 +67,7 @@ static void what_is_charged(void) {
     CHECK(charged_of_uneven(1) == 4000);
     CHECK(charged_of_uneven(2) >= 2010 && charged_of_uneven(2) <= 2020); /* 1010 each, 10 may be owed at the end */
     CHECK(charged_of_uneven(20) >= 228 && charged_of_uneven(20) <= 238);
-    begin();
+    begin(0);
     for (int i = 0; i < 100; i++)
         command(1, 20, 2000); /* costs that time does not confirm */
     CHECK(one_head.charged == 100 * 20 * GH_US);
@@ -74,13 +77,17 @@ static void what_is_charged(void) {
         command(1, 1, 500);
     CHECK(one_head.charged <=
           100 * 21 * GH_US + 20 * GH_MS + 20 * GH_US); /* time without a charge makes up for 10 ms */
-    begin();
+    begin(0);
     command(1, 60000, 20);
     uint64_t before = one_head.charged;
     for (int i = 0; i < 100; i++)
         command(2, 1000, 1000); /* in parallel: they had the GPU for 1 ms, neither more before nor the rest later */
     command(1, 5000, 1000);
     CHECK(one_head.charged - before == 101 * GH_MS);
+    begin(1);
+    for (uint64_t i = 0; i < 2000; i++)
+        command(1, i % 20 ? 25 : 2000, 400); /* a mean of long ago; the 2 ms are a time slice of another */
+    CHECK(one_head.charged == 100 * (19 * 25 + 400) * GH_US);
 }
 
 int main(void) {

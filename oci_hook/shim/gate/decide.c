@@ -456,15 +456,13 @@ struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct
     }
     if (o.contended || o.registered)
         return among_equals(d, gpu, me, own, o.registered, empty, now, cost);
-    uint64_t left = gh_residue(own, now), step = gh_pacer_step(r, r->window_open);
-    /* One that comes now would be time-sliced against a long command of each process. */
-    int behind = cost > r->window_open && own->siblings > r->window_open / 4;
-    if ((empty || fits_open(r, left, cost)) && !behind) {
+    uint64_t left = gh_residue(own, now);
+    if (empty || fits_open(r, left, cost)) {
         d.spare = share->cap ? 0 : age64(r->window_open, add64(left, cost));
         return go(d, GH_OPEN);
     }
     d.mode = GH_OPEN;
-    return wait_for(d, GH_ON_OWN_DONE, me, add64(now, behind ? clamp64(own->siblings, step, r->recheck) : step));
+    return wait_for(d, GH_ON_OWN_DONE, me, add64(now, gh_pacer_step(r, r->window_open)));
 }
 
 /* ---- what waiting for peers has cost ---- */

@@ -48,7 +48,7 @@ static void read_own(struct gh_gate *g, uint64_t now) {
 }
 
 static void check_inflight(struct gh_gate *g, uint64_t now) {
-    if (!inflight_check(&g->inflight, now, usage_contexts(&g->usage), usage_siblings(&g->usage)))
+    if (!inflight_check(&g->inflight, now, usage_contexts(&g->usage)))
         usage_unsure(&g->usage);
 }
 

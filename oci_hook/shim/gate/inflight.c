@@ -291,13 +291,13 @@ static struct work work_of(const struct inflight *f, const struct track *k) {
 }
 
 /* After how much time more than estimated a stream is overdue. A command of unknown cost that runs may just be long: each
- * further one behind it, and each other process of the container that has work, makes the time four times as long.
- * Otherwise hundreds of long kernels would be launched before the first is known. */
+ * further one behind it makes the time four times as long. Otherwise hundreds of long kernels would be launched before
+ * the first is known. */
 static uint64_t patience(const struct inflight *f, const struct track *k) {
     const struct marker *m = k->first ? &f->marker[k->first - 1] : NULL;
     if (!m || !m->started || !m->batch.unknown)
         return STUCK_AFTER;
-    return min64(STUCK_AFTER << 2 * min64(work_of(f, k).unknown - 1 + f->siblings, 4), GH_S);
+    return min64(STUCK_AFTER << 2 * min64(work_of(f, k).unknown - 1, 4), GH_S);
 }
 
 /* The oldest commands in a track, and by the own clock, when the first of them was launched. */
@@ -327,12 +327,11 @@ bool inflight_behind_stuck(struct inflight *f, CUcontext context, CUstream strea
     return !overdue_by(f, k, own_now(f, now), STUCK_AFTER << min64(work_of(f, k).count, 7));
 }
 
-bool inflight_check(struct inflight *f, uint64_t now, uint32_t contexts, uint32_t siblings) {
+bool inflight_check(struct inflight *f, uint64_t now, uint32_t contexts) {
     uint64_t at = UINT64_MAX;
     bool sure = true;
     own_goes_on(f, now);
     f->contexts = contexts;
-    f->siblings = siblings;
     f->stuck = (struct work){0};
     f->running_cost = 0;
     EACH_BUSY(f, i) {

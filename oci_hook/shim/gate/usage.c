@@ -4,7 +4,7 @@
 #include "pages/arithmetic.h"
 #include "process/atomics.h"
 
-#define CARRIED (10 * GH_MS)      /* of a time with work in flight into the next one */
+#define CARRIED (10 * GH_MS)      /* most that is owed, or room for it */
 #define CLEAR_AFTER (700 * GH_US) /* until what others had in flight is off the GPU */
 
 /* ---- our part of the time ---- */
@@ -88,15 +88,8 @@ uint64_t usage_own_part(const struct usage *u, uint64_t now, uint64_t elapsed, b
 
 /* ---- charges ---- */
 
-/* Time for which work in flight may be charged: of several streams, without what others had of it. */
-static uint64_t busy_time(const struct usage *u) {
-    uint64_t time = age64(u->busy_until, u->busy_since);
-    return u->busy_parallel ? age64(time, u->busy_lost) : time + u->busy_room;
-}
-
 void usage_launched(struct usage *u, unsigned stream, bool first, uint64_t now) {
     if (first) {
-        u->busy_room = min64(age64(busy_time(u), u->busy_charged), CARRIED);
         u->busy_since = u->busy_until = now;
         u->busy_charged = u->busy_lost = 0;
         u->busy_stream = stream;
@@ -119,12 +112,22 @@ void usage_wake(struct usage *u, const struct gh_gpu *gpu, unsigned me) {
 }
 
 uint64_t usage_charge(struct usage *u, const struct gh_gpu *gpu, unsigned me, uint64_t now, uint64_t charge) {
-    /* Streams ran in parallel: together they are charged no more than the time that has passed. Commands of one stream that
-     * cost more than that were shorter than their key's mean; others will be longer, and are charged the rest. */
+    /* Streams ran in parallel: together they are charged no more than the time that has passed. */
+    uint64_t wall = age64(now, u->busy_since), alone = usage_contexts(u) == 1 ? age64(now, u->busy_until) : 0;
+    if (u->busy_parallel)
+        wall -= min64(u->busy_lost, wall);
+    uint64_t cost = charge, paid = 0;
+    charge = min64(charge, wall - min64(u->busy_charged, wall));
     u->busy_until = now;
-    uint64_t cost = charge + (u->busy_parallel ? 0 : u->busy_rest);
-    charge = min64(cost, age64(busy_time(u), u->busy_charged));
-    u->busy_rest = u->busy_parallel ? 0 : min64(cost - charge, CARRIED);
+    /* Of one stream, commands that cost more than that were shorter than their key's mean. Others are longer, and pay for
+     * them, but only out of time in which nobody else had work: else that might be the time of others. */
+    if (!u->busy_parallel) {
+        u->room = min64(age64(u->room + alone, charge), CARRIED);
+        paid = min64(u->owed + cost - charge, u->room);
+        u->owed = min64(u->owed + cost - charge - paid, CARRIED);
+        u->room -= paid;
+    }
+    charge += paid;
     u->busy_charged += charge;
     if (charge) {
         raise_v(u, gh_charge(gpu, me, charge));

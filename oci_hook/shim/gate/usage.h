@@ -24,13 +24,13 @@ struct usage_look {
 
 struct usage {
     struct gh_slot_head *head;
-    /* since work is in flight without a break, up to the last charge: */
+    /* since work is in flight without a break; until the last charge: */
     uint64_t busy_since, busy_until, busy_charged;
-    uint64_t busy_rest;   /* what commands cost beyond that time */
-    uint64_t busy_room;   /* from before: time for which nothing was charged */
     uint64_t busy_lost;   /* part of that time: rest of others' work in our turn, or of ours in theirs, ran */
     unsigned busy_stream; /* the stream of that work */
     bool busy_parallel;   /* it is of several streams */
+    uint64_t owed;        /* what commands cost beyond the time that they took */
+    uint64_t room;        /* time with work in flight, nobody else's, for which nothing was charged */
     uint64_t longest;     /* the longest recent command */
     /* The last looks, and fewer of those before: ring r has one in 100 us x 10^r, so together they go back for ten
      * seconds. */
