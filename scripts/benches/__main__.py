@@ -5,7 +5,7 @@ one that has arguments(parser) has options of its own, and run(short, options).
 """
 
 import argparse
-import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -60,6 +60,8 @@ def main() -> int:
     if own:
         module.arguments(parser)
     args = parser.parse_args()
+    if args.docs and hasattr(module, "write_docs") and not importlib.util.find_spec("matplotlib"):
+        parser.error("--docs needs matplotlib for plots, and it is missing: pip install matplotlib")
     for end in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(end, lambda number, frame: sys.exit(128 + number))  # clears up first
     stolen = Stolen()

@@ -22,9 +22,7 @@ from gpu_hook_simulator.model.scenarios import gappy, launch_bound
 
 SCALE = int(os.environ.get("GPU_HOOK_BENCH_SCALE", "10"))
 LANES = int(os.environ.get("GPU_HOOK_BENCH_LANES", "6"))
-LIGHT = (
-    4  # times as many lanes for cells of long commands: twelve of these kept two processors busy for 13 % of the time
-)
+LIGHT = 4  # times as many lanes for cells of long commands: twelve kept two processors busy for 13 % of the time
 DRIFT = 0.02  # alone references before and after may differ by this much
 
 
