@@ -1,7 +1,7 @@
 """Runs one benchmark: NAME.py beside this file, with run(short) -> {key: {"value", "unit", "budget", "ok"}}.
 
-One that has details() -> text has it printed above the figures; one that has write_docs() can redo its part of docs/;
-one that has arguments(parser) has options of its own, and run(short, options).
+One that has details() -> text has it printed above the figures; one that has write_docs() can redo its part of docs/, and needs
+matplotlib for it if it has DRAWS; one that has arguments(parser) has options of its own, and run(short, options).
 """
 
 import argparse
@@ -60,7 +60,7 @@ def main() -> int:
     if own:
         module.arguments(parser)
     args = parser.parse_args()
-    if args.docs and hasattr(module, "write_docs") and not importlib.util.find_spec("matplotlib"):
+    if args.docs and hasattr(module, "DRAWS") and not importlib.util.find_spec("matplotlib"):
         parser.error("--docs needs matplotlib for plots, and it is missing: pip install matplotlib")
     for end in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(end, lambda number, frame: sys.exit(128 + number))  # clears up first

@@ -17,6 +17,7 @@ from scripts.benches.load import report
 FILLED = 40, 8  # nodes and GPUs of the cluster that is filled to the brim
 SHORT_FILLED = 8, 4
 NAME = "cluster"
+DRAWS = True
 
 
 def arguments(parser) -> None:

@@ -28,6 +28,7 @@ from gpu_hook_simulator.model.scenarios import OFFLINE, ONLINE, requests
 
 SCALE = int(os.environ.get("GPU_HOOK_BENCH_SCALE", "10"))
 LANES = int(os.environ.get("GPU_HOOK_BENCH_LANES", "4"))
+DRAWS = True
 REQUESTS = 1000
 SECONDS = {50: 10, 20: 15, 5: 15}  # of GPU time in one run; more requests are several runs
 KILLS = 50  # of the online container, per run

@@ -23,6 +23,7 @@ from gpu_hook_simulator.model.scenarios import gappy, launch_bound
 SCALE = int(os.environ.get("GPU_HOOK_BENCH_SCALE", "10"))
 LANES = int(os.environ.get("GPU_HOOK_BENCH_LANES", "6"))
 LIGHT = 4  # times as many lanes for cells of long commands: twelve kept two processors busy for 13 % of the time
+DRAWS = True
 DRIFT = 0.02  # alone references before and after may differ by this much
 
 
@@ -348,7 +349,7 @@ def figures(data: Json) -> dict[str, Json]:
     ]
     if over:
         out["over_native_error_points"] = figure(max(0.0, *over), "points", 0)
-    worst("cap_error_points", "cap_error", 1, "cap")  # two that have all of the GPU together lose what handovers take
+    worst("cap_error_points", "cap_error", 1, "cap", "caps")
     worst("cap_over_1s_points", "cap_over_1s", None, "cap", "caps")
     worst("cap_over_2s_points", "cap_over_2s", 0.3, "start")
     if jains := [r["jain"] for r in ours if "jain" in r and r["group"] not in EXACT]:

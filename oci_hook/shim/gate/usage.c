@@ -111,23 +111,23 @@ void usage_wake(struct usage *u, const struct gh_gpu *gpu, unsigned me) {
     raise_v(u, (struct gh_rise){.by = UINT64_MAX, .most = gh_wake_v(gpu, me)});
 }
 
-uint64_t usage_charge(struct usage *u, const struct gh_gpu *gpu, unsigned me, uint64_t now, uint64_t charge) {
+uint64_t usage_charge(struct usage *u, const struct gh_gpu *gpu, unsigned me, uint64_t now, uint64_t cost) {
     /* Streams ran in parallel: together they are charged no more than the time that has passed. */
     uint64_t wall = age64(now, u->busy_since), alone = usage_contexts(u) == 1 ? age64(now, u->busy_until) : 0;
     if (u->busy_parallel)
         wall -= min64(u->busy_lost, wall);
-    uint64_t cost = charge, paid = 0;
-    charge = min64(charge, wall - min64(u->busy_charged, wall));
+    uint64_t charge = min64(cost, wall - min64(u->busy_charged, wall));
     u->busy_until = now;
     /* Of one stream, commands that cost more than that were shorter than their key's mean. Others are longer, and pay for
      * them, but only out of time in which nobody else had work: else that might be the time of others. */
     if (!u->busy_parallel) {
+        uint64_t owed = u->owed + cost - charge;
         u->room = min64(age64(u->room + alone, charge), CARRIED);
-        paid = min64(u->owed + cost - charge, u->room);
-        u->owed = min64(u->owed + cost - charge - paid, CARRIED);
+        uint64_t paid = min64(owed, u->room);
+        u->owed = min64(owed - paid, CARRIED);
         u->room -= paid;
+        charge += paid;
     }
-    charge += paid;
     u->busy_charged += charge;
     if (charge) {
         raise_v(u, gh_charge(gpu, me, charge));

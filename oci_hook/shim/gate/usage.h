@@ -75,7 +75,7 @@ void usage_measured(struct usage *u, uint64_t elapsed);
 /* GPU time that the container was charged so far. */
 static inline uint64_t usage_charged(const struct usage *u) { return WORD_LOAD_RELAXED(&u->head->charged); }
 /* Charges commands that are done: no more than the time that has passed, the rest with later ones. Returns the charge. */
-uint64_t usage_charge(struct usage *u, const struct gh_gpu *gpu, unsigned me, uint64_t now, uint64_t charge);
+uint64_t usage_charge(struct usage *u, const struct gh_gpu *gpu, unsigned me, uint64_t now, uint64_t cost);
 /* The tenant has work again after an idle time. */
 void usage_wake(struct usage *u, const struct gh_gpu *gpu, unsigned me);
 /* Takes GPU time (negative: returns it) from the credit of a cap; cap 0: there is none. */
