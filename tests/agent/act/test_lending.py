@@ -31,7 +31,7 @@ def module_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @pytest.fixture
 def node(module_node: Node) -> Iterator[Node]:
-    module_node.say("settings", "set", "oversubscribe=3.0", "memory_turn=1", "memory_wait=120")
+    module_node.say("settings", "set", "oversubscribe=3.0", "memory_turn=60", "memory_wait=120")
     yield module_node
     module_node.clean()
 
@@ -51,7 +51,7 @@ def trainer(node: Node, mib: int, **more: str) -> Tenant:
 
 
 def crowded(node: Node) -> tuple[Tenant, Tenant, Tenant]:
-    """A server, the one of two trainers that was moved for it, and the other one."""
+    """A server, the one of two trainers that was moved for it, and the other one, for the next minute at least."""
     both = trainer(node, 3500), trainer(node, 3500)
     assert [tenant.program.hear() for tenant in both] == ["0", "0"]
     server = node.tenant(SERVER)
@@ -137,6 +137,7 @@ def test_a_request_has_room_made_at_once(node: Node, agent: Agent) -> None:
 
 def test_all_get_their_turns(node: Node, agent: Agent) -> None:
     """Each of three has half of what the GPU has; nobody is told that there is no memory."""
+    node.say("settings", "set", "memory_turn=1")
     before = len(moved(node, "suspended"))
     tenants = [trainer(node, 3800) for _ in range(3)]
     assert [tenant.program.hear() for tenant in tenants] == ["0", "0", "0"]
@@ -165,6 +166,7 @@ def test_a_container_with_two_gpus_comes_back_once_both_have_room(node: Node, ag
 
 
 def test_two_that_wait_for_each_other(node: Node, agent: Agent) -> None:
+    node.say("settings", "set", "memory_turn=1")
     one, two = trainer(node, 3500), trainer(node, 3500)
     assert one.program.hear() == two.program.hear() == "0"
     one.program.tell("hold 1500")
