@@ -18,6 +18,8 @@ static inline void *gh_real(unsigned index) {
     return __builtin_expect(p != NULL, 1) ? p : gh_real_resolve(index);
 }
 #define REAL(symbol) ((__typeof__(&symbol))gh_real(GH_REAL_##symbol))
+/* The function, or NULL if REAL has not found it yet. */
+#define REAL_FOUND(symbol) ((__typeof__(&symbol))__atomic_load_n(&gh_real_pointer[GH_REAL_##symbol], __ATOMIC_RELAXED))
 
 #define GH_EXPORT __attribute__((visibility("default")))
 

@@ -24,12 +24,19 @@ static inline void begin_grid(struct gate_pass *pass, CUstream stream, CUfunctio
         gate_begin_on(way, pass, stream, key_of_grid(f, gx, gy, gz, bx, by, bz, shared), f, (uint64_t)gx * gy * gz);
 }
 
-#define LAUNCH(name, of)                                                                                      \
-    GH_EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,    \
-                            unsigned bz, unsigned shared, CUstream stream, void **parameters, void **extra) { \
-        struct gate_pass pass;                                                                                \
-        begin_grid(&pass, of(stream), f, gx, gy, gz, bx, by, bz, shared);                                     \
-        return gate_end(&pass, REAL(name)(f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra));     \
+/* Where the gate is open the call jumps to the driver, its arguments where they are; they are many. */
+#define LAUNCH(name, of)                                                                                          \
+    __attribute__((noinline)) static CUresult name##_asks(CUfunction f, unsigned gx, unsigned gy, unsigned gz,    \
+                                                          unsigned bx, unsigned by, unsigned bz, unsigned shared, \
+                                                          CUstream stream, void **parameters, void **extra) {     \
+        struct gate_pass pass;                                                                                    \
+        begin_grid(&pass, of(stream), f, gx, gy, gz, bx, by, bz, shared);                                         \
+        return gate_end(&pass, REAL(name)(f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra));         \
+    }                                                                                                             \
+    GH_EXPORT CUresult name(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,        \
+                            unsigned bz, unsigned shared, CUstream stream, void **parameters, void **extra) {     \
+        __typeof__(&name) call = gate_is_open() ? REAL_FOUND(name) : NULL;                                        \
+        return (call ? call : name##_asks)(f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);         \
     }
 LAUNCH(cuLaunchKernel, PLAIN)
 LAUNCH(cuLaunchKernel_ptsz, PER_THREAD)
@@ -72,8 +79,8 @@ static CUresult through(launch_ex *real, bool per_thread, const CUlaunchConfig *
     struct gate_pass pass;
     struct config copy;
     const CUlaunchConfig *c = &copy.of;
-    if (!asked)
-        return real(NULL, f, parameters, extra);
+    if (!asked || gate_is_open())
+        return real(asked, f, parameters, extra);
     if (!copy_config(&copy, asked))
         return CUDA_ERROR_INVALID_VALUE;
     begin_grid(&pass, per_thread ? PER_THREAD(c->stream) : c->stream, f, c->gx, c->gy, c->gz, c->bx, c->by, c->bz,

@@ -55,12 +55,16 @@ enum gate_way {
     GATE_OPEN   /* on every GPU we have no cap, and are alone */
 };
 
+static inline bool gate_decides(const struct gate_fast *f) {
+    return atomic_load_explicit(&f->open, memory_order_relaxed) != __atomic_load_n(f->seq, __ATOMIC_RELAXED);
+}
+
 static inline enum gate_way gate_way(void) {
     struct gates *g = gates_here();
     enum gate_way way = GATE_OPEN;
     for (uint32_t i = 0; g && i < g->count; i++) {
         struct gate_fast *f = &g->fast[i];
-        if (atomic_load_explicit(&f->open, memory_order_relaxed) != __atomic_load_n(f->seq, __ATOMIC_RELAXED))
+        if (gate_decides(f))
             return GATE_CLOSED;
         uint64_t fresh = atomic_load_explicit(&f->fresh, memory_order_relaxed);
         if (fresh && gate_ticks() - atomic_load_explicit(&f->looked, memory_order_relaxed) >= fresh)
@@ -68,6 +72,18 @@ static inline enum gate_way gate_way(void) {
         way = fresh ? GATE_BRIEF : way;
     }
     return way;
+}
+
+/* True only if gate_way() is GATE_OPEN. It calls no function, so a caller that then jumps to the driver needs no frame. */
+static inline bool gate_is_open(void) {
+    struct gh_state *st = atomic_load_explicit(&gh_state_page, memory_order_acquire);
+    struct gates *g = st ? atomic_load_explicit(&st->gates, memory_order_acquire) : NULL;
+    if (!g) /* nobody has asked yet; or a fork(2) has emptied the page */
+        return false;
+    for (const struct gate_fast *f = g->fast, *end = f + g->count; f < end; f++)
+        if (gate_decides(f) || atomic_load_explicit(&f->fresh, memory_order_relaxed))
+            return false;
+    return true;
 }
 
 /* One launch: from gate_begin to gate_end. */

@@ -20,7 +20,7 @@
 #define YIELDS 128u
 #define NAP_NS 50000
 
-static struct gh_state *_Atomic state;
+struct gh_state *_Atomic gh_state_page;
 
 /* Of LeakSanitizer, in programs that are built with it: it looks for pointers in mapped memory only where it is told. */
 __attribute__((weak)) void __lsan_register_root_region(const void *begin, size_t size);
@@ -52,7 +52,7 @@ bool gh_lock_wait(struct gh_lock *lock) {
 
 /* For kernels before 4.14, which have no MADV_WIPEONFORK. */
 static void wipe_in_child(void) {
-    struct gh_state *st = atomic_load(&state);
+    struct gh_state *st = atomic_load(&gh_state_page);
     if (st)
         memset(st, 0, sizeof *st);
 }
@@ -62,7 +62,7 @@ static struct gh_state *make(void) {
     struct gh_state *st = mmap(NULL, sizeof *st, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (st == MAP_FAILED)
         return NULL;
-    if (!atomic_compare_exchange_strong(&state, &none, st)) {
+    if (!atomic_compare_exchange_strong(&gh_state_page, &none, st)) {
         munmap(st, sizeof *st);
         return none;
     }
@@ -87,13 +87,9 @@ static struct gh_state *set_up(struct gh_state *st) {
     return st;
 }
 
-struct gh_state *gh_here(void) {
-    struct gh_state *st = atomic_load_explicit(&state, memory_order_acquire);
-    if (__builtin_expect(st && atomic_load_explicit(&st->phase, memory_order_acquire) == 2, 1))
-        return st;
-    if (!st && !(st = make()))
-        return NULL;
-    return set_up(st);
+struct gh_state *gh_state_make(void) {
+    struct gh_state *st = atomic_load_explicit(&gh_state_page, memory_order_acquire);
+    return st || (st = make()) ? set_up(st) : NULL;
 }
 
 /* Signals that a write can bring on its thread: nobody reads the pipe, or the file is as large as it may be. Raw system

@@ -133,8 +133,17 @@ struct gh_state {
     _Atomic uint32_t device_gpu[GH_DEVICES]; /* 1 + GPU of a CUDA device; 0 not known yet */
 };
 
+/* This process's state, which gh_here finds. */
+extern struct gh_state *_Atomic gh_state_page;
+/* The slow path of gh_here. */
+struct gh_state *gh_state_make(void);
+
 /* This process's state, or NULL when there is no memory for it. */
-struct gh_state *gh_here(void);
+static inline struct gh_state *gh_here(void) {
+    struct gh_state *st = atomic_load_explicit(&gh_state_page, memory_order_acquire);
+    bool ready = st && atomic_load_explicit(&st->phase, memory_order_acquire) == 2;
+    return __builtin_expect(ready, 1) ? st : gh_state_make();
+}
 
 enum gh_said { GH_SAID_POLICY, GH_SAID_ACCOUNT, GH_SAID_FULL, GH_SAID_GPU, GH_SAID_DRIVER };
 /* Writes a line to stderr, once per process and reason. */
