@@ -25,7 +25,8 @@ CLASSES = {2: "online", 1: "", 0: "offline"}
 
 
 class Cell:
-    """`group` decides which figure it counts for; `seconds` of GPU time are measured after `warm` ones.
+    """`group` decides which figure it counts for; `seconds` of GPU time are measured after `warm` ones. Shares leave out the
+    first `settle` of these; the worst second and the worst five are looked for in all of them.
 
     exact: the load generators log when each command ended, so that a command longer than a bin is not counted in one bin
     alone; `tail` seconds later they are told to end. No command's length may vary (no sigma)."""
@@ -40,10 +41,11 @@ class Cell:
         native: bool = True,
         exact: bool = False,
         tail: float = 0.15,
+        settle: float = 0,
     ) -> None:
         self.name, self.group, self.tenants = name, group, tenants
         self.seconds, self.warm, self.native = seconds, warm, native
-        self.exact, self.tail = exact, tail
+        self.exact, self.tail, self.settle = exact, tail, settle
 
     def annotations(self, tenant: Json, gpu: int, memory: str) -> Json:
         share = tenant.get("cap") or tenant.get("weight")
@@ -181,7 +183,8 @@ class _Containers:
 
 def judge(cell: Cell, measured: Json, duty: list[float]) -> Json:
     """The figures of a cell from what was measured and from the tenants' alone references."""
-    got = [sum(b) / len(b) for b in measured["bins"]]
+    settled = [b[round(10 * cell.settle) :] for b in measured["bins"]]
+    got = [sum(b) / len(b) for b in settled]
     weights = [float(t.get("weight", 100)) for t in cell.tenants]
     caps = [t.get("cap", 0) / 100 for t in cell.tenants]
     owed = metrics.entitlement(weights, [min(d, c) if c else d for d, c in zip(duty, caps, strict=True)])
