@@ -35,6 +35,7 @@ DROP_IN = DROP_INS + "/99-gpu-hook.toml"
 K3S = "/var/lib/rancher/k3s/agent/etc/containerd"
 RELOAD = ("containerd", "restart")  # containers keep running meanwhile
 RUNC = "io.containerd.runc.v2"
+CRI = ("cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")  # of versions 1, 2, and 3 and 4
 USUAL = {"runtime_type": RUNC}  # containerd's own runc entry, which it has if the file lists no runtimes
 
 # Config version -> the table of the CRI plugin's runtime part.
@@ -60,6 +61,18 @@ def paths(registration: Registration) -> list[Path]:
     files = load(registration)
     found = [where(files, version_of(files[0], registration), registration)]
     return [*found, containerd_spec.path(registration)] if containerd_spec.is_used(registration) else found
+
+
+def disabled(data: dict[str, Any]) -> list[str]:
+    """The names by which a root file switches the CRI plugin off."""
+    listed = data.get("disabled_plugins")
+    return [name for name in CRI if isinstance(listed, list) and name in listed]
+
+
+def unused(registration: Registration) -> str:
+    """Why nobody uses a handler of this containerd, if so; else "". docker's packages switch the CRI plugin off."""
+    root = File(registration.main(FILE))
+    return f"{root.path} disables its CRI plugin, so no kubelet uses it" if disabled(root.data) else ""
 
 
 def target(path: Path, registration: Registration) -> Target:

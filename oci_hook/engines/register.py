@@ -25,12 +25,14 @@ class Result:
     """The changes made, or with dry_run planned, to one engine's files.
 
     command: makes the running engine read them; "" if it has read them. restarted: this was done, and it has read them.
+    unused: why the engine was left alone.
     """
 
     engine: str
     changes: list[FileChange]
     command: str = ""
     restarted: bool = False
+    unused: str = ""
 
     @property
     def changed(self) -> bool:
@@ -40,7 +42,7 @@ class Result:
 def register(
     names: Sequence[str], registration: Registration, dry_run: bool = False, restart: bool = False
 ) -> list[Result]:
-    """Register with these engines, or with every engine that is found. Raises SettingsError GH-504 to GH-509."""
+    """Register with these engines, or with every engine that is found and used. Raises SettingsError GH-504 to GH-509."""
     (detect.check_mount if dry_run else detect.check_prefix)(registration.prefix)
     if registration.config and len(names) != 1:
         raise refuse("GH-506", "--config is the file of one engine; name exactly one by --engine")
@@ -53,10 +55,19 @@ def register(
         results = []
         for name in names or detect.found(registration):
             module = engine(name)
+            if not names and (why := unused(name, record, registration)):
+                results.append(Result(name, [], unused=why))
+                continue
             targets = [module.target(path, registration) for path in module.paths(registration)]
             results.append(Result(name, [plan(target, record, name) for target in targets]))
         _finish(results, record, dry_run, restart, remove=False)
     return results
+
+
+def unused(name: str, record: Record, registration: Registration) -> str:
+    """Why to leave alone an engine that nobody named; "" if it is used, or was registered before."""
+    module = engine(name)
+    return str(module.unused(registration)) if hasattr(module, "unused") and name not in record.engines else ""
 
 
 NO_HOOKS = {

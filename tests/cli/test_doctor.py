@@ -523,6 +523,14 @@ def test_cri_switched_off(well: Node) -> None:
         well.containerd.write_text(text)
 
 
+def test_a_containerd_that_serves_docker_alone(well: Node) -> None:
+    well.run("uninstall", "--engine", "containerd", "--host-root", str(well.root))
+    well.containerd.parent.mkdir(exist_ok=True)
+    well.containerd.write_text('disabled_plugins = ["cri"]\n')
+    (found,) = (f for f in well.doctor()[1] if f["check"] == "containerd")
+    assert (found["state"], found["fix"]) == ("note", "") and "no kubelet uses it" in found["message"]
+
+
 def grant(well: Node, uuid: str) -> None:
     settings = load(str(well.prefix))
     life = Life(boot_id(), creator=process_life(os.getpid()))

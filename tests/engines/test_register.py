@@ -97,6 +97,26 @@ def at(data: Any, *keys: str) -> Any:
     return data
 
 
+def test_a_containerd_that_serves_docker_alone(host: Host) -> None:
+    """docker's packages switch the CRI plugin off; their file states no version, which containerd 2 cannot be registered in."""
+    config = host.file("etc/containerd/config.toml", 'disabled_plugins = ["cri"]\n')
+    (left,) = (result for result in host.install() if result.engine == "containerd")
+    assert f"{config} disables its CRI plugin" in left.unused and not left.changes
+    assert config.read_text() == 'disabled_plugins = ["cri"]\n'
+    host.install("containerd")  # whoever names it has it registered
+    assert host.program in config.read_text()
+    (again,) = (result for result in host.install() if result.engine == "containerd")
+    assert not again.unused and again.changes and not again.changed
+    host.uninstall()
+    assert config.read_text() == 'disabled_plugins = ["cri"]\n'
+
+
+@pytest.mark.parametrize("listed", ("7", "[[]]", '"cri"', '["zfs"]', "[]"))
+def test_other_lists_of_disabled_plugins(host: Host, listed: str) -> None:
+    host.file("etc/containerd/config.toml", f"version = 2\ndisabled_plugins = {listed}\n")
+    assert all(result.changed and not result.unused for result in host.install() if result.engine == "containerd")
+
+
 ENGINE_FILES = {
     "docker": {"etc/docker/daemon.json": '{\n    "log-driver": "journald"\n}\n'},
     "containerd": {"etc/containerd/config.toml": DEBIAN},

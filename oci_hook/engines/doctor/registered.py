@@ -14,6 +14,7 @@ from oci_hook.config.settings import Settings
 from oci_hook.engines import containerd, daemons, detect, engine, json_text, toml_text
 from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.engines.edits import NAME, FileChange, Record, Registration, annotation_patterns, plan, pod_patterns, read
+from oci_hook.engines.register import unused
 from oci_hook.errors import GhError
 from oci_hook.observe.daemons import flag_value, running
 from oci_hook.oci import nvidia_hooks
@@ -46,6 +47,9 @@ def edit(message: str) -> str:
 def check_engine(
     name: str, registration: Registration, record: Record, option: str, settings: Settings | None
 ) -> Iterator[CheckResult]:
+    if why := unused(name, record, registration):
+        yield CheckResult(name, NOTE, f"gpu-hook is not registered: {why}")
+        return
     module = engine(name)
     fix = f"gpu-hook install --engine {name}{option}"
     recorded = [Path(path) for path in record.engines.get(name, {})]
@@ -138,7 +142,7 @@ def still_offered(registration: Registration) -> Iterator[CheckResult]:
 
 def containerd_findings(change: FileChange, settings: Settings | None, option: str) -> Iterator[CheckResult]:
     data = toml_text.parse((change.old or b"").decode("utf-8", "replace"), change.path)
-    for plugin in {"cri", "io.containerd.grpc.v1.cri"} & set(data.get("disabled_plugins", [])):
+    for plugin in containerd.disabled(data):
         message = f"{change.path}: disabled_plugins has {plugin}, so containerd serves no kubelet"
         fix = f"""sed -i '/^disabled_plugins/s/"{plugin}",\\? *//' {change.path} && systemctl restart containerd"""
         yield CheckResult("containerd", WARN, message, "GH-510", fix)
