@@ -99,8 +99,8 @@ def simulated_folders(prefix: str, state_dir: str) -> list[Path]:
 
 
 FORCED = (
-    "Even while containers hold shares. They keep running, unaccounted, and their engine has no runtime any more to remove"
-    " them: end them first, or install again to end them."
+    "Even while containers hold shares, or the NVIDIA runtime calls this install. Containers keep running, unaccounted, and"
+    " their engine has no runtime any more to remove them: end them first, or install again to end them."
 )
 
 
@@ -123,6 +123,8 @@ def uninstall(
     only unregisters from that engine.
     """
     wanted = Registration(prefix, False, host_root, config)
+    if not names and not force:
+        registration.refuse_while_called(wanted)
     held = "" if names else registration.refuse_while_held(prefix, force)
     results = register.unregister(names, wanted, dry_run, restart)
     data, lines = registration.as_report(results, dry_run, remove=True)

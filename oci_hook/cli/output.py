@@ -69,7 +69,10 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 def cluster_options(option: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a command: add --dump and --kubeconfig, the two sources of the cluster's objects. option: the one that needs them."""
-    dump = f"With {option}: read the cluster from this output of `kubectl get nodes,pods,pdb -A -o json`."
+    dump = (
+        f"With {option}: read the cluster from this output of `kubectl get nodes,pods,pdb -A -o json`, or with claims of"
+        " nodes,pods,pdb,resourceclaims,resourceslices,deviceclasses."
+    )
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         command = kubeconfig_option(option)(command)

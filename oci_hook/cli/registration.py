@@ -8,14 +8,17 @@ import click
 from oci_hook.config.settings import state_in_use
 from oci_hook.engines import NAMES, register
 from oci_hook.engines.edits import Registration
+from oci_hook.errors import refuse
 from oci_hook.install import prefix as installs
+
+NVIDIA_FILE = "/etc/nvidia-container-runtime/config.toml"
 
 engines = click.option(
     "--engine",
     "names",
     multiple=True,
     type=click.Choice(NAMES),
-    help="Only this engine; may be given several times. [default: every engine that is found]",
+    help="Only this engine; may be given several times. [default: every engine that is found and used]",
 )
 dry_run = click.option("--dry-run", is_flag=True, help="Print the changes without making them.")
 restart = click.option(
@@ -66,6 +69,10 @@ def as_report(results: Sequence[register.Result], dry_run: bool, remove: bool = 
 
 
 def _lines(result: register.Result, dry_run: bool, remove: bool) -> list[str]:
+    if result.unused:
+        return [
+            f"{result.engine}: left alone: {result.unused}; `gpu-hook install --engine {result.engine}` registers all the same"
+        ]
     if not result.changes:
         return [f"{result.engine}: has no file to change; see `gpu-hook install --print --engine {result.engine}`"]
     lines = []
@@ -89,6 +96,20 @@ def printed(names: Sequence[str], registration: Registration) -> tuple[list[Any]
         for path, text in files:
             lines += [f"# {path}", *text.splitlines(), ""]
     return data, lines
+
+
+def refuse_while_called(wanted: Registration) -> None:
+    """Refuse to uninstall while the NVIDIA runtime calls this install (mode: below): none of its containers would start any
+    more. Raises GH-504."""
+    file = wanted.host(NVIDIA_FILE)
+    try:
+        lines = file.read_text(errors="replace").splitlines()
+    except OSError:
+        return  # there is no NVIDIA runtime
+    if any(wanted.program in line.partition("#")[0] for line in lines):
+        raise refuse(
+            "GH-504", f"{file} calls {wanted.program}, without which its containers fail; take it out there first"
+        )
 
 
 def refuse_while_held(prefix: str, force: bool) -> str:

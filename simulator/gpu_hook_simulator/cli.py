@@ -46,7 +46,11 @@ sim.add_command(cli_model.model)
 @click.option("--mig", default="", metavar="PROFILES", help="Split GPU 0 into MIG devices: 3g.20gb,1g.5gb")
 @click.option("--numa", default="", metavar="NODES", help="NUMA node of each GPU: 0,0,1,1")
 @click.option("--nvlink", default="", metavar="PAIRS", help="GPUs that an NVLink joins: 0-1,2-3")
-@click.option("--driver", metavar="VERSION", help="535, 615, 615.71; default: 550, with the functions of all versions.")
+@click.option(
+    "--driver",
+    metavar="VERSION",
+    help="470 to 615, such as 535, 580, 615.71; default: 550, with the functions of all versions.",
+)
 @click.option(
     "--limits",
     type=click.Choice([*releases.LIMITS]),

@@ -80,6 +80,23 @@ def test_uninstall_leaves_no_simulated_gpu_no_event_and_no_lock(machine: Machine
     assert not machine.prefix.exists() and not (tmp_path / "lock").exists()
 
 
+def test_an_install_that_the_nvidia_runtime_calls_stays(machine: Machine) -> None:
+    machine.run("install")
+    file = machine.root / "etc/nvidia-container-runtime/config.toml"
+    file.parent.mkdir()
+    line = f'[nvidia-container-runtime]\nruntimes = ["{machine.prefix}/bin/gpu-hook-runtime"]\n'
+    file.write_text(line)
+    for more in ((), ("--dry-run",)):
+        output = machine.run("uninstall", *more, status=1)
+        assert output.startswith(f"GH-504: {file} calls {machine.prefix}/bin/") and machine.daemon_json.is_file()
+    machine.run("uninstall", "--engine", "podman")
+    file.write_text(line.replace("runtimes", "# runtimes") + 'log-level = "info"\n')
+    machine.run("uninstall", "--dry-run")
+    file.write_text(line)
+    machine.run("uninstall", "--force")
+    assert not machine.prefix.exists() and file.read_text() == line
+
+
 def test_a_folder_that_is_no_install_keeps_its_sim_folder(machine: Machine) -> None:
     (machine.prefix / "sim/root").mkdir(parents=True)
     assert "GH-504" in machine.run("uninstall", status=1)
