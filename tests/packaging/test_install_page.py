@@ -68,7 +68,7 @@ def test_rpm(machine: Machine) -> None:
     """By rpm on a Debian: it has what the package needs under other names (--nodeps)."""
     machine.sh("ln -s /packages /dist; rpm --initdb")
     first, last = blocks("rpm")
-    first = first.replace("gpu-hook-*.rpm", "gpu-hook-0*.rpm ./dist/gpu-hook-simulator-*.rpm")
+    first = first.replace("gpu-hook-[0-9]*.rpm", "gpu-hook-0*.rpm ./dist/gpu-hook-simulator-*.rpm")
     last = last.replace("gpu-hook", "gpu-hook gpu-hook-simulator")
     for own, other in (
         ("dnf install --assumeyes ", "rpm --install --nodeps "),
