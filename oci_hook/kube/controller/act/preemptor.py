@@ -17,7 +17,7 @@ from oci_hook.kube.controller.api.client import ApiError
 from oci_hook.kube.controller.api.events import About, Events
 from oci_hook.kube.controller.api.evictions import Evictions
 from oci_hook.kube.controller.context import Context
-from oci_hook.kube.placing.choose import MOST_WORK, Question
+from oci_hook.kube.placing.choose import MOST_WORK, Chosen, Question, choose
 from oci_hook.kube.placing.records import MOST_GRACE, Pod, Reservation
 from oci_hook.kube.placing.state import ENDS
 from oci_hook.kube.pod import hosts
@@ -35,6 +35,7 @@ ENOUGH = 32  # nodes with victims, after which the search takes the cheapest
 LONG = 20.0  # seconds after which the search takes the cheapest so far
 MOST_HELD = ENDS  # seconds to hold the room while victims terminate
 AFTER = 90.0  # seconds to hold it afterwards: the scheduler of 1.20 tries again after at most 60
+ROOM = 60.0  # seconds for the scheduler to find a node that has room; it tries again after at most that
 BARRED = 60.0  # seconds without another attempt to evict a protected pod
 NOT_NOMINATED = 300.0  # seconds without another nomination in a namespace where one was forbidden
 TRIES = 3  # sets of victims in one attempt, and calls for one eviction
@@ -155,6 +156,9 @@ class Preemptor:
             if fresh is None:
                 want.at = self._now() + WAITING
                 return
+            if await self._has_room(want, fresh):
+                want.at = self._now() + WAITING
+                return
             # The nodes may come from a caller other than the scheduler (service.py), so check them.
             if not await self._accepts(best.node, fresh):
                 want.nodes = tuple(name for name in want.nodes if name != best.node)
@@ -227,10 +231,13 @@ class Preemptor:
         await asyncio.sleep(spent * (1 - SHARE) / SHARE if self._planned > SHARE else 0)
 
     def _plan(self, want: Want, name: str) -> Plan | Kept | None:
+        patient = self._is_patient(want)
+        return plan(self._state, self._question(want), name, self.budgets, self.terms, self._barred, patient)
+
+    def _question(self, want: Want) -> Question:
         question = Question(want.pod)
         question.work = MOST_WORK - MOST_PLAN
-        patient = self._is_patient(want)
-        return plan(self._state, question, name, self.budgets, self.terms, self._barred, patient)
+        return question
 
     async def _fresh(self, want: Want) -> dict[str, Any] | None:
         """Returns the pod's whole object; None if it must not preempt now."""
@@ -249,6 +256,23 @@ class Preemptor:
                 want.until = self._now() + MOST_HELD
             return None  # the scheduler itself preempts for it: wait for those victims
         return found
+
+    async def _has_room(self, want: Want, pod: dict[str, Any]) -> bool:
+        """Returns whether a node has room for the pod as it is, which the scheduler will find out. Something that is not known here
+        may keep the pod off that node, so this is believed for ROOM seconds."""
+        among = set(self._state.nodes)
+        for _ in range(TRIES):
+            began = time.perf_counter()
+            found = choose(self._state, self._question(want), among)
+            await self._pause(want, began)
+            if not isinstance(found, Chosen):
+                break
+            if await self._accepts(found.node, pod):
+                want.room = self._now() if want.room is None else want.room
+                return self._now() < want.room + ROOM
+            among.discard(found.node)
+        want.room = None
+        return False
 
     async def _accepts(self, name: str, pod: dict[str, Any]) -> bool:
         try:

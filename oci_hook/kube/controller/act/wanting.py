@@ -33,9 +33,10 @@ class Search:
 
 class Want:
     """nodes: those that fit but for GPUs. at: time of the next attempt. acted: the last attempt evicted victims. has_acted: any
-    attempt did. until: the end of its wait for terminating pods; None if it does not wait."""
+    attempt did. until: the end of its wait for terminating pods; None if it does not wait. room: since when a node has room
+    for it; None: none has."""
 
-    __slots__ = ("pod", "nodes", "at", "tries", "acted", "has_acted", "until", "search")
+    __slots__ = ("pod", "nodes", "at", "tries", "acted", "has_acted", "until", "room", "search")
 
     def __init__(self, pod: PodWords, at: float) -> None:
         self.pod, self.at = pod, at
@@ -43,6 +44,7 @@ class Want:
         self.tries = 0
         self.acted = self.has_acted = False
         self.until: float | None = None
+        self.room: float | None = None
         self.search: Search | None = None
 
 

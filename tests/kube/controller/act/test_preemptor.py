@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from oci_hook.kube.answers import admission
-from oci_hook.kube.controller.act.preemptor import BARRED, MOST_HELD, NOT_NOMINATED, SHARE, Preemptor
+from oci_hook.kube.controller.act.preemptor import BARRED, MOST_HELD, NOT_NOMINATED, ROOM, SHARE, Preemptor
 from oci_hook.kube.controller.act.unasked import Unasked
 from oci_hook.kube.controller.act.wanting import FIRST, HALF, MOST_NODES, MOST_PODS, Wanting
 from oci_hook.kube.controller.api.client import ApiError, Client
@@ -24,6 +24,7 @@ from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, listing
 from tests.kube.controller.parts import context, preemptor
 
 BIG = pod("big", gpus=1, priority=9)
+TAINTED = {"metadata": {}, "spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}
 
 
 class Place:
@@ -311,9 +312,45 @@ def test_nodes_that_do_not_let_the_pod_in_are_left_alone_whoever_named_them() ->
     """A caller with the extender's token may name any node."""
     place = Place(10)
     place.waits(BIG)
-    place.nodes["a"] = {"metadata": {"name": "a"}, "spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}
+    place.nodes["a"] = TAINTED
     place.run(5)
     assert place.calls == [] and not place.state.reservations
+
+
+@pytest.mark.parametrize("named", (("a",), ("a", "b")))
+def test_nobody_ends_while_another_node_has_room(named: tuple[str, ...]) -> None:
+    """A denied Binding names its node alone; and room may have come since a filter refused both."""
+    place = Place(10)
+    place.state.apply_node(node("b", 100))
+    place.waits(BIG, *named)
+    place.run(6)
+    assert place.calls == [] and not place.state.reservations
+
+
+def test_room_on_a_node_that_the_pod_never_takes_is_believed_for_a_while() -> None:
+    """Something that only the scheduler knows keeps the pod off: its other resources, a volume, other pods."""
+    place = Place(10)
+    place.state.apply_node(node("b", 100))
+    place.waits(BIG)
+    began, ended = place.time, []
+
+    def between(number: int) -> None:
+        if place.evicted() and not ended:
+            ended.append(place.time)
+
+    place.between = between
+    place.run(30)
+    assert place.evicted() == ["s0"] and ROOM <= ended[0] - began < ROOM + 20
+
+
+def test_room_on_nodes_that_do_not_let_the_pod_in_is_none() -> None:
+    place = Place(10)
+    for name in ("b", "c"):
+        place.state.apply_node(node(name, 100))
+        place.nodes[name] = TAINTED
+    place.waits(BIG)
+    place.run(3)
+    assert place.evicted() == ["s0"]
 
 
 def test_a_second_set_of_victims_only_after_a_rest() -> None:
@@ -463,6 +500,7 @@ def test_a_pod_that_takes_long_to_plan_keeps_nobody_waiting(
     place = Place(10)
     for n in range(499):
         place.state.apply_node(node(f"n{n}", 100))
+        place.nodes[f"n{n}"] = TAINTED
     place.waits(of_object("evil", "slow", gpus=8, priority=9), "a", *[f"n{n}" for n in range(499)])
     slow: list[str] = []
 
