@@ -59,7 +59,8 @@ def pod(name, *, uid=None, containers=("main",), init=(), owner=None, priority=0
     }
     if node_name:
         spec["nodeName"] = node_name
-    owners = [{"kind": owner, "name": "x"}] if owner else []
+    version = "v1" if owner == "Node" else "apps/v1"
+    owners = [{"apiVersion": version, "kind": owner, "name": "x", "controller": True}] if owner else []
     meta = {"namespace": "default", "name": name, "uid": uid or f"u-{name}", "annotations": annotations}
     return {
         "kind": "Pod",

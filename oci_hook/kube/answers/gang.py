@@ -115,7 +115,7 @@ def _place(
             outcomes.append(Outcome(role.name, role.count, tuple(sorted(placed.items())), why))
     finally:
         for uid, node, needs in taken:
-            state.release(uid)
+            state.forget(uid)
             if hosts is not None:
                 hosts.take(node, needs, -1)
     return Answer(all(one.fits == one.count for one in outcomes), tuple(outcomes))

@@ -138,7 +138,7 @@ class Reservation:
         return self.tries > MOST_TRIES and not self.bound and self.pod.priority < other.priority
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(512)  # of pods that are gone, too
 def _same(labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
     return labels
 

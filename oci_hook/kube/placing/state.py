@@ -133,8 +133,9 @@ class ClusterState:
             self._forget(pod)
 
     def forget(self, uid: str) -> None:
-        """Removes the pod and its share, to ask for the answer without it."""
+        """Removes the pod and its share, to ask for the answer without it, or because it was only tried."""
         self.release(uid)
+        self._tries.pop(uid, None)
         pod = self.pods.get(uid)
         if pod is not None:
             self._forget(pod)

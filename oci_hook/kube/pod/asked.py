@@ -21,7 +21,9 @@ RUN, SIDECAR, INIT = "run", "sidecar", "init"  # a sidecar: an init container th
 MAX_CONTAINERS = 128  # each is parsed by itself
 MAX_WORDS = 32 << 10  # characters of all annotations that ask: three for each container, with long names
 MAX_WORD = 4 << 10  # of an annotation that is read for each container
+MOST_OTHER = 64  # characters of an annotation of ours that asks for nothing
 ENDED = ("Succeeded", "Failed")
+DAEMONS = ("apps/v1", "DaemonSet"), ("v1", "Node")
 
 Asked = tuple[tuple[str, str, Request], ...]  # (container, RUN | SIDECAR | INIT, its request), in the pod's order
 
@@ -46,10 +48,9 @@ class PodWords(Value):
 
 
 def words(pod: dict[str, Any]) -> PodWords:
-    """Reads an API object; of too many containers, just enough to exceed the limit. Raises KeyError, TypeError or AttributeError
-    for an invalid one."""
+    """Reads an API object; of too many containers or words, just enough to exceed the limit, since whoever may create pods fills
+    the controller's memory with them. Raises KeyError, TypeError or AttributeError for an invalid one."""
     meta, spec = pod["metadata"], pod.get("spec") or {}
-    annotations = {k: v for k, v in (meta.get("annotations") or {}).items() if k.startswith(PREFIX_KEY)}
     containers = [
         (container["name"], SIDECAR if container.get("restartPolicy") == "Always" else INIT)
         for container in islice(spec.get("initContainers") or (), MAX_CONTAINERS + 1)
@@ -60,16 +61,28 @@ def words(pod: dict[str, Any]) -> PodWords:
         meta["namespace"],
         meta["name"],
         tuple(containers),
-        annotations,
+        _kept(meta.get("annotations") or {}),
         is_daemon(meta),
         spec.get("priority") or 0,
         spec.get("preemptionPolicy") != "Never",
     )
 
 
+def _kept(annotations: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    size = 0
+    for key, text in annotations.items():
+        if key.startswith(PREFIX_KEY) and size <= MAX_WORDS:
+            found[key] = text[: MOST_OTHER if key in NO_REQUEST else MAX_WORDS + 1]
+            size += 0 if key in NO_REQUEST else len(key) + len(text)
+    return found
+
+
 def is_daemon(meta: dict[str, Any]) -> bool:
-    """True if a DaemonSet owns the pod, or it is static; a static pod's owner is its Node."""
-    return any(owner.get("kind") in ("DaemonSet", "Node") for owner in meta.get("ownerReferences") or ())
+    """True if a DaemonSet owns the pod, or it is static; a static pod's owner is its Node. Its creator writes that himself, but the
+    garbage collector ends a pod whose owner of these kinds does not exist."""
+    owners = meta.get("ownerReferences") or ()
+    return any((owner.get("apiVersion"), owner.get("kind")) in DAEMONS and owner.get("controller") for owner in owners)
 
 
 def is_tried(pod: Mapping[str, Any]) -> bool:

@@ -93,6 +93,8 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
     requests = requests_of(made, listed, options.rules)
     warnings = misses(made, listed, requests, options.rules)
     if not any(requests.values()):
+        if names.ASKED in annotations:  # with it, our resources would pass for totals that we wrote
+            raise refuse("GH-605", f"{names.ASKED} is in the pod, which asks for no GPU; remove it")
         return Mutation(warnings=(*warnings, *of_systems_that_are_off(listed, options.rules)))
     check_runtime_class(spec)
     check_node_exclusive(made, requests)

@@ -34,7 +34,12 @@ def seen(state):
     """The state as the choice sees it."""
     state.refresh()
     rooms = {name: (room.spots, room.sum_mib) for name, room in state.cut.rooms.items()}
-    return rooms, dict(state.reservations), {name: dict(each.reserved) for name, each in state.nodes.items()}
+    return (
+        rooms,
+        dict(state.reservations),
+        dict(state._tries),
+        {name: dict(each.reserved) for name, each in state.nodes.items()},
+    )
 
 
 @pytest.mark.parametrize(("count", "fits"), [(0, 0), (1, 1), (4, 4), (5, 4), (MOST_PODS, 4)])

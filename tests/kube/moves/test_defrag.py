@@ -280,7 +280,9 @@ def test_pods_that_nobody_makes_anew_stay(kind):
     cluster = Cluster(node("a", 40), node("b", 40))
     obj = pod("x", memory=30)
     if kind:
-        obj["metadata"]["ownerReferences"] = [{"kind": kind, "name": "n", "controller": True}]
+        version = "v1" if kind == "Node" else "apps/v1"
+        owner = {"apiVersion": version, "kind": kind, "name": "n", "controller": True}
+        obj["metadata"]["ownerReferences"] = [owner]
     cluster.put(obj, "a", 0)
     cluster.put(owned("y", memory=5), "b", 0)
     assert [m.pod for m in cluster.for_pod(pod("new", memory=40)).moves] == ["y"]

@@ -9,10 +9,47 @@ import pytest
 from oci_hook.core.rules import Rules
 from oci_hook.errors import RequestError
 from oci_hook.kube.pod import mutate
-from oci_hook.kube.pod.asked import MAX_CONTAINERS, MAX_DECIDED
+from oci_hook.kube.pod.asked import MAX_CONTAINERS, MAX_DECIDED, MAX_WORDS, is_daemon
 from tests.kube.cluster_objects import asked, pod
 
 MANY = tuple(f"c{n}" for n in range(64))
+
+
+@pytest.mark.parametrize("many", (1, 5, 5000))
+@pytest.mark.parametrize("first", (False, True))
+def test_words_too_long_to_be_read_are_not_kept(many: int, first: bool) -> None:
+    """Each pod of a cluster is in the controller's memory, whoever made it."""
+    made = pod("p", memory=10)
+    notes = {f"gpu-hook.io/x{n}": "x" * (500_000 // many) for n in range(many)}
+    long = {"gpu-hook.io/asked": "1" * 200_000, "gpu-hook.io/alloc": "x" * 200_000}
+    said = made["metadata"]["annotations"]
+    made["metadata"]["annotations"] = {**long, **notes, **said} if first else {**said, **notes, **long}
+    words = asked(made)
+    assert sum(len(key) + len(text) for key, text in words.pod.annotations.items()) < 3 * MAX_WORDS
+    with pytest.raises(RequestError, match="GH-105"):
+        words.asked(Rules())
+
+
+def test_what_asks_for_nothing_hides_no_request() -> None:
+    made = pod("p", memory=10)
+    notes = {"gpu-hook.io/asked": "1" * 200_000, "gpu-hook.io/alloc": "x" * 200_000}
+    made["metadata"]["annotations"] = notes | made["metadata"]["annotations"]
+    assert [name for name, _, _ in asked(made).asked(Rules())] == ["main"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "believed"),
+    [
+        ({"apiVersion": "apps/v1", "kind": "DaemonSet", "controller": True}, True),
+        ({"apiVersion": "v1", "kind": "Node", "controller": True}, True),
+        ({"apiVersion": "evil/v1", "kind": "DaemonSet", "controller": True}, False),
+        ({"apiVersion": "apps/v1", "kind": "DaemonSet"}, False),
+        ({"kind": "Node", "controller": True}, False),
+    ],
+)
+def test_an_owner_that_nobody_looks_for_counts_for_nothing(owner: dict[str, Any], believed: bool) -> None:
+    """The garbage collector ends pods whose owner of a known kind does not exist."""
+    assert is_daemon({"ownerReferences": [{"name": "x", **owner}]}) == believed
 
 
 DEEP = ("[" * 3000, '{"a":' * 3000, "[" * 3000 + "]" * 3000)

@@ -236,6 +236,16 @@ def test_only_the_controller_decides(key: str) -> None:
     assert mutate(pod({}, annotations=mirror), OPTIONS) == Mutation()
 
 
+def test_a_pod_that_asks_for_nothing_says_not_that_the_controller_has_read_it() -> None:
+    """Else its sums would pass for totals: it would hold them without a GPU, and no other pod had room."""
+    sums = {"gpu-hook.io/gpus": "4", "gpu-hook.io/memory-mib": "4096"}
+    assert refused(pod(sums, annotations={"gpu-hook.io/asked": "1"})).startswith(
+        "GH-605: gpu-hook.io/asked is in the pod"
+    )
+    again = pod(sums, annotations={"gpu-hook.io/asked": "1", "gpu-hook.io/memory": "1Gi"})
+    assert mutated(again)["spec"]["containers"][0]["resources"]["limits"]["gpu-hook.io/memory-mib"] == "1024"
+
+
 BAD: list[tuple[dict[str, str], dict[str, str], str]] = [
     ({"nvidia.com/vcuda-core": "1500m"}, {}, "GH-101"),
     ({"nvidia.com/vcuda-core": "150"}, {}, "GH-101"),

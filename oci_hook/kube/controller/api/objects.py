@@ -12,6 +12,7 @@ ListMeta = TypedDict("ListMeta", {"resourceVersion": str, "continue": str}, tota
 
 
 class Owner(TypedDict, total=False):
+    apiVersion: str
     kind: str
     name: str
     uid: str

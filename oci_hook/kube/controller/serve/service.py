@@ -148,8 +148,10 @@ class Service:
         raise ClusterError(Problem("GH-608", f"pod {namespace}/{name} cannot be read while all pods are listed again"))
 
     def _note(self, request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+        if answer["response"]["allowed"] or request.get("dryRun"):
+            return
         pod = self._copy.state.pending(request.get("namespace") or "", request.get("name") or "")
-        if pod is not None and not answer["response"]["allowed"]:
+        if pod is not None:
             self._copy.waiting[pod.uid] = why = _why(answer["response"]["status"]["message"])
             if why.code not in OF_PODS:
                 target = str(((request.get("object") or {}).get("target") or {}).get("name") or "")

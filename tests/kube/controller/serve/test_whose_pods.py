@@ -62,8 +62,8 @@ class Place:
             service.use(Own(secrets=Secrets(((1, b"\x01" * 32),))))
             return await act(service)
 
-    def bind(self, obj: Any, name: str) -> Any:
-        review = binding(obj, name)
+    def bind(self, obj: Any, name: str, dry_run: bool = False) -> Any:
+        review = binding(obj, name, dry_run=dry_run)
         review["request"]["namespace"] = review["request"]["object"]["metadata"]["namespace"] = of(obj)
         return self.run(lambda service: service.review_binding(review))
 
@@ -115,6 +115,16 @@ def test_no_decision_and_no_reservation_without_the_label(place: Place, labels: 
     assert alloc_of(place.bind(theirs, "b"))
     place.namespace("other", {})  # the label is removed
     assert not place.bind(theirs, "b")["response"]["allowed"]
+
+
+def test_a_binding_that_is_only_tried_is_noted_nowhere(place: Place) -> None:
+    """Else it would mark the node and have pods evicted."""
+    victim, late = pod("v", memory=60), pod("late", memory=60, priority=9)
+    place.copy.pod(victim)
+    place.copy.pod(bound(victim, "a", alloc_of(place.bind(victim, "a"))))
+    place.copy.pod(late)
+    assert not place.bind(late, "a", dry_run=True)["response"]["allowed"] and not place.copy.waiting
+    assert not place.bind(late, "a")["response"]["allowed"] and set(place.copy.waiting) == {"u-late"}
 
 
 def test_a_namespace_that_goes_is_enabled_no_longer(place: Place) -> None:
