@@ -14,6 +14,9 @@ NATIVE, OURS, MODEL = "#b8b8b8", "#2a6fbb", "#222222"
 matplotlib.rcParams.update({"svg.hashsalt": "gpu-hook", "font.size": 8, "svg.fonttype": "none"})
 
 
+TABLE = ("start", "long", "longest", "shapes", "quiet", "many")  # groups of many cells, for which the table is enough
+
+
 def _save(figure: Any, name: str, data: Json) -> None:
     figure.text(0.99, 0.005, report.label(data), ha="right", va="bottom", fontsize=6, color="#666666")
     folder = report.DOCS / "benchmarks"
@@ -24,7 +27,7 @@ def _save(figure: Any, name: str, data: Json) -> None:
 
 def share_error(data: Json) -> None:
     """How far is each tenant from what it is owed?"""
-    rows = [r for r in data["rows"] if not r["native"] and "error" in r]
+    rows = [r for r in data["rows"] if not r["native"] and "error" in r and r["group"] not in TABLE]
     native = {r["cell"]: r for r in data["rows"] if r["native"]}
     figure, axes = plt.subplots(figsize=(7.2, 0.34 * len(rows) + 1), layout="constrained")
     for i, r in enumerate(reversed(rows)):
@@ -40,9 +43,8 @@ def share_error(data: Json) -> None:
 
 def share_sum(data: Json) -> None:
     """What does sharing cost, or gain, in throughput?"""
-    rows = [
-        r for r in data["rows"] if not r["native"] and len(r["gpu_time"]) > 1 and r["group"] not in ("burst", "caps")
-    ]
+    drawn = [r for r in data["rows"] if not r["native"] and r["group"] not in ("burst", "caps", *TABLE)]
+    rows = [r for r in drawn if len(r["gpu_time"]) > 1]
     native = {r["cell"]: r for r in data["rows"] if r["native"]}
     figure, axes = plt.subplots(figsize=(7.2, 0.34 * len(rows) + 1), layout="constrained")
     for i, r in enumerate(reversed(rows)):
