@@ -72,9 +72,13 @@ def _kept(annotations: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     size = 0
     for key, text in annotations.items():
-        if key.startswith(PREFIX_KEY) and size <= MAX_WORDS:
-            found[key] = text[: MOST_OTHER if key in NO_REQUEST else MAX_WORDS + 1]
-            size += 0 if key in NO_REQUEST else len(key) + len(text)
+        if not key.startswith(PREFIX_KEY) or size > MAX_WORDS:
+            continue
+        most = MOST_OTHER if key in NO_REQUEST else MAX_WORDS + 1
+        found[key] = (
+            text[:most] if isinstance(text, str) else text
+        )  # a manifest may have numbers, which are refused later
+        size += 0 if key in NO_REQUEST else len(key) + len(str(text))
     return found
 
 

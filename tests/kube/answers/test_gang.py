@@ -82,6 +82,14 @@ def test_words_of_other_systems_and_wrong_words():
     assert answer.roles[0].why.code == "GH-101" and answer.roles[1].fits == 1 and not answer.all_fit
 
 
+def test_a_number_in_place_of_a_text_is_said():
+    [role] = run(
+        cluster(node("a", 100)),
+        ("w", 1, template(memory=60) | {"metadata": {"annotations": {"gpu-hook.io/compute": 30}}}),
+    ).roles
+    assert str(role.why).startswith("GH-101: container") and "put it in quotes" in str(role.why)
+
+
 def test_the_time_is_bounded_and_nothing_stays_then():
     state = cluster(node("a", 100))
     before = seen(state)
