@@ -75,9 +75,8 @@ def _kept(annotations: Mapping[str, str]) -> dict[str, str]:
         if not key.startswith(PREFIX_KEY) or size > MAX_WORDS:
             continue
         most = MOST_OTHER if key in NO_REQUEST else MAX_WORDS + 1
-        found[key] = (
-            text[:most] if isinstance(text, str) else text
-        )  # a manifest may have numbers, which are refused later
+        # A manifest may have a number here, which is refused later.
+        found[key] = text[:most] if isinstance(text, str) else text
         size += 0 if key in NO_REQUEST else len(key) + len(str(text))
     return found
 

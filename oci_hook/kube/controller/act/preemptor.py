@@ -35,6 +35,7 @@ ENOUGH = 32  # nodes with victims, after which the search takes the cheapest
 LONG = 20.0  # seconds after which the search takes the cheapest so far
 MOST_HELD = ENDS  # seconds to hold the room while victims terminate
 AFTER = 90.0  # seconds to hold it afterwards: the scheduler of 1.20 tries again after at most 60
+LOOKS = 16  # nodes with room, of which each may keep the pod off
 ROOM = 60.0  # seconds for the scheduler to find a node that has room; it tries again after at most that
 BARRED = 60.0  # seconds without another attempt to evict a protected pod
 NOT_NOMINATED = 300.0  # seconds without another nomination in a namespace where one was forbidden
@@ -261,7 +262,7 @@ class Preemptor:
         """Returns whether a node has room for the pod as it is, which the scheduler will find out. Something that is not known here
         may keep the pod off that node, so this is believed for ROOM seconds."""
         among = set(self._state.nodes)
-        for _ in range(TRIES):
+        for _ in range(LOOKS):
             began = time.perf_counter()
             found = choose(self._state, self._question(want), among)
             await self._pause(want, began)

@@ -9,7 +9,15 @@ import pytest
 from aiohttp import web
 
 from oci_hook.kube.answers import admission
-from oci_hook.kube.controller.act.preemptor import BARRED, MOST_HELD, NOT_NOMINATED, ROOM, SHARE, Preemptor
+from oci_hook.kube.controller.act.preemptor import (
+    BARRED,
+    LOOKS,
+    MOST_HELD,
+    NOT_NOMINATED,
+    ROOM,
+    SHARE,
+    Preemptor,
+)
 from oci_hook.kube.controller.act.unasked import Unasked
 from oci_hook.kube.controller.act.wanting import FIRST, HALF, MOST_NODES, MOST_PODS, Wanting
 from oci_hook.kube.controller.api.client import ApiError, Client
@@ -322,6 +330,9 @@ def test_nobody_ends_while_another_node_has_room(named: tuple[str, ...]) -> None
     """A denied Binding names its node alone; and room may have come since a filter refused both."""
     place = Place(10)
     place.state.apply_node(node("b", 100))
+    for name in ("aa", "c", *map(str, range(LOOKS - 3))):  # those that keep it off
+        place.state.apply_node(node(name, 100))
+        place.nodes[name] = TAINTED
     place.waits(BIG, *named)
     place.run(6)
     assert place.calls == [] and not place.state.reservations
