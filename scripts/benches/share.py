@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 from load import cells, report
-from load.cells import GRAPH, SATURATED, Cell, in_lanes, say
+from load.cells import GRAPH, LIGHTS, SATURATED, Cell, in_lanes, say
 from load.stage import Stage
 from load.tenant import Json
 
@@ -320,7 +320,6 @@ ERRORS = {  # budgets in points, and the groups of cells that they are for
 }
 
 
-LIGHTS = ("long", "longest", "shapes", "quiet", "many")  # they take little of the processors
 EXACT = ("long", "longest", "shapes", "many", "ahead")  # for these, Jain's figure says too little
 
 

@@ -21,6 +21,7 @@ from .tenant import Json, words
 BIN_NS = 100_000_000  # of GPU time, as the load generator counts
 SATURATED = {"kernel": 80, "sigma": 0.5}
 GRAPH = {"graph": 50, "kernel": 80, "sigma": 0.5, "host": 10}
+LIGHTS = ("long", "longest", "shapes", "quiet", "many")  # groups of cells that take little of the processors
 CLASSES = {2: "online", 1: "", 0: "offline"}
 
 

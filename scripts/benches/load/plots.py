@@ -8,13 +8,14 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 from . import report
+from .cells import LIGHTS
 
 Json = dict[str, Any]
 NATIVE, OURS, MODEL = "#b8b8b8", "#2a6fbb", "#222222"
 matplotlib.rcParams.update({"svg.hashsalt": "gpu-hook", "font.size": 8, "svg.fonttype": "none"})
 
 
-TABLE = ("start", "long", "longest", "shapes", "quiet", "many")  # groups of many cells, for which the table is enough
+TABLE = ("start", *LIGHTS)  # groups of many cells, for which the table is enough
 
 
 def _save(figure: Any, name: str, data: Json) -> None:

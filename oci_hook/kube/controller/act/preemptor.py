@@ -154,10 +154,7 @@ class Preemptor:
             if best is None:
                 break
             fresh = await self._fresh(want)
-            if fresh is None:
-                want.at = self._now() + WAITING
-                return
-            if await self._has_room(want, fresh):
+            if fresh is None or await self._has_room(want, fresh):
                 want.at = self._now() + WAITING
                 return
             # The nodes may come from a caller other than the scheduler (service.py), so check them.
