@@ -83,7 +83,7 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
     found = Pod("Pod", str(metadata.get("name") or metadata.get("generateName") or ""))
     try:
         running = next((str(c.get("name")) for c in spec.get("containers") or ()), "")
-        read_pod(found, [container_of(c) for c in listed], annotations, rows, options.rules, running)
+        read_pod(found, [container_of(c) for c in listed], annotations, rows, options.rules, running, grows=True)
     except RequestError as e:
         raise RequestError(*dict.fromkeys([*e.problems, *own_problems(annotations, listed, options.rules)])) from None
     check_steps(listed, annotations, options.rules)

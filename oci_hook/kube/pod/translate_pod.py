@@ -33,12 +33,13 @@ class Container(Value):
 
 
 class ManifestContainer:
-    """One container of a template. wishes: from its resources and its pod's annotations. words: our annotations for it;
-    None if it requests nothing. lost: some of these do not fit into annotation keys."""
+    """One container of a template. wishes: from its resources and its pod's annotations. own: some of them are meant for it alone.
+    words: our annotations for it; None if it requests nothing. lost: some of these do not fit into annotation keys."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.wishes: list[Wish] = []
+        self.own = False
         self.request: Request | None = None
         self.words: dict[str, str] | None = None
         self.lost = False
@@ -72,9 +73,11 @@ def read_pod(
     rows: Rows,
     rules: Rules,
     first: str = "",
+    grows: bool = False,
 ) -> None:
     """Sets the containers' requests, as the dialects in `rows` read them, and the pod's new annotations. Raises RequestError with
-    every problem. first: the name of the pod's first container that is no init container."""
+    every problem. first: the name of the pod's first container that is no init container. grows: others may add containers to the
+    pod later, which must not get what these ones request."""
     problems: list[Problem] = []
     shared: list[Wish] = []
     of_all: list[Problem] = []
@@ -95,13 +98,14 @@ def read_pod(
         container.wishes += [*shared, *its_wishes]
         for key, text in resources(given, rows, own).items():
             read(rows[key], key, text, container.wishes, own)
+        container.own = len(container.wishes) > len(shared)
         resolve(container, pod, own, rules)
         problems += [Problem(p.code, f"container {container.name}: {p.message}") for p in own]
     if problems:
         raise RequestError(*problems)
     asking = [container for container in pod.containers if container.words is not None]
     if asking:
-        pod.annotations = in_annotations(pod, asking)
+        pod.annotations = in_annotations(pod, asking, grows)
         check(pod, annotations)
 
 
@@ -165,10 +169,12 @@ def words(given: validate.Given) -> dict[str, str]:
     return found
 
 
-def in_annotations(pod: Pod, asking: Sequence[ManifestContainer]) -> dict[str, str]:
-    """Keys without a suffix if every container requests the same; else keys with the name of each that requests."""
+def in_annotations(pod: Pod, asking: Sequence[ManifestContainer], grows: bool) -> dict[str, str]:
+    """Keys without a suffix if every container requests the same; else keys with the name of each that requests. In a pod that
+    grows, only what the pod's annotations say of all containers has keys without a suffix, and what is too long for others."""
     first = asking[0].words or {}
-    if len(asking) == len(pod.containers) and all(container.words == first for container in asking):
+    own = grows and any(container.own for container in asking)
+    if alike(pod) and not (own and all(fits(key, container) for container in asking for key in first)):
         return {PREFIX_KEY + key: value for key, value in first.items()}
     found = {}
     listed: dict[str, Any] = {}
@@ -187,6 +193,12 @@ def in_annotations(pod: Pod, asking: Sequence[ManifestContainer]) -> dict[str, s
     if listed:
         found[collect.REQUEST] = json.dumps(listed)
     return found
+
+
+def alike(pod: Pod) -> bool:
+    """Every container of the pod requests the same."""
+    first = pod.containers[0].words
+    return first is not None and all(container.words == first for container in pod.containers)
 
 
 def fits(key: str, container: ManifestContainer) -> bool:
@@ -215,13 +227,11 @@ def check(pod: Pod, annotations: Mapping[str, str]) -> None:
     ours = {key: text for key, text in annotations.items() if key.startswith(PREFIX_KEY)}
     problems = []
     for key, value in pod.annotations.items():
-        if ours.get(key, value) != value:
-            problems.append(
-                Problem(
-                    "GH-103",
-                    f"{key}={show(ours[key])} is set, but the resources mean {show(value)}; remove one",
-                )
-            )
+        of_all = PREFIX_KEY + collect.split(key)[0] if alike(pod) else key
+        for given in dict.fromkeys((key, of_all)):
+            if ours.get(given, value) != value:
+                what = f"{given}={show(ours[given])} is set, but the resources mean {show(value)}; remove one"
+                problems.append(Problem("GH-103", what))
     plain = Rules(dialects=())
     words_of = each({**ours, **pod.annotations}, [container.name for container in pod.containers])
     for container, (name, mine) in zip(pod.containers, words_of, strict=True):

@@ -108,8 +108,8 @@ def test_words_of_each_system(limits: dict[str, str], words: dict[str, str], tot
     annotations = done["metadata"]["annotations"]
     assert annotations.pop(names.ASKED) == "1"
     if "exclusive" not in words and "memory" not in words:
-        annotations.pop("gpu-hook.io/exclusive", None)
-    assert annotations == {f"gpu-hook.io/{key}": value for key, value in words.items()}
+        annotations.pop("gpu-hook.io/exclusive.c0", None)
+    assert annotations == {f"gpu-hook.io/{key}.c0": value for key, value in words.items()}
     assert done["spec"]["runtimeClassName"] == "gpu-hook"
     resources = done["spec"]["containers"][0]["resources"]
     sums = {f"gpu-hook.io/{key}": value for key, value in total.items()}
@@ -121,6 +121,29 @@ def test_words_of_each_system(limits: dict[str, str], words: dict[str, str], tot
 def test_a_second_look_changes_nothing(limits: dict[str, str], words: dict[str, str], total: dict[str, str]) -> None:
     once = mutated(pod(limits))
     assert mutated(once) == once
+
+
+@pytest.mark.parametrize(("limits", "words", "total"), WORDS)
+@pytest.mark.parametrize("where", ["containers", "initContainers"])
+def test_a_container_that_another_webhook_adds_later_gets_nothing(
+    where: str, limits: dict[str, str], words: dict[str, str], total: dict[str, str]
+) -> None:
+    once = mutated(pod(limits))
+    grown = copy.deepcopy(once)
+    grown["spec"].setdefault(where, []).insert(0, {"name": "proxy", "image": "x"})
+    again = mutated(grown)
+    assert again["metadata"] == once["metadata"]
+    assert amounts(again) == amounts(once) == {f"gpu-hook.io/{key}": value for key, value in total.items()}
+    assert parse(again["metadata"]["annotations"], {}, "proxy", Rules(dialects=()), decode=json.loads) is None
+
+
+def test_words_of_the_whole_pod_are_for_what_comes_later_too() -> None:
+    once = mutated(pod({}, annotations={"T9K_GPU_PERCENT": "50", "gpu-hook.io/class": "offline"}))
+    assert once["metadata"]["annotations"]["gpu-hook.io/memory"] == "50%"
+    long = "n" * 60
+    given = pod({"nvidia.com/gpumem": "1024"})
+    given["spec"]["containers"][0]["name"] = long
+    assert mutated(given)["metadata"]["annotations"]["gpu-hook.io/memory"] == "1Gi"
 
 
 def test_several_containers_by_name_and_init_containers() -> None:
