@@ -117,6 +117,7 @@ static struct gh_own own_of(uint64_t now, int hostile) {
         .running_since = near(now, hostile),
         .running_cost = below(GH_MS),
         .siblings = below(4) ? 0 : draw() >> below(64),
+        .waited = below(4 * GH_MS),
         .probed_at = near(now, 0),
         .ahead = (uint8_t)below(2),
     };
@@ -127,7 +128,7 @@ static int same(const struct gh_decision *a, const struct gh_decision *b) {
     return a->go == b->go && a->mode == b->mode && a->on == b->on && a->slot == b->slot && a->claim == b->claim &&
            a->held == b->held && a->until == b->until && a->epoch == b->epoch && a->start == b->start &&
            a->end == b->end && a->probe_until == b->probe_until && a->blame == b->blame && a->ahead == b->ahead &&
-           a->spare == b->spare;
+           a->spare == b->spare && a->lone == b->lone;
 }
 
 /* Properties that hold for any bytes in the slots of the others. */
@@ -159,7 +160,7 @@ static void any_neighbours(void) {
     peers.drain_at = below(2) ? 0 : near(now, 0);
     struct gh_own own = own_of(now, 1);
     own.peers = below(8) ? &peers : NULL;
-    uint64_t cost = below(4) ? below(GH_MS) : below(2) ? GH_COST_UNKNOWN : draw();
+    uint64_t cost = below(4) ? below(below(2) ? GH_MS : GH_S) : below(2) ? GH_COST_UNKNOWN : draw();
     memcpy(&copy, &gpu, sizeof gpu); /* the bytes between its fields, too */
 
     struct gh_decision d = gh_decide(&gpu, me, &own, now, cost), again = gh_decide(&copy, me, &own, now, cost);
@@ -214,11 +215,16 @@ static void any_neighbours(void) {
     int free_ =
         !gpu.share[me].freeze && !higher && !lower &&
         (!gpu.share[me].cap || (gh_bucket_at(own.bucket, gpu.share[me].cap, gpu.rules.burst, now).level > 0 && empty));
+    uint64_t bound = d.mode == GH_OPEN ? gpu.rules.window_open : window;
+    int sibling = cost > bound && own.siblings > bound;
+    if (d.mode == GH_OPEN && cost >= GH_COST_UNKNOWN && own.waited >= gpu.rules.recheck)
+        sibling = 0;
     if (free_ && !equals)
-        CHECK(14, d.mode == GH_OPEN && (d.go || !empty)); /* I4 */
-    int sibling = cost > window && own.siblings > window;
-    if (d.go && d.mode != GH_OPEN)
+        CHECK(14, d.mode == GH_OPEN && (d.go || !empty || sibling)); /* I4 */
+    if (d.go) {
         CHECK(33, !sibling); /* long commands of a container's processes run one by one */
+        CHECK(37, d.lone == (cost > bound));
+    }
     if (free_ && empty && !sibling && !~(peers.ignored | 1ull << me) && own.peers)
         CHECK(17, d.go); /* who ignores all equals waits for none */
 

@@ -258,6 +258,39 @@ static void counts(void) {
     HOLD(own.page->head.held_at == at + GH_S && !own.page->head.reserved1[0]);
 }
 
+/* Long commands of a container's processes go one by one: the one that has waited longest, while it says so. */
+static void one_by_one(void) {
+    const uint64_t at = 1000 * GH_S, came = at - GH_S, late = came + 1;
+    struct slot_own a = {0};
+    HOLD(slot_attach(&a, 0));
+    struct slot_own b = a;
+    struct gh_slot_head *head = &a.page->head;
+    b.process = &b.page->process[1], b.generation = a.generation + 1;
+    uint64_t seen;
+    HOLD(!slot_siblings(&a, at, GH_S, &seen) && !seen);
+    HOLD(slot_launches_long(&a, seen, came, at, true));
+    HOLD(!slot_launches_long(&b, seen, came, at + 1, true)); /* it looked before that launch */
+    b.long_at = 0;
+    HOLD(!slot_siblings(&a, at, GH_S, &seen) && slot_siblings(&b, at, GH_S, &seen) == GH_S);
+    HOLD(slot_siblings(&b, at + 399 * GH_MS, GH_S, &seen) && !slot_siblings(&b, at + 401 * GH_MS, GH_S, &seen));
+    slot_knows_all(&b); /* that is not its own */
+    HOLD(slot_siblings(&b, at + GH_MS, GH_S, &seen) == GH_S);
+    slot_knows_all(&a);
+    HOLD(slot_siblings(&b, at, GH_S, &seen) && !slot_siblings(&b, at + GH_MS, GH_S, &seen));
+    slot_waits_long(&a, came, at);
+    slot_waits_long(&b, late, at);
+    HOLD(!slot_launches_long(&b, seen, late, at + 5 * GH_MS, false));
+    HOLD(slot_launches_long(&b, seen, late, at + 5 * GH_MS + 1, false)); /* the other one has stopped, or ended */
+    slot_waits_long(&b, late, at);
+    slot_waits_long(&a, came, at);
+    slot_siblings(&a, at, GH_S, &seen);
+    HOLD(slot_launches_long(&a, seen, came, at, false) && !head->long_waits);
+    slot_siblings(&b, at, GH_S, &seen);
+    HOLD(slot_launches_long(&b, seen, late, at, false));
+    head->long_at = head->long_came = head->long_waits = head->unknown_of = ~0ull;
+    HOLD(!slot_siblings(&a, at, GH_S, &seen));
+}
+
 static void in_the_way(const char *path) {
     struct slot_own own = {0};
     HOLD(slot_attach(&own, 0));
@@ -296,7 +329,9 @@ int main(int argc, char **argv) {
     struct gh_rules rules;
     gh_rules_default(&rules);
     HOLD(argc == 2);
-    if (!strcmp(argv[1], "missing"))
+    if (!strcmp(argv[1], "one by one"))
+        one_by_one();
+    else if (!strcmp(argv[1], "missing"))
         missing(&rules);
     else if (!strcmp(argv[1], "slow"))
         asked(&rules, 4 * GH_MS, 400 * GH_MS);

@@ -5,6 +5,7 @@ import os
 import struct
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,6 +59,34 @@ def test_processes_with_long_kernels_are_one_tenant(place: Make, count: int, us:
     settles(lambda: measure([*many, brief], 4, 1.5), right)
     before = [load.points[-1][1] for load in many]
     until(lambda: all(load.points[-1][1] > n for load, n in zip(many, before, strict=True)))
+
+
+def in_flight(slot: Path) -> int:
+    """How many of the container's processes have work in flight."""
+    page = slot.read_bytes()
+    records = struct.iter_unpack("<7QIHBB", page[PROCESS_OFFSET:])
+    return sum(owner != 0 and launched > done for owner, launched, done, *_ in records)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_processes_launch_long_kernels_one_by_one(place: Make, beside: bool) -> None:
+    """So a neighbour finds one of them on the GPU, not eight, also when it comes back after a time."""
+    p = place(Tenant(30), Tenant(70), scale=1)
+    many = [p.kernels(0, "plain", 100000, 1, 0) for _ in range(8)]
+    if beside:
+        p.kernels(1, "plain", 500)
+    until(lambda: all(load.points and load.points[-1][1] >= 2 for load in many), 20)
+
+    def several() -> float:
+        """In what part of the time more than one had a kernel in flight, but for the end of the one before."""
+        seen = []
+        for _ in range(300):
+            seen.append(in_flight(p.gpu.slot_file(0)))
+            time.sleep(0.01)
+        assert 1 in seen
+        return sum(count > 2 for count in seen) / len(seen)
+
+    settles(several, lambda part: part < 0.05)
 
 
 @pytest.mark.parametrize("weights", [(70, 30), (30, 70)])

@@ -46,7 +46,7 @@ def check_slot(request: pytest.FixtureRequest) -> Path:
 @pytest.mark.parametrize(
     ("what", "odd"),
     [(what, "") for what in ("missing", "slow", "quick", "dead", "crowd", "counts", "unknown call", "forbidden call")]
-    + [("finishes", "")]
+    + [("finishes", ""), ("one by one", "")]
     + [(what, odd) for what in ("account/slots", "slot/0") for odd in ("fifo", "directory", "link", "short")],
 )
 def test_what_others_make_costly_is_asked_for_rarely(check_slot: Path, tmp_path: Path, what: str, odd: str) -> None:

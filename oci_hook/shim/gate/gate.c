@@ -148,7 +148,7 @@ static bool admit(struct gh_gate *g, struct gate_pass *pass, CUcontext context, 
         }
         const struct cost *cost = cost_again(&g->costs, pass->key, &pass->cost);
         bool behind = inflight_behind_stuck(&g->inflight, context, pass->stream, now);
-        struct gh_decision d = gate_ask(g, now, cost_guess(&g->costs, cost), behind);
+        struct gh_decision d = gate_ask(g, now, came, cost_guess(&g->costs, cost), behind);
         *prequeued = may_prequeue(g, &d, context, pass->stream, cost);
         set_held(g, &held, !*prequeued && d.held, now);
         if (d.go || *prequeued || may_overtake(g, cost, came, now)) {

@@ -28,15 +28,15 @@ void gate_woken(struct gh_gate *g, uint64_t now) {
     gate_refresh(g, now);
 }
 
-/* Input of gh_decide about this process. */
-static struct gh_own told(const struct gh_gate *g, uint64_t now, bool behind) {
+/* Input of gh_decide about this process, but for its siblings. */
+static struct gh_own told(const struct gh_gate *g, uint64_t now, uint64_t came, bool behind) {
     struct gh_own own = g->memory.own, work = inflight_own(&g->inflight);
     const struct gh_share *share = peers_share(&g->peers);
     /* The window is for the whole container: the other processes with work are taken to use as much of it. */
     own.inflight = gh_residue(&work, now) * (usage_siblings(&g->usage) + 1);
     own.running_cost = 0;
-    if (usage_siblings(&g->usage))
-        own.siblings = slot_siblings(&g->own_slot, now, peers_rules(&g->peers)->heartbeat_stale);
+    own.waited = age64(now, came);
+    own.siblings = 0;
     own.peers = peers_costs(&g->peers);
     own.idle = inflight_idle(&g->inflight) && !behind;
     if (behind) /* what waits for something does not count otherwise */
@@ -60,11 +60,21 @@ static void remember(struct gh_gate *g, const struct gh_decision *d, uint64_t no
     usage_set_turns(&g->usage, d->mode == GH_ROTATE);
 }
 
-struct gh_decision gate_ask(struct gh_gate *g, uint64_t now, uint64_t cost, bool behind) {
+struct gh_decision gate_ask(struct gh_gate *g, uint64_t now, uint64_t came, uint64_t cost, bool behind) {
     if (peers_count(&g->peers, g->memory.decided ? &g->memory.last : NULL, now, usage_charged(&g->usage)))
         slot_ignores(&g->own_slot);
-    struct gh_own own = told(g, now, behind);
+    const struct gh_rules *r = peers_rules(&g->peers);
+    struct gh_own own = told(g, now, came, behind);
+    uint64_t seen = 0;
+    if (cost > r->window_guarded) /* no window is smaller */
+        own.siblings = slot_siblings(&g->own_slot, now, r->heartbeat_stale, &seen);
     struct gh_decision d = gh_decide(peers_view(&g->peers), peers_me(&g->peers), &own, now, cost);
+    if (d.lone && !slot_launches_long(&g->own_slot, seen, came, now, cost >= GH_COST_UNKNOWN)) {
+        own.siblings = GH_S, own.waited = 0;
+        d = gh_decide(peers_view(&g->peers), peers_me(&g->peers), &own, now, cost);
+    }
+    if (!d.go && own.idle && cost > r->window_guarded)
+        slot_waits_long(&g->own_slot, came, now);
     remember(g, &d, now);
     slot_mode(&g->own_slot, d.mode, d.go || d.on != GH_ON_SLOT ? 0 : (uint8_t)(d.slot + 1), now);
     if (d.go || d.held)

@@ -107,9 +107,9 @@ void gate_set_closed(struct gh_gate *g, uint64_t now);
 /* gate_ask.c */
 /* The tenant has work again after an idle time. */
 void gate_woken(struct gh_gate *g, uint64_t now);
-/* behind: the command would come behind work of its stream that waits for something.
+/* came: when the launch came to the gate. behind: the command would come behind work of its stream that waits for something.
  * Asks gh_decide for a command of that estimated GPU time, and does what the decision says, but waiting. */
-struct gh_decision gate_ask(struct gh_gate *g, uint64_t now, uint64_t cost, bool behind);
+struct gh_decision gate_ask(struct gh_gate *g, uint64_t now, uint64_t came, uint64_t cost, bool behind);
 /* True if the last decision holds for a command of that estimated GPU time, too, which is taken off what it holds for. It
  * holds until the others are looked at again. */
 bool gate_spare(struct gh_gate *g, uint64_t now, uint64_t estimate);

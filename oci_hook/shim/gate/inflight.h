@@ -115,6 +115,7 @@ static inline struct work inflight_work(const struct inflight *f) {
     work_take(&w, &f->stuck);
     return w;
 }
+static inline uint32_t inflight_unknown(const struct inflight *f) { return f->all.unknown; }
 /* GPU time that the running commands have had, as far as is known. */
 static inline uint64_t inflight_running(const struct inflight *f, uint64_t now) {
     return inflight_empty(f) ? 0 : min64(age64(now, f->running_since), f->running_cost);

@@ -86,6 +86,7 @@ static void take(struct slot_own *own) {
     if (!own->generation)
         own->generation = 1;
     own->process = &own->unseen;
+    own->long_at = 0;
     for (unsigned i = 0; i < GH_SLOT_PROCESSES; i++) {
         struct gh_slot_process *record = &own->page->process[i];
         bool withheld = false;
@@ -253,9 +254,18 @@ struct gh_slot slot_own_view(struct slot_own *own, uint64_t now, uint64_t stale,
     return s;
 }
 
-uint64_t slot_siblings(const struct slot_own *own, uint64_t now, uint64_t stale) {
+/* A process that launches a long command says so before its record shows the work: else all that wait for the container's
+ * turn would launch theirs when it comes. */
+#define SHOWN_WITHIN (200 * GH_US)
+#define WAITS_WITHIN (5 * GH_MS)   /* no sleep at the gate is longer than half of that */
+#define UNKNOWN_MOST (400 * GH_MS) /* a command of unknown cost may wait for another process, and may never end */
+
+uint64_t slot_siblings(const struct slot_own *own, uint64_t now, uint64_t stale, uint64_t *seen) {
     uint32_t top = WORD_LOAD_RELAXED(&own->page->head.top);
-    uint64_t most = 0;
+    uint64_t most = 0, at = *seen = __atomic_load_n(&own->page->head.long_at, __ATOMIC_ACQUIRE);
+    bool unknown = WORD_LOAD_RELAXED(&own->page->head.unknown_of);
+    if (at != own->long_at && at <= now && now - at < (unknown ? UNKNOWN_MOST : SHOWN_WITHIN))
+        return GH_S;
     for (uint32_t i = 0; i < top && i < GH_SLOT_PROCESSES; i++) {
         const struct gh_slot_process *record = &own->page->process[i];
         uint64_t silent = age64(now, WORD_LOAD_RELAXED(&record->heartbeat));
@@ -265,6 +275,39 @@ uint64_t slot_siblings(const struct slot_own *own, uint64_t now, uint64_t stale)
         most = max64(most, age64(min64(WORD_LOAD_RELAXED(&record->residue), GH_S), silent));
     }
     return most;
+}
+
+/* No process waits that came before. */
+static bool is_next(const struct gh_slot_head *head, uint64_t came, uint64_t now) {
+    return WORD_LOAD_RELAXED(&head->long_came) >= came ||
+           age64(now, WORD_LOAD_RELAXED(&head->long_waits)) > WAITS_WITHIN;
+}
+
+void slot_waits_long(struct slot_own *own, uint64_t came, uint64_t now) {
+    struct gh_slot_head *head = &own->page->head;
+    if (!is_next(head, came, now))
+        return;
+    WORD_STORE_RELEASE(&head->long_came, came);
+    WORD_STORE_RELEASE(&head->long_waits, now);
+}
+
+bool slot_launches_long(struct slot_own *own, uint64_t seen, uint64_t came, uint64_t now, bool unknown) {
+    struct gh_slot_head *head = &own->page->head;
+    if (!is_next(head, came, now))
+        return false;
+    own->long_at = now;
+    if (!__atomic_compare_exchange_n(&head->long_at, &seen, now, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        return false;
+    if (WORD_LOAD_RELAXED(&head->long_came) == came)
+        WORD_STORE_RELEASE(&head->long_waits, 0);
+    WORD_STORE_RELEASE(&head->unknown_of, unknown ? own->generation : 0);
+    return true;
+}
+
+void slot_knows_all(struct slot_own *own) {
+    uint64_t mine = own->generation;
+    if (WORD_LOAD_RELAXED(&own->page->head.unknown_of) == mine)
+        __atomic_compare_exchange_n(&own->page->head.unknown_of, &mine, 0, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
 }
 
 void slot_publish(struct slot_own *own, const struct slot_record *r, uint64_t now) {
@@ -318,5 +361,6 @@ void slot_yield(struct slot_own *own, uint64_t now) {
 uint64_t slot_exits(struct slot_own *own) {
     uint64_t left = unpaid(own->process);
     WORD_STORE_RELEASE(&own->process->launched, WORD_LOAD_RELAXED(&own->process->done));
+    slot_knows_all(own);
     return left;
 }

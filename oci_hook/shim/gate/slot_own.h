@@ -22,6 +22,7 @@ struct slot_own {
     uint64_t wake_at;      /* too many threads sleep on our word: not woken before this */
     bool inherited;        /* the last owner of our record ended with work in flight */
     uint64_t unpaid;       /* GPU time of that work which no cap was charged */
+    uint64_t long_at;      /* when we launched a long command last */
     struct slot_file file; /* other containers see its locks, and can put read locks in their way */
 };
 
@@ -53,8 +54,15 @@ void slot_wake(struct slot_own *own);
 
 /* The whole slot. *contexts: how many processes of ours have work, with this one even if no record is free to show it. */
 struct gh_slot slot_own_view(struct slot_own *own, uint64_t now, uint64_t stale, unsigned *contexts);
-/* GPU time left of the longest work in flight of another process of ours. */
-uint64_t slot_siblings(const struct slot_own *own, uint64_t now, uint64_t stale);
+/* GPU time left of the longest work in flight of another process of ours. *seen is for slot_launches_long. */
+uint64_t slot_siblings(const struct slot_own *own, uint64_t now, uint64_t stale, uint64_t *seen);
+/* A long command, which is at the gate since `came`, waits for others. Of our processes, the one goes first that has waited
+ * longest, as long as it says so every few milliseconds. */
+void slot_waits_long(struct slot_own *own, uint64_t came, uint64_t now);
+/* It is launched. False: another process of ours goes first, or has done so since `seen` was read. */
+bool slot_launches_long(struct slot_own *own, uint64_t seen, uint64_t came, uint64_t now, bool unknown);
+/* We have no command of unknown cost in flight any more. */
+void slot_knows_all(struct slot_own *own);
 /* The process record, with a sign of life; or only one of these. */
 void slot_publish(struct slot_own *own, const struct slot_record *record, uint64_t now);
 void slot_alive(struct slot_own *own, uint64_t now);

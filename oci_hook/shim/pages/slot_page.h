@@ -53,7 +53,11 @@ struct gh_slot_head {
     uint64_t asked_held;    /* the sum of `held_for` at the last count of `want` */
     uint64_t burst;         /* GPU time that it has at a time */
     uint64_t burst_charged; /* `charged` when that was counted; 0: not yet */
-    uint64_t reserved1[19];
+    uint64_t long_at;       /* when one of its processes launched a long command last, while neighbours may come */
+    uint64_t long_came, long_waits; /* since when a process waits to launch one, longest of all; when it last said so */
+    uint64_t
+        unknown_of; /* owner of the process record that launched it, while its cost is unknown and it is in flight; else 0 */
+    uint64_t reserved1[15];
 };
 
 struct gh_slot_process {
