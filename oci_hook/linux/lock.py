@@ -10,6 +10,7 @@ from oci_hook.errors import refuse
 from oci_hook.linux import label
 
 LOCK_SECONDS = 5.0
+QUEUE = 6  # where many containers start at once, the lock goes from one to the next
 PART = 0.75  # of the time until the program's own deadline, whose message would not name the lock's holder
 
 
@@ -37,7 +38,8 @@ def own_dir(path: str) -> None:
 def lock_file(path: str, how: int, wait: bool = True, seconds: float = 0, advice: str = "end it and try again") -> int:
     """A descriptor that holds the flock until it is closed (LOCK_EX makes the file, LOCK_SH does not).
 
-    Raises NodeError GH-303 after these seconds (0: LOCK_SECONDS), or PART of the time until the process's alarm; OSError.
+    Raises NodeError GH-303 after these seconds (0: QUEUE x LOCK_SECONDS), PART of the time until the process's alarm, or if one
+    process has it for LOCK_SECONDS; OSError.
     wait=False: raises BlockingIOError at once if another process holds it. advice: what the message says of that process.
     """
     flags = os.O_RDONLY if how == fcntl.LOCK_SH else os.O_RDWR | os.O_CREAT
@@ -45,7 +47,7 @@ def lock_file(path: str, how: int, wait: bool = True, seconds: float = 0, advice
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             if wait:
-                _flock(fd, how, path, seconds or LOCK_SECONDS, advice)
+                _flock(fd, how, path, seconds, advice)
             else:
                 fcntl.flock(fd, how | fcntl.LOCK_NB)
             try:
@@ -84,10 +86,16 @@ def _flock(fd: int, how: int, path: str, seconds: float, advice: str) -> None:
         _thread.start_new_thread(wait, ())
     except RuntimeError:  # no more threads allowed: wait without a deadline
         wait()
-    left = _alarm()
-    seconds = min(seconds, left * PART) if left else seconds
-    if not done.acquire(timeout=seconds):
-        raise refuse("GH-303", f"{path} is locked for {seconds:.2g} s by {_holder(fd)}; {advice}")
+    most = seconds or LOCK_SECONDS * QUEUE
+    if left := _alarm():
+        most = min(most, left * PART)
+    stuck = min(seconds or LOCK_SECONDS, most)
+    waited, holder = 0.0, ""
+    while not done.acquire(timeout=(step := min(stuck / 2, most - waited))):
+        waited += step
+        before, holder = holder, _holder(fd)
+        if waited >= most or (waited >= stuck and holder == before):  # else the lock goes from one to the next
+            raise refuse("GH-303", f"{path} is locked for {waited:.2g} s by {holder}; {advice}")
     if failed:
         raise failed[0]
 

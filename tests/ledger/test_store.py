@@ -1,5 +1,6 @@
 """The ledger on disk: transactions, sweep, damage, full disks, unsafe directories, the lock's deadline, crashes."""
 
+import itertools
 import json
 import os
 import shutil
@@ -409,6 +410,25 @@ def test_waiters_come_in_when_the_holder_leaves(state):
     for t in (*waiters, reader):
         t.join(120)
     assert len(found) == 1 and len(store.snapshot(state)) == 4
+
+
+def test_a_long_queue_is_no_stopped_holder(state, monkeypatch):
+    """Where many containers start at once on a busy machine, each waits for many others, none of which is at fault."""
+    monkeypatch.setattr(lock, "LOCK_SECONDS", 0.2)
+    holders = itertools.count()
+    monkeypatch.setattr(lock, "_holder", lambda _: f"process {next(holders)}")
+    with store.open_ledger(state):
+        waiter = threading.Thread(target=put, args=(state, make("patient")))
+        waiter.start()
+        time.sleep(0.6)
+        assert waiter.is_alive()
+    waiter.join(120)
+    assert [g.who.id for g in store.snapshot(state)] == ["patient"]
+    with store.open_ledger(state), pytest.raises(NodeError, match="GH-303: .* is locked for 1.2 s by process"):
+        store.snapshot(state)
+    monkeypatch.setattr(lock, "_alarm", lambda: 0.4)
+    with store.open_ledger(state), pytest.raises(NodeError, match="GH-303: .* is locked for 0.3 s by process"):
+        store.snapshot(state)
 
 
 def test_a_ledger_that_was_removed_and_made_anew_is_locked_anew(state):
