@@ -105,7 +105,7 @@ def read_pod(
         raise RequestError(*problems)
     asking = [container for container in pod.containers if container.words is not None]
     if asking:
-        pod.annotations = in_annotations(pod, asking, grows)
+        pod.annotations = in_annotations(pod, asking, grows and not any(map(names_some, annotations)))
         check(pod, annotations)
 
 
@@ -199,6 +199,13 @@ def alike(pod: Pod) -> bool:
     """Every container of the pod requests the same."""
     first = pod.containers[0].words
     return first is not None and all(container.words == first for container in pod.containers)
+
+
+def names_some(key: str) -> bool:
+    """True for an annotation of ours that may be for some containers only: those say already who gets nothing."""
+    return key in (collect.CONTAINERS, collect.REQUEST) or (
+        key.startswith(PREFIX_KEY) and collect.split(key)[1] is not None
+    )
 
 
 def fits(key: str, container: ManifestContainer) -> bool:

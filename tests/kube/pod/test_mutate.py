@@ -146,6 +146,20 @@ def test_words_of_the_whole_pod_are_for_what_comes_later_too() -> None:
     assert mutated(given)["metadata"]["annotations"]["gpu-hook.io/memory"] == "1Gi"
 
 
+@pytest.mark.parametrize(
+    ("ours", "memory"),
+    [
+        ({"request": '{"c0": [{"memory": "1Gi"}]}'}, "1024"),
+        ({"memory.c0": "1024Mi"}, "1024"),
+        ({"memory.c0": "3Gi"}, "3072"),
+        ({"containers": "c0"}, "2048"),
+    ],
+)
+def test_what_names_the_container_wins_over_its_resources(ours: dict[str, str], memory: str) -> None:
+    given = pod({"nvidia.com/gpumem": "2048"}, annotations={f"gpu-hook.io/{key}": text for key, text in ours.items()})
+    assert amounts(mutated(given))["gpu-hook.io/memory-mib"] == memory
+
+
 def test_several_containers_by_name_and_init_containers() -> None:
     given = pod({"gpu-hook.io/memory-mib": "1024"}, {"cpu": "1"}, {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "2048"})
     given["spec"]["initContainers"] = [
