@@ -223,7 +223,7 @@ static void any_neighbours(void) {
         CHECK(14, d.mode == GH_OPEN && (d.go || !empty || sibling)); /* I4 */
     if (d.go) {
         CHECK(33, !sibling); /* long commands of a container's processes run one by one */
-        CHECK(37, d.lone == (cost > bound));
+        CHECK(37, d.lone == (cost > bound && !(d.mode == GH_OPEN && cost >= GH_COST_UNKNOWN)));
     }
     if (free_ && empty && !sibling && !~(peers.ignored | 1ull << me) && own.peers)
         CHECK(17, d.go); /* who ignores all equals waits for none */

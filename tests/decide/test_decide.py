@@ -50,7 +50,7 @@ def test_properties_longer(sanitized: Callable[..., Path], seed: int) -> None:
         ("own->waited < most", "1"),
         ("unknown ? r->recheck : UINT64_MAX", "r->recheck"),
         ("d.lone = cost > base;", ""),
-        ("d.lone = cost > r->window_open;", ""),
+        ("d.lone = !unknown && cost > r->window_open;", "d.lone = cost > r->window_open;"),
         ("if (x > patience && !(p->ignored & bit)) {", "if (0) {"),
         ("min64(t, age64(now, mine->idle_since))", "0"),
         ("last && !last->go && last->blame == i ? waited : 0", "0"),

@@ -258,7 +258,7 @@ static void counts(void) {
     HOLD(own.page->head.held_at == at + GH_S && !own.page->head.reserved1[0]);
 }
 
-/* Long commands of a container's processes go one by one: the one that has waited longest, while it says so. */
+/* Long commands of a container's processes go one by one: first the one that has waited longest, while it says so. */
 static void one_by_one(void) {
     const uint64_t at = 1000 * GH_S, came = at - GH_S, late = came + 1;
     struct slot_own a = {0};
@@ -270,25 +270,36 @@ static void one_by_one(void) {
     HOLD(!slot_siblings(&a, at, GH_S, &seen) && !seen);
     HOLD(slot_launches_long(&a, seen, came, at, true));
     HOLD(!slot_launches_long(&b, seen, came, at + 1, true)); /* it looked before that launch */
-    b.long_at = 0;
     HOLD(!slot_siblings(&a, at, GH_S, &seen) && slot_siblings(&b, at, GH_S, &seen) == GH_S);
+    HOLD(slot_siblings(&b, at - GH_MS, GH_S, &seen) == GH_S); /* it was asked while the other one launched */
     HOLD(slot_siblings(&b, at + 399 * GH_MS, GH_S, &seen) && !slot_siblings(&b, at + 401 * GH_MS, GH_S, &seen));
-    slot_knows_all(&b); /* that is not its own */
-    HOLD(slot_siblings(&b, at + GH_MS, GH_S, &seen) == GH_S);
-    slot_knows_all(&a);
-    HOLD(slot_siblings(&b, at, GH_S, &seen) && !slot_siblings(&b, at + GH_MS, GH_S, &seen));
+    slot_shows_long(&b, 0); /* that is not its own */
+    HOLD(slot_siblings(&b, at, GH_S, &seen) == GH_S);
+    slot_had_unknown(&a, 1); /* another one, which may never end */
+    slot_shows_long(&a, 2);
+    HOLD(slot_siblings(&b, at, GH_S, &seen) == GH_S);
+    slot_shows_long(&a, 1);
+    HOLD(!slot_siblings(&b, at, GH_S, &seen));
+    HOLD(slot_launches_long(&b, seen, came, at, false) && slot_siblings(&a, at, GH_S, &seen) == GH_S);
+    HOLD(!slot_siblings(&a, at + 6 * GH_MS, GH_S, &seen)); /* it was stopped before its record showed it */
+    slot_launches_unknown(&a, at);
+    HOLD(slot_siblings(&b, at + 399 * GH_MS, GH_S, &seen));
+    slot_shows_long(&b, 0), slot_shows_long(&a, 0);
+    HOLD(!slot_siblings(&b, at, GH_S, &seen));
     slot_waits_long(&a, came, at);
     slot_waits_long(&b, late, at);
     HOLD(!slot_launches_long(&b, seen, late, at + 5 * GH_MS, false));
     HOLD(slot_launches_long(&b, seen, late, at + 5 * GH_MS + 1, false)); /* the other one has stopped, or ended */
     slot_waits_long(&b, late, at);
     slot_waits_long(&a, came, at);
-    slot_siblings(&a, at, GH_S, &seen);
-    HOLD(slot_launches_long(&a, seen, came, at, false) && !head->long_waits);
+    slot_goes(&b, late);
+    HOLD(head->long_came == came && head->long_waits == at);
+    slot_goes(&a, came);
     slot_siblings(&b, at, GH_S, &seen);
     HOLD(slot_launches_long(&b, seen, late, at, false));
-    head->long_at = head->long_came = head->long_waits = head->unknown_of = ~0ull;
-    HOLD(!slot_siblings(&a, at, GH_S, &seen));
+    head->long_at = head->long_waits = ~0ull; /* not from a clock like ours */
+    head->long_came = 0;
+    HOLD(!slot_siblings(&a, at, GH_S, &seen) && slot_launches_long(&a, seen, came, at, false));
 }
 
 static void in_the_way(const char *path) {

@@ -351,6 +351,12 @@ static int after_siblings(const struct gh_own *own, uint64_t cost, uint64_t wind
     return cost > window && own->siblings > window && own->waited < most;
 }
 
+/* Time until it looks again. What is unknown is mostly short. */
+static uint64_t look_after(const struct gh_own *own, uint64_t window, uint64_t step, const struct gh_rules *r) {
+    uint64_t rest = own->siblings < GH_COST_UNKNOWN / 2 ? own->siblings - window : own->waited / 4;
+    return clamp64(rest, step, r->recheck);
+}
+
 /* Tenants that share the GPU with equals that were active recently, or with a higher class that is idle. */
 static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu *gpu, unsigned me,
                                        const struct gh_own *own, int registered, int empty, uint64_t now,
@@ -365,6 +371,7 @@ static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu
      * before each such command. */
     int fits = empty || add64(left, cost) <= window || (!registered && cost < GH_COST_UNKNOWN && left <= base / 4);
     int behind = after_siblings(own, cost, base, UINT64_MAX);
+    d.lone = cost > base;
     struct crowd c = crowd_of(gpu, me, now, ignored);
     /* Taking turns is in vain if the GPU switches to the work of one that does not. */
     EACH_SLOT (gpu->present &ignored, i)
@@ -382,16 +389,13 @@ static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu
     d.mode = alone ? GH_GUARDED : c.saturated && !lightly ? GH_ROTATE : GH_MIX;
     int mine = alone || p == me || ((lightly || (!c.saturated && !d.ahead)) && now >= probe);
     if (mine && fits && !behind) {
-        d.lone = cost > base;
         d.spare = !registered && !gpu->share[me].cap && (alone || lightly) ? age64(window, add64(left, cost)) : 0;
         return go(d, (enum gh_mode)d.mode);
     }
     d.held = 1;
     if (mine) {
         uint64_t step = gh_pacer_step(r, base);
-        return wait_for(
-            d, GH_ON_OWN_DONE, me,
-            add64(now, behind && own->siblings < GH_S ? clamp64(own->siblings - base, step, r->recheck) : step));
+        return wait_for(d, GH_ON_OWN_DONE, me, add64(now, behind ? look_after(own, base, step, r) : step));
     }
 
     uint64_t until = add64(now, r->recheck);
@@ -464,17 +468,16 @@ struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct
     if (o.contended || o.registered)
         return among_equals(d, gpu, me, own, o.registered, empty, now, cost);
     /* Nearly all commands of unknown cost are short. Where processes begin at once, each has many. */
-    int unknown = cost >= GH_COST_UNKNOWN,
-        behind = after_siblings(own, cost, r->window_open, unknown ? r->recheck : UINT64_MAX);
+    int unknown = cost >= GH_COST_UNKNOWN;
+    int behind = after_siblings(own, cost, r->window_open, unknown ? r->recheck : UINT64_MAX);
     uint64_t left = gh_residue(own, now), step = gh_pacer_step(r, r->window_open);
     d.mode = GH_OPEN;
+    d.lone = !unknown && cost > r->window_open;
     if (behind)
-        return wait_for(d, GH_ON_OWN_DONE, me,
-                        add64(now, unknown ? step : clamp64(own->siblings - r->window_open, step, r->recheck)));
+        return wait_for(d, GH_ON_OWN_DONE, me, add64(now, look_after(own, r->window_open, step, r)));
     if (!empty && !fits_open(r, left, cost))
         return wait_for(d, GH_ON_OWN_DONE, me, add64(now, step));
     d.spare = share->cap ? 0 : age64(r->window_open, add64(left, cost));
-    d.lone = cost > r->window_open;
     return go(d, GH_OPEN);
 }
 

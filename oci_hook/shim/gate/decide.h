@@ -50,7 +50,7 @@ struct gh_own {
     uint64_t running_since; /* since when the oldest command in flight may have been running */
     uint64_t running_cost;  /* estimated GPU time of that command */
     uint64_t siblings;      /* GPU time left of the longest work in flight of another process of the container */
-    uint64_t waited;        /* how long the launch has been at the gate */
+    uint64_t waited;        /* time that the launch has been at the gate */
     uint64_t probed_at;     /* time of its last claim with a probe_until */
     const struct gh_peers *peers;
     uint8_t idle;  /* this process has nothing in flight, though the container may have */
@@ -66,7 +66,7 @@ struct gh_decision {
     uint8_t held;  /* publish as `held` of our slot */
     uint8_t blame; /* the peer of the same class for which the tenant waits; GH_SLOTS: it waits for no such peer */
     uint8_t ahead; /* to be kept in gh_own */
-    uint8_t lone;  /* with `go`: only if no other process of the tenant launches such a command at the same time */
+    uint8_t lone;  /* the tenant's processes launch such commands one by one, first the one that has waited longest */
     /* If the owner of a tenure must wait for a slot or for its cap, it yields: it sets its `end` to now at the
      * latest and wakes its waiters, since they may have calculated with an older v of this tenant. */
     uint64_t until;

@@ -153,6 +153,7 @@ static bool admit(struct gh_gate *g, struct gate_pass *pass, CUcontext context, 
         set_held(g, &held, !*prequeued && d.held, now);
         if (d.go || *prequeued || may_overtake(g, cost, came, now)) {
             g->threads.entering--;
+            slot_goes(&g->own_slot, came);
             if (!first) {
                 slot_waited(&g->own_slot, (now - came) * peers_scale(&g->peers));
                 slot_show_waiting(&g->own_slot, g->threads.entering);
@@ -238,6 +239,7 @@ static void enter(struct gh_gate *g, struct gate_pass *pass, CUfunction f, uint6
         gate_publish(g, now);
         tell_lower(g);
     }
+    slot_shows_long(&g->own_slot, inflight_unknown(&g->inflight));
     gh_unlock(&g->lock);
     if (counted && prequeued)
         prequeue_put(&g->prequeue, &g->lock, context, pass->stream, pass->estimate);

@@ -69,12 +69,17 @@ struct gh_decision gate_ask(struct gh_gate *g, uint64_t now, uint64_t came, uint
     if (cost > r->window_guarded) /* no window is smaller */
         own.siblings = slot_siblings(&g->own_slot, now, r->heartbeat_stale, &seen);
     struct gh_decision d = gh_decide(peers_view(&g->peers), peers_me(&g->peers), &own, now, cost);
-    if (d.lone && !slot_launches_long(&g->own_slot, seen, came, now, cost >= GH_COST_UNKNOWN)) {
+    bool unknown = cost >= GH_COST_UNKNOWN;
+    if (d.go && d.lone && !slot_launches_long(&g->own_slot, seen, came, now, unknown)) {
         own.siblings = GH_S, own.waited = 0;
         d = gh_decide(peers_view(&g->peers), peers_me(&g->peers), &own, now, cost);
     }
-    if (!d.go && own.idle && cost > r->window_guarded)
+    if (d.go && !d.lone && unknown)
+        slot_launches_unknown(&g->own_slot, now);
+    else if (!d.go && d.lone && own.idle)
         slot_waits_long(&g->own_slot, came, now);
+    if (d.go && (d.lone || unknown))
+        slot_had_unknown(&g->own_slot, inflight_unknown(&g->inflight));
     remember(g, &d, now);
     slot_mode(&g->own_slot, d.mode, d.go || d.on != GH_ON_SLOT ? 0 : (uint8_t)(d.slot + 1), now);
     if (d.go || d.held)

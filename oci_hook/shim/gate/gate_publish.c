@@ -122,8 +122,7 @@ void gate_retire(struct gh_gate *g, uint64_t now, const struct work *work, uint6
         usage_wait_credit(&g->usage, now, waited);
     gate_take_credit(g, now, (int64_t)(charge - waited) - (int64_t)work->known);
     inflight_retire(&g->inflight, work, now, g->threads.asleep);
-    if (!inflight_unknown(&g->inflight))
-        slot_knows_all(&g->own_slot);
+    slot_shows_long(&g->own_slot, inflight_unknown(&g->inflight));
     g->changed = true;
 }
 

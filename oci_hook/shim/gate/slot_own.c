@@ -86,7 +86,6 @@ static void take(struct slot_own *own) {
     if (!own->generation)
         own->generation = 1;
     own->process = &own->unseen;
-    own->long_at = 0;
     for (unsigned i = 0; i < GH_SLOT_PROCESSES; i++) {
         struct gh_slot_process *record = &own->page->process[i];
         bool withheld = false;
@@ -155,6 +154,7 @@ static void begin(struct gh_slot_page *page) {
 
 bool slot_attach(struct slot_own *own, unsigned gpu) {
     own->gpu = gpu;
+    own->long_at = 0;
     open_process_locks();
     own->page = map_own(gpu, &own->file);
     if (!own->page) {
@@ -254,17 +254,17 @@ struct gh_slot slot_own_view(struct slot_own *own, uint64_t now, uint64_t stale,
     return s;
 }
 
-/* A process that launches a long command says so before its record shows the work: else all that wait for the container's
- * turn would launch theirs when it comes. */
-#define SHOWN_WITHIN (200 * GH_US)
 #define WAITS_WITHIN (5 * GH_MS)   /* no sleep at the gate is longer than half of that */
 #define UNKNOWN_MOST (400 * GH_MS) /* a command of unknown cost may wait for another process, and may never end */
 
+static bool within(uint64_t at, uint64_t now, uint64_t length) { return (at > now ? at - now : now - at) <= length; }
+
+/* A process that launches a long command says so before its record shows the work: else all that wait for the container's
+ * turn would launch theirs when it comes. */
 uint64_t slot_siblings(const struct slot_own *own, uint64_t now, uint64_t stale, uint64_t *seen) {
     uint32_t top = WORD_LOAD_RELAXED(&own->page->head.top);
     uint64_t most = 0, at = *seen = __atomic_load_n(&own->page->head.long_at, __ATOMIC_ACQUIRE);
-    bool unknown = WORD_LOAD_RELAXED(&own->page->head.unknown_of);
-    if (at != own->long_at && at <= now && now - at < (unknown ? UNKNOWN_MOST : SHOWN_WITHIN))
+    if (at & GH_LONG_OPEN && at != own->long_at && within(at, now, at & GH_LONG_UNKNOWN ? UNKNOWN_MOST : WAITS_WITHIN))
         return GH_S;
     for (uint32_t i = 0; i < top && i < GH_SLOT_PROCESSES; i++) {
         const struct gh_slot_process *record = &own->page->process[i];
@@ -277,10 +277,10 @@ uint64_t slot_siblings(const struct slot_own *own, uint64_t now, uint64_t stale,
     return most;
 }
 
-/* No process waits that came before. */
+/* True if no process waits that came before. */
 static bool is_next(const struct gh_slot_head *head, uint64_t came, uint64_t now) {
     return WORD_LOAD_RELAXED(&head->long_came) >= came ||
-           age64(now, WORD_LOAD_RELAXED(&head->long_waits)) > WAITS_WITHIN;
+           !within(WORD_LOAD_RELAXED(&head->long_waits), now, WAITS_WITHIN);
 }
 
 void slot_waits_long(struct slot_own *own, uint64_t came, uint64_t now) {
@@ -291,23 +291,38 @@ void slot_waits_long(struct slot_own *own, uint64_t came, uint64_t now) {
     WORD_STORE_RELEASE(&head->long_waits, now);
 }
 
-bool slot_launches_long(struct slot_own *own, uint64_t seen, uint64_t came, uint64_t now, bool unknown) {
+void slot_goes(struct slot_own *own, uint64_t came) {
     struct gh_slot_head *head = &own->page->head;
-    if (!is_next(head, came, now))
-        return false;
-    own->long_at = now;
-    if (!__atomic_compare_exchange_n(&head->long_at, &seen, now, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
-        return false;
     if (WORD_LOAD_RELAXED(&head->long_came) == came)
         WORD_STORE_RELEASE(&head->long_waits, 0);
-    WORD_STORE_RELEASE(&head->unknown_of, unknown ? own->generation : 0);
+}
+
+static uint64_t open_at(uint64_t now, bool unknown) {
+    return (now & ~(GH_LONG_OPEN | GH_LONG_UNKNOWN)) | GH_LONG_OPEN | (unknown ? GH_LONG_UNKNOWN : 0);
+}
+
+bool slot_launches_long(struct slot_own *own, uint64_t seen, uint64_t came, uint64_t now, bool unknown) {
+    struct gh_slot_head *head = &own->page->head;
+    uint64_t at = open_at(now, unknown);
+    if (!is_next(head, came, now) ||
+        !__atomic_compare_exchange_n(&head->long_at, &seen, at, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        return false;
+    own->long_at = at;
     return true;
 }
 
-void slot_knows_all(struct slot_own *own) {
-    uint64_t mine = own->generation;
-    if (WORD_LOAD_RELAXED(&own->page->head.unknown_of) == mine)
-        __atomic_compare_exchange_n(&own->page->head.unknown_of, &mine, 0, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+void slot_launches_unknown(struct slot_own *own, uint64_t now) {
+    own->long_at = open_at(now, true);
+    WORD_STORE_RELEASE(&own->page->head.long_at, own->long_at);
+}
+
+void slot_had_unknown(struct slot_own *own, uint32_t unknown) { own->had_unknown = unknown; }
+
+void slot_shows_long(struct slot_own *own, uint32_t unknown) {
+    uint64_t at = own->long_at;
+    if (unknown <= own->had_unknown && at & GH_LONG_OPEN && WORD_LOAD_RELAXED(&own->page->head.long_at) == at)
+        __atomic_compare_exchange_n(&own->page->head.long_at, &at, at & ~GH_LONG_OPEN, false, __ATOMIC_RELEASE,
+                                    __ATOMIC_RELAXED);
 }
 
 void slot_publish(struct slot_own *own, const struct slot_record *r, uint64_t now) {
@@ -361,6 +376,6 @@ void slot_yield(struct slot_own *own, uint64_t now) {
 uint64_t slot_exits(struct slot_own *own) {
     uint64_t left = unpaid(own->process);
     WORD_STORE_RELEASE(&own->process->launched, WORD_LOAD_RELAXED(&own->process->done));
-    slot_knows_all(own);
+    slot_shows_long(own, 0);
     return left;
 }

@@ -22,7 +22,8 @@ struct slot_own {
     uint64_t wake_at;      /* too many threads sleep on our word: not woken before this */
     bool inherited;        /* the last owner of our record ended with work in flight */
     uint64_t unpaid;       /* GPU time of that work which no cap was charged */
-    uint64_t long_at;      /* when we launched a long command last */
+    uint64_t long_at;      /* head.long_at as we wrote it last */
+    uint32_t had_unknown;  /* see slot_had_unknown */
     struct slot_file file; /* other containers see its locks, and can put read locks in their way */
 };
 
@@ -54,15 +55,21 @@ void slot_wake(struct slot_own *own);
 
 /* The whole slot. *contexts: how many processes of ours have work, with this one even if no record is free to show it. */
 struct gh_slot slot_own_view(struct slot_own *own, uint64_t now, uint64_t stale, unsigned *contexts);
-/* GPU time left of the longest work in flight of another process of ours. *seen is for slot_launches_long. */
+/* GPU time left of the longest work in flight of another process of ours; GH_S while it is not shown, or unknown. *seen is for
+ * slot_launches_long. */
 uint64_t slot_siblings(const struct slot_own *own, uint64_t now, uint64_t stale, uint64_t *seen);
-/* A long command, which is at the gate since `came`, waits for others. Of our processes, the one goes first that has waited
- * longest, as long as it says so every few milliseconds. */
+/* A launch, which is at the gate since `came`. slot_waits_long: it is of a long command, and waits for others; of our processes,
+ * the one goes first that has waited longest, as long as it says so every few milliseconds. slot_launches_long: it goes on;
+ * false: another process of ours goes first, or has done so since `seen` was read. slot_goes: it has waited for the last time. */
 void slot_waits_long(struct slot_own *own, uint64_t came, uint64_t now);
-/* It is launched. False: another process of ours goes first, or has done so since `seen` was read. */
 bool slot_launches_long(struct slot_own *own, uint64_t seen, uint64_t came, uint64_t now, bool unknown);
-/* We have no command of unknown cost in flight any more. */
-void slot_knows_all(struct slot_own *own);
+void slot_goes(struct slot_own *own, uint64_t came);
+/* We launch a command of unknown cost where nobody waits for it long. */
+void slot_launches_unknown(struct slot_own *own, uint64_t now);
+/* unknown: number of our commands of unknown cost in flight; just before we launch a long command; and now. The latter, once it is
+ * in our record: if they are no more than before, its cost is known, or it is done. */
+void slot_had_unknown(struct slot_own *own, uint32_t unknown);
+void slot_shows_long(struct slot_own *own, uint32_t unknown);
 /* The process record, with a sign of life; or only one of these. */
 void slot_publish(struct slot_own *own, const struct slot_record *record, uint64_t now);
 void slot_alive(struct slot_own *own, uint64_t now);

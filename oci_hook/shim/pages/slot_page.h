@@ -12,6 +12,8 @@
 #define GH_SLOT_MAGIC 0x31544f4c53504847ull /* "GHPSLOT1" */
 #define GH_SLOT_VERSION 2u
 #define GH_SLOT_PROCESSES 112u
+#define GH_LONG_OPEN 1ull          /* its process does not show it yet, or it is unknown and in flight */
+#define GH_LONG_UNKNOWN 2ull       /* its cost is unknown */
 #define GH_WAITS 16u               /* bins of waits at the gate: bin i counts waits below GH_WAIT_FIRST << i */
 #define GH_WAIT_FIRST (64 * GH_US) /* the last bin counts all longer ones */
 
@@ -53,11 +55,11 @@ struct gh_slot_head {
     uint64_t asked_held;    /* the sum of `held_for` at the last count of `want` */
     uint64_t burst;         /* GPU time that it has at a time */
     uint64_t burst_charged; /* `charged` when that was counted; 0: not yet */
-    uint64_t long_at;       /* when one of its processes launched a long command last, while neighbours may come */
-    uint64_t long_came, long_waits; /* since when a process waits to launch one, longest of all; when it last said so */
-    uint64_t
-        unknown_of; /* owner of the process record that launched it, while its cost is unknown and it is in flight; else 0 */
-    uint64_t reserved1[15];
+    /* Long commands, which its processes launch one by one while neighbours may come: */
+    uint64_t long_at;    /* time of the last launch, GH_LONG_OPEN and GH_LONG_UNKNOWN in place of its last bits */
+    uint64_t long_came;  /* of all that wait to launch one: when the first came to the gate */
+    uint64_t long_waits; /* when its process last said that it waits */
+    uint64_t reserved1[16];
 };
 
 struct gh_slot_process {
