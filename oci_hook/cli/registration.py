@@ -83,7 +83,8 @@ def _lines(result: register.Result, dry_run: bool, remove: bool) -> list[str]:
     if result.restarted:
         lines.append(f"{result.engine}: reloaded with its new configuration")
     elif result.command:
-        lines.append(f"{result.engine}: takes effect after `{result.command}`")
+        why = f"; no reload, since {result.why}" if result.why else ""
+        lines.append(f"{result.engine}: takes effect after `{result.command}`{why}")
     return lines
 
 

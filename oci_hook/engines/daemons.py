@@ -20,6 +20,7 @@ SYSTEMD = "/run/systemd/system"
 FOLDERS = {"docker": "/etc/docker", "containerd": "/etc/containerd", "crio": "/etc/crio"}
 INIT_SCRIPTS = "/etc/init.d"
 SECONDS = 10  # in which a dockerd has read its file after SIGHUP
+SIGNAL_SECONDS = 0.5  # in which it has begun to
 SYSTEMCTL_SECONDS = 300  # in which a unit is restarted
 
 
@@ -43,12 +44,20 @@ def stale(name: str, path: Path) -> list[int]:
     return [pid for pid, offered in asked if offered is not None and NAME not in offered]
 
 
+def not_to_reload(name: str, path: Path) -> str:
+    """Why the running daemons that read this file must not be told to reload it; "" if they may."""
+    whys = (docker.not_to_reload(words, path) for _, words in readers(name, path)) if name == "docker" else ()
+    return next(filter(None, whys), "")
+
+
 def command(name: str, path: Path) -> str:
     """The command that makes the running daemon read its files, as this machine starts daemons; "" if the engine needs none."""
     if engine(name).RELOAD is None:
         return ""
     unit, verb = engine(name).RELOAD
     pids = [pid for pid, _ in readers(name, path)]
+    if not_to_reload(name, path):
+        return f"systemctl restart {unit}" if os.path.isdir(SYSTEMD) else f"a restart of process {pids[0]}"
     if os.path.isdir(SYSTEMD) or not pids:
         return f"systemctl {verb} {unit}"
     if name == "docker":
@@ -60,8 +69,11 @@ def command(name: str, path: Path) -> str:
 
 def take_effect(name: str, path: Path) -> bool:
     """Make a running engine read its configuration; False if none runs, or if we cannot. Raises OSError with systemctl's
-    last line."""
+    last line, or where a daemon ends at it or answers no more."""
     unit, verb = engine(name).RELOAD
+    if not_to_reload(name, path):
+        return False
+    told = [(pid, start_time(pid), asked(words)) for pid, words in readers(name, path)] if name == "docker" else []
     systemctl = shutil.which("systemctl")
     if (
         systemctl
@@ -76,13 +88,33 @@ def take_effect(name: str, path: Path) -> bool:
             if done.returncode != 0:
                 said = (done.stderr or done.stdout).strip().splitlines()
                 raise OSError(said[-1] if said else f"status {done.returncode}")
-        return True
-    if name != "docker":
+    elif not told:
         return False
-    told = [pid for pid, _ in readers(name, path)]
-    for pid in told:
-        os.kill(pid, signal.SIGHUP)
-    return bool(told)
+    else:
+        for pid, _, _ in told:
+            os.kill(pid, signal.SIGHUP)
+    for pid, start, host in told:
+        goes_on(pid, start, host)
+    return True
+
+
+def asked(words: list[str]) -> str:
+    """Where the dockerd with this command line answers; "" if it does not."""
+    host = listens(words)[0]
+    return host if docker_runtimes(host) is not None else ""
+
+
+def goes_on(pid: int, start: int, host: str) -> None:
+    """Waits until a dockerd has acted on its signal: docker 20.10 ends at some files. host: "" where it is not asked. Raises
+    OSError."""
+    time.sleep(SIGNAL_SECONDS)
+    end = time.monotonic() + SECONDS
+    while start_time(pid) == start:
+        if not host or docker_runtimes(host) is not None:
+            return
+        if time.monotonic() > end:
+            raise OSError(f"dockerd ({pid}) does not answer any more")
+    raise OSError(f"dockerd ({pid}) ended")
 
 
 def have_read(name: str, path: Path) -> bool:

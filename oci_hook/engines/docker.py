@@ -5,11 +5,28 @@ from pathlib import Path
 
 from oci_hook.engines import json_text
 from oci_hook.engines.edits import NAME, Notes, Registration, Target
-from oci_hook.errors import refuse
-from oci_hook.observe.daemons import flag_value, running
+from oci_hook.errors import GhError, refuse
+from oci_hook.observe.daemons import flag_value, flag_values, running
 
 PROGRAMS = ("dockerd",)
 FILE = "/etc/docker/daemon.json"
+# Keys of daemon.json whose flag is not only `--KEY` (dockerd --help). Runtimes are merged at a start.
+OTHER_FLAGS = {
+    "debug": ("-D",),
+    "log-level": ("-l",),
+    "hosts": ("--host", "-H"),
+    "labels": ("--label",),
+    "log-opts": ("--log-opt",),
+    "storage-opts": ("--storage-opt",),
+    "exec-opts": ("--exec-opt",),
+    "dns-opts": ("--dns-opt",),
+    "registry-mirrors": ("--registry-mirror",),
+    "insecure-registries": ("--insecure-registry",),
+    "default-ulimits": ("--default-ulimit",),
+    "default-address-pools": ("--default-address-pool",),
+    "node-generic-resources": ("--node-generic-resource",),
+    "authorization-plugins": ("--authorization-plugin",),
+}
 RELOAD = ("docker", "reload")  # dockerd reads both keys again on SIGHUP; containers keep running
 
 
@@ -63,6 +80,24 @@ def refuse_flag(path: Path) -> None:
                 f"{path}: the running dockerd ({pid}) has the flag --default-runtime {flag:.60} and would not start with"
                 " default-runtime in this file too; remove the flag first",
             )
+
+
+def not_to_reload(words: list[str], path: Path) -> str:
+    """Why the dockerd with this command line must not be told to read the file again; "" if it may.
+
+    A reload takes the runtimes of the file in place of those of the flags; where the default is among these, docker 20.10 panics
+    and 26.1 refuses. A start has both. A key that flags and file have is refused at a start as well.
+    """
+    named = [value.partition("=")[0] for value in flag_values(words, "--add-runtime")]
+    if named:
+        return f"its flags name the runtime {', '.join(named):.60}, which a reload would drop: move it to {path}"
+    try:
+        data = json_text.parse(path.read_text(), path)
+    except (OSError, UnicodeDecodeError, GhError):
+        return ""
+    flags = {word.partition("=")[0] if word.startswith("--") else word[:2] for word in words}
+    both = [key for key in data if flags.intersection((f"--{key}", *OTHER_FLAGS.get(key, ())))]
+    return f"{path} and its flags both have {both[0]:.40}, so that it would not start: remove one" if both else ""
 
 
 def strip(text: str, notes: Notes, registration: Registration, path: Path) -> str | None:

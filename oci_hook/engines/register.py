@@ -24,13 +24,14 @@ from oci_hook.errors import GhError, refuse
 class Result:
     """The changes made, or with dry_run planned, to one engine's files.
 
-    command: makes the running engine read them; "" if it has read them. restarted: this was done, and it has read them.
-    unused: why the engine was left alone.
+    command: makes the running engine read them; "" if it has read them. why: it is not a reload. restarted: this was done, and
+    it has read them. unused: why the engine was left alone.
     """
 
     engine: str
     changes: list[FileChange]
     command: str = ""
+    why: str = ""
     restarted: bool = False
     unused: str = ""
 
@@ -134,6 +135,7 @@ def _finish(results: list[Result], record: Record, dry_run: bool, restart: bool,
         path = result.changes[0].path
         if result.changed or not remove and daemons.stale(result.engine, path):
             result.command = daemons.command(result.engine, path)
+            result.why = daemons.not_to_reload(result.engine, path)
     if dry_run:
         return
     for result in results:
@@ -176,14 +178,10 @@ def _restart(result: Result, record: Record, former: dict[str, dict[str, Any]], 
             record.forget(result.engine, Path(new))
         record.restore(result.engine, former, backups)
         try:
-            daemons.take_effect(result.engine, path)
+            now = "it runs again" if daemons.take_effect(result.engine, path) else "it does not run: start it"
         except OSError as again:
-            raise refuse(
-                "GH-509", f"{result.command}: {e}; its files were put back, and it still fails: {again}; see its log"
-            ) from None
-        raise refuse(
-            "GH-509", f"{result.command}: {e}; its files were put back and it runs again; see its log"
-        ) from None
+            now = f"it still fails: {again}"
+        raise refuse("GH-509", f"{result.command}: {e}; its files were put back, and {now}; see its log") from None
 
 
 def printed(names: Sequence[str], registration: Registration) -> list[tuple[str, str, list[tuple[str, str]]]]:

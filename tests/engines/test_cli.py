@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from oci_hook.cli.main import cli
 from oci_hook.engines import daemons, edits
 from oci_hook.ledger import events
+from tests.engines.box import until
 
 
 class Machine:
@@ -193,7 +195,8 @@ def test_a_restart_that_fails_is_rolled_back(machine: Machine, systemd: Path, tm
     (tmp_path / "bad").touch()
     output = machine.run("install", "--engine", "docker", "--restart", status=1)
     assert (
-        output.startswith("GH-509: systemctl reload docker: ") and "its files were put back and it runs again" in output
+        output.startswith("GH-509: systemctl reload docker: ")
+        and "its files were put back, and it runs again" in output
     )
     assert machine.daemon_json.read_text() == '{"debug": true}'
     assert systemd.read_text().count("reload docker") == 2
@@ -217,7 +220,8 @@ def test_an_uninstall_whose_restart_fails_is_rolled_back(
     (tmp_path / "bad-without").touch()
     output = machine.run("uninstall", "--engine", "docker", "--restart", status=1)
     assert (
-        output.startswith("GH-509: systemctl reload docker: ") and "its files were put back and it runs again" in output
+        output.startswith("GH-509: systemctl reload docker: ")
+        and "its files were put back, and it runs again" in output
     )
     assert machine.daemon_json.read_bytes() == installed
     assert {path: path.is_file() and path.read_bytes() for path in (machine.prefix / "etc").rglob("*")} == etc
@@ -253,6 +257,25 @@ def test_what_systemctl_says_is_one_line(
     said = f"GH-509: systemctl reload docker: {why}; its files were put back, and it still fails: {why}; see its log"
     assert output.splitlines()[0] == said
     assert machine.daemon_json.read_text() == "{}"
+
+
+def test_a_daemon_that_ends_at_the_reload_is_an_error(machine: Machine, tmp_path: Path) -> None:
+    """docker 20.10 does so at some files; nothing of ours stays in its file, and nothing says that it was reloaded."""
+    machine.daemon_json.parent.mkdir(parents=True)
+    machine.daemon_json.write_text("{}")
+    program = tmp_path / "dockerd"  # the process's name is the script's
+    program.write_text("#!/bin/sh\nwhile sleep 1; do :; done\n")
+    program.chmod(0o755)
+    dockerd = subprocess.Popen([program, f"--config-file={machine.daemon_json}"])
+    try:
+        assert until(lambda: list(daemons.readers("docker", machine.daemon_json)))
+        output = machine.run("install", "--engine", "docker", "--restart", status=1)
+        assert output.startswith(f"GH-509: kill -HUP {dockerd.pid}: dockerd ({dockerd.pid}) ended; ")
+        assert "its files were put back, and it does not run: start it" in output
+        assert machine.daemon_json.read_text() == "{}"
+    finally:
+        dockerd.kill()
+        dockerd.wait()
 
 
 def tree(folder: Path) -> dict[Path, object]:

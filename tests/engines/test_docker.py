@@ -297,3 +297,41 @@ def test_loaded_later_and_still_offered_when_uninstalled(place: Place) -> None:
         assert "gpu-hook" not in docker("info", "--format", "{{json .Runtimes}}").stdout
     finally:
         docker.stop()
+
+
+@pytest.mark.parametrize("default", (False, True))
+def test_a_reload_that_would_lose_what_flags_name_is_not_made(place: Place, default: bool) -> None:
+    """A reload takes the file's runtimes in place of the flags'. docker 20.10 panics where the default is among these."""
+    flags = ("--add-runtime=nvidia=/usr/bin/runc", *(("--default-runtime=nvidia",) if default else ()))
+    docker = Docker(place, f"flags{default:d}", flags)
+    docker.config.write_text("{}\n")
+    config = ("--engine", "docker", "--config", str(docker.config))
+    docker.start()
+    try:
+        said = place.gpu_hook("install", *config, "--restart")
+        assert "docker: takes effect after `a restart of process" in said, said
+        assert "its flags name the runtime nvidia, which a reload would drop" in said and "reloaded" not in said
+        assert docker("info", "--format", "{{.DefaultRuntime}}").stdout.strip() == ("nvidia" if default else "runc")
+        assert '"nvidia"' in docker("info", "--format", "{{json .Runtimes}}").stdout
+        docker.stop()
+        docker.start()
+        offered = docker("info", "--format", "{{json .Runtimes}}").stdout
+        assert '"nvidia"' in offered and '"gpu-hook"' in offered
+        assert "unchanged" in place.gpu_hook("install", *config, "--restart")
+        said = place.gpu_hook("uninstall", *config, "--restart")
+        assert "takes effect after `a restart" in said and docker.answers()
+    finally:
+        docker.stop()
+
+
+def test_a_file_that_contradicts_the_flags_is_not_reloaded(place: Place) -> None:
+    docker = Docker(place, "contradicts", ("--label=a=b",))
+    docker.config.write_text("{}\n")
+    docker.start()
+    try:
+        docker.config.write_text('{"labels": ["c=d"]}\n')
+        said = place.gpu_hook("install", "--engine", "docker", "--config", str(docker.config), "--restart")
+        assert "and its flags both have labels, so that it would not start: remove one" in said, said
+        place.gpu_hook("uninstall", "--engine", "docker", "--config", str(docker.config))
+    finally:
+        docker.stop()

@@ -125,7 +125,10 @@ def docker_findings(change: FileChange, settings: Settings | None, option: str) 
             fix = f"gpu-hook install --engine docker --config {file}{option}"
             yield CheckResult("docker", WARN, f"the running dockerd ({pid}) reads {file} instead", "GH-510", fix)
     for pid in daemons.stale("docker", change.path):
-        message = f"the running dockerd ({pid}) has not read {change.path}"
+        why = daemons.not_to_reload("docker", change.path)
+        message = f"the running dockerd ({pid}) has not read {change.path}" + (
+            f"; no reload, since {why}" if why else ""
+        )
         yield CheckResult("docker", WARN, message, "GH-510", daemons.command("docker", change.path))
 
 
