@@ -124,7 +124,7 @@ def start(given: "State", settings: "Settings", teller: program.Program, claim: 
     from oci_hook.ledger.inventory import load
 
     container = live.open_container(given.pid, spec.rootfs(config, given.bundle))
-    grant = _held(given, settings) or _adopted(given, config, settings, began)
+    grant = _held(given, config, settings) or _adopted(given, config, settings, began)
     if settings.mode == "standalone":
         if grant is None:
             give(request, given, config, container, settings, began)
@@ -208,7 +208,7 @@ def give_claimed(
     nvidia_hooks.check(config)
     container = live.open_container(given.pid, spec.rootfs(config, given.bundle))
     devices = DeviceCgroup(given.pid)
-    before = _held(given, settings)
+    before = _held(given, config, settings)
     inventory = load(settings)
     grant = resource_claims.take(claim, _who(given, config), _life(given.pid, devices), inventory, settings)
     try:
@@ -290,16 +290,21 @@ def _unedited(config: "Spec") -> "Spec":
     return config
 
 
-def _held(given: "State", settings: "Settings") -> "Grant | None":
+def _held(given: "State", config: "Spec", settings: "Settings") -> "Grant | None":
     """The grant that gpu-hook-runtime made for this container, or this hook at its earlier stage.
 
-    The grant's key is made from the runtime's root, which a hook does not know. So the grant is found by id and bundle,
-    and trusted only if its page and the shims are found in the container.
+    The grant's key is made from the runtime's root, which a hook does not know. So the grant is found by id and bundle: of
+    gpu-hook-runtime by the key in the spec's marker, since a former container may have had the same id and bundle. It is trusted
+    only if its page and the shims are found in the container.
     """
+    from oci_hook.apply.to_spec import marked
+    from oci_hook.ledger.life import BUNDLE_ROOT
     from oci_hook.ledger.store import snapshot
 
+    key = marked(config)
     for grant in snapshot(settings.state_dir):
-        if grant.who.id == given.id and os.path.realpath(grant.who.bundle) == os.path.realpath(given.bundle):
+        ours = grant.key == key or grant.who.root.startswith(BUNDLE_ROOT)
+        if ours and grant.who.id == given.id and os.path.realpath(grant.who.bundle) == os.path.realpath(given.bundle):
             return grant
     return None
 

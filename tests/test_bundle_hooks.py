@@ -60,3 +60,27 @@ def test_a_refusal(prefix: Install, bundle: Bundle, runc: Runc) -> None:
     done = runc.create(folder)
     assert done.returncode != 0 and "GH-201" in done.stderr
     assert prefix.grants() == ()
+
+
+@pytest.mark.parametrize("edits", ["left", "of a fresh file"])
+@pytest.mark.parametrize("end", ["by itself", "deleted"])
+def test_a_bundle_that_the_wrapper_has_run(prefix: Install, bundle: Bundle, runc: Runc, edits: str, end: str) -> None:
+    """README's way, then runc.md's, with the same id: the edits of the wrapper go, and its grant is no other container's."""
+    folder = bundle(ASK, args=["true"])
+    config = folder / "config.json"
+    fresh = config.read_text()
+    done = runc.run(folder, prefix)
+    assert done.returncode == 0, done.stderr
+    same = runc.ids[-1]
+    if end == "deleted":
+        runc("delete", "--force", same, program=prefix.program)
+    if edits == "of a fresh file":
+        config.write_text(fresh)
+    gpu_hook(prefix, "bundle", str(folder))
+    for _ in range(2):
+        done = runc("run", "--bundle", str(folder), same)
+        assert done.returncode == 0, done.stderr
+        assert prefix.grants() == ()
+    gpu_hook(prefix, "bundle", "--remove", str(folder))
+    left = json.loads(config.read_text())
+    assert left["linux"].pop("devices", []) == [] and left == json.loads(fresh)

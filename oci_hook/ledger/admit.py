@@ -83,7 +83,8 @@ def admit_on(
     tiers = _tiers(settings, inventory)  # before the node's lock is taken, which others wait for
     bounds = _bounds(settings) if request.terms.preempt_tolerance_us is not None else ()
     for seconds in (QUICK, PATIENT):
-        with store.open_ledger(settings.state_dir, seconds=seconds, made=key) as ledger:
+        new = life.init[0] if life.init else 0
+        with store.open_ledger(settings.state_dir, seconds=seconds, made=key, new=new) as ledger:
             try:
                 _check_free(ledger, key, who, instead_of)
             except GhError:

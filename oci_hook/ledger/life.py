@@ -188,18 +188,18 @@ def _cgroup_inode(path: str) -> int:
         return 0
 
 
-def occupied(life: Life) -> bool:
-    """Whether a process is in its cgroup; a cgroup that cannot be read counts as occupied."""
+def occupied(life: Life, but: int = 0) -> bool:
+    """Whether a process is in its cgroup, other than `but`; a cgroup that cannot be read counts as occupied."""
     if not life.cgroup:
         return False
     try:
         if not is_container(life.cgroup, life.cgroup_inode):
             return False
-        if os.path.exists(life.cgroup + "/cgroup.events"):  # cgroup v2 answers for the whole subtree
+        if not but and os.path.exists(life.cgroup + "/cgroup.events"):  # cgroup v2 answers for the whole subtree
             return b"populated 0" not in read_file(life.cgroup + "/cgroup.events")
         # 0: a process of a pid namespace that we do not see.
         found = cgroup_tree.processes(life.cgroup, CGROUPS_MAX)
-        return any(not pid or start_time(pid) for pids in found for pid in pids)
+        return any(not pid or pid != but and start_time(pid) for pids in found for pid in pids)
     except cgroup_tree.TooManyCgroups:
         return cgroup_tree.any_belongs(life.cgroup, SCAN_SECONDS)
     except (FileNotFoundError, NotADirectoryError):

@@ -31,18 +31,33 @@ class Judge:
     pages: the folder of the grants' pages. seconds: of processor time, to look for processes that hold a grant; tenants can
     make more processes than that is enough for. made: the key of the grant whose container is to be made anew: the caller
     of its runtime knows that no container of that id lives, so it has ended if the runtime and its cgroup say so, too.
+    new: the init of a container that is being made, 0 none: in the cgroup that was planned for a former one of its id it keeps
+    that one's grant not alive.
     later: treat a grant as living if only a look at all processes could tell, and note its key in `wanted`. Call `look`
     then, which needs no lock, and `current` again. unsure: keys of grants that are kept only because not every process
     could be looked at.
     """
 
-    __slots__ = ("wanted", "unsure", "_pages", "_made", "_seconds", "_later", "_boot", "_space", "_held", "_living")
+    __slots__ = (
+        "wanted",
+        "unsure",
+        "_pages",
+        "_made",
+        "_new",
+        "_seconds",
+        "_later",
+        "_boot",
+        "_space",
+        "_held",
+        "_living",
+    )
 
-    def __init__(self, pages: str, seconds: float = PATIENT, later: bool = False, made: str = "") -> None:
+    def __init__(self, pages: str, seconds: float = PATIENT, later: bool = False, made: str = "", new: int = 0) -> None:
         self.wanted: set[str] = set()
         self.unsure: set[str] = set()
         self._pages = pages
         self._made = made
+        self._new = new
         self._seconds = seconds
         self._later = later
         self._boot = ""
@@ -125,7 +140,7 @@ class Judge:
             return grant
         # A process may have left the mount namespace, as user namespaces allow; it cannot leave the cgroup. If the
         # runtime's file names another container of this id, the cgroup is that container's.
-        if reported is None and life.init is None and lives.occupied(life):
+        if reported is None and life.init is None and lives.occupied(life, self._new):
             return grant
         return None
 

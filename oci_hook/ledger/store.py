@@ -79,7 +79,7 @@ class Ledger:
         ),
     )
 
-    def __init__(self, state_dir: str, wait: bool = True, seconds: float = QUICK, made: str = "") -> None:
+    def __init__(self, state_dir: str, wait: bool = True, seconds: float = QUICK, made: str = "", new: int = 0) -> None:
         self.grants: tuple[Grant, ...] = ()
         self.swept: tuple[Grant, ...] = ()
         self.late: set[str] = set()
@@ -89,7 +89,7 @@ class Ledger:
         self._pages = f"{state_dir}/{PAGES_DIR}"
         self._lock = -1
         self._wait = wait
-        self._judge = Judge(self._pages, seconds, later=True, made=made)
+        self._judge = Judge(self._pages, seconds, later=True, made=made, new=new)
         self._unclear = False  # STATE/messages/unclear is set
         self._messages: list[str] = []  # the names of its messages
         self._made: list[str] = []  # the keys of its new grants
@@ -340,14 +340,14 @@ class Ledger:
             self._lock = -1
 
 
-def open_ledger(state_dir: str, wait: bool = True, seconds: float = QUICK, made: str = "") -> Ledger:
+def open_ledger(state_dir: str, wait: bool = True, seconds: float = QUICK, made: str = "", new: int = 0) -> Ledger:
     """`with open_ledger(state_dir) as ledger:` holds the node's lock; grants of ended containers are swept first.
 
     Raises NodeError GH-303: the state directory is not safe to use, the disk fails, a grant file is damaged, or the
     lock is held for more than LOCK_SECONDS. wait=False: raises BlockingIOError at once where another process holds the
-    lock (and so has just swept). seconds, made: as of proof.Judge.
+    lock (and so has just swept). seconds, made, new: as of proof.Judge.
     """
-    return Ledger(state_dir, wait, seconds, made)
+    return Ledger(state_dir, wait, seconds, made, new)
 
 
 def snapshot(state_dir: str) -> tuple[Grant, ...]:
