@@ -80,11 +80,11 @@ class Agent:
         self._server: Server | None = None
         self._wakeup: tuple[socket.socket, socket.socket] | None = None
         self._lock, self._locked = -1, ""  # of which state directory
-        self._told = given  # to commands, by the lock's file
+        self._told, self._why = given.replace(address="none"), ""  # to commands, by the lock's file
         self._stop = False
 
     def run(self) -> int:
-        """Raises NodeError GH-320, GH-321, GH-303."""
+        """Raises NodeError GH-320, GH-303."""
         self._open()
         try:
             policy = self._node.options.policy
@@ -116,7 +116,8 @@ class Agent:
         node.load_settings()
         if node.state_dir != self._locked:
             self._hold()
-            whereabouts.tell(self._lock, self._told)
+            whereabouts.tell(self._lock, self._told, self._why)
+        self._listen()
         node.problem("disk", full(node.state_dir))
         self._ledger.tick(now)
         self._response.tick()
@@ -155,7 +156,6 @@ class Agent:
             key.data(time.monotonic())
 
     def _open(self) -> None:
-        node = self._node
         self._hold()
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a few descriptors per container
@@ -166,19 +166,25 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self._selector.register(read.fileno(), selectors.EVENT_READ, lambda now: _drain(read))
-        address = node.options.address
-        if address != "none":
-            host, port = options.split(node.options.address)
-            try:
-                pages, healthy = web.pages(self._publisher), self._publisher.healthy
-                self._server = Server(self._selector, host, port, self._token, pages, healthy)
-                address = f"{host}:{self._server.port}" if ":" not in host else f"[{host}]:{self._server.port}"
-            except OSError as e:
-                raise refuse(
-                    "GH-321", f"agent.address {node.options.address}: {e.strerror}; choose another, or none"
-                ) from None
-        self._told = node.options.replace(address=address)
-        whereabouts.tell(self._lock, self._told)
+        self._listen()
+
+    def _listen(self) -> None:
+        """Serve the pages, unless this goes on already. They are for show: whoever has their port keeps the agent from nothing
+        else, and it tries again. Commands are told to ask at that port only while it is ours."""
+        given = self._node.options
+        if given.address == "none" or self._server:
+            return
+        host, port = options.split(given.address)
+        at, why = "none", ""
+        try:
+            pages, healthy = web.pages(self._publisher), self._publisher.healthy
+            self._server = Server(self._selector, host, port, self._token, pages, healthy)
+            at = f"{host}:{self._server.port}" if ":" not in host else f"[{host}]:{self._server.port}"
+        except OSError as e:
+            why = f"GH-321: nothing is served at agent.address {given.address}: {e.strerror}; choose another, or none"
+        self._node.problem("page", why)
+        self._told, self._why = given.replace(address=at), why
+        whereabouts.tell(self._lock, self._told, self._why)
 
     def _hold(self) -> None:
         """Be the one agent of the state directory that the settings name now. Raises NodeError GH-320, GH-303."""

@@ -81,6 +81,10 @@ def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[CheckR
         address = whereabouts.used(settings.state_dir, options.load(prefix)).address
     except GhError:
         return  # reported by another check
+    if why := whereabouts.why_nowhere(settings.state_dir):
+        message = f"runs{of}, and cannot be asked: {why.removeprefix('GH-321: ')}"
+        yield CheckResult("agent", WARN, message, "GH-321", "ss -ltnp")
+        return
     if address == "none":
         yield CheckResult("agent", OK, f"runs{of}; it cannot be asked, since its address is set to none")
         return

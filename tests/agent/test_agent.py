@@ -463,6 +463,35 @@ def test_beyond_loopback_only_with_a_token(stage: Stage, tmp_path: Path) -> None
         agent.kill()
 
 
+def test_whoever_has_its_port_keeps_it_from_nothing_else(stage: Stage, root: Path, tmp_path: Path) -> None:
+    """Any user may be first on a port above 1023. A container that goes past the shim is found all the same."""
+    metrics = tmp_path / "gpu_hook.prom"
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        agent = Agent(stage, "--address", f"127.0.0.1:{port}", "--textfile", str(metrics))
+        try:
+            problem = 'gpu_hook_agent_problem{problem="page"} '
+            wait_for(lambda: metrics.exists() and f"{problem}1\n" in metrics.read_text())
+            assert "GH-321: nothing is served at agent.address" in agent.log.read_text()
+            r = CliRunner().invoke(cli, ["doctor", "--json", "--prefix", str(stage.prefix)], catch_exceptions=False)
+            (said,) = [f for f in json.loads(r.output)["findings"] if f["check"] == "agent"]
+            assert said["state"] == "warn" and said["code"] == "GH-321" and "Address already in use" in said["message"]
+            r = CliRunner().invoke(cli, ["ps", "--prefix", str(stage.prefix)], catch_exceptions=False)
+            other.setblocking(False)
+            with pytest.raises(BlockingIOError):  # no command has asked there
+                other.accept()
+            stage.start(root, "/bin/bypass", "300")
+            wait_for(lambda: 'gpu_hook_findings_total{kind="no-shim"} 1\n' in metrics.read_text())
+            other.close()
+            agent.port = port
+            wait_for(lambda: f"{problem}0\n" in metrics.read_text())
+            assert agent.node()["agent"]["state"] == "ok"
+        finally:
+            agent.kill()
+
+
 def test_doctor_has_a_line_on_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

@@ -9,27 +9,38 @@ from oci_hook.core.layout import AGENT_LOCK
 MAX = 16384
 
 
-def tell(fd: int, options: Options) -> None:
-    """Write down this process and its options in the lock file. Never fails: a full disk leaves the file empty."""
+def tell(fd: int, options: Options, why: str = "") -> None:
+    """Write down this process and its options in the lock file. why: it is at no address, though it should be at one. Never
+    fails: a full disk leaves the file empty."""
     try:
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n{options.address}\n{options.token_file}\n".encode(), 0)
+        os.pwrite(fd, f"{os.getpid()}\n{options.address}\n{options.token_file}\n{why}\n".encode(), 0)
     except OSError:
         pass
 
 
 def used(state_dir: str, given: Options) -> Options:
     """The options of the agent that runs; `given`, those of the settings, where none runs or says other ones."""
+    words = _told(state_dir)
+    return given.replace(address=words[1], token_file=words[2]) if words else given
+
+
+def why_nowhere(state_dir: str) -> str:
+    """Why the agent that runs is not at the address where it should be; "" where it is there, or should be at none."""
+    words = _told(state_dir)
+    return words[3] if words else ""
+
+
+def _told(state_dir: str) -> list[str]:
+    """The lines of the agent that runs: process, address, token's file, why; [] where none runs or the file says less."""
     path = f"{state_dir}/{AGENT_LOCK}"
     try:
         with open(path, "rb") as file:
             words = file.read(MAX).decode().split("\n")
     except (OSError, ValueError):
-        return given
+        return []
     pid = holder(path)
-    if not pid or len(words) < 4 or words[0] != str(pid):
-        return given
-    return given.replace(address=words[1], token_file=words[2])
+    return words if pid and len(words) >= 4 and words[0] == str(pid) else []
 
 
 def holder(path: str) -> int:
