@@ -162,6 +162,29 @@ def test_a_tenant_with_a_thousand_attributes_stops_nobody(state: str) -> None:
     check(state, GPUS[0], one, *others)
 
 
+@pytest.mark.parametrize("flag", ["+i", "+a"])
+@pytest.mark.parametrize("grown", [0, slot_files.TMPFS_SIZE // 2 - (1 << 16)])
+def test_a_tenant_that_forbids_changes_of_its_file_stops_nobody(state: str, flag: str, grown: int) -> None:
+    """With CAP_LINUX_IMMUTABLE, on tmpfs since Linux 6.6: nobody can remove the file, nor open it for writing."""
+    one, two = make(1), make(2)
+    put(state, one, two)
+    for slot in (1, 2):
+        path = slot_files.slot_path(state, GPUS[0], slot)
+        with open(path, "r+b") as file, contextlib.suppress(OSError):  # there is no more room
+            os.posix_fallocate(file.fileno(), 0, grown or SLOT_FILE_SIZE)
+        if subprocess.run(["chattr", flag, path], capture_output=True).returncode:
+            pytest.skip("this kernel's tmpfs has no such flags")
+    again = one.replace(born=999)  # another container in slot 1; nobody in slot 2
+    with store.open_ledger(state) as ledger:
+        ledger.remove(one.key)
+        ledger.remove(two.key)
+        ledger.put(again, bytes(4096), {GPUS[0]: 5})
+    check(state, GPUS[0], again)
+    others = [make(slot) for slot in range(2, SLOTS + 1)]
+    put(state, *others)
+    check(state, GPUS[0], again, *others)
+
+
 def test_a_tenant_that_fills_the_tmpfs_stops_nobody(state: str) -> None:
     """It grows its file for as long as others come; each of them gets its slot."""
     put(state, one := make(1))
