@@ -250,7 +250,7 @@ def memory_request(given: Given) -> None:
     """A request stands beside its limit, and is at most the limit. NVIDIA's toolkit wants both."""
     asked, limit = given.wishes.get("memory-request"), given.wishes.get("memory")
     if asked is None:
-        if limit is not None and limit.key.endswith("NVIDIA_GPU_MEMORY_LIMIT"):
+        if limit is not None and limit.key.endswith(("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_LIMITS")):
             given.complain("GH-103", f"{limit} stands alone; NVIDIA_GPU_MEMORY_REQUEST belongs beside it")
         return
     if limit is None:

@@ -144,6 +144,9 @@ def test_capabilities_are_bounded_by_what_a_share_may_have(words: str, share: tu
     assert all_of_it and all_of_it.terms.capabilities == whole
 
 
+PAIR = {"NVIDIA_GPU_MEMORY_REQUEST": "1", "NVIDIA_GPU_MEMORY_LIMIT": "4096"}
+
+
 @pytest.mark.parametrize(
     ("annotations", "code"),
     [
@@ -152,6 +155,16 @@ def test_capabilities_are_bounded_by_what_a_share_may_have(words: str, share: tu
         ({"NVIDIA_GPU_MEMORY_LIMIT": "4096"}, "GH-103"),
         ({"NVIDIA_GPU_MEMORY_REQUEST": "4096"}, "GH-103"),
         ({"NVIDIA_GPU_MEMORY_REQUEST": "4097", "NVIDIA_GPU_MEMORY_LIMIT": "4096"}, "GH-103"),
+        ({"NVIDIA_GPU_MEMORY_LIMITS": "4096"}, "GH-103"),
+        ({"NVIDIA_GPU_MEMORY_REQUESTS": "4096"}, "GH-103"),
+        ({"NVIDIA_GPU_MEMORY_REQUESTS": "4097", "NVIDIA_GPU_MEMORY_LIMITS": "4096"}, "GH-103"),
+        ({"NVIDIA_GPU_MEMORY_REQUESTS": "4097", "NVIDIA_GPU_MEMORY_LIMIT": "4096"}, "GH-103"),
+        ({**PAIR, "NVIDIA_GPU_MEMORY_LIMITS": "8192"}, "GH-103"),
+        ({**PAIR, "NVIDIA_GPU_MEMORY_REQUESTS": "2"}, "GH-103"),
+        *(
+            ({**PAIR, "NVIDIA_GPU_MEMORY_LIMIT": words}, "GH-101")
+            for words in ("", "-1", "1e3", "4096MiB", "4.5", "0x1000", "٤")
+        ),
         ({"NVIDIA_GPU_MEMORY_REQUEST": "0", "NVIDIA_GPU_MEMORY_LIMIT": "4096"}, "GH-101"),
         ({"NVIDIA_GPU_MEMORY_REQUEST": "1", "NVIDIA_GPU_MEMORY_LIMIT": "4Gi"}, "GH-101"),
         ({"NVIDIA_GPU_MEMORY_REQUEST": "1", "NVIDIA_GPU_MEMORY_LIMIT": "4096", P + "memory": "1Gi"}, "GH-104"),
@@ -161,15 +174,19 @@ def test_capabilities_are_bounded_by_what_a_share_may_have(words: str, share: tu
 def test_what_is_refused(annotations: dict[str, str], code: str) -> None:
     with pytest.raises(RequestError) as e:
         asked(annotations)
-    assert [p.code for p in e.value.problems] == [code]
+    assert [p.code for p in e.value.problems] == [code] and len(str(e.value)) < 300
 
 
 @pytest.mark.parametrize("trust", [False, True])
 @pytest.mark.parametrize("request_", ["1", "4096"])
-def test_the_toolkits_memory_limits(request_: str, trust: bool) -> None:
-    words = {"NVIDIA_GPU_MEMORY_REQUEST": request_, "NVIDIA_GPU_MEMORY_LIMIT": "4096"}
+@pytest.mark.parametrize("ends", [("", ""), ("S", "S"), ("S", ""), ("", "S")])
+def test_the_toolkits_memory_limits(request_: str, trust: bool, ends: tuple[str, str]) -> None:
+    """Its hook reads the names with an S, too."""
+    words = {f"NVIDIA_GPU_MEMORY_REQUEST{ends[0]}": request_, f"NVIDIA_GPU_MEMORY_LIMIT{ends[1]}": "4096"}
     found = asked({}, words, trust=True) if trust else asked(words)
     assert found and found.gpus[0].memory == ("mib", 4096)
+    assert found.gpus[0].memory_request == (None if request_ == "4096" else ("mib", 1))
+    assert asked({}, words) is None, "without trust, the environment asks for nothing"
 
 
 @pytest.mark.parametrize(("name", "device"), [("0", "0"), ("GPU-a", "GPU-a"), ("all", None)])

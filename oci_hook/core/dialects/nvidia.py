@@ -3,7 +3,8 @@ trust it. docs/reference/nvidia-toolkit.md has every difference.
 
 NVIDIA_DRIVER_CAPABILITIES is bounded by what a share may have. NVIDIA_GPU_MEMORY_LIMIT (the toolkit's since September
 2026, in MiB) is the share, and NVIDIA_GPU_MEMORY_REQUEST, which the toolkit wants beside it, may not exceed it; it is what is
-booked where the node lends. NVIDIA_REQUIRE_* are read by core/collect.py, since their names are anybody's.
+booked where the node lends. The toolkit's sources read both with an S at the end, too. NVIDIA_REQUIRE_* are read by
+core/collect.py, since their names are anybody's.
 """
 
 from oci_hook.core import value_parsers
@@ -15,12 +16,14 @@ if TYPE_CHECKING:
 REQUIRE = "NVIDIA_REQUIRE_"
 DISABLE = "NVIDIA_DISABLE_REQUIRE"
 CUDA = "CUDA_VERSION"  # in images before NVIDIA_REQUIRE_CUDA, which ask for everything
+MEMORY_LIMIT = ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_LIMITS")
+MEMORY_REQUEST = ("NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_REQUESTS")
 TRUE = ("true", "1", "t", "T", "TRUE", "True")  # Go's strconv.ParseBool
 
 KEYS: "dict[str, Row]" = {
     "NVIDIA_DRIVER_CAPABILITIES": ("capabilities", value_parsers.bounded_capabilities, {}),
-    "NVIDIA_GPU_MEMORY_LIMIT": ("memory", value_parsers.memory_mb, {}),
-    "NVIDIA_GPU_MEMORY_REQUEST": ("memory-request", value_parsers.memory_mb, {}),
+    **dict.fromkeys(MEMORY_LIMIT, ("memory", value_parsers.memory_mb, {})),
+    **dict.fromkeys(MEMORY_REQUEST, ("memory-request", value_parsers.memory_mb, {})),
 }
 ENV = {key: key for key in KEYS}
 SAME = ()
