@@ -7,7 +7,7 @@ from oci_hook.apply.image_search import command
 from oci_hook.core.device_rules import bounds, reachable_gpus, reachable_nodes
 from oci_hook.core.plan import make_plan
 from oci_hook.core.value import Value
-from oci_hook.errors import GhError, refuse
+from oci_hook.errors import GhError, Problem, refuse
 from oci_hook.oci import nvidia_hooks, spec
 
 TYPE_CHECKING = False
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from oci_hook.core.grant import Grant
     from oci_hook.core.inventory import Inventory
     from oci_hook.core.plan import Step
-    from oci_hook.errors import Problem
     from oci_hook.oci.spec_types import Spec
 
 
@@ -84,9 +83,12 @@ def plan_for(doc: "Spec", bundle: str, grant: "Grant", inventory: "Inventory", s
         image = nvidia_runtime_mode.with_copies(image, beside)
     steps = make_plan(grant, inventory, image, settings.prefix, settings.state_dir)
     if beside is not None:
-        doc, steps = nvidia_runtime_mode.own_part(doc, steps, beside, inventory, image, settings)
+        doc, steps = nvidia_runtime_mode.own_part(doc, steps, grant, beside, inventory, image, settings)
     steps = check_destinations(rootfs, mounts, steps)
-    return BundlePlan(doc, steps, image_warnings(image), beside is not None and beside.late)
+    notes = image_warnings(image)
+    if beside is not None and beside.unknown:
+        notes.append(Problem("GH-409", f"gpu-hook does not know what {beside.unknown[0]} does, and left it out"))
+    return BundlePlan(doc, steps, notes, beside is not None and beside.late)
 
 
 def _check_rules(doc: "Spec", grant: "Grant", inventory: "Inventory") -> None:

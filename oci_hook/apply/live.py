@@ -70,7 +70,8 @@ def verify_beside(
     """`verify` together with the NVIDIA runtime, which has brought the driver's files by the spec, or by a hook before
     this one: then the shims are mounted over them here. Raises NodeError, ApplyError."""
     from oci_hook.apply import nvidia_runtime_mode
-    from oci_hook.core.nvidia_runtime_mode import own_steps
+    from oci_hook.apply.to_spec import own_hook
+    from oci_hook.core.nvidia_runtime_mode import memory_words, own_steps
     from oci_hook.oci import nvidia_edits
 
     image = look(container.path(), (), command(config))  # the rootfs as a program sees it, with all mounts
@@ -78,7 +79,8 @@ def verify_beside(
     late = settings.mode == "on-top" or nvidia_edits.has_legacy_hook(config)
     plan = own_steps(plan, inventory, image, settings.prefix, late)
     if late:
-        nvidia_edits.check_hooks(config)
+        words = memory_words(grant, inventory, settings.rules.driver_limit_extra)
+        nvidia_edits.check_hooks(config, own_hook(settings.prefix), words)
         past = nvidia_edits.past_the_share(config, inventory) if nvidia_runtime_mode.shared(grant) else []
         covers = nvidia_runtime_mode.covers(container, image, inventory, past, settings)
         check_sources(covers, settings)

@@ -11,7 +11,7 @@ import os
 
 from oci_hook.apply import to_spec
 from oci_hook.core.layout import CONTAINER_DIR, PRIVATE, SHIM_DIR
-from oci_hook.core.nvidia_runtime_mode import own_steps
+from oci_hook.core.nvidia_runtime_mode import memory_steps, own_steps
 from oci_hook.core.plan import DATA, Bind, device_nodes
 from oci_hook.errors import refuse
 from oci_hook.linux import mount
@@ -39,7 +39,7 @@ LIBRARIES = ("libcuda", "libnvidia-ml")
 def narrow(doc: "Spec", grant: "Grant", inventory: "Inventory", settings: "Settings") -> "Narrowed":
     """The spec with the NVIDIA runtime's edits narrowed to the grant, and without anything that asks it for more.
 
-    Raises NodeError GH-302, ApplyError GH-409.
+    Raises NodeError GH-302, ApplyError GH-409 where mode on-top finds what another program brought.
     """
     on_top = settings.mode == "on-top"
     if on_top and (what := nvidia_edits.injected(doc)):
@@ -70,17 +70,19 @@ def _with_links(library: str, places: "tuple[str, ...]") -> list[str]:
 def own_part(
     doc: "Spec",
     steps: "tuple[Step, ...]",
+    grant: "Grant",
     beside: "Narrowed",
     inventory: "Inventory",
     image: "ImageFacts",
     settings: "Settings",
 ) -> "tuple[Spec, tuple[Step, ...]]":
-    """The spec with our createRuntime hook, where it has to act, and the steps less what the NVIDIA runtime brings."""
+    """The spec with our createRuntime hook, where it has to act, and the steps less what the NVIDIA runtime brings, with
+    the variables that its memory hook reads."""
     if beside.late or beside.files:
         steps = own_steps(steps, inventory, image, settings.prefix, beside.late)
     if beside.late:
         doc = to_spec.with_hook(doc, settings.prefix)
-    return doc, steps
+    return doc, (*steps, *memory_steps(grant, inventory, settings.rules.driver_limit_extra))
 
 
 def shared(grant: "Grant") -> bool:

@@ -2,7 +2,17 @@
 environment, and that no `systemctl daemon-reload` undoes. Pure: dicts in, a dict out."""
 
 from oci_hook.core.device_rules import starts_closed
-from oci_hook.core.layout import DRI, ENV_SET, MARKER, NVIDIA_MAJOR, PRIVATE, REQUEST_DIR, SIM_GPUS, VISIBLE_DIR
+from oci_hook.core.layout import (
+    DRI,
+    ENV_SET,
+    MARKER,
+    MEMORY_WORDS,
+    NVIDIA_MAJOR,
+    PRIVATE,
+    REQUEST_DIR,
+    SIM_GPUS,
+    VISIBLE_DIR,
+)
 from oci_hook.core.plan import Bind, DeviceNode, DeviceRule, EnvVar, Tmpfs
 from oci_hook.errors import refuse
 from oci_hook.oci import fastjson, request_mounts
@@ -15,6 +25,7 @@ if TYPE_CHECKING:
     from oci_hook.core.plan import Step
     from oci_hook.oci.spec_types import Linux, Mount, Object, Process, Resources, Spec
 
+VARIABLES = (*ENV_SET, *MEMORY_WORDS)  # those that a step may set or remove
 DENY_ALL = {"allow": False, "access": "rwm"}
 GPU_NAMES = (
     *("libcuda.so", "libcudadebugger.so", "libnvcuvid.so", "libnvoptix.so", "libGLX_indirect.so", "libnvidia-"),
@@ -112,8 +123,8 @@ def scrub(spec: "Spec") -> "Spec":
     remembered = _remembered(annotations[MARKER])
     spec = _without_boundary(spec)
     process: Process = {**(spec.get("process") or {})}
-    env = [entry for entry in process.get("env") or () if _name(entry) not in ENV_SET]
-    process["env"] = env + [entry for entry in remembered if _name(entry) in ENV_SET]
+    env = [entry for entry in process.get("env") or () if _name(entry) not in VARIABLES]
+    process["env"] = env + [entry for entry in remembered if _name(entry) in VARIABLES]
     mounts = [m for m in spec.get("mounts") or () if request_mounts.is_request(m) or not _is_gpu_mount(m)]
     requests = (REQUEST_DIR + "/", VISIBLE_DIR + "/")
     mounts += [_request_mount(e) for e in remembered if e.startswith(requests) and request_mounts.plain(e) == e]
@@ -177,7 +188,7 @@ def apply(spec: "Spec", plan: "Iterable[Step]", grant: "Grant", beside: bool = F
     devices: list[Object] = list(linux.get("devices") or ())
     rules: list[Object] = list(resources.get("devices") or ())
     mounts, requests = _split_requests(spec, beside)
-    remembered = [entry for entry in env if _name(entry) in ENV_SET] + requests
+    remembered = [entry for entry in env if _name(entry) in VARIABLES] + requests
     if not starts_closed(rules):
         rules.insert(0, DENY_ALL)  # runc takes an empty list for this rule; written down, every runtime has it
     for step in plan:

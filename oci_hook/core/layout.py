@@ -73,6 +73,13 @@ ENV_SET = (  # written into a container's environment, over the container's own 
     "GPU_HOOK_CLASS",
     "TRITON_LIBCUDA_PATH",
 )
+# Written beside the NVIDIA runtime only (core/nvidia_runtime_mode.py). Its hook takes the first two before the other two.
+MEMORY_WORDS = (
+    "NVIDIA_GPU_MEMORY_REQUESTS",
+    "NVIDIA_GPU_MEMORY_LIMITS",
+    "NVIDIA_GPU_MEMORY_REQUEST",
+    "NVIDIA_GPU_MEMORY_LIMIT",
+)
 
 
 def slot_file(slot: int) -> str:

@@ -1,15 +1,18 @@
-"""Which steps of a plan stay gpu-hook's where the NVIDIA runtime brings the driver's files.
+"""Which steps of a plan stay gpu-hook's where the NVIDIA runtime brings the driver's files, and which it has more.
 
 The rest of these modes is in apply/nvidia_runtime_mode.py.
 """
 
-from oci_hook.core.layout import SHIM_DIR
-from oci_hook.core.plan import Bind, DeviceNode
+from oci_hook.core.boundary import NO_LIMIT, limits_of
+from oci_hook.core.layout import MEMORY_WORDS, SHIM_DIR
+from oci_hook.core.plan import Bind, DeviceNode, EnvVar
+from oci_hook.core.units import MIB
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from oci_hook.core.grant import Grant
     from oci_hook.core.inventory import Inventory
     from oci_hook.core.plan import ImageFacts, Step
 
@@ -36,3 +39,26 @@ def own_steps(
             continue
         out.append(step)
     return tuple(out)
+
+
+def memory_words(grant: "Grant", inventory: "Inventory", extra_mib: int) -> dict[str, str | None]:
+    """The variables from which the toolkit's hook apply-cuda-memory-limits takes the driver's limits; None: absent.
+
+    The hook sets one pair of limits, in MiB, on each GPU of the container, and may run after ours has set the grant's.
+    So the pair is the grant's where that is the same on all its GPUs. Otherwise both are absent, and the hook sets
+    nothing: where shares differ, where a GPU is whole, where the limit is the shim's alone, and where the driver has no
+    limits, since the hook fails there. extra_mib: the setting driver_limit_extra.
+    """
+    words: dict[str, str | None] = dict.fromkeys(MEMORY_WORDS)
+    limits = limits_of(grant, inventory, extra_mib)
+    pairs = {(limit.soft, limit.hard) for limit in limits}
+    if len(pairs) == 1 and len(limits) == len(grant.shares):
+        [(soft, hard)] = pairs
+        if hard != NO_LIMIT:
+            words["NVIDIA_GPU_MEMORY_REQUEST"], words["NVIDIA_GPU_MEMORY_LIMIT"] = str(soft // MIB), str(hard // MIB)
+    return words
+
+
+def memory_steps(grant: "Grant", inventory: "Inventory", extra_mib: int) -> "tuple[Step, ...]":
+    """The steps that write `memory_words` over the container's own."""
+    return tuple(EnvVar(name, value) for name, value in memory_words(grant, inventory, extra_mib).items())

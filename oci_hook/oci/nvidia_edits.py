@@ -13,7 +13,7 @@ from oci_hook.core.value import Value
 from oci_hook.core.value_parsers import VOID, WITH_A_SHARE
 from oci_hook.errors import refuse
 from oci_hook.oci import request_mounts
-from oci_hook.oci.nvidia_hooks import LEGACY, program
+from oci_hook.oci.nvidia_hooks import LEGACY, program, subcommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,16 +27,21 @@ if TYPE_CHECKING:
 
 GOVERNED = ("libcuda.so", "libnvidia-ml.so")
 MPS = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")  # one server process for clients that each have a limit
-# The subcommands of nvidia-cdi-hook that do what their names say and nothing else. Others are refused: they may mount.
+# The toolkit's hooks, as docs/reference/nvidia-toolkit.md lists them. HARMLESS do what their names say and nothing else.
 HARMLESS = ("update-ldcache", "chmod", "disable-device-node-modification", "update-application-profile")
 LINKS = "create-symlinks"
 COMPAT = ("enable-cuda-compat", "cudacompat")  # taken out: they would put the image's libcuda before the shim
+LIMITS = "apply-cuda-memory-limits"  # sets the driver's limits, from variables of the container
+LIMITS_FLAGS = ("--driver-root", "--gpu-id")  # each with a word; another may have it read other variables
+# The stages of which our createRuntime hook, the last of them, sees and covers what they did (OCI config.md, POSIX-platform Hooks).
+BEFORE = ("prestart", "createRuntime")
 # Variables that make the NVIDIA runtime inject devices, beside NVIDIA_VISIBLE_DEVICES, which the plan sets.
 MORE_ENV = ("NVIDIA_GDS", "NVIDIA_MOFED", "NVIDIA_GDRCOPY", "NVIDIA_NVSWITCH", "NVIDIA_IMEX_CHANNELS")
 NEVER_ENV = ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES")
 SWARM = "DOCKER_RESOURCE_"  # with its setting swarm-resource, these win over NVIDIA_VISIBLE_DEVICES
 CDI = "cdi.k8s.io/"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+OFF = "leave the hook out (nvidia-ctk: --disable-hook), or use mode below or standalone"
 SYSTEM_NODES = ("/dev/nvidia", "/dev/gdrdrv")
 
 
@@ -44,6 +49,7 @@ class Narrowed(Value):
     """A spec with the NVIDIA runtime's edits narrowed. cuda, nvml: where it had mounted these libraries.
 
     files: whether it had mounted any driver file. late: whether it will mount more in the made container, by a hook.
+    unknown: the hooks of the toolkit that were taken out because nobody knows what they do.
     """
 
     spec: "Spec"
@@ -51,6 +57,7 @@ class Narrowed(Value):
     nvml: tuple[str, ...]
     files: bool
     late: bool
+    unknown: tuple[str, ...] = ()
 
 
 def narrow(
@@ -63,7 +70,7 @@ def narrow(
     """The spec less what the NVIDIA runtime injected and the grant does not give.
 
     nodes: the device nodes that the grant gives, among other steps. same: whether two host paths are one file.
-    Raises NodeError GH-302 for the files of another driver version, ApplyError GH-409 for a hook that is not known.
+    Raises NodeError GH-302 for the files of another driver version.
     """
     whole = bool(grant.shares) and all(share.whole for share in grant.shares)
     allowed = None if whole else governed_stems(inventory)
@@ -88,7 +95,9 @@ def narrow(
     given = {(node.major, node.minor) for node in nodes if isinstance(node, DeviceNode)}
     out = _without_nodes({**spec, "mounts": mounts}, given, inventory, whole)
     late = has_legacy_hook(spec)
-    return Narrowed(_hooks(out, keep=files or late), tuple(cuda), tuple(nvml), files, late)
+    unknown: list[str] = []
+    out = _hooks(out, keep=files or late, unknown=unknown)
+    return Narrowed(out, tuple(cuda), tuple(nvml), files, late, tuple(unknown))
 
 
 def decline(spec: "Spec", inventory: "Inventory | None") -> "Spec":
@@ -152,8 +161,9 @@ def injected(spec: "Spec") -> str:
 
 
 def has_legacy_hook(spec: "Spec") -> bool:
-    """True if the NVIDIA runtime's hook will mount the driver into the made container."""
-    return any(program(entry) in LEGACY for stage in _stages(spec).values() for entry in stage or ())
+    """True if the NVIDIA runtime's hook will mount the driver into the made container, before our hook runs."""
+    stages = _stages(spec)
+    return any(program(entry) in LEGACY for stage in BEFORE for entry in stages.get(stage, ()))
 
 
 def without_hooks(spec: "Spec") -> "Spec":
@@ -172,9 +182,34 @@ def without_void(spec: "Spec") -> "Spec":
     return {**spec, "process": process}
 
 
-def check_hooks(spec: "Spec") -> None:
-    """Raises ApplyError GH-409 for a hook of the NVIDIA toolkit that is not known to be harmless."""
-    _hooks(spec, keep=True)
+def check_hooks(spec: "Spec", own: str, words: "dict[str, str | None]") -> None:
+    """Raises ApplyError GH-409 for a hook of the NVIDIA toolkit that could undo a share after our createRuntime hook.
+
+    own: the path of ours, which runs now. What ran before it is covered and checked by it, whatever it was: the mounts,
+    the device cgroup, and the driver's limits, which are set after it. After poststop nothing is left to undo. Each other
+    stage is later than ours, in the container's mount namespace or able to enter it. words: what the variables of the
+    toolkit's memory hook must be, whoever changed them since (core/nvidia_runtime_mode.py).
+    """
+    env = (spec.get("process") or {}).get("env") or ()
+    said = [entry for entry in env if entry.partition("=")[0] in words]
+    for stage, entries in _stages(spec).items():
+        last = max(
+            (i for i, entry in enumerate(entries) if isinstance(entry, dict) and entry.get("path") == own), default=-1
+        )
+        for i, entry in enumerate(entries):
+            before = stage in BEFORE[:1] or (stage in BEFORE and i < last)
+            if not program(entry) or before or stage == "poststop":
+                continue
+            verb, rest = subcommand(entry)
+            if verb == LIMITS and _only_gpus(rest):
+                if sorted(said) != sorted(f"{name}={value}" for name, value in words.items() if value is not None):
+                    raise refuse(
+                        "GH-409", f"{_shown(entry)} would set {', '.join(said)[:90]}, which is not the share; {OFF}"
+                    )
+            elif verb not in (*HARMLESS, *COMPAT, LINKS):
+                raise refuse(
+                    "GH-409", f"gpu-hook does not know what {_shown(entry)} ({stage[:20]}) does after it; {OFF}"
+                )
 
 
 def past_the_share(spec: "Spec", inventory: "Inventory") -> list[str]:
@@ -290,9 +325,14 @@ def _stages(spec: "Spec") -> "dict[str, list[Any]]":
     return {stage: entries for stage, entries in hooks.items() if isinstance(entries, list)}
 
 
-def _hooks(spec: "Spec", keep: bool) -> "Spec":
-    """The spec less those hooks of the NVIDIA toolkit that would put a library where a shim is to be; without `keep`
-    less all of them. Raises ApplyError GH-409 for one that is not known, if any are to be kept."""
+def _hooks(spec: "Spec", keep: bool, unknown: "list[str] | None" = None) -> "Spec":
+    """The spec less those hooks of the NVIDIA toolkit that would put a library where a shim is to be, or set limits;
+    without `keep` less all of them.
+
+    Also less those that are not known, which are added to `unknown`: our mounts may be made before any hook runs. The
+    toolkit's next release does not stop a node thereby, and a share needs none of the toolkit's hooks: it has none in
+    mode standalone.
+    """
     stages = _stages(spec)
     if not any(program(entry) for stage in stages.values() for entry in stage):
         return spec
@@ -302,7 +342,7 @@ def _hooks(spec: "Spec", keep: bool) -> "Spec":
         for entry in stage:
             if not program(entry):
                 kept.append(entry)
-            elif keep and (narrowed := _hook(entry)):
+            elif keep and (narrowed := _hook(entry, name, unknown)):
                 kept.append(narrowed)
         if kept or not stage:
             hooks[name] = kept
@@ -311,34 +351,44 @@ def _hooks(spec: "Spec", keep: bool) -> "Spec":
     return {**spec, "hooks": hooks}
 
 
-def _hook(entry: "Object") -> "Object | None":
+def _hook(entry: "Object", stage: str, unknown: "list[str] | None") -> "Object | None":
     """A hook of the NVIDIA toolkit, less its links to libcuda and libnvidia-ml; None if nothing is left of it."""
-    if program(entry) in LEGACY:
+    if program(entry) in LEGACY and stage in BEFORE:
         return entry
-    words = [word for word in entry.get("args") or () if isinstance(word, str)]
-    verb = next((word for word in words if word in (*HARMLESS, *COMPAT, LINKS)), "")
+    verb, rest = subcommand(entry)
     if verb in HARMLESS:
         return entry
-    if verb in COMPAT:
-        return None
-    if verb != LINKS:
-        raise refuse(
-            "GH-409",
-            f"the container has the hook {' '.join(words)[:120]}, of which gpu-hook does not know what it mounts;"
-            " leave it out, or use mode standalone",
-        )
-    kept, pairs = words[: words.index(LINKS) + 1], 0
-    rest = iter(words[len(kept) :])
-    for word in rest:
+    if verb == LINKS:
+        return _without_our_links(entry, rest)
+    if verb not in (*COMPAT, LIMITS) and unknown is not None:
+        unknown.append(_shown(entry))
+    return None
+
+
+def _without_our_links(entry: "Object", rest: list[str]) -> "Object | None":
+    kept: list[str] = entry["args"][: -len(rest)] if rest else entry["args"]
+    words, pairs = iter(rest), 0
+    for word in words:
         if word in ("--link", "-link"):
-            link = next(rest, "")
+            link = next(words, "")
         elif word.startswith(("--link=", "-link=")):
             link = word.partition("=")[2]
         else:
-            kept.append(word)
+            kept = [*kept, word]
             continue
-        target, _, path = link.partition("::")
-        if not any(part.rpartition("/")[2].startswith(GOVERNED) for part in (target, path)):
-            kept += ["--link", link]
+        if not any(part.startswith(GOVERNED) for part in link.replace(",", "/").replace(":", "/").split("/")):
+            kept = [*kept, "--link", link]  # a comma separates links, too
             pairs += 1
     return {**entry, "args": kept} if pairs else None
+
+
+def _only_gpus(words: list[str]) -> bool:
+    """True if the words after LIMITS name a driver root and GPUs only."""
+    names = [word for word in words if word.startswith("-")]
+    return all(name.partition("=")[0] in LIMITS_FLAGS for name in names)
+
+
+def _shown(entry: "Object") -> str:
+    words = entry.get("args")
+    text = " ".join(map(str, words)) if isinstance(words, list) else str(entry.get("path"))
+    return f"the hook {text[:100]}"

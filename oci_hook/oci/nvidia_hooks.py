@@ -12,14 +12,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from oci_hook.oci.spec_types import Spec
+    from oci_hook.oci.spec_types import Object, Spec
 
 LEGACY = (
     "nvidia-container-runtime-hook",
     "nvidia-container-toolkit",  # the older name of nvidia-container-runtime-hook
     "nvidia-container-cli",
 )
-PROGRAMS = (*LEGACY, "nvidia-cdi-hook", "nvidia-ctk")
+FAMILY = (
+    "nvidia-ctk",
+    "nvidia-cdi",
+    "nvidia-container",
+)  # how the names of the toolkit's programs begin, now and later
+FLAGS = ("--debug", "-d", "--quiet")  # that may stand before a subcommand, and change nothing but what is logged
 
 
 def check(spec: "Spec") -> None:
@@ -43,13 +48,42 @@ def hook(spec: "Spec") -> str:
 
 
 def program(entry: "Any") -> str:
-    """Which of PROGRAMS this entry of a spec's hooks runs, itself or through another program; "" for none."""
+    """The program of the NVIDIA toolkit that this entry of a spec's hooks runs, itself or through another program; "" for none."""
     if not isinstance(entry, dict):
         return ""
     args = entry.get("args")
-    words = [str(entry.get("path")), *(args if isinstance(args, list) else ())]
-    for word in words:
-        name = word.rpartition("/")[2].partition(".")[0] if isinstance(word, str) else ""
-        if name in PROGRAMS:
-            return name
+    for word in (entry.get("path"), *(args if isinstance(args, list) else ())):
+        for part in word.split() if isinstance(word, str) else ():  # sh -c has its words in one
+            if _name(part).startswith(FAMILY):
+                return _name(part)
     return ""
+
+
+def subcommand(entry: "Object") -> tuple[str, list[str]]:
+    """Which of the toolkit's hooks this entry is, such as update-ldcache, and the words after it.
+
+    ("", []) where it is none for sure: another program calls it, its environment may have it load something, or a word
+    before the subcommand may change what it does.
+    """
+    name, args, env = _name(str(entry.get("path"))), entry.get("args"), entry.get("env") or []
+    words = args[1:] if isinstance(args, list) else []
+    if not all(isinstance(word, str) for word in [*words, *env]):
+        return "", []
+    if any(not word.startswith(("NVIDIA_", "PATH=")) for word in env):
+        return "", []
+    if name == "nvidia-ctk":
+        words = _past_flags(words)
+        words = words[1:] if words[:1] == ["hook"] else []
+    elif name != "nvidia-cdi-hook":
+        words = []
+    words = _past_flags(words)
+    return (words[0], words[1:]) if words else ("", [])
+
+
+def _past_flags(words: list[str]) -> list[str]:
+    return _past_flags(words[1:]) if words[:1] and words[0] in FLAGS else words
+
+
+def _name(path: str) -> str:
+    """The program of a path: nvidia-cdi-hook of /opt/nvidia-cdi-hook.real."""
+    return path.rpartition("/")[2].partition(".")[0]

@@ -242,11 +242,36 @@ def test_a_mode_that_does_not_fit_what_is_found(stage: Beside, image: Path) -> N
     cdi = hooked("/usr/bin/nvidia-cdi-hook", "update-ldcache", "--folder", LIBDIR)
     assert "mode: below" in refused(stage.use("on-top cdi"), image, "GH-409", edit=cdi)
     assert "on-top or below" in refused(stage.use("standalone"), image, "GH-409", edit=cdi)
-    unknown = hooked("/usr/bin/nvidia-ctk", "hook", "mount-all")
-    assert "mount-all" in refused(stage.use("below cdi"), image, "GH-409", env=ALL, edit=unknown)
     with pytest.raises(Exception, match="GH-501: .*on-top only"):
         stage.use("standalone", runtime=str(stage.toolkit / "nvidia-container-runtime"))
     stage.use("standalone")
+
+
+@pytest.mark.parametrize("mode", ["below cdi", "below legacy"])
+def test_a_hook_that_nobody_knows_is_left_out(stage: Beside, image: Path, mode: str) -> None:
+    """It would fail, since there is no such program; who made the container is told."""
+    stage.use(mode)
+    unknown = hooked("/usr/bin/nvidia-ctk", "hook", "mount-all")
+    held = stage.fill(image, "/bin/route", "libcuda.so.1", "cuMemAlloc_v2", env=ALL, edit=unknown)
+    stopped_at_the_limit(held)
+    done = stage.run(image, "/bin/true", env=ALL, edit=unknown)
+    assert done.returncode == 0 and "mount-all does, and left it out" in done.stderr, done
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_memory_hook_of_1_20_1(stage: Beside, image: Path, mode: str) -> None:
+    """This machine's driver has no limits, so that the hook fails where it finds both of its variables."""
+    stage.use(mode)
+    words = {f"NVIDIA_GPU_MEMORY_{word}": "8192" for word in ("REQUEST", "REQUESTS", "LIMIT", "LIMITS")}
+    asked = stage.toolkit / "asked"
+    asked.unlink(missing_ok=True)
+    said = stage.say(image, "env", env={**ALL, **words})
+    assert "NVIDIA_GPU_MEMORY" not in said and "GPU_HOOK_MEMORY_MIB=1024\n" in said
+    calls = asked.read_text().splitlines() if asked.exists() else []
+    asked.unlink(missing_ok=True)
+    assert calls == (["None None"] if mode == "on-top cdi" else [])
+    more = stage.say(image, "env", annotations={}, env={**ALL, **words})
+    assert "NVIDIA_GPU_MEMORY_LIMITS=8192\n" in more and not asked.exists(), "it asks for nothing, and has no GPU"
 
 
 def test_another_gpu_by_flag(stage: Beside, image: Path) -> None:

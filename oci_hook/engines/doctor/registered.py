@@ -168,7 +168,7 @@ def not_restarted(name: str, change: FileChange) -> Iterator[CheckResult]:
 
 def rival_hooks(name: str, folder: Path) -> Iterator[CheckResult]:
     for other in sorted(folder.glob("*.json")):
-        if any(program in other.read_text(errors="replace") for program in nvidia_hooks.PROGRAMS):
+        if any(program in other.read_text(errors="replace") for program in nvidia_hooks.FAMILY):
             message = f"{other} is NVIDIA's own hook: containers that it also matches are refused (GH-409)"
             yield CheckResult(name, NOTE, message, "", f"mv {other} {other}.off")
 

@@ -78,6 +78,10 @@ def edit(spec):
     env = [entry for entry in spec["process"]["env"] if not entry.startswith("NVIDIA_VISIBLE_DEVICES=")]
     spec["process"]["env"] = [*env, "NVIDIA_CTK_LIBCUDA_DIR=" + CONF["folder"], "NVIDIA_VISIBLE_DEVICES=void"]
     hook = "nvidia-cdi-hook"
+    limits = [
+        entry(hook, "apply-cuda-memory-limits", "--driver-root", CONF["root"], "--gpu-id", uuid) for uuid in uuids
+    ]
+    hooks.setdefault("createRuntime", []).extend(limits)
     links = ["--link", f"libcuda.so.1::{CONF['folder']}/libcuda.so", "--link", "libcuda.so.1::/opt/links/libcuda.so"]
     links += ["--link", f"libnvidia-allocator.so.1::{CONF['folder']}/gbm/nvidia-drm_gbm.so"]
     hooks.setdefault("createContainer", []).extend(
@@ -91,8 +95,10 @@ def edit(spec):
 
 
 def cdi_hook(args):
-    """createContainer: in the container's mount namespace, the host's root still /."""
+    """createContainer: in the container's mount namespace, the host's root still /. The one of createRuntime is on the host."""
     state = json.load(sys.stdin)
+    if args[0] == "apply-cuda-memory-limits":
+        return memory_limits(state, args[4::2])
     with open(state["bundle"] + "/config.json") as f:
         rootfs = json.load(f)["root"]["path"]
     if args[0] == "create-symlinks":
@@ -110,6 +116,35 @@ def cdi_hook(args):
     elif args[0] == "enable-cuda-compat":
         with open(rootfs + "/etc/compat-was-enabled", "w") as f:
             f.write("x")
+
+
+def memory_limits(state, uuids):
+    """createRuntime: takes both limits from the bundle's config.json, the names with an S first; without one of them, it does
+    nothing. `asked` beside it has what it found, and the limits in MiB that a GPU had before.
+
+    conf.json may have "nvml", a library and the environment that it needs, and "repo", where oci_hook is.
+    """
+    with open(state["bundle"] + "/config.json") as f:
+        env = environment(json.load(f))
+    words = [env.get(f"NVIDIA_GPU_MEMORY_{w}S", env.get(f"NVIDIA_GPU_MEMORY_{w}")) for w in ("REQUEST", "LIMIT")]
+    nvml, before = None, []
+    if "nvml" in CONF:
+        sys.path.insert(0, CONF["repo"])
+        from oci_hook.boundary.nvml_limits import Nvml
+        from oci_hook.core.boundary import Limit
+
+        with open(f"/proc/{state['pid']}/cgroup") as f:
+            cgroup = "/sys/fs/cgroup" + next(line[3:].strip() for line in f if line.startswith("0::"))
+        nvml = Nvml(*CONF["nvml"])
+        before = [nvml.get(uuid, cgroup).hard >> 20 for uuid in uuids]
+    with open(HERE + "/asked", "a") as f:
+        print(*words, *before, file=f)
+    if None in words:
+        return
+    if nvml is None:
+        sys.exit("setting GPU memory limits is only supported in cgroup v2")
+    for uuid in uuids:
+        nvml.set(Limit(uuid, int(words[0]) << 20, int(words[1]) << 20), cgroup)
 
 
 def update_ldcache(rootfs):
