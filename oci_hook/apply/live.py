@@ -73,13 +73,14 @@ def verify_beside(
     from oci_hook.apply.to_spec import own_hook
     from oci_hook.core.nvidia_runtime_mode import memory_words, own_steps
     from oci_hook.oci import nvidia_edits
+    from oci_hook.oci.spec import cgroups_path
 
     image = look(container.path(), (), command(config))  # the rootfs as a program sees it, with all mounts
     plan = make_plan(grant, inventory, image, settings.prefix, settings.state_dir)
     late = settings.mode == "on-top" or nvidia_edits.has_legacy_hook(config)
     plan = own_steps(plan, inventory, image, settings.prefix, late)
     if late:
-        words = memory_words(grant, inventory, settings.rules.driver_limit_extra)
+        words = memory_words(grant, inventory, settings.rules.driver_limit_extra, cgroups_path(config))
         nvidia_edits.check_hooks(config, own_hook(settings.prefix), words)
         past = nvidia_edits.past_the_share(config, inventory) if nvidia_runtime_mode.shared(grant) else []
         covers = nvidia_runtime_mode.covers(container, image, inventory, past, settings)

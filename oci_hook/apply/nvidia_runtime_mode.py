@@ -11,12 +11,13 @@ import os
 
 from oci_hook.apply import to_spec
 from oci_hook.core.layout import CONTAINER_DIR, PRIVATE, SHIM_DIR
-from oci_hook.core.nvidia_runtime_mode import memory_steps, own_steps
-from oci_hook.core.plan import DATA, Bind, device_nodes
+from oci_hook.core.nvidia_runtime_mode import memory_words, own_steps
+from oci_hook.core.plan import DATA, Bind, EnvVar, device_nodes
 from oci_hook.errors import refuse
 from oci_hook.linux import mount
 from oci_hook.linux.walk import Tree
 from oci_hook.oci import nvidia_edits
+from oci_hook.oci.spec import cgroups_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ def own_part(
         steps = own_steps(steps, inventory, image, settings.prefix, beside.late)
     if beside.late:
         doc = to_spec.with_hook(doc, settings.prefix)
-    return doc, (*steps, *memory_steps(grant, inventory, settings.rules.driver_limit_extra))
+    words = memory_words(grant, inventory, settings.rules.driver_limit_extra, cgroups_path(doc))
+    return doc, (*steps, *(EnvVar(name, value) for name, value in words.items()))
 
 
 def shared(grant: "Grant") -> bool:

@@ -21,7 +21,7 @@ from oci_hook.core.dialects import native
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.layout import PAGES_DIR, PREFIX_KEY, SHARE_STATE
-from oci_hook.core.nvidia_runtime_mode import memory_steps, own_steps
+from oci_hook.core.nvidia_runtime_mode import own_steps
 from oci_hook.core.plan import Bind, ImageFacts, Step, make_plan
 from oci_hook.core.request import Request, parse
 from oci_hook.core.request_data import as_data
@@ -267,7 +267,6 @@ def plan_for(
         late = settings.mode == "on-top"
         if late:
             plan = own_steps(plan, inventory, image, settings.prefix, late)
-            plan += memory_steps(grant, inventory, settings.rules.driver_limit_extra)
     else:
         found_plan = bundle_plan.plan_for(given.doc, given.bundle, grant, inventory, settings)
         plan, late = found_plan.steps, found_plan.late

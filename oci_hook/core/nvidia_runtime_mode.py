@@ -5,7 +5,7 @@ The rest of these modes is in apply/nvidia_runtime_mode.py.
 
 from oci_hook.core.boundary import NO_LIMIT, limits_of
 from oci_hook.core.layout import MEMORY_WORDS, SHIM_DIR
-from oci_hook.core.plan import Bind, DeviceNode, EnvVar
+from oci_hook.core.plan import Bind, DeviceNode
 from oci_hook.core.units import MIB
 
 TYPE_CHECKING = False
@@ -41,16 +41,18 @@ def own_steps(
     return tuple(out)
 
 
-def memory_words(grant: "Grant", inventory: "Inventory", extra_mib: int) -> dict[str, str | None]:
+def memory_words(grant: "Grant", inventory: "Inventory", extra_mib: int, cgroup: str) -> dict[str, str | None]:
     """The variables from which the toolkit's hook apply-cuda-memory-limits takes the driver's limits; None: absent.
 
     The hook sets one pair of limits, in MiB, on each GPU of the container, and may run after ours has set the grant's.
     So the pair is the grant's where that is the same on all its GPUs. Otherwise both are absent, and the hook sets
-    nothing: where shares differ, where a GPU is whole, where the limit is the shim's alone, and where the driver has no
-    limits, since the hook fails there. extra_mib: the setting driver_limit_extra.
+    nothing: where shares differ, where a GPU is whole, where the limit is the shim's alone, and where the hook would
+    fail and stop the container, since the driver has no limits or the cgroup is not named as systemd's are.
+
+    extra_mib: the setting driver_limit_extra. cgroup: the spec's cgroupsPath.
     """
     words: dict[str, str | None] = dict.fromkeys(MEMORY_WORDS)
-    limits = limits_of(grant, inventory, extra_mib)
+    limits = limits_of(grant, inventory, extra_mib) if _of_systemd(cgroup) else ()
     pairs = {(limit.soft, limit.hard) for limit in limits}
     if len(pairs) == 1 and len(limits) == len(grant.shares):
         [(soft, hard)] = pairs
@@ -59,6 +61,10 @@ def memory_words(grant: "Grant", inventory: "Inventory", extra_mib: int) -> dict
     return words
 
 
-def memory_steps(grant: "Grant", inventory: "Inventory", extra_mib: int) -> "tuple[Step, ...]":
-    """The steps that write `memory_words` over the container's own."""
-    return tuple(EnvVar(name, value) for name, value in memory_words(grant, inventory, extra_mib).items())
+def _of_systemd(cgroup: str) -> bool:
+    """True for SLICE:PREFIX:NAME, as runtimes take it with systemd's driver of cgroups. systemd.slice(5): a slice's name has
+    its parents before it, with dashes between."""
+    slice_, *rest = cgroup.split(":")
+    parents = slice_.removesuffix(".slice").split("-")
+    named = slice_.endswith(".slice") and "/" not in slice_ and all(parents)
+    return len(rest) == 2 and (named or slice_ in ("", "-.slice"))

@@ -48,9 +48,13 @@ class Beside:
         (self.folder / "conf.json").write_text(json.dumps(conf))
         self.program = node.program if mode == "on-top" else self.runtime
 
-    def limits(self, bundle: Path) -> list[int]:
-        """Of each GPU of the node, in MiB, once the container is made."""
+    def limits(self, bundle: Path, cgroup: str = "system.slice:runc:{}") -> list[int]:
+        """Of each GPU of the node, in MiB, once the container is made. cgroup: cgroupsPath, with the container's name."""
         id = self.node.runc.new_id()
+        file = bundle / "config.json"
+        spec = json.loads(file.read_text())
+        spec["linux"]["cgroupsPath"] = cgroup.format(id)
+        file.write_text(json.dumps(spec))
         done = self.node.runtime("create", "--bundle", str(bundle), id, program=self.program)
         assert done.returncode == 0, done
         found = self.node.limits(self.node.cgroup(id), *self.node.uuids)
@@ -87,6 +91,13 @@ def test_on_top_with_several_gpus(node: Node, bundle: Bundle) -> None:
     assert beside.asked() == ["1024 1024"] * 2
     assert sorted(beside.limits(bundle(UNEQUAL, env=HOSTILE))) == [1024, 3072]
     assert sorted(beside.asked()[2:]) == ["None 1024", "None 3072"]
+
+
+def test_on_top_without_a_cgroup_of_systemds(node: Node, bundle: Bundle) -> None:
+    """The hook fails there, if it has its variables."""
+    beside = Beside(node, "on-top")
+    assert beside.limits(bundle(ASK, env=HOSTILE), "/{}") == [1024, -1]
+    assert beside.asked() == ["None 1024"]
 
 
 @pytest.mark.parametrize("how", ["whole", "shim"])

@@ -135,7 +135,7 @@ def test_below(name: str, device: str, whole: bool) -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_on_top(name: str) -> None:
     """There the toolkit adds its hooks after ours, which then sees all of them in config.json."""
-    words = memory_words(grant(), inventory(), 0)
+    words = memory_words(grant(), inventory(), 0, "system.slice:docker:c")
     said = [f"{key}={value}" for key, value in words.items() if value]
     assert "NVIDIA_GPU_MEMORY_LIMIT=1024" in said and len(said) == 2
     spec = applied(read(name), "0", "all", env=said, hooks={"createRuntime": [OURS]})
@@ -154,8 +154,8 @@ def test_who_asks_for_nothing(name: str) -> None:
 
 def theirs(spec: Any) -> "tuple[int, int] | None":
     """What the toolkit's hook sets on each GPU, as the branch's source reads config.json: the names with an S come first, of two entries
-    of one name the later one counts, and where one of the two is absent it sets nothing."""
-    env = dict(entry.split("=", 1) for entry in spec["process"]["env"])
+    of one name the first one counts, and where one of the two is absent it sets nothing."""
+    env = dict(entry.split("=", 1) for entry in reversed(spec["process"]["env"]))
     request, limit = (
         env.get(f"NVIDIA_GPU_MEMORY_{w}S", env.get(f"NVIDIA_GPU_MEMORY_{w}")) for w in ("REQUEST", "LIMIT")
     )
@@ -188,6 +188,7 @@ def test_the_variables_are_the_grants(mode: str, shares: Any, gpus: Any, said_so
             doc: Any = {
                 "root": {"path": str(tmp_path / "rootfs")},
                 "process": {"args": ["a"], "env": ["A=1", *said, *said]},
+                "linux": {"cgroupsPath": "kubepods-burstable.slice:cri-containerd:0123"},
             }
             settings = Settings("/opt/gpu-hook", mode=mode, rules=Rules(driver_limit_extra=8))
             plan = bundle_plan.plan_for(doc, str(tmp_path), granted, listed, settings)
@@ -196,8 +197,30 @@ def test_the_variables_are_the_grants(mode: str, shares: Any, gpus: Any, said_so
             assert to_spec.scrub(spec)["process"]["env"] == ["A=1", *said, *said]
 
 
+@pytest.mark.parametrize(
+    ("cgroup", "found"),
+    [
+        ("system.slice:docker:0123", True),
+        (":docker:0123", True),
+        ("-.slice:docker:0123", True),
+        ("kubepods-besteffort-pod1_2.slice:crio:0123", True),
+        ("", False),
+        ("/docker/0123", False),
+        ("docker:0123", False),
+        ("system.slice:docker:0123:4", False),
+        ("system:docker:0123", False),
+        (".slice:docker:0123", False),
+        ("a/b.slice:docker:0123", False),
+        ("a--b.slice:docker:0123", False),
+    ],
+)
+def test_the_hook_has_its_variables_where_it_finds_the_cgroup(cgroup: str, found: bool) -> None:
+    """Elsewhere it fails if it has them, and the container does not start."""
+    assert (memory_words(grant(), inventory(), 0, cgroup)["NVIDIA_GPU_MEMORY_LIMIT"] == "1024") == found
+
+
 def test_variables_that_were_changed_after_us_are_refused() -> None:
-    words = memory_words(grant(), inventory(), 0)
+    words = memory_words(grant(), inventory(), 0, "system.slice:docker:c")
     right = [f"{key}={value}" for key, value in words.items() if value]
     hooks = {"createRuntime": [OURS, LIMITS]}
     nvidia_edits.check_hooks({"process": {"env": right}, "hooks": hooks}, OWN, words)

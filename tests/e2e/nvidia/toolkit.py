@@ -125,7 +125,8 @@ def memory_limits(state, uuids):
     conf.json may have "nvml", a library and the environment that it needs, and "repo", where oci_hook is.
     """
     with open(state["bundle"] + "/config.json") as f:
-        env = environment(json.load(f))
+        spec = json.load(f)
+    env = environment(spec)
     words = [env.get(f"NVIDIA_GPU_MEMORY_{w}S", env.get(f"NVIDIA_GPU_MEMORY_{w}")) for w in ("REQUEST", "LIMIT")]
     nvml, before = None, []
     if "nvml" in CONF:
@@ -143,6 +144,8 @@ def memory_limits(state, uuids):
         return
     if nvml is None:
         sys.exit("setting GPU memory limits is only supported in cgroup v2")
+    if spec["linux"].get("cgroupsPath", "").count(":") != 2:
+        sys.exit("expected cgroupsPath to be of format slice:prefix:name")
     for uuid in uuids:
         nvml.set(Limit(uuid, int(words[0]) << 20, int(words[1]) << 20), cgroup)
 
