@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 GOVERNED = ("libcuda.so", "libnvidia-ml.so")
 MPS = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")  # one server process for clients that each have a limit
 # The toolkit's hooks, as docs/reference/nvidia-toolkit.md lists them. HARMLESS do what their names say and nothing else.
-HARMLESS = ("update-ldcache", "chmod", "disable-device-node-modification", "update-application-profile")
+HARMLESS = ("update-ldcache", "chmod", "disable-device-node-modification", "update-application-profile", "noop")
 LINKS = "create-symlinks"
 COMPAT = ("enable-cuda-compat", "cudacompat")  # taken out: they would put the image's libcuda before the shim
 LIMITS = "apply-cuda-memory-limits"  # sets the driver's limits, from variables of the container
@@ -41,7 +41,7 @@ NEVER_ENV = ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES")
 SWARM = "DOCKER_RESOURCE_"  # with its setting swarm-resource, these win over NVIDIA_VISIBLE_DEVICES
 CDI = "cdi.k8s.io/"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-OFF = "leave the hook out (nvidia-ctk: --disable-hook), or use mode below or standalone"
+OFF = "leave it out (nvcdi-disable-hooks in the toolkit's config.toml), or use mode below or standalone"
 SYSTEM_NODES = ("/dev/nvidia", "/dev/gdrdrv")
 
 
@@ -204,7 +204,7 @@ def check_hooks(spec: "Spec", own: str, words: "dict[str, str | None]") -> None:
             if verb == LIMITS and _only_gpus(rest):
                 if sorted(said) != sorted(f"{name}={value}" for name, value in words.items() if value is not None):
                     raise refuse(
-                        "GH-409", f"{_shown(entry)} would set {', '.join(said)[:90]}, which is not the share; {OFF}"
+                        "GH-409", f"{_shown(entry)} would set {', '.join(said)[:60]}, which is not the share; {OFF}"
                     )
             elif verb not in (*HARMLESS, *COMPAT, LINKS):
                 raise refuse(
@@ -391,4 +391,4 @@ def _only_gpus(words: list[str]) -> bool:
 def _shown(entry: "Object") -> str:
     words = entry.get("args")
     text = " ".join(map(str, words)) if isinstance(words, list) else str(entry.get("path"))
-    return f"the hook {text[:100]}"
+    return f"the hook {text[:70]}"

@@ -19,6 +19,7 @@ from oci_hook.core.plan import device_nodes
 from oci_hook.core.rules import Rules
 from oci_hook.errors import ApplyError
 from oci_hook.oci import nvidia_edits, nvidia_hooks
+from tests.conftest import REPO
 
 FOLDER = Path(__file__).parent / "toolkit_specs"
 SPECS = sorted(file.stem for file in FOLDER.glob("*.json"))
@@ -333,6 +334,28 @@ def test_links_to_our_libraries_go(link: str) -> None:
             "--link",
             "a::/b/a",
         ]
+
+
+def test_messages_are_short() -> None:
+    long = call("nvidia-cdi-hook", nvidia_edits.LIMITS, "--gpu-id", "G" * 999)
+    for entry, env in ((long, [f"{MEMORY_WORDS[0]}={'9' * 999}"]), (call("nvidia-cdi-hook", "m" * 999), [])):
+        with pytest.raises(ApplyError) as e:
+            nvidia_edits.check_hooks(
+                {"process": {"env": env}, "hooks": {"createContainer": [entry]}}, OWN, dict.fromkeys(MEMORY_WORDS)
+            )
+        assert len(str(e.value)) < 300
+
+
+def test_the_page_lists_every_hook() -> None:
+    page = (REPO / "docs/reference/nvidia-toolkit.md").read_text()
+    hooks = (
+        *nvidia_edits.HARMLESS,
+        *nvidia_edits.COMPAT,
+        nvidia_edits.LINKS,
+        nvidia_edits.LIMITS,
+        *nvidia_hooks.FAMILY,
+    )
+    assert [name for name in (*hooks, *nvidia_edits.MORE_ENV, *nvidia_edits.NEVER_ENV) if f"`{name}`" not in page] == []
 
 
 def test_other_peoples_hooks_stay() -> None:
