@@ -274,6 +274,31 @@ def test_the_memory_hook_of_1_20_1(stage: Beside, image: Path, mode: str) -> Non
     assert "NVIDIA_GPU_MEMORY_LIMITS=8192\n" in more and not asked.exists(), "it asks for nothing, and has no GPU"
 
 
+@pytest.mark.parametrize(("stage_", "place"), [("prestart", -1), ("createRuntime", 0)])
+def test_a_new_hook_that_runs_before_ours(stage: Beside, image: Path, stage_: str, place: int) -> None:
+    """It mounts libcuda over what is there, and ours mounts the shim over that."""
+    use_new(stage, "on-top cdi", stage_, place)
+    (stage.toolkit / "mounted").unlink(missing_ok=True)
+    for name in ("libcuda.so.1", f"{LIBDIR}/libcuda.so.{stage.version}"):
+        stopped_at_the_limit(stage.fill(image, "/bin/route", name, "cuMemAlloc_v2", env=ALL))
+    assert (stage.toolkit / "mounted").read_text() == "xx"
+
+
+@pytest.mark.parametrize("stage_", ["createRuntime", "createContainer", "startContainer", "poststart"])
+def test_a_new_hook_that_runs_after_ours(stage: Beside, image: Path, stage_: str) -> None:
+    """on-top, the container does not start; below, it starts without the hook."""
+    use_new(stage, "on-top cdi", stage_, -1)
+    assert "mount-all" in refused(stage, image, "GH-409", env=ALL)
+    use_new(stage, "below cdi", stage_, -1)
+    stopped_at_the_limit(stage.fill(image, "/bin/route", "libcuda.so.1", "cuMemAlloc_v2", env=ALL))
+
+
+def use_new(stage: Beside, mode: str, stage_: str, place: int) -> None:
+    stage.use(mode)
+    file = stage.toolkit / "conf.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "new": [stage_, place]}))
+
+
 def test_another_gpu_by_flag(stage: Beside, image: Path) -> None:
     """What the user adds to the devices is refused where it is for sure not the other side's."""
 

@@ -44,7 +44,7 @@ LIMITS = {
     "args": ["nvidia-cdi-hook", "apply-cuda-memory-limits", "--driver-root", "", "--gpu-id", GPUS[0].uuid],
     "env": ["NVIDIA_CTK_DEBUG=false"],
 }
-HOSTILE = [f"{name}=999999" for name in MEMORY_WORDS]
+HOSTILE = [*(f"{name}=999999" for name in MEMORY_WORDS), MEMORY_WORDS[1]]  # the last: a name without a value
 
 
 def inventory(*gpus: Gpu) -> Inventory:

@@ -2,7 +2,8 @@
 """Acts as NVIDIA's container toolkit does, on simulated GPUs: its runtime, its legacy hook, its CDI hook.
 
 By the name it is called by. conf.json beside it: {"mode": "cdi" | "legacy", "lower": the low-level runtime, "root":
-driver root, "folder": of the libraries in it, "version", "gpus": {uuid: minor}, "more": other libraries}. As the real
+driver root, "folder": of the libraries in it, "version", "gpus": {uuid: minor}, "more": other libraries, "new": [stage, place] of
+a hook of a later release, which mounts libcuda once more}. As the real
 one it obeys NVIDIA_VISIBLE_DEVICES of config.json alone, mounts every library of the driver's whatever the capabilities
 say, makes links by force, and its legacy hook mounts into the made container, following the image's links inside it.
 """
@@ -92,6 +93,10 @@ def edit(spec):
             entry(hook, "disable-device-node-modification"),
         ]
     )
+    if "new" in CONF:
+        stage, place = CONF["new"]
+        entries = hooks.setdefault(stage, [])
+        entries.insert(place if place >= 0 else len(entries), entry(hook, "mount-all"))
 
 
 def cdi_hook(args):
@@ -99,6 +104,8 @@ def cdi_hook(args):
     state = json.load(sys.stdin)
     if args[0] == "apply-cuda-memory-limits":
         return memory_limits(state, args[4::2])
+    if args[0] == "mount-all":
+        return mount_all(state)
     with open(state["bundle"] + "/config.json") as f:
         rootfs = json.load(f)["root"]["path"]
     if args[0] == "create-symlinks":
@@ -148,6 +155,17 @@ def memory_limits(state, uuids):
         sys.exit("expected cgroupsPath to be of format slice:prefix:name")
     for uuid in uuids:
         nvml.set(Limit(uuid, int(words[0]) << 20, int(words[1]) << 20), cgroup)
+
+
+def mount_all(state):
+    """The driver's libcuda at its place in the container, whatever is there."""
+    with open(state["bundle"] + "/config.json") as f:
+        rootfs = json.load(f)["root"]["path"]
+    [(source, destination), *_] = libraries()
+    script = f"touch {rootfs}{destination}; mount --bind {source} {rootfs}{destination}"
+    subprocess.run(["nsenter", "-t", str(state["pid"]), "-m", "sh", "-c", script], check=True)
+    with open(HERE + "/mounted", "a") as f:
+        f.write("x")
 
 
 def update_ldcache(rootfs):
