@@ -33,7 +33,7 @@ LINKS = "create-symlinks"
 COMPAT = ("enable-cuda-compat", "cudacompat")  # taken out: they would put the image's libcuda before the shim
 LIMITS = "apply-cuda-memory-limits"  # sets the driver's limits, from variables of the container
 LIMITS_FLAGS = ("--driver-root", "--gpu-id")  # each with a word; another may have it read other variables
-# The stages of which our createRuntime hook, the last of them, sees and covers what they did (OCI config.md, POSIX-platform Hooks).
+# The stages before the end of which our createRuntime hook runs (OCI config.md, POSIX-platform Hooks).
 BEFORE = ("prestart", "createRuntime")
 # Variables that make the NVIDIA runtime inject devices, beside NVIDIA_VISIBLE_DEVICES, which the plan sets.
 MORE_ENV = ("NVIDIA_GDS", "NVIDIA_MOFED", "NVIDIA_GDRCOPY", "NVIDIA_NVSWITCH", "NVIDIA_IMEX_CHANNELS")

@@ -19,11 +19,7 @@ LEGACY = (
     "nvidia-container-toolkit",  # the older name of nvidia-container-runtime-hook
     "nvidia-container-cli",
 )
-FAMILY = (
-    "nvidia-ctk",
-    "nvidia-cdi",
-    "nvidia-container",
-)  # how the names of the toolkit's programs begin, now and later
+FAMILY = ("nvidia-ctk", "nvidia-cdi", "nvidia-container")  # the toolkit's programs begin so, later ones too
 FLAGS = ("--debug", "-d", "--quiet")  # that may stand before a subcommand, and change nothing but what is logged
 
 
@@ -66,7 +62,9 @@ def subcommand(entry: "Object") -> tuple[str, list[str]]:
     before the subcommand may change what it does.
     """
     name, args, env = _name(str(entry.get("path"))), entry.get("args"), entry.get("env") or []
-    words = args[1:] if isinstance(args, list) else []
+    if not isinstance(args, list) or not isinstance(env, list):
+        return "", []
+    words = args[1:]
     if not all(isinstance(word, str) for word in [*words, *env]):
         return "", []
     if any(not word.startswith(("NVIDIA_", "PATH=")) for word in env):
@@ -81,7 +79,7 @@ def subcommand(entry: "Object") -> tuple[str, list[str]]:
 
 
 def _past_flags(words: list[str]) -> list[str]:
-    return _past_flags(words[1:]) if words[:1] and words[0] in FLAGS else words
+    return words[next((i for i, word in enumerate(words) if word not in FLAGS), len(words)) :]
 
 
 def _name(path: str) -> str:

@@ -268,6 +268,8 @@ UNKNOWN = {
     "by a shell": call("sh", "-c", "exec /usr/bin/nvidia-cdi-hook mount-all", path="/bin/sh"),
     "a new program of the toolkit": call("nvidia-container-mounts", path="/usr/bin/nvidia-container-mounts"),
     "preloaded": call("nvidia-cdi-hook", "chmod", env=["LD_PRELOAD=/x.so"]),
+    "nothing but flags": call("nvidia-cdi-hook", *["--debug"] * 5000),
+    "no environment at all": {**call("nvidia-cdi-hook", "chmod"), "env": 7},
     "an environment that is none": {**call("nvidia-cdi-hook", "chmod"), "env": [7]},
     "limits of another container": call(
         "nvidia-cdi-hook", nvidia_edits.LIMITS, "--container-spec", "/x", "--gpu-id", "GPU-0"
