@@ -6,7 +6,7 @@ A request and its limit default to each other; where the node lends, what is boo
 gpu-memory is in MiB. gpu-compute.mode can only be time-slicing.
 """
 
-from oci_hook.core import units, value_parsers
+from oci_hook.core import quantity, units, value_parsers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 NAMED = "nvidia.com/container."
 OF_CONTAINER = "gpu-fraction-container-name"
-BINARY = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
-DECIMAL = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def fraction(text: str) -> tuple[str, int]:
@@ -32,15 +30,12 @@ def fraction(text: str) -> tuple[str, int]:
     return ("percent", percent)
 
 
-def quantity(text: str) -> tuple[str, int]:
+def memory(text: str) -> tuple[str, int]:
     """A quantity of Kubernetes, such as 8Gi, 512Mi or 1G: in whole MiB, rounded up."""
-    factor = BINARY.get(text[-2:], 0) or DECIMAL.get(text[-1:], 0)
-    number = text[: -2 if text[-2:] in BINARY else -1] if factor else text
-    whole, point, part = number.partition(".")
-    if not (units.DIGITS.issuperset(whole + part) and whole) or (point and not part) or len(number) > 20:
-        raise ValueError("is not a size; write 8Gi or 512Mi")
-    size = int(whole + part) * (factor or 1)
-    mib = -(-size // (10 ** len(part) * units.MIB))
+    try:
+        mib = quantity.rounded_up(text, units.MIB)
+    except ValueError:
+        raise ValueError("is not a size; write 8Gi or 512Mi") from None
     if not 1 <= mib <= units.MAX_MEMORY_MIB:
         raise ValueError("is not within 1Mi to 16Ti; write 8Gi")
     return ("mib", mib)
@@ -59,8 +54,8 @@ KEYS: "dict[str, Row]" = {
     "gpu-fraction-num-devices": ("gpus", value_parsers.gpu_count, {}),
     OF_CONTAINER: ("containers", lambda text: None, {}),  # whom() reads it
     "runai/gpu-fraction": ("memory-request", fraction, {}),
-    "nvidia.com/container.*.gpu-memory.request": ("memory-request", quantity, {}),
-    "nvidia.com/container.*.gpu-memory.limit": ("memory", quantity, {}),
+    "nvidia.com/container.*.gpu-memory.request": ("memory-request", memory, {}),
+    "nvidia.com/container.*.gpu-memory.limit": ("memory", memory, {}),
     "nvidia.com/container.*.gpu-compute.mode": ("policy", turns, {}),
 }
 ENV: dict[str, str] = {}
