@@ -322,14 +322,14 @@ def read(
             if value is None:
                 return
     said = value if isinstance(value, value_parsers.Several) else {name: value}
-    if value is not None:
+    if value not in (None, value_parsers.ZERO):
         said = {**said, **implied}
     found.extend(Wish(wish, key, text, meant, own, dialect) for wish, meant in said.items())
 
 
 def remedy(name: str, reader: "Callable[[str], object]", why: str) -> str:
     """What to write instead of a wish's value, where `why` does not say so itself."""
-    words = value_parsers.REMEDIES.get(reader, "")
+    words = value_parsers.REMEDIES.get(reader.reader if isinstance(reader, value_parsers.Amount) else reader, "")
     if name == "per_gpu":
         words = 'write JSON such as [{"memory": "4Gi"}]'
     elif not words and "is not one of" in why:

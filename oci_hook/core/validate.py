@@ -6,7 +6,7 @@ empty. A wish whose value is None could not be parsed: that is among the problem
 
 from oci_hook.core import dialects
 from oci_hook.core.boundary import weaker
-from oci_hook.core.value_parsers import ALL, CAPABILITIES, NONE, VOID, WITH_A_SHARE, Bounded
+from oci_hook.core.value_parsers import ALL, CAPABILITIES, NONE, VOID, WITH_A_SHARE, ZERO, Bounded
 from oci_hook.errors import Problem
 
 TYPE_CHECKING = False
@@ -24,6 +24,7 @@ ALL_OF_WHOLE = (
     "gpu-manager",
     "qgpu",
 )  # systems in which whole GPUs come with all their memory, whatever memory is named
+NO_GPU_ASKED = "the second asks for no GPU"
 REQUIRED = "require "  # begins the name of each wish that an NVIDIA_REQUIRE_ makes
 INSTEAD = ("memory", "compute", "gpus", "devices")  # the annotation `request` (the wish "per_gpu") has these as well
 
@@ -33,7 +34,7 @@ class Given:
 
     def __init__(self, found: "list[Wish]", problems: list[Problem]) -> None:
         self.problems = problems
-        self.found = tuple(found)
+        self.found = tuple(wish for wish in found if not self.zero(wish, found))
         self.wishes: dict[str, Wish] = {}
         self.same_percent: int | None = None  # the memory once more, in per cent, to be compared once the GPU is known
         for wish in sorted(self.found, key=lambda wish: not wish.own):
@@ -46,6 +47,16 @@ class Given:
             )  # there the limit is the request where nothing says it
         if (memory := self.beside_whole()) is not None:
             del self.wishes[memory.name]
+
+    def zero(self, wish: "Wish", found: "list[Wish]") -> bool:
+        """True for a number of GPUs that is 0, which is as if it were not written. Beside that system's words for a share it
+        contradicts them: there such a container has no GPU, here one GPU is the default."""
+        if wish.value != ZERO:
+            return False
+        for other in found:
+            if other.dialect == wish.dialect and other.name in ASKING and other.value not in (None, ZERO, False):
+                self.complain("GH-103", f"{other} and {wish} contradict each other: {NO_GPU_ASKED}; drop or change one")
+        return True
 
     def beside_whole(self) -> "Wish | None":
         """The memory that a system names beside whole GPUs, where that system gives all of their memory whatever is named."""
@@ -139,7 +150,7 @@ def declined(given: Given) -> str | None:
     for name in ASKING:
         wish = given.wishes.get(name)
         if wish and wish.value not in (NONE, VOID, False) and (wish.own or not off.own):
-            given.contradict(name, off.name, "the second asks for no GPU")
+            given.contradict(name, off.name, NO_GPU_ASKED)
     return str(off.value)
 
 

@@ -22,6 +22,7 @@ WITH_A_SHARE = ("compute", "utility", "video")  # the others reach the GPU witho
 ALL = "all"
 NONE = "none"  # driver files, but no GPU
 VOID = "void"  # not a GPU container at all
+ZERO = "zero"  # no GPU of this system
 
 MAX_GPUS = 16  # the policy page's table (core/policy_page.py)
 MAX_INDEX = 255
@@ -31,6 +32,19 @@ UUID_CHARACTERS = DIGITS | frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOP
 MAX_WORD = 63  # as long as a label of Kubernetes
 WORD_CHARACTERS = UUID_CHARACTERS | frozenset("._")
 SHORT_POLICIES = {"be": "best-effort", "fs": "fixed-share", "bs": "burst-share"}
+
+
+class Amount:
+    """The parser of an amount that a container has as a resource in its system. There 0 asks for nothing, as in Kubernetes: the key
+    counts as absent, or a number of GPUs is ZERO (core/validate.py: zero). unit: what may stand behind the number."""
+
+    def __init__(self, reader: "Callable[[str], object]", zero: object = None, unit: str = "") -> None:
+        self.reader = reader
+        self.zero = zero
+        self.unit = unit
+
+    def __call__(self, text: str) -> object:
+        return self.zero if text.removesuffix(self.unit) == "0" else self.reader(text)
 
 
 class Several(dict[str, object]):
@@ -200,6 +214,8 @@ def capabilities(text: str) -> str | tuple[str, ...]:
             raise ValueError(f"is not all and not a list of {', '.join(CAPABILITIES)}")
     return tuple(c for c in CAPABILITIES if c in items)
 
+
+NO_GPU = Several(gpus=ZERO)  # for what is compute below 100, and a number of GPUs above
 
 # What to write instead of a value that a parser refuses without saying so itself.
 REMEDIES: "dict[Callable[[str], object], str]" = {

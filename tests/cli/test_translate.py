@@ -158,7 +158,7 @@ def test_every_problem_with_its_container() -> None:
 )
 def test_words_of_each_system(limits: str, words: dict[str, str]) -> None:
     done = yaml.safe_load(new(pod(limits), "--qgpu-memory-unit", "GiB"))
-    assert done["metadata"]["annotations"] == {f"gpu-hook.io/{key}": value for key, value in words.items()}
+    assert done["metadata"]["annotations"] == {f"gpu-hook.io/{key}.c0": value for key, value in words.items()}
     assert done["spec"]["runtimeClassName"] == "gpu-hook"
     assert "resources" not in done["spec"]["containers"][0]
 
@@ -208,19 +208,20 @@ def test_kais_words_for_a_container_that_the_pod_lacks() -> None:
 @pytest.mark.parametrize(("unit", "memory"), [("MiB", "5Mi"), ("GiB", "5Gi")])
 def test_qgpus_unit_must_be_said(unit: str, memory: str) -> None:
     text = pod("tke.cloud.tencent.com/qgpu-memory: 5")
-    assert f"gpu-hook.io/memory: {memory}" in new(text, "--qgpu-memory-unit", unit)
+    assert f"gpu-hook.io/memory.c0: {memory}" in new(text, "--qgpu-memory-unit", unit)
     [line] = refused(text)
     assert line.startswith("GH-101: Pod p: container c0: tke.cloud.tencent.com/qgpu-memory='5' has no unit here")
     assert "--qgpu-memory-unit" in line
 
 
-def test_keys_have_a_suffix_where_containers_differ() -> None:
+def test_keys_name_the_container_whose_resources_they_replace() -> None:
     def annotations(*limits: str) -> dict[str, str]:
         found: dict[str, str] = yaml.safe_load(new(pod(*limits)))["metadata"]["annotations"]
         return {key.removeprefix("gpu-hook.io/"): value for key, value in found.items()}
 
     one, two = "nvidia.com/gpumem: 1024", "nvidia.com/gpumem: 2048"
-    assert annotations(one, one) == {"memory": "1Gi"}
+    assert annotations(one) == {"memory.c0": "1Gi"}
+    assert annotations(one, one) == {"memory.c0": "1Gi", "memory.c1": "1Gi"}
     assert annotations(one, two) == {"memory.c0": "1Gi", "memory.c1": "2Gi"}
     assert annotations(one, "cpu: 1") == {"memory.c0": "1Gi"}
 
@@ -253,14 +254,14 @@ def test_requests_and_limits() -> None:
         "GH-103: Pod p: container c0: nvidia.com/gpumem is '5' in limits and '6' in requests;"
         " a share's request equals its limit, or is left out"
     ]
-    assert "gpu-hook.io/memory: 5Mi" in new(both.replace("6", "5"))
-    assert "gpu-hook.io/memory: 5Mi" in new(pod("nvidia.com/gpumem: 5").replace("limits", "requests"))
+    assert "gpu-hook.io/memory.c0: 5Mi" in new(both.replace("6", "5"))
+    assert "gpu-hook.io/memory.c0: 5Mi" in new(pod("nvidia.com/gpumem: 5").replace("limits", "requests"))
 
 
 def test_two_systems_that_disagree() -> None:
     [line] = refused(pod("nvidia.com/gpumem: 3000, nvidia.com/vcuda-memory: 2000"))
     assert line.startswith("GH-104: Pod p: container c0: ")
-    assert "gpu-hook.io/memory: 3000Mi" in new(
+    assert "gpu-hook.io/memory.c0: 3000Mi" in new(
         pod("nvidia.com/gpumem: 3000, nvidia.com/vcuda-memory: 2000"), "--dialect", "hami"
     )
 
@@ -268,6 +269,7 @@ def test_two_systems_that_disagree() -> None:
 def test_our_own_annotations_that_are_there() -> None:
     ours = pod("nvidia.com/gpumem: 1024", before="  annotations:\n    gpu-hook.io/memory: 1Gi\n")
     assert changes(ours) == [
+        "+     gpu-hook.io/memory.c0: 1Gi",
         "+   runtimeClassName: gpu-hook",
         "-     resources:",
         "-       limits: {nvidia.com/gpumem: 1024}",
@@ -337,7 +339,7 @@ def test_metadata_of_every_shape(metadata: str, order: bool) -> None:
     gone = "T9K_GPU_PERCENT"
     expected = {k: v for k, v in ((before.get("metadata") or {}).get("annotations") or {}).items() if k != gone}
     words = {"memory": "5%", "compute": "10", "visible": "index"} if "T9K" in metadata else {"memory": "1Gi"}
-    expected |= {f"gpu-hook.io/{key}": value for key, value in words.items()}
+    expected |= {f"gpu-hook.io/{key}.c": value for key, value in words.items()}
     assert after["metadata"] == {**(before.get("metadata") or {}), "annotations": expected}
     assert after["spec"]["containers"] == [{"name": "c", "resources": {"limits": {"cpu": 1}}}]
 
@@ -350,7 +352,7 @@ def test_metadata_in_json(metadata: str) -> None:
     spec = '"spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpumem": 1024}}}]}'
     done = json.loads(new(f'{{"kind": "Pod", {metadata} {spec}}}'))
     name = {"name": "p"} if "name" in metadata else {}
-    assert done["metadata"] == {**name, "annotations": {"gpu-hook.io/memory": "1Gi"}}
+    assert done["metadata"] == {**name, "annotations": {"gpu-hook.io/memory.c": "1Gi"}}
     assert done["spec"] == {"runtimeClassName": "gpu-hook", "containers": [{"name": "c", "resources": {}}]}
 
 
@@ -374,7 +376,7 @@ def test_a_list_aliases_windows_lines_and_no_last_newline() -> None:
         done = kube.translate(text, ALL).text
         assert ("\r\n" in done) == ("\r\n" in text) and done.count("\r\n") in (0, done.count("\n"))
         [item] = yaml.safe_load(done)["items"]
-        assert item["metadata"]["annotations"] == {"gpu-hook.io/memory": "1Gi"}
+        assert item["metadata"]["annotations"] == {"gpu-hook.io/memory.c": "1Gi", "gpu-hook.io/memory.d": "1Gi"}
         assert item["spec"] == {"runtimeClassName": "gpu-hook", "containers": [{"name": "c"}, {"name": "d"}]}
 
 
@@ -392,7 +394,7 @@ def test_a_list_aliases_windows_lines_and_no_last_newline() -> None:
         ("[" * 3000, "GH-107: "),
         ("kind: Pod\n? [a]\n: b\n", "GH-107: line 2: a key is a list or a mapping"),
         (
-            "kind: Pod\nspec: !x {containers: [{resources: {limits: {nvidia.com/gpumem: 1}}}]}\n",
+            "kind: Pod\nspec: !x {containers: [{name: c, resources: {limits: {nvidia.com/gpumem: 1}}}]}\n",
             "GH-107: it uses <<, aliases, tags or a key twice",
         ),
         (

@@ -66,7 +66,6 @@ def test_t9k(annotations: dict[str, str], request_: Request | None) -> None:
         {"T9K_GPU_PERCENT": "101"},
         {"T9K_GPU_MEMORY": "4Gi"},
         {"T9K_GPU_MEMORY": "30%"},
-        {"tensorstack.dev/nvidia-gpu": "0"},
         {"tensorstack.dev/nvidia-gpu": "all"},
         {"tensorstack.dev/nvidia-gpu-node": "2"},
         {"NVIDIA_VISIBLE_DEVICES": "MIG-aa/1"},
@@ -274,6 +273,9 @@ def requesting(request: Request, memory: tuple[str, int]) -> Request:
         ),
         ({NV + "request": "8Gi", NV + "limit": "16Gi"}, requesting(shared(16384), ("mib", 8192))),
         ({NV + "request": "1000M"}, shared(954)),  # 953.67 MiB
+        ({NV + "request": "1e9"}, shared(954)),
+        ({NV + "limit": "8388608Ki"}, shared(8192)),
+        ({NV + "limit": "8589934592000m"}, shared(8192)),
         ({NV + "limit": "1.5Gi", "nvidia.com/container.trainer.gpu-compute.mode": "time-slicing"}, shared(1536)),
         (
             {NV + "limit": "8Gi", "gpu-memory": "100"},
@@ -328,14 +330,11 @@ def test_qgpu_without_a_unit_is_refused_not_guessed() -> None:
     "annotations",
     [
         {"tencent.com/vcuda-core": "150"},
-        {"tencent.com/vcuda-core": "0"},
         {"tencent.com/vcuda-core": "1700"},
         {"tencent.com/vcuda-core": "30%"},
-        {"tencent.com/vcuda-memory": "0"},
         {"tencent.com/vcuda-memory": "1Gi"},
         {"tencent.com/vcuda-memory": "65537"},
         {"nvidia.com/vcuda-memory": "16777217"},
-        {"nvidia.com/gpu": "0"},
         {"nvidia.com/gpu": "all"},
         {"nvidia.com/gpumem-percentage": "101"},
         {"nvidia.com/gpucores": "101"},
@@ -519,3 +518,46 @@ def test_the_request_language_has_no_regular_expressions() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             assert "re" not in names, path
+
+
+# Zero
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        *({P + "gpus": "0"}, {P + "gpus": "0", P + "class": "offline"}, {P + "memory": "1Gi", P + "gpus.a": "0"}),
+        *({"nvidia.com/gpu": "0"}, {"nvidia.com/gpumem": "0"}, {"nvidia.com/gpumem-percentage": "0%"}),
+        *({"tencent.com/vcuda-core": "0"}, {"tencent.com/vcuda-memory": "0", "nvidia.com/vcuda-core": "0"}),
+        *({TKE + "qgpu-core": "0"}, {TKE + "qgpu-memory": "0"}, {"tensorstack.dev/nvidia-gpu-node": "0"}),
+    ],
+    ids=str,
+)
+def test_zero_asks_for_nothing(annotations: dict[str, str]) -> None:
+    for unit in ("GiB", "none"):
+        rules = Rules(dialects=dialects.NAMES, qgpu_memory_unit=unit)
+        assert parse(annotations, {}, "a", rules) is None
+        assert parse(annotations, {"NVIDIA_VISIBLE_DEVICES": "void"}, "a", rules.replace(trust_env=True)) is None
+
+
+def test_no_gpu_in_the_annotations_is_no_gpu_whatever_a_trusted_image_says() -> None:
+    for key in (P + "gpus", "nvidia.com/gpu"):
+        assert parse({key: "0"}, {"NVIDIA_VISIBLE_DEVICES": "all"}, "", Rules(trust_env=True)) is None
+    assert parse({}, {"GPU_HOOK_GPUS": "0"}, "", Rules(trust_env=True)) is None
+
+
+@pytest.mark.parametrize(
+    ("annotations", "code"),
+    [
+        ({P + "gpus": "0", P + "memory": "1Gi"}, "GH-103"),
+        ({P + "gpus": "0", "T9K_GPU_PERCENT": "30"}, "GH-104"),
+        ({"nvidia.com/gpu": "0", "nvidia.com/gpumem": "1024"}, "GH-103"),
+        # Words that only annotations and variables have: none or no limit, nobody can tell.
+        *(({P + "memory": "0"}, "GH-101"), ({P + "memory": "0%"}, "GH-101"), ({P + "compute": "0"}, "GH-101")),
+        *(({"T9K_GPU_MEMORY": "0"}, "GH-101"), ({"gpu-fraction": "0"}, "GH-101"), ({"gpu-memory": "0"}, "GH-101")),
+        ({"NVIDIA_GPU_MEMORY_LIMIT": "0", "NVIDIA_GPU_MEMORY_REQUEST": "0"}, "GH-101"),
+    ],
+    ids=str,
+)
+def test_zero_that_is_refused(annotations: dict[str, str], code: str) -> None:
+    assert codes(annotations)[0] == code

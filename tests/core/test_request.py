@@ -276,7 +276,6 @@ def test_trusted_env_yields_to_annotations() -> None:
         ("memory", "0%", "GH-101: gpu-hook.io/memory='0%' is not within 1 to 100"),
         ("compute", "101", "GH-101: gpu-hook.io/compute='101' is not within 1 to 100"),
         ("compute", "-5", "GH-101: gpu-hook.io/compute='-5' is not a whole number from 1 to 100"),
-        ("gpus", "0", "GH-101: gpu-hook.io/gpus='0' is not a number of GPUs from 1 to 16, and not all or none"),
         ("gpus", "17", "GH-101: gpu-hook.io/gpus='17' is not a number of GPUs from 1 to 16, and not all or none"),
         ("devices", "0,", "GH-101: gpu-hook.io/devices='0,' has an empty item"),
         ("devices", "256", "GH-101: gpu-hook.io/devices='256' is not within 0 to 255"),

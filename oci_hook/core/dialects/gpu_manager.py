@@ -5,6 +5,7 @@ the fork MB, by which it means MiB. vcuda-core-limit: a ceiling above the guaran
 """
 
 from oci_hook.core import units, value_parsers
+from oci_hook.core.value_parsers import NO_GPU, Amount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,14 +18,14 @@ def blocks(text: str) -> tuple[str, int]:
     return ("mib", units.integer(text, 1, units.MAX_MEMORY_MIB // BLOCK) * BLOCK)
 
 
-LIMIT: "Row" = ("compute-limit", units.percent, {"policy": "burst-share"})
+LIMIT: "Row" = ("compute-limit", Amount(units.percent, unit="%"), {"policy": "burst-share"})
 
 KEYS: "dict[str, Row]" = {
-    "tencent.com/vcuda-core": ("compute", value_parsers.cores, {}),
-    "tencent.com/vcuda-memory": ("memory", blocks, {}),
+    "tencent.com/vcuda-core": ("compute", Amount(value_parsers.cores, NO_GPU), {}),
+    "tencent.com/vcuda-memory": ("memory", Amount(blocks), {}),
     "tencent.com/vcuda-core-limit": LIMIT,
-    "nvidia.com/vcuda-core": ("compute", value_parsers.cores, {}),
-    "nvidia.com/vcuda-memory": ("memory", value_parsers.memory_mb, {}),
+    "nvidia.com/vcuda-core": ("compute", Amount(value_parsers.cores, NO_GPU), {}),
+    "nvidia.com/vcuda-memory": ("memory", Amount(value_parsers.memory_mb), {}),
     "nvidia.com/vcuda-core-limit": LIMIT,
 }
 ENV: dict[str, str] = {}

@@ -5,15 +5,16 @@ means MiB. HAMi's default priority is 1, so 1 is the class default here, not off
 """
 
 from oci_hook.core import units, value_parsers
+from oci_hook.core.value_parsers import ZERO, Amount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from oci_hook.core.dialects import Row
 
 
-def gpucores(text: str) -> int | None:
-    """Per cent; with HAMi, 0 means the same as no value."""
-    return units.integer(text, 0, 100) or None
+def gpucores(text: str) -> int:
+    """Per cent."""
+    return units.integer(text, 1, 100)
 
 
 def priority(text: str) -> str:
@@ -21,10 +22,10 @@ def priority(text: str) -> str:
 
 
 KEYS: "dict[str, Row]" = {
-    "nvidia.com/gpu": ("gpus", value_parsers.gpu_count, {}),
-    "nvidia.com/gpumem": ("memory", value_parsers.memory_mb, {}),
-    "nvidia.com/gpumem-percentage": ("memory", value_parsers.memory_percent, {}),
-    "nvidia.com/gpucores": ("compute", gpucores, {}),
+    "nvidia.com/gpu": ("gpus", Amount(value_parsers.gpu_count, ZERO), {}),
+    "nvidia.com/gpumem": ("memory", Amount(value_parsers.memory_mb), {}),
+    "nvidia.com/gpumem-percentage": ("memory", Amount(value_parsers.memory_percent, unit="%"), {}),
+    "nvidia.com/gpucores": ("compute", Amount(gpucores), {}),
     "nvidia.com/priority": ("class", priority, {}),
 }
 ENV: dict[str, str] = {}

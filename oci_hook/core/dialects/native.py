@@ -11,7 +11,7 @@ KEYS: "dict[str, Row]" = {
     "memory": ("memory", units.memory, {}),
     "memory-request": ("memory-request", units.memory, {}),
     "compute": ("compute", units.percent, {}),
-    "gpus": ("gpus", value_parsers.gpus, {}),
+    "gpus": ("gpus", value_parsers.Amount(value_parsers.gpus, value_parsers.VOID), {}),
     "devices": ("devices", value_parsers.devices, {}),
     "policy": ("policy", value_parsers.policy, {}),
     "compute-limit": ("compute-limit", units.percent, {}),

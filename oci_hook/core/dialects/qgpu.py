@@ -8,6 +8,7 @@ node (`profile: qgpu`), so a value between them is no error here.
 """
 
 from oci_hook.core import units, value_parsers
+from oci_hook.core.value_parsers import NO_GPU, Amount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ def greedy(text: str) -> str:
 
 
 KEYS: "dict[str, Row]" = {
-    MEMORY: ("memory", memory(""), {}),
-    CORE: ("compute", value_parsers.cores, {}),
-    PREFIX + "qgpu-core-greedy": ("class", greedy, {}),
+    MEMORY: ("memory", Amount(memory("")), {}),
+    CORE: ("compute", Amount(value_parsers.cores, NO_GPU), {}),
+    PREFIX + "qgpu-core-greedy": ("class", Amount(greedy), {}),
     PREFIX + "qgpu-schedule-policy": ("policy", value_parsers.policy, {}),
     PREFIX + "app-class": ("class", value_parsers.one_of(("online", "offline")), {}),
 }
@@ -55,6 +56,6 @@ SAME = ()
 def rows(rules: "Rules") -> "dict[str, Row]":
     return {
         **KEYS,
-        MEMORY: ("memory", memory(rules.qgpu_memory_unit), {}),
-        CORE: ("compute", core(rules.profile != "qgpu"), {}),
+        MEMORY: ("memory", Amount(memory(rules.qgpu_memory_unit)), {}),
+        CORE: ("compute", Amount(core(rules.profile != "qgpu"), NO_GPU), {}),
     }

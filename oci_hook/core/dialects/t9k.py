@@ -6,6 +6,7 @@ annotations the other must agree with it, which only the GPU that is chosen can 
 """
 
 from oci_hook.core import units, value_parsers
+from oci_hook.core.value_parsers import ZERO, Amount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,9 +22,9 @@ KEYS: "dict[str, Row]" = {
     "NVIDIA_VISIBLE_DEVICES": ("devices", value_parsers.devices, {}),
     "T9K_GPU_PERCENT": ("memory", value_parsers.memory_percent, {}),
     "T9K_GPU_MEMORY": ("memory", value_parsers.memory_mb, {}),
-    "tensorstack.dev/nvidia-gpu": ("gpus", value_parsers.gpu_count, {"exclusive": True}),
-    "tensorstack.dev/nvidia-gpu-percent": ("memory", value_parsers.memory_percent, {}),
-    "tensorstack.dev/nvidia-gpu-node": ("gpus", every_gpu, {"exclusive": True, "node": "exclusive"}),
+    "tensorstack.dev/nvidia-gpu": ("gpus", Amount(value_parsers.gpu_count, ZERO), {"exclusive": True}),
+    "tensorstack.dev/nvidia-gpu-percent": ("memory", Amount(value_parsers.memory_percent, unit="%"), {}),
+    "tensorstack.dev/nvidia-gpu-node": ("gpus", Amount(every_gpu, ZERO), {"exclusive": True, "node": "exclusive"}),
 }
 ENV = {key: key for key in ("NVIDIA_VISIBLE_DEVICES", "T9K_GPU_PERCENT", "T9K_GPU_MEMORY")}
 SAME = (("T9K_GPU_MEMORY", "T9K_GPU_PERCENT"), ("T9K_GPU_MEMORY", "tensorstack.dev/nvidia-gpu-percent"))

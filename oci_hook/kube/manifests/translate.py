@@ -161,7 +161,10 @@ def rewrite(pod: Pod, template: yaml.Node, edit: Edit, rules: Rules, templates: 
     annotations = yaml_edit.scalars(get(template, "metadata", "annotations"))
     rows = rows_of(rules, annotations)
     running = getattr(get(template, "spec", "containers"), "value", [])
-    read_pod(pod, [plain(node) for node in nodes], annotations, rows, rules, plain(running[0]).name if running else "")
+    read = [plain(node) for node in nodes]
+    if any(not one.name and not rows.keys().isdisjoint(one.amounts) for one in read):
+        raise RequestError(Problem("GH-107", "a container has no name, by which its annotations could go; give it one"))
+    read_pod(pod, read, annotations, rows, rules, plain(running[0]).name if running else "")
     leftovers(pod, template, nodes, annotations, rows)
     if templates is not None:
         to_claims(pod, template, nodes, edit, rows, templates)
@@ -225,11 +228,8 @@ def to_claims(
 
 
 def plain(container: yaml.Node) -> Container:
-    return Container(
-        yaml_edit.scalars(container).get("name", ""),
-        yaml_edit.scalars(get(container, "resources", "limits")),
-        yaml_edit.scalars(get(container, "resources", "requests")),
-    )
+    limits, requests = (yaml_edit.values(get(container, "resources", part)) for part in ("limits", "requests"))
+    return Container.of(yaml_edit.scalars(container).get("name", ""), limits, requests)
 
 
 def leftovers(pod: Pod, template: yaml.Node, nodes: list[yaml.Node], annotations: dict[str, str], rows: Rows) -> None:

@@ -62,6 +62,18 @@ def scalars(node: yaml.Node | None) -> dict[str, str]:
     return {k.value: v.value for k, v in entries(node) if isinstance(v, yaml.ScalarNode)}
 
 
+def values(node: yaml.Node | None) -> dict[str, object]:
+    """Key -> what YAML means by it, for the scalars of a mapping: 0x10 is 16, and "0x10" a text."""
+    return {k.value: _meant(v) for k, v in entries(node) if isinstance(v, yaml.ScalarNode)}
+
+
+def _meant(node: yaml.ScalarNode) -> object:
+    try:
+        return yaml.constructor.SafeConstructor().construct_object(node)
+    except (yaml.YAMLError, ValueError, OverflowError):
+        return node.value
+
+
 def quoted(value: str) -> str:
     """The string as a scalar for block style, quoted if YAML would read it as something else."""
     try:

@@ -14,9 +14,9 @@ from oci_hook.core.request import Request, parse
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import show
 from oci_hook.core.value import Value
+from oci_hook.core.value_parsers import Amount
 from oci_hook.errors import Problem, RequestError, refuse
 from oci_hook.kube.formats import names, sums
-from oci_hook.kube.formats.quantity import plain
 from oci_hook.kube.pod.asked import MAX_CONTAINERS, check_size, each, of_the_pod
 from oci_hook.kube.pod.translate_pod import Container, Pod, Rows, read_pod, rows_of
 
@@ -83,11 +83,11 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
     found = Pod("Pod", str(metadata.get("name") or metadata.get("generateName") or ""))
     try:
         running = next((str(c.get("name")) for c in spec.get("containers") or ()), "")
-        read_pod(found, [container_of(c) for c in listed], annotations, rows, options.rules, running, grows=True)
+        read_pod(found, [container_of(c) for c in listed], annotations, rows, options.rules, running)
     except RequestError as e:
         raise RequestError(*dict.fromkeys([*e.problems, *own_problems(annotations, listed, options.rules)])) from None
     check_steps(listed, annotations, options.rules)
-    kept = {key: text for key, text in annotations.items() if key not in rows}
+    kept = {key: text for key, text in annotations.items() if key not in rows or key.startswith(names.PREFIX_KEY)}
     made = {**kept, **found.annotations}
     check_names(annotations, [str(container.get("name")) for container in listed])
     requests = requests_of(made, listed, options.rules)
@@ -133,20 +133,16 @@ def check_number(annotations: Mapping[str, str], containers: int) -> None:
 def container_of(container: Mapping[str, Any]) -> Container:
     resources = container.get("resources") or {}
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
-    return Container(
-        str(container.get("name")),
-        {key: plain(str(text)) for key, text in limits.items()},
-        {key: plain(str(text)) for key, text in requests.items()},
-    )
+    return Container.of(container.get("name"), limits, requests)
 
 
 def our_resources() -> Rows:
     """Our sums read as requests: in a new pod, the user wrote them for the container. Later they are our own totals."""
     native = dialects.NATIVE
     return {
-        names.GPUS: (native, ("gpus", value_parsers.gpu_count, {})),
-        names.MEMORY: (native, ("memory", value_parsers.memory_mb, {})),
-        names.COMPUTE: (native, ("compute", units.percent, {})),
+        names.GPUS: (native, ("gpus", Amount(value_parsers.gpu_count, value_parsers.ZERO), {})),
+        names.MEMORY: (native, ("memory", Amount(value_parsers.memory_mb), {})),
+        names.COMPUTE: (native, ("compute", Amount(units.percent), {})),
     }
 
 
@@ -260,8 +256,7 @@ def of_systems_that_are_off(containers: Sequence[Mapping[str, Any]], rules: Rule
     rows = rows_of(rules.replace(dialects=off))
     found: dict[str, Problem] = {}
     for container in containers:
-        given = container_of(container)
-        for key in (*given.limits, *given.requests):
+        for key in container_of(container).amounts:
             if key in rows:
                 why = f"the controller's setting dialects does not include {rows[key][0]}"
                 found[key] = Problem("GH-108", f"{key} has no effect here: {why}")
@@ -364,8 +359,7 @@ def mode_patch(
 def in_t9k_words(containers: Sequence[Mapping[str, Any]], annotations: Mapping[str, str]) -> bool:
     keys = [*annotations]
     for container in containers:
-        given = container_of(container)
-        keys += [*given.limits, *given.requests]
+        keys += container_of(container).amounts
     return any(key.startswith(T9K_PREFIX) for key in keys)
 
 

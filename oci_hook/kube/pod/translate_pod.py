@@ -16,8 +16,9 @@ from oci_hook.core.rules import Rules
 from oci_hook.core.terms import GpuRequest, Terms
 from oci_hook.core.units import show
 from oci_hook.core.value import Value
-from oci_hook.core.value_parsers import WITH_A_SHARE, Bounded
+from oci_hook.core.value_parsers import WITH_A_SHARE, ZERO, Bounded
 from oci_hook.errors import Problem, RequestError
+from oci_hook.kube.formats.quantity import plain
 from oci_hook.kube.pod.asked import each
 
 MAX_NAME = 63  # characters of an annotation key after the slash
@@ -25,11 +26,27 @@ Rows = dict[str, tuple[str, Any]]  # key -> (its dialect, its row)
 
 
 class Container(Value):
-    """A container of the pod. limits, requests: its resources, as text."""
+    """A container of the pod. limits, requests: its resources, where they are whole numbers in plain digits."""
 
     name: str
     limits: Mapping[str, str]
     requests: Mapping[str, str]
+
+    @classmethod
+    def of(cls, name: object, limits: Mapping[str, object], requests: Mapping[str, object]) -> "Container":
+        """Of amounts as the API server or a manifest has them."""
+        return cls(str(name), *({key: _digits(text) for key, text in part.items()} for part in (limits, requests)))
+
+    @property
+    def amounts(self) -> dict[str, str]:
+        """All resources but those of which it asks for none."""
+        return {key: text for key, text in {**self.requests, **self.limits}.items() if text != "0"}
+
+
+def _digits(amount: object) -> str:
+    """What is too large for any of our parsers stays as it is, so that their error shows what the user wrote."""
+    digits = plain(amount)
+    return digits if len(digits) < 10 else str(amount)
 
 
 class ManifestContainer:
@@ -73,17 +90,15 @@ def read_pod(
     rows: Rows,
     rules: Rules,
     first: str = "",
-    grows: bool = False,
 ) -> None:
     """Sets the containers' requests, as the dialects in `rows` read them, and the pod's new annotations. Raises RequestError with
-    every problem. first: the name of the pod's first container that is no init container. grows: others may add containers to the
-    pod later, which must not get what these ones request."""
+    every problem. first: the name of the pod's first container that is no init container."""
     problems: list[Problem] = []
     shared: list[Wish] = []
     of_all: list[Problem] = []
     named: dict[str, tuple[list[Wish], list[Problem]]] = {}
     for key in annotations:
-        if key in rows:
+        if key in rows and not key.startswith(PREFIX_KEY):  # ours stay; some are names of our resources as well
             dialect = rows[key][0]
             whom = dialects.whom(dialect, key, annotations) or (first if dialect == "kai" else "")
             if whom and whom not in [container.name for container in containers]:
@@ -98,14 +113,14 @@ def read_pod(
         container.wishes += [*shared, *its_wishes]
         for key, text in resources(given, rows, own).items():
             read(rows[key], key, text, container.wishes, own)
-        container.own = len(container.wishes) > len(shared)
+        container.own = any(wish.value != ZERO for wish in container.wishes[len(shared) :])
         resolve(container, pod, own, rules)
         problems += [Problem(p.code, f"container {container.name}: {p.message}") for p in own]
     if problems:
         raise RequestError(*problems)
     asking = [container for container in pod.containers if container.words is not None]
     if asking:
-        pod.annotations = in_annotations(pod, asking, grows and not any(map(names_some, annotations)))
+        pod.annotations = in_annotations(pod, asking, not any(map(names_some, annotations)))
         check(pod, annotations)
 
 
@@ -170,8 +185,9 @@ def words(given: validate.Given) -> dict[str, str]:
 
 
 def in_annotations(pod: Pod, asking: Sequence[ManifestContainer], grows: bool) -> dict[str, str]:
-    """Keys without a suffix if every container requests the same; else keys with the name of each that requests. In a pod that
-    grows, only what the pod's annotations say of all containers has keys without a suffix, and what is too long for others."""
+    """Keys with the name of each container that requests: others may add containers to the pod later, which must not get the same.
+    Keys without a suffix for what the pod's annotations say of all containers, and for names too long for others, if every container
+    requests the same. grows: False if annotations of ours name containers, so that a container of another name gets nothing."""
     first = asking[0].words or {}
     own = grows and any(container.own for container in asking)
     if alike(pod) and not (own and all(fits(key, container) for container in asking for key in first)):

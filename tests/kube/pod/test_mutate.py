@@ -216,6 +216,7 @@ def test_words_of_a_system_that_is_off_are_a_warning() -> None:
         "GH-108: nvidia.com/gpu",
     ]
     assert not mutate(pod({"cpu": "1", "amd.com/gpu": "1"}), off).warnings
+    assert not mutate(pod({"nvidia.com/gpu": "0"}), off).warnings
 
 
 def test_t9k_places() -> None:
@@ -226,6 +227,7 @@ def test_t9k_places() -> None:
     assert mutated(whole, modes)["spec"]["nodeSelector"] == {names.T9K_MODE: "xgn"}
     assert mutated(part, modes)["spec"]["nodeSelector"] == {names.T9K_MODE: "sgn"}
     ours = pod({}, annotations={"gpu-hook.io/exclusive": "true"})
+    ours["spec"]["containers"][0]["resources"]["limits"] = {"tensorstack.dev/nvidia-gpu": "0"}
     assert "nodeSelector" not in mutated(ours, modes)["spec"] and mutated(ours, modes)["spec"]["tolerations"] == [
         TOLERATION
     ]
@@ -286,7 +288,6 @@ def test_a_pod_that_asks_for_nothing_says_not_that_the_controller_has_read_it() 
 BAD: list[tuple[dict[str, str], dict[str, str], str]] = [
     ({"nvidia.com/vcuda-core": "1500m"}, {}, "GH-101"),
     ({"nvidia.com/vcuda-core": "150"}, {}, "GH-101"),
-    ({"tke.cloud.tencent.com/qgpu-core": "0"}, {}, "GH-101"),
     ({"gpu-hook.io/compute": "101"}, {}, "GH-101"),
     ({"nvidia.com/gpu": "1", "nvidia.com/gpumem": "2048"}, {"gpu-hook.io/memory": "1Gi"}, "GH-103"),
     ({}, {"gpu-hook.io/memory": "4G"}, "GH-101"),
