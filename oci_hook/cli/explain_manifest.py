@@ -6,6 +6,7 @@ from oci_hook.core import dialects
 from oci_hook.core.rules import Rules
 from oci_hook.errors import Problem, refuse
 from oci_hook.kube.answers import gang, manifest
+from oci_hook.kube.formats import names
 from oci_hook.kube.pod import mutate
 from oci_hook.kube.pod.hosts import Hosts
 
@@ -24,7 +25,8 @@ def report(path: str, objects: Objects) -> output.Report:
         raise refuse("GH-107", f"{path}: {e.strerror}") from None
     known = tuple(name for name in dialects.NAMES if name != "qgpu")  # its memory unit is an option of the controller
     left_out: set[str] = set()
-    roles = manifest.roles(text, mutate.Options(Rules(dialects=known)), left_out=left_out)
+    modes = frozenset((node["metadata"].get("labels") or {}).get(names.T9K_MODE, "") for node in objects[0]) - {""}
+    roles = manifest.roles(text, mutate.Options(Rules(dialects=known), modes=modes), left_out=left_out)
     answer = gang.dry_run(state_of(*objects), roles, hosts=Hosts(*objects))
     data = {**gang.as_data(answer), "left_out": sorted(left_out)}
     warnings = (QGPU,) if "tencent.com/qgpu" in text else ()

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
 from oci_hook.kube.answers import admission
+from oci_hook.kube.formats import names
 from oci_hook.kube.placing.state import ClusterState
 from tests.conftest import REPO
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, listing, node, pod
@@ -382,3 +383,19 @@ def test_a_broken_manifest_is_told_in_words_of_its_own(dump, tmp_path, manifest,
     said = run("explain", "--manifest", str(path), "--dump", dump)
     assert said.exit_code == 1 and f"GH-107: the manifest {'' if words[0] == 'l' else 'has '}{words}" in said.output
     assert "Error" not in said.output
+
+
+@pytest.mark.parametrize(("mode", "fits"), [("sgn", 0), ("xgn", 1), ("", 0)])
+def test_a_manifest_s_pods_go_to_nodes_of_their_t9k_mode(dump, tmp_path, mode, fits):
+    """As the webhook's pods do: one for whole GPUs goes to a node for such pods where the cluster has one."""
+    items = json.loads(Path(dump).read_text())
+    n1, n2, *_ = items["items"]
+    n1["metadata"]["labels"] = {names.T9K_MODE: "xgn"}
+    n2["metadata"]["labels"] = {names.T9K_MODE: mode}
+    Path(dump).write_text(json.dumps(items))
+    path = tmp_path / "t9k.yaml"
+    path.write_text(
+        "{kind: Pod, metadata: {name: p}, spec: {containers: [{name: c, resources: {limits: {tensorstack.dev/nvidia-gpu: 1}}}]}}"
+    )
+    said = run("explain", "--manifest", str(path), "--dump", dump)
+    assert f"p: {fits} of 1 have room" in said.output, said.output

@@ -211,7 +211,7 @@ def test_qgpus_unit_must_be_said(unit: str, memory: str) -> None:
     assert f"gpu-hook.io/memory.c0: {memory}" in new(text, "--qgpu-memory-unit", unit)
     [line] = refused(text)
     assert line.startswith("GH-101: Pod p: container c0: tke.cloud.tencent.com/qgpu-memory='5' has no unit here")
-    assert "--qgpu-memory-unit" in line
+    assert "say MiB or GiB (setting qgpu_memory_unit, translate --qgpu-memory-unit)" in line
 
 
 def test_keys_name_the_container_whose_resources_they_replace() -> None:

@@ -340,3 +340,31 @@ def test_a_container_that_is_added_to_a_translated_pod_gets_nothing() -> None:
 def test_a_translated_container_needs_a_name() -> None:
     with pytest.raises(GhError, match="GH-107: Pod p: a container has no name"):
         translate(pod({"nvidia.com/gpu": "1"}).replace("name: c0", "image: y"), RULES)
+
+
+def test_one_container_asks_for_the_node() -> None:
+    node, gpu = {"tensorstack.dev/nvidia-gpu-node": "1"}, {"tensorstack.dev/nvidia-gpu": "1"}
+    for text in (pod(node, node), pod(gpu, node), pod(gpu, first=node)):
+        assert webhook(api_server(text)) == explained(text) == REFUSED
+        with pytest.raises(
+            GhError, match="^GH-103: Pod p: containers [ci]0, c[01] ask for GPUs, and one of them for the whole"
+        ):
+            translate(text, RULES)
+    assert translated(pod(node, {})) == webhook(api_server(pod(node, {}))) != REFUSED
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("vidia.com/vcuda-memory", "nvidia.com/vcuda-memory"),  # as gpu-manager's page prints it
+        ("nvdia.com/gpumem", "nvidia.com/gpumem"),
+        ("tencnet.com/vcuda-core", "tencent.com/vcuda-core"),
+    ],
+)
+def test_a_resource_of_a_misspelt_system_is_refused(key: str, meant: str) -> None:
+    text = pod({"nvidia.com/vcuda-core": "50", key: "2000"})
+    for said in (lambda: translate(text, RULES), lambda: mutate(api_server(text) or {}, OPTIONS)):
+        with pytest.raises(GhError, match=rf"^GH-108: .*c0: resource {key} is not one .*; did you mean {meant}\?"):
+            said()
+    other = pod({"nvidia.com/gpu": "1", "amd.com/gpu": "1", "nvidia.com/vgpu": "1", "x/gpu": "1", "cpu": "1"})
+    assert translated(other) == webhook(api_server(other)) == webhook(api_server(pod({"nvidia.com/gpu": "1"})))

@@ -1,6 +1,6 @@
 """The keys of TKE's qGPU: https://cloud.tencent.com/document/product/457/61448 (resources), /81107 (online, offline).
 
-qgpu-memory is in MB in one of its documents and in GiB in another, so the node must say which: rules.qgpu_memory_unit.
+qgpu-memory is in MB in one of its documents and in GiB in another, so the node must say which: the setting qgpu_memory_unit.
 qgpu-core below 100 is per cent of one GPU; 100, 200, ... are whole GPUs, but with `profile: qgpu`. An offline
 container gets idle compute only,
 and nothing is guaranteed to it, so qgpu-core-greedy only sets the class. qGPU's own steps (5 %, 1 GiB) are set by the
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 PREFIX = "tke.cloud.tencent.com/"
 MEMORY = PREFIX + "qgpu-memory"
 CORE = PREFIX + "qgpu-core"
-UNITS = {"MiB": 1, "GiB": 1 << 10}  # names of rules.qgpu_memory_unit -> MiB
+UNITS = {"MiB": 1, "GiB": 1 << 10}  # values of that setting -> MiB
 
 
 def memory(unit: str) -> "Callable[[str], tuple[str, int]]":
     def read(text: str) -> tuple[str, int]:
         if unit not in UNITS:
-            raise ValueError("has no unit here: say MiB or GiB (rules.qgpu_memory_unit, --qgpu-memory-unit)")
+            raise ValueError(
+                "has no unit here: say MiB or GiB (setting qgpu_memory_unit, translate --qgpu-memory-unit)"
+            )
         return ("mib", units.integer(text, 1, units.MAX_MEMORY_MIB // UNITS[unit]) * UNITS[unit])
 
     return read

@@ -18,7 +18,7 @@ from oci_hook.core.value_parsers import Amount
 from oci_hook.errors import Problem, RequestError, refuse
 from oci_hook.kube.formats import names, sums
 from oci_hook.kube.pod.asked import MAX_CONTAINERS, check_size, each, of_the_pod
-from oci_hook.kube.pod.translate_pod import Container, Pod, Rows, read_pod, rows_of
+from oci_hook.kube.pod.translate_pod import Container, Pod, Rows, check_node_exclusive, read_pod, rows_of
 
 MIRROR = "kubernetes.io/config.mirror"  # the API server's copy of a static pod: the kubelet has started it already
 ASKED_VERSION = "1"
@@ -268,22 +268,6 @@ def check_runtime_class(spec: Mapping[str, Any]) -> None:
     if there not in REPLACED_CLASSES:
         why = f"its runtimeClassName is {show(there)}, and a share of a GPU needs {names.RUNTIME_CLASS}"
         raise refuse("GH-103", f"the pod asks for a GPU, {why}; leave runtimeClassName out")
-
-
-def check_node_exclusive(annotations: Mapping[str, str], requests: Mapping[str, Request | None]) -> None:
-    """If a container asks for the whole node, no other container of its pod may ask for a GPU."""
-    if not is_node_exclusive(annotations):
-        return
-    asking = [name for name, request in requests.items() if request and request.gpus]
-    if len(asking) > 1:
-        which = f"containers {', '.join(asking[:3])} ask for GPUs"
-        raise refuse("GH-103", f"{which}, and one of them for the whole node; then only that one may ask")
-
-
-def is_node_exclusive(annotations: Mapping[str, str]) -> bool:
-    """True if the pod asks for a node of its own."""
-    key = names.NODE_EXCLUSIVE
-    return any(name == key or name.startswith(key + ".") for name in annotations)
 
 
 def labels_patch(metadata: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:

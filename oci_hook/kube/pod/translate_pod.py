@@ -11,14 +11,16 @@ from typing import Any
 from oci_hook.core import collect, dialects, validate
 from oci_hook.core.collect import Wish
 from oci_hook.core.layout import PREFIX_KEY
+from oci_hook.core.nearest import distance
 from oci_hook.core.request import Request, build, parse
 from oci_hook.core.rules import Rules
 from oci_hook.core.terms import GpuRequest, Terms
 from oci_hook.core.units import show
 from oci_hook.core.value import Value
 from oci_hook.core.value_parsers import WITH_A_SHARE, ZERO, Bounded
-from oci_hook.errors import Problem, RequestError
-from oci_hook.kube.formats.quantity import plain
+from oci_hook.errors import Problem, RequestError, refuse
+from oci_hook.kube.formats import quantity
+from oci_hook.kube.formats.names import NODE_EXCLUSIVE
 from oci_hook.kube.pod.asked import each
 
 MAX_NAME = 63  # characters of an annotation key after the slash
@@ -45,7 +47,7 @@ class Container(Value):
 
 def _digits(amount: object) -> str:
     """What is too large for any of our parsers stays as it is, so that their error shows what the user wrote."""
-    digits = plain(amount)
+    digits = quantity.plain(amount)
     return digits if len(digits) < 10 else str(amount)
 
 
@@ -114,6 +116,7 @@ def read_pod(
         for key, text in resources(given, rows, own).items():
             read(rows[key], key, text, container.wishes, own)
         container.own = any(wish.value != ZERO for wish in container.wishes[len(shared) :])
+        own += misspelt(given, rows) if rules.near_misses != "warn" else []
         resolve(container, pod, own, rules)
         problems += [Problem(p.code, f"container {container.name}: {p.message}") for p in own]
     if problems:
@@ -132,6 +135,19 @@ def resources(container: Container, rows: Rows, problems: list[Problem]) -> dict
             both = f"{key} is {show(limits[key])} in limits and {show(requests[key])} in requests"
             problems.append(Problem("GH-103", f"{both}; a share's request equals its limit, or is left out"))
     return {key: text for key, text in {**requests, **limits}.items() if key in rows}
+
+
+def misspelt(container: Container, rows: Rows) -> list[Problem]:
+    """The resources whose domain is nearly that of one in `rows`, such as vidia.com/vcuda-memory on gpu-manager's own page."""
+    found = []
+    for key in container.amounts.keys() - rows.keys():
+        domain, _, name = key.partition("/")
+        same = [known for known in rows if name and known.endswith(f"/{name}")]
+        near = next((known for known in same if distance(domain, known.partition("/")[0]) <= 2), "")
+        if near:
+            what = f"resource {collect.show_key(key)} is not one that gpu-hook reads"
+            found.append(Problem("GH-108", f"{what}; did you mean {near}?"))
+    return found
 
 
 def read(named: "tuple[str, Any]", key: str, text: str, found: list[Wish], problems: list[Problem]) -> None:
@@ -256,15 +272,34 @@ def check(pod: Pod, annotations: Mapping[str, str]) -> None:
                 what = f"{given}={show(ours[given])} is set, but the resources mean {show(value)}; remove one"
                 problems.append(Problem("GH-103", what))
     plain = Rules(dialects=())
-    words_of = each({**ours, **pod.annotations}, [container.name for container in pod.containers])
+    all_ours = {**ours, **pod.annotations}
+    words_of = each(all_ours, [container.name for container in pod.containers])
+    requests: dict[str, Request | None] = {}
     for container, (name, mine) in zip(pod.containers, words_of, strict=True):
         try:
             request = parse(mine, {}, name, plain, decode=json.loads)
         except RequestError as e:
             problems += [Problem(p.code, f"container {container.name}: {p.message}") for p in e.problems]
             continue
+        requests[name] = request
         if not ours and not container.lost and request != container.request:
             why = "its request cannot be expressed in annotations; write them by hand"
             problems.append(Problem("GH-107", f"container {container.name}: {why}"))
     if problems:
         raise RequestError(*problems)
+    check_node_exclusive(all_ours, requests)
+
+
+def check_node_exclusive(annotations: Mapping[str, str], requests: Mapping[str, Request | None]) -> None:
+    """If a container asks for the whole node, no other container of its pod may ask for a GPU."""
+    if not is_node_exclusive(annotations):
+        return
+    asking = [name for name, request in requests.items() if request and request.gpus]
+    if len(asking) > 1:
+        which = f"containers {', '.join(asking[:3])} ask for GPUs"
+        raise refuse("GH-103", f"{which}, and one of them for the whole node; then only that one may ask")
+
+
+def is_node_exclusive(annotations: Mapping[str, str]) -> bool:
+    """True if the pod asks for a node of its own."""
+    return any(key == NODE_EXCLUSIVE or key.startswith(f"{NODE_EXCLUSIVE}.") for key in annotations)
