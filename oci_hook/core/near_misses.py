@@ -141,6 +141,8 @@ def nearest_of_others(key: str) -> str:
     if not slash and not key.upper().startswith(("T9K", "NVIDIA", "CUDA")):
         return ""
     words = [word for name in dialects.NAMES for word in dialects.table(name).KEYS]
+    if slash and (same := in_near_domain(key, words)):
+        return same
     words = [word for word in words if word.rpartition("/")[:2] == (domain, slash)]
     begun = max((word for word in words if key.startswith(word)), key=len, default="")
     names: dict[str, str] = {word.rpartition("/")[2]: word for word in words}
@@ -148,6 +150,13 @@ def nearest_of_others(key: str) -> str:
     if begun and (not close or distance(fold(key), fold(close)) > 2):
         return begun
     return close
+
+
+def in_near_domain(key: str, words: "Iterable[str]") -> str:
+    """The one of these words that differs by a slip in its domain; "" for none. gpu-manager's page has vidia.com/vcuda-memory."""
+    domain, _, name = key.partition("/")
+    same = [word for word in words if name and word.endswith(f"/{name}")]
+    return next((word for word in same if 0 < distance(domain, word.partition("/")[0]) <= 2), "")
 
 
 def meant_as_ours(key: str) -> str | None:

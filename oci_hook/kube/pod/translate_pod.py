@@ -8,10 +8,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from oci_hook.core import collect, dialects, validate
+from oci_hook.core import collect, dialects, near_misses, validate
 from oci_hook.core.collect import Wish
 from oci_hook.core.layout import PREFIX_KEY
-from oci_hook.core.nearest import distance
 from oci_hook.core.request import Request, build, parse
 from oci_hook.core.rules import Rules
 from oci_hook.core.terms import GpuRequest, Terms
@@ -138,13 +137,10 @@ def resources(container: Container, rows: Rows, problems: list[Problem]) -> dict
 
 
 def misspelt(container: Container, rows: Rows) -> list[Problem]:
-    """The resources whose domain is nearly that of one in `rows`, such as vidia.com/vcuda-memory on gpu-manager's own page."""
+    """The resources that differ from one in `rows` by a slip in their domain."""
     found = []
     for key in container.amounts.keys() - rows.keys():
-        domain, _, name = key.partition("/")
-        same = [known for known in rows if name and known.endswith(f"/{name}")]
-        near = next((known for known in same if distance(domain, known.partition("/")[0]) <= 2), "")
-        if near:
+        if near := near_misses.in_near_domain(key, rows):
             what = f"resource {collect.show_key(key)} is not one that gpu-hook reads"
             found.append(Problem("GH-108", f"{what}; did you mean {near}?"))
     return found
