@@ -45,6 +45,7 @@ class Given:
             self.wishes["memory"] = request.replace(
                 name="memory"
             )  # there the limit is the request where nothing says it
+        self.divide()
         if (memory := self.beside_whole()) is not None:
             del self.wishes[memory.name]
 
@@ -57,6 +58,23 @@ class Given:
             if other.dialect == wish.dialect and other.name in ASKING and other.value not in (None, ZERO, False):
                 self.complain("GH-103", f"{other} and {wish} contradict each other: {NO_GPU_ASKED}; drop or change one")
         return True
+
+    def divide(self) -> None:
+        """qGPU's memory beside the compute of several GPUs is of all of them together; each has an equal part, rounded down to qGPU's
+        unit, and is no whole GPU then (https://cloud.tencent.com/document/product/457/127667)."""
+        gpus, memory = self.wishes.get("gpus"), self.wishes.get("memory")
+        if gpus is None or memory is None or {gpus.dialect, memory.dialect} != {"qgpu"}:
+            return
+        count = gpus.value
+        if not isinstance(count, int) or count < 2 or not isinstance(memory.value, tuple):
+            return
+        each = int(memory.text) // count
+        if not each:
+            self.complain("GH-103", f"{memory} is less than one for each of the {count} GPUs of {gpus}; ask for more")
+            return
+        self.wishes["memory"] = memory.replace(value=("mib", memory.value[1] // int(memory.text) * each))
+        if self.wishes.pop("exclusive", None):
+            self.wishes["compute"] = gpus.replace(name="compute", value=100)
 
     def beside_whole(self) -> "Wish | None":
         """The memory that a system names beside whole GPUs, where that system gives all of their memory whatever is named."""

@@ -510,3 +510,14 @@ def test_the_same_request(asked_for: list[dict[str, str]], style: str, long: boo
         if wanted is not None:
             assert not set(KEYS) & set((container.get("resources") or {}).get("limits") or {})
             assert after["spec"]["runtimeClassName"] == "gpu-hook"
+
+
+def test_words_of_others_that_have_an_equivalent_are_told() -> None:
+    words = (
+        "{hami.io/gpu-scheduler-policy: spread, hami.io/node-scheduler-policy: binpack, nvidia.com/use-gpuuuid: GPU-a}"
+    )
+    assert notes(pod("nvidia.com/gpu: 1", before=f"  annotations: {words}\n")) == [
+        "note: Pod p: annotation hami.io/gpu-scheduler-policy stays without effect; write gpu-hook.io/placement",
+        "note: Pod p: annotation hami.io/node-scheduler-policy stays without effect; write gpu-hook.io/node-placement",
+        "note: Pod p: annotation nvidia.com/use-gpuuuid stays without effect; write gpu-hook.io/devices",
+    ]

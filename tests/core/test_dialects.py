@@ -339,7 +339,6 @@ def test_qgpu_without_a_unit_is_refused_not_guessed() -> None:
         {"nvidia.com/gpumem-percentage": "101"},
         {"nvidia.com/gpucores": "101"},
         {"nvidia.com/priority": "2"},
-        {TKE + "qgpu-core": "250"},
         {TKE + "qgpu-core-greedy": "101"},
         {TKE + "qgpu-memory": "16385"},
         {TKE + "app-class": "default"},
@@ -561,3 +560,38 @@ def test_no_gpu_in_the_annotations_is_no_gpu_whatever_a_trusted_image_says() -> 
 )
 def test_zero_that_is_refused(annotations: dict[str, str], code: str) -> None:
     assert codes(annotations)[0] == code
+
+
+# qGPU's several GPUs
+
+
+@pytest.mark.parametrize(
+    ("core", "memory_", "each"),
+    [
+        ("160", "60", (2, 80, 30)),  # both rows are of the document
+        ("121", "31", (2, 60, 15)),
+        ("200", "20", (2, 100, 10)),
+        ("250", "8", (3, 83, 2)),
+        ("160", "0", (2, 80, None)),
+        ("160", None, (2, 80, None)),
+    ],
+)
+def test_qgpus_core_above_100_is_of_several_gpus(
+    core: str, memory_: str | None, each: tuple[int, int, int | None]
+) -> None:
+    rules = Rules(dialects=("qgpu",), qgpu_memory_unit="GiB")
+    said = {TKE + "qgpu-core": core} | ({TKE + "qgpu-memory": memory_} if memory_ else {})
+    count, compute, gib = each
+    memory_each = ("mib", gib << 10) if gib else ("percent", compute)
+    assert parse(said, {}, "", rules) == Request((GpuRequest(None, memory_each, compute),) * count)
+
+
+def test_qgpus_whole_gpus_and_too_little_memory() -> None:
+    rules = Rules(dialects=dialects.NAMES, qgpu_memory_unit="GiB")
+    assert parse({TKE + "qgpu-core": "200"}, {}, "", rules) == whole(2)
+    assert parse({TKE + "qgpu-core": "100", TKE + "qgpu-memory": "5"}, {}, "", rules) == whole(1)
+    assert codes({TKE + "qgpu-core": "160", TKE + "qgpu-memory": "1"}, rules) == ["GH-103"]
+    assert codes({TKE + "qgpu-core": "1601"}, rules) == ["GH-101"]
+    assert codes({TKE + "qgpu-core": "160"}, rules.replace(profile="qgpu")) == ["GH-101"]
+    two = parse({TKE + "qgpu-core": "160", P + "memory": "8Gi"}, {}, "", rules)
+    assert two and two.gpus == (GpuRequest(None, ("mib", 8192), 80),) * 2  # ours is of each

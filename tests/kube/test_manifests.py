@@ -95,7 +95,7 @@ AMOUNTS = {
     "tencent.com/vcuda-memory": (0, 16),
     "nvidia.com/vcuda-core": (0, 30, 300),
     "nvidia.com/vcuda-memory": (0, 2000, 4096),
-    "tke.cloud.tencent.com/qgpu-core": (0, 35, 100),
+    "tke.cloud.tencent.com/qgpu-core": (0, 35, 100, 160, 200),
     "tke.cloud.tencent.com/qgpu-memory": (0, 5000),
     "tke.cloud.tencent.com/qgpu-core-greedy": (0, 10),
     "tensorstack.dev/nvidia-gpu": (0, 1, 2),

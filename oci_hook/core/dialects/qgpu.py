@@ -1,10 +1,10 @@
 """The keys of TKE's qGPU: https://cloud.tencent.com/document/product/457/61448 (resources), /81107 (online, offline).
 
 qgpu-memory is in MB in one of its documents and in GiB in another, so the node must say which: the setting qgpu_memory_unit.
-qgpu-core below 100 is per cent of one GPU; 100, 200, ... are whole GPUs, but with `profile: qgpu`. An offline
-container gets idle compute only,
-and nothing is guaranteed to it, so qgpu-core-greedy only sets the class. qGPU's own steps (5 %, 1 GiB) are set by the
-node (`profile: qgpu`), so a value between them is no error here.
+qgpu-core below 100 is per cent of one GPU; 100, 200, ... are whole GPUs. Above 100, core and memory are divided among as few GPUs
+as have them, rounded down (/127667). With `profile: qgpu` it is below 100 only. An offline container gets idle compute only, and
+nothing is guaranteed to it, so qgpu-core-greedy only sets the class. qGPU's own steps (5 %, 1 GiB) are set by the node
+(`profile: qgpu`), so a value between them is no error here.
 """
 
 from oci_hook.core import units, value_parsers
@@ -34,9 +34,18 @@ def memory(unit: str) -> "Callable[[str], tuple[str, int]]":
     return read
 
 
-def core(whole_gpus: bool) -> "Callable[[str], object]":
-    """whole_gpus: whether 100, 200, ... are whole GPUs; in qGPU itself, qgpu-core is a part of one GPU."""
-    return value_parsers.cores if whole_gpus else lambda text: units.integer(text, 1, 99)
+def core(several: bool) -> "Callable[[str], object]":
+    """several: whether more than 99 is of whole GPUs, or of several; in older qGPU, qgpu-core is a part of one GPU."""
+    return cores if several else lambda text: units.integer(text, 1, 99)
+
+
+def cores(text: str) -> value_parsers.Several:
+    """160 is of two GPUs, 80 of each; core/validate.py (divide) has the memory."""
+    number = units.integer(text, 1, 100 * value_parsers.MAX_GPUS)
+    if number < 100 or number % 100 == 0:
+        return value_parsers.cores(text)
+    count = number // 100 + 1
+    return value_parsers.Several(gpus=count, compute=number // count)
 
 
 def greedy(text: str) -> str:
@@ -46,7 +55,7 @@ def greedy(text: str) -> str:
 
 KEYS: "dict[str, Row]" = {
     MEMORY: ("memory", Amount(memory("")), {}),
-    CORE: ("compute", Amount(value_parsers.cores, NO_GPU), {}),
+    CORE: ("compute", Amount(cores, NO_GPU), {}),
     PREFIX + "qgpu-core-greedy": ("class", Amount(greedy), {}),
     PREFIX + "qgpu-schedule-policy": ("policy", value_parsers.policy, {}),
     PREFIX + "app-class": ("class", value_parsers.one_of(("online", "offline")), {}),

@@ -44,6 +44,11 @@ THEIRS: tuple[str, ...] = (
     ),
     *("qgpu-device-enable", "mixed-qgpu-enable", "nvidia-device-enable"),
 )
+OURS = {  # annotations of others that stay, and what says the same
+    "hami.io/gpu-scheduler-policy": "placement",
+    "hami.io/node-scheduler-policy": "node-placement",
+    "nvidia.com/use-gpuuuid": "devices",
+}
 SCHEDULERS = ("qgpu", "t9k", "hami", "gpu-admission", "vgpu", "volcano", "kai", "runai")
 
 
@@ -236,7 +241,10 @@ def leftovers(pod: Pod, template: yaml.Node, nodes: list[yaml.Node], annotations
     """Adds notes on other systems' parts that stay in the manifest."""
     for key in annotations:
         if key.startswith(THEIRS) and key not in rows:
-            pod.notes.append(f"annotation {key} has no equivalent and stays")
+            what = (
+                f"stays without effect; write {PREFIX_KEY}{OURS[key]}" if key in OURS else "has no equivalent and stays"
+            )
+            pod.notes.append(f"annotation {key} {what}")
     for node in nodes:
         name = yaml_edit.scalars(node).get("name", "")
         for section in ("limits", "requests"):
