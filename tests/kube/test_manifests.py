@@ -12,7 +12,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from oci_hook.core import dialects
+from oci_hook.core import dialects, near_misses
 from oci_hook.core.rules import Rules
 from oci_hook.errors import GhError
 from oci_hook.kube.answers import manifest
@@ -368,3 +368,12 @@ def test_a_resource_of_a_misspelt_system_is_refused(key: str, meant: str) -> Non
             said()
     other = pod({"nvidia.com/gpu": "1", "amd.com/gpu": "1", "nvidia.com/vgpu": "1", "x/gpu": "1", "cpu": "1"})
     assert translated(other) == webhook(api_server(other)) == webhook(api_server(pod({"nvidia.com/gpu": "1"})))
+
+
+def test_many_resources_are_not_all_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each comparison is some 30 us, and the API server waits 2 s for the webhook."""
+    compared = []
+    monkeypatch.setattr(near_misses, "distance", lambda one, other: compared.append(one) or 9)
+    given = api_server(pod({"nvidia.com/gpu": "1", **{f"s{n}.example/gpumem": "1" for n in range(2000)}}))
+    assert given is not None and mutate(given, OPTIONS).asks
+    assert 10 < len(compared) < 40

@@ -6,6 +6,7 @@ kube/manifests/translate.py has them from a manifest's text, kube/pod/mutate.py 
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from oci_hook.core import collect, dialects, near_misses, validate
@@ -23,6 +24,7 @@ from oci_hook.kube.formats.names import NODE_EXCLUSIVE
 from oci_hook.kube.pod.asked import each
 
 MAX_NAME = 63  # characters of an annotation key after the slash
+MOST_OTHERS = 16  # resources of a container that are compared with those of all systems
 Rows = dict[str, tuple[str, Any]]  # key -> (its dialect, its row)
 
 
@@ -137,9 +139,9 @@ def resources(container: Container, rows: Rows, problems: list[Problem]) -> dict
 
 
 def misspelt(container: Container, rows: Rows) -> list[Problem]:
-    """The resources that differ from one in `rows` by a slip in their domain."""
+    """The resources that differ from one in `rows` by a slip in their domain, of as many as people have."""
     found = []
-    for key in container.amounts.keys() - rows.keys():
+    for key in islice((key for key in container.amounts if key not in rows), MOST_OTHERS):
         if near := near_misses.in_near_domain(key, rows):
             what = f"resource {collect.show_key(key)} is not one that gpu-hook reads"
             found.append(Problem("GH-108", f"{what}; did you mean {near}?"))
