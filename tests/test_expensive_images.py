@@ -120,6 +120,46 @@ def compat_folders_of_many_names(root: Path) -> None:
 
 
 @shape
+def a_compat_folder_of_many_folders(root: Path) -> None:
+    place = folder(root, "usr/local/cuda/compat")
+    for n in range(20_000):
+        (place / f"{n}").mkdir()
+
+
+@shape
+def compat_folders_in_each_other(root: Path) -> None:
+    fd = os.open(folder(root, "usr/local/cuda/compat"), os.O_PATH)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=fd)
+        below = os.open("d", os.O_PATH, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)
+
+
+@shape
+def a_compat_folder_of_links(root: Path) -> None:
+    place = folder(root, "usr/local/cuda/compat")
+    for n in range(5000):
+        (place / f"{n}").symlink_to(f"/none/{n}/" + "z/" * 2000)
+
+
+@shape
+def a_compat_folder_with_the_whole_image(root: Path) -> None:
+    folder(root, "usr/local/cuda-1/compat")
+    for n in range(30):
+        fill(folder(root, f"srv/{n}/{n}"), 3000)
+    (root / "usr/local/cuda-2").mkdir()
+    (root / "usr/local/cuda-2/compat").symlink_to("/srv")
+
+
+@shape
+def a_search_path_below_compat_folders(root: Path) -> Edit:
+    path = ":".join(f"/{n}/" + "compat/" * 500 for n in range(64))
+    return lambda s: s["process"]["env"].append("LD_LIBRARY_PATH=" + path)
+
+
+@shape
 def folders_for_many_processors(root: Path) -> None:
     place = folder(root, "usr/lib64/glibc-hwcaps")
     for n in range(20_000):
@@ -221,6 +261,32 @@ def a_volume_of_links(root: Path) -> Edit:
 
 
 @shape
+def volumes_that_are_all_looked_into(root: Path) -> Edit:
+    volume = folder(root.parent, "volume")
+    fill(folder(volume, "compat"), 100, "README{}")
+    more = [
+        {"destination": f"/usr/local/cuda-{n}", "type": "bind", "source": str(volume), "options": ["bind"]}
+        for n in range(1000)
+    ]
+    return lambda s: s["mounts"].extend(more)
+
+
+@shape
+def volumes_on_top_of_each_other(root: Path) -> Edit:
+    """Each hides the ones before it."""
+    volume = folder(root.parent, "volume")
+    more = [
+        {"destination": f"/usr/local{n * 2 % 3 * '/a'}", "type": "bind", "source": str(volume), "options": ["bind"]}
+        for n in range(1000)
+    ]
+    more += [
+        {"destination": f"/{n}/a", "type": "bind", "source": str(volume), "options": ["bind"]} for n in range(1000)
+    ]
+    more += [{"destination": f"/{n}", "type": "tmpfs", "source": "tmpfs"} for n in range(1000)]
+    return lambda s: s["mounts"].extend(more)
+
+
+@shape
 def many_environments_of_conda(root: Path) -> None:
     for n in range(3000):
         folder(root, f"opt/conda/envs/{n}/lib")
@@ -263,7 +329,7 @@ def programs_with_run_paths_of_many_folders(root: Path) -> Edit:
 
 
 # With the other images runc fails before it calls the hook.
-BEFORE_HOOKS = [name for name in SHAPES if not name.startswith(("thousands", "a_search_path_of_megabytes"))]
+BEFORE_HOOKS = [name for name in SHAPES if not name.startswith(("thousands", "volumes", "a_search_path_of_megabytes"))]
 
 ORDINARY: dict[str, tuple[float, float]] = {}  # front: an ordinary image's seconds and MB
 

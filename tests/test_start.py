@@ -95,7 +95,7 @@ OURS = {
     "apply.image",
     "apply.image_search",
     "apply.image_tree",
-    "apply.image_volumes",
+    "apply.image_copies",
     "ledger.inventory",
     "linux.cgroup_tree",
     "linux.proc",

@@ -4,10 +4,10 @@ import os
 from errno import ELOOP, ENOTDIR
 from stat import S_ISCHR, S_ISDIR, S_ISREG
 
-from oci_hook.apply import image_search, image_volumes
+from oci_hook.apply import image_copies, image_search
+from oci_hook.apply.image_copies import LIBRARIES
 from oci_hook.apply.image_search import Command
-from oci_hook.apply.image_tree import canonical, collision, hide_mounts, mode_of, names_in, on_top, open_image
-from oci_hook.apply.image_volumes import LIBRARIES
+from oci_hook.apply.image_tree import canonical, collision, mode_of, names_in, on_top, open_image, put_mounts
 from oci_hook.core.layout import PRIVATE, REQUEST_DIR
 from oci_hook.core.plan import SMI, SMI_PLACE, Bind, DeviceNode, ImageFacts, Tmpfs
 from oci_hook.errors import GhError, Problem, refuse
@@ -21,14 +21,10 @@ if TYPE_CHECKING:
     from oci_hook.core.plan import Step
     from oci_hook.oci.spec_types import Mount
 
-MAX_COPIES = 64
-COMPAT = ("/compat", "/cuda-compat")  # NVIDIA's package, conda-forge's: a newer driver's libraries
 CACHE = "/etc/ld.so.cache"  # where the loader looks before its default folders
 MAX_CACHE = 4 << 20
 MAX_CACHED = 64  # folders in it that have a driver library
 MAX_DEPTH = 128  # folders above a place to mount on, each of which is looked up among the mounts
-# Subfolders with libraries for a certain processor, which the loader prefers; since glibc 2.37 only the first.
-PREFERRED = frozenset(("glibc-hwcaps", "tls", "haswell", "xeon_phi", "avx512_1", "x86_64", "aarch64", "atomics"))
 NIX_DRIVER = "/run/opengl-driver/lib"  # where Nix lets programs look for the driver (addDriverRunpath)
 MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 
@@ -58,38 +54,39 @@ def _multiarch() -> str:
 
 
 def look(rootfs: str, mounts: "Sequence[Mount]", command: Command | None = None) -> ImageFacts:
-    """Facts of the image at host path `rootfs`. mounts: the spec's; what they hide is not looked at. command: what the
+    """Facts of the image at host path `rootfs`. mounts: the spec's, which hide or bring files. command: what the
     container runs, which says where its programs look for libraries.
 
     Raises ApplyError GH-402, also for a volume with a driver library where these programs look.
     """
     command = command or Command()
     with open_image(rootfs) as tree:
-        kinds = hide_mounts(tree, mounts)
+        kinds = put_mounts(tree, mounts)
         libdir, c_library = _libdir(tree), "glibc"
         if not libdir:
             libdir = f"/usr/lib/{_multiarch()}" if mode_of(tree, "/etc/debian_version") else "/usr/lib64"
             c_library = "musl" if mode_of(tree, f"/lib/ld-musl-{os.uname().machine}.so.1") else ""
-        local = canonical(tree, "/usr/local")
-        compat = [f"{local}/{name}/compat" for name in names_in(tree, local) if name.startswith("cuda")]
-        searched = image_search.folders(command.env.get("LD_LIBRARY_PATH", ""))
-        paths = image_search.paths(tree, kinds, command)
-        folders = (*searched, *dict.fromkeys(path.rpartition("/")[0] for path in paths))
-        compat += [folder for folder in folders if folder.rstrip("/").endswith(COMPAT)]
-        places = [*_library_places(), *compat, *searched, *_cached(tree)]
-        cuda, nvml, other = _copies(tree, places, {canonical(tree, place) for place in compat})
-        volumes = image_volumes.of_mounts(tree, kinds, mounts)
-        beside = [f"{place}/{name}" for place in searched for name in image_search.NAMES]
-        image_volumes.check_names(tree, kinds, volumes, (*beside, *paths))
-        for path in _present(tree, kinds, [path for path in paths if path not in cuda and path not in nvml]):
-            (cuda if path.rpartition("/")[2].startswith(LIBRARIES[0]) else nvml).append(path)
-        _check_count(cuda, nvml, other)
+        copies = _copies(tree, kinds, command, libdir)
         nix = S_ISDIR(mode_of(tree, "/nix/store"))
         smi_too = SMI_PLACE in command.env.get("PATH", "").split(":") and _has_room(tree, kinds, rootfs)
     if nix:
-        cuda += [f"{NIX_DRIVER}/{name}" for name in ("libcuda.so.1", "libcuda.so")]
-        nvml += [f"{NIX_DRIVER}/{name}" for name in ("libnvidia-ml.so.1", "libnvidia-ml.so")]
-    return ImageFacts(libdir, _once(cuda), _once(nvml), _once(other), c_library, smi_too)
+        copies.cuda += [f"{NIX_DRIVER}/{name}" for name in ("libcuda.so.1", "libcuda.so")]
+        copies.nvml += [f"{NIX_DRIVER}/{name}" for name in ("libnvidia-ml.so.1", "libnvidia-ml.so")]
+    return ImageFacts(libdir, _once(copies.cuda), _once(copies.nvml), _once(copies.other), c_library, smi_too)
+
+
+def _copies(tree: Tree, kinds: "Mapping[str, str]", command: Command, libdir: str) -> image_copies.Copies:
+    """The driver libraries in all places where honest programs find one."""
+    searched = image_search.folders(command.env.get("LD_LIBRARY_PATH", ""))
+    paths = image_search.paths(tree, command)
+    compat = image_copies.compat_folders(tree, (*searched, *dict.fromkeys(path.rpartition("/")[0] for path in paths)))
+    # A volume in the search path may have any number of files.
+    volumes = [place for place in searched if on_top(kinds, canonical(tree, place))[1] == "bind"]
+    places = [*_library_places(), *(place for place in searched if place not in volumes), *_cached(tree)]
+    copies = image_copies.listed(tree, kinds, compat, places, canonical(tree, libdir))
+    beside = [f"{canonical(tree, place)}/{name}" for place in volumes for name in image_search.NAMES]
+    image_copies.named(tree, kinds, (*beside, *paths), copies)
+    return copies
 
 
 def _has_room(tree: Tree, kinds: dict[str, str], rootfs: str) -> bool:
@@ -101,52 +98,6 @@ def _has_room(tree: Tree, kinds: dict[str, str], rootfs: str) -> bool:
     except GhError:
         return False
     return True
-
-
-def _present(tree: Tree, kinds: "Mapping[str, str]", paths: "Sequence[str]") -> list[str]:
-    """Those of the paths at which the image has a file; and those that are links into volumes, which
-    `check_destinations` refuses."""
-    found = []
-    for path in paths:
-        try:
-            there, mode = tree.resolve(path)
-        except OSError:
-            continue
-        if S_ISREG(mode) or not mode and there != path and on_top(kinds, there)[1] == "bind":
-            found.append(path)
-    return found
-
-
-def _copies(tree: Tree, places: list[str], compat: set[str]) -> tuple[list[str], list[str], list[str]]:
-    """The paths of libcuda, of libnvidia-ml, and of other libraries (in the compat folders alone) in these folders and
-    in those below them that the loader prefers."""
-    cuda: list[str] = []
-    nvml: list[str] = []
-    other: list[str] = []
-    todo = list(dict.fromkeys(canonical(tree, place) for place in places))
-    known = set(todo)
-    for place in todo:
-        preferred, beside = place.endswith("/glibc-hwcaps"), place in compat
-        for name in names_in(tree, place):
-            if preferred or name in PREFERRED:
-                below = canonical(tree, f"{place}/{name}")
-                if below not in known:
-                    known.add(below)
-                    todo.append(below)
-                continue
-            if name.startswith(LIBRARIES):
-                (cuda if name.startswith(LIBRARIES[0]) else nvml).append(f"{place}/{name}")
-            elif beside and name.startswith("lib") and ".so" in name:
-                other.append(f"{place}/{name}")
-            else:
-                continue
-            _check_count(cuda, nvml, other)
-    return cuda, nvml, other
-
-
-def _check_count(*copies: list[str]) -> None:
-    if sum(map(len, copies)) > MAX_COPIES:
-        raise refuse("GH-402", f"the image has more than {MAX_COPIES} copies of driver libraries; remove some")
 
 
 def warnings(facts: ImageFacts) -> list[Problem]:
@@ -162,11 +113,11 @@ def check_destinations(rootfs: str, mounts: "Sequence[Mount]", steps: "Sequence[
 
     Raises ApplyError GH-402 where two steps with different sources have one destination; where a destination is not a
     file, or lies in a mount of the spec (a tmpfs is fine: it is empty); where the image has something at PRIVATE; and
-    where a volume brings a driver library to a usual place.
+    where a volume is a driver library.
     """
     with open_image(rootfs) as tree:
-        kinds = hide_mounts(tree, mounts)
-        image_volumes.check(tree, kinds, image_volumes.of_mounts(tree, kinds, mounts), _library_places())
+        kinds = put_mounts(tree, mounts)
+        image_copies.check_files(kinds)
         private = _private(tree, kinds, mounts)
         read_only = os.statvfs(rootfs).f_flag & os.ST_RDONLY
         taken: dict[str, str] = {}

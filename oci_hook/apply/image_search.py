@@ -8,7 +8,7 @@ Only a few names are looked up in each place; none is listed, since an environme
 import os
 from stat import S_IMODE, S_ISDIR, S_ISREG
 
-from oci_hook.apply.image_tree import mode_of, on_top
+from oci_hook.apply.image_tree import mode_of
 from oci_hook.core.value import Value
 from oci_hook.linux import elf
 from oci_hook.linux.walk import MAX_PATH, Tree
@@ -62,43 +62,40 @@ def folders(value: str) -> list[str]:
     return [place for place in places if place.startswith("/") and len(place) <= MAX_PATH]
 
 
-def paths(tree: Tree, kinds: "Mapping[str, str]", command: Command) -> list[str]:
-    """The paths at which a driver library would be found, in folders that the image has, or that may be in a volume;
-    whether something is there is not looked at. kinds: of mounts, by mount point."""
+def paths(tree: Tree, command: Command) -> list[str]:
+    """The paths at which a driver library would be found, in folders that are there; whether it is, is not looked at."""
     search = folders(command.env.get("PATH", ""))
     programs = list(_programs(tree, command, search))
     places: list[tuple[str, tuple[str, ...]]] = [(place, NAMES) for path in programs for place in _run_path(tree, path)]
-    for prefix in _prefixes(tree, kinds, command, search, programs):
+    for prefix in _prefixes(tree, command, search, programs):
         places += [(f"{prefix}/{folder}", NAMES) for folder in BELOW]
         places += [(f"{prefix}/{folder}", STUB_NAMES) for folder in STUBS]
     found: dict[str, None] = {}
     for place, names in places:
-        if there := _folder(tree, kinds, place):
+        if there := _folder(tree, place):
             found.update(dict.fromkeys(f"{there}/{name}" for name in names))
     return list(found)
 
 
-def _folder(tree: Tree, kinds: "Mapping[str, str]", path: str) -> str:
-    """The canonical path of a folder in the image, or of what may be one in a volume; else ""."""
+def _folder(tree: Tree, path: str) -> str:
+    """The canonical path of a folder; "" where there is none."""
     try:
         there, mode = tree.resolve(path)
     except OSError:
         return ""
-    return there if S_ISDIR(mode) or not mode and kinds and on_top(kinds, there)[1] == "bind" else ""
+    return there if S_ISDIR(mode) else ""
 
 
-def _prefixes(
-    tree: Tree, kinds: "Mapping[str, str]", command: Command, search: "Sequence[str]", programs: "Sequence[str]"
-) -> list[str]:
+def _prefixes(tree: Tree, command: Command, search: "Sequence[str]", programs: "Sequence[str]") -> list[str]:
     """/X for programs in /X/bin, and conda's environments."""
     named = [command.env.get(name, "")[: MAX_PATH + 1] for name in PREFIX_VARIABLES]
     wanted = [name for name in named if name.startswith("/") and len(name) <= MAX_PATH]
     for path in (*search, *(program.rpartition("/")[0] for program in programs)):
-        folder = _real(tree, path)
-        if folder.endswith(("/bin", "/sbin", "/condabin")):
-            wanted.append(folder.rpartition("/")[0])
-    wanted += [f"{place}/{name}" for place in CONDA_PLACES if _folder(tree, {}, place) for name in CONDAS]
-    found = [_folder(tree, kinds, path) for path in dict.fromkeys(wanted)]
+        real = _real(tree, path)
+        if real.endswith(("/bin", "/sbin", "/condabin")):
+            wanted.append(real.rpartition("/")[0])
+    wanted += [f"{place}/{name}" for place in CONDA_PLACES if _folder(tree, place) for name in CONDAS]
+    found = [_folder(tree, path) for path in dict.fromkeys(wanted)]
     found = [prefix for prefix in dict.fromkeys(found) if prefix not in USUAL]
     for prefix in list(found):
         found += _environments(tree, f"{prefix}/envs")

@@ -49,9 +49,9 @@ def canonical(tree: Tree, path: str) -> str:
         raise collision(path, f"cannot be looked at: {e.strerror}") from None
 
 
-def hide_mounts(tree: Tree, mounts: "Sequence[Mount]") -> dict[str, str]:
-    """The kind of mount (bind, or a file system's type) by canonical mount point of the spec. What the image has below
-    these points is hidden from the tree, as it will be in the container."""
+def put_mounts(tree: Tree, mounts: "Sequence[Mount]") -> dict[str, str]:
+    """The kind of mount (bind, or a file system's type) by canonical mount point of the spec. The tree has below these
+    points what it will have in the container: of volumes what is in them, of other mounts nothing."""
     kinds: dict[str, str] = {}
     for mount in mounts:
         if is_request(mount):  # the wrapper takes it out of the spec; after the hook our private directory covers it
@@ -63,9 +63,16 @@ def hide_mounts(tree: Tree, mounts: "Sequence[Mount]") -> dict[str, str]:
             raise collision(path, f"cannot be mounted on: {e.strerror}") from None
         kind = mount.get("type") or "bind"
         options = mount.get("options") or ()
-        kinds[path] = "bind" if "bind" in options or "rbind" in options else kind
-        if "tmpcopyup" not in options:  # with it runc and crun copy the image's files there into the tmpfs
-            tree.hide(path)
+        kinds[path] = kind = "bind" if "bind" in options or "rbind" in options else kind
+        source = mount.get("source") or ""
+        if kind == "bind" and source and not source.startswith("/"):
+            kinds[path] = kind = "relative bind"  # to the bundle, which is not known here
+        if kind != "bind":
+            source = ""
+        # With tmpcopyup runc and crun copy the image's files there into the tmpfs.
+        if tree.mount(path, source, keep="tmpcopyup" in options):
+            for hidden in [other for other in kinds if not tree.is_mount(other)]:
+                del kinds[hidden]
     return kinds
 
 

@@ -9,7 +9,7 @@ folder and 64 bytes of a path cost one step each, a system call costs LOOK steps
 """
 
 import os
-from stat import S_ISDIR, S_ISLNK, S_ISREG
+from stat import S_IFDIR, S_ISDIR, S_ISLNK, S_ISREG
 
 from oci_hook.errors import refuse
 
@@ -45,9 +45,10 @@ class Work:
 
 class _Node:
     """One name in the tree. mode: st_mode, 0 if the name does not exist. fd: of a directory, or -1. link: a link's text.
-    size: characters of the canonical path."""
+    size: characters of the canonical path. source: the host's path of what is mounted here, "" for the root's own file.
+    todo: that it was not opened yet. holds: something is mounted here or below."""
 
-    __slots__ = ("name", "up", "mode", "fd", "link", "below", "size")
+    __slots__ = ("name", "up", "mode", "fd", "link", "below", "size", "source", "todo", "holds")
 
     def __init__(self, name: str, up: "_Node | None", mode: int, fd: int, link: str) -> None:
         self.name = name
@@ -56,6 +57,8 @@ class _Node:
         self.fd = fd
         self.link = link
         self.below: dict[str, _Node] = {}
+        self.source = ""
+        self.todo = self.holds = False
         self.size: int = up.size + 1 + len(name) if up else 0
 
     def path(self) -> str:
@@ -93,6 +96,8 @@ class Tree:
     def _look(self, parent: _Node, name: str) -> _Node:
         known = parent.below.get(name)
         if known is not None:
+            if known.todo:
+                self._enter(known)
             return known
         if parent.size + 1 + len(name) > MAX_PATH:
             raise OSError(36, "path too long", name[:100])
@@ -125,13 +130,47 @@ class Tree:
                 node = self._look(node, name)
         return node
 
-    def hide(self, path: str) -> None:
-        """Treat this canonical path as empty: something is mounted there, which hides what the root has."""
+    def _enter(self, node: _Node) -> None:
+        """Open what is mounted here. What is neither a folder nor a regular file stays hidden."""
+        node.todo = False
+        self.work.spend(LOOK)
+        if len(self._fds) >= MAX_FOLDERS:
+            self.work.spend(self.work.left + 1)
+        try:
+            fd = os.open(node.source, os.O_PATH | os.O_CLOEXEC)
+        except (OSError, ValueError):  # nothing is there, or a NUL in it
+            return
+        mode = os.fstat(fd).st_mode
+        if S_ISDIR(mode):
+            node.mode, node.fd = mode, fd
+            self._fds.add(fd)
+            return
+        os.close(fd)
+        if S_ISREG(mode):
+            node.mode = mode
+
+    def mount(self, path: str, source: str = "", keep: bool = False) -> bool:
+        """Something is mounted at this canonical path, which hides what the root has. source: what it is by the host's path,
+        looked at when it is needed; "" for something empty. keep: it is a copy of what was there. True if it hides another
+        mount."""
         node = self._node(path)
-        if node.fd >= 0:
-            self._fds.discard(node.fd)
-            os.close(node.fd)
-        node.mode, node.fd, node.link, node.below = 0, -1, "", {}
+        covers = node.holds and not keep
+        node.holds = True
+        if not keep:
+            if node.fd >= 0:
+                self._fds.discard(node.fd)
+                os.close(node.fd)
+            node.mode, node.fd, node.link, node.below = 0, -1, "", {}
+            node.source, node.todo = source, bool(source) and node is not self._root
+        while node is not node.up:
+            node = node.up
+            node.holds = True
+            node.mode = node.mode or S_IFDIR | 0o755  # a runtime makes the folders above a mount
+        return covers
+
+    def is_mount(self, path: str) -> bool:
+        """Whether the mount at this canonical path is not hidden by a later one."""
+        return self._node(path).holds
 
     def resolve(self, path: str) -> tuple[str, int]:
         """(canonical path, st_mode of what is there or 0). Raises OSError ELOOP, ENOTDIR, ENAMETOOLONG, EACCES."""
@@ -168,13 +207,15 @@ class Tree:
         return here.path(), here.mode
 
     def names(self, path: str) -> list[str]:
-        """The names in the directory with this canonical path; [] if it is no directory. Raises OSError."""
+        """The names in the directory with this canonical path, those that mounts add included; [] if it is no directory.
+        Raises OSError."""
         node = self._node(path)
+        found = [name for name, child in node.below.items() if child.holds] if node.holds else []
         if node.fd < 0:
-            return []
+            return found
+        added = frozenset(found)
         work = self.work
         work.spend(LOOK)
-        found = []
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=node.fd)
         try:
             with os.scandir(fd) as entries:  # one name at a time, since there may be millions
@@ -182,7 +223,8 @@ class Tree:
                     work.left -= 1  # spend(1), without a call for each of thousands of names
                     if work.left < 0:
                         work.spend(0)
-                    found.append(entry.name)
+                    if entry.name not in added:
+                        found.append(entry.name)
         finally:
             os.close(fd)
         return found
@@ -191,21 +233,20 @@ class Tree:
         """A descriptor, to read, of the regular file at this canonical path. Raises OSError, also where it is none."""
         self.work.spend(LOOK)
         parent, _, name = path.rpartition("/")
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(name, flags, dir_fd=self._node(parent).fd)
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        if source := self._node(path).source:
+            fd = os.open(source, flags)
+        else:
+            fd = os.open(name, flags | os.O_NOFOLLOW, dir_fd=self._node(parent).fd)
         if not S_ISREG(os.fstat(fd).st_mode):  # the file was replaced meanwhile
             os.close(fd)
             raise OSError(22, "not a regular file", name[:100])
         return fd
 
     def read(self, path: str, size: int) -> bytes:
-        """The first `size` bytes of the regular file at this canonical path; b"" if it is none. Raises OSError."""
-        parent, _, name = path.rpartition("/")
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(name, flags, dir_fd=self._node(parent).fd)
+        """The first `size` bytes of the regular file at this canonical path. Raises OSError, also where it is none."""
+        fd = self.open(path)
         try:
-            if not S_ISREG(os.fstat(fd).st_mode):  # the file was replaced meanwhile
-                return b""
             parts = []
             while size > 0 and (more := os.read(fd, size)):
                 self.work.spend(LOOK)

@@ -192,5 +192,5 @@ def test_a_file_without_end_is_not_read(tmp_path: Path, run_path_program: bytes)
     os.truncate(at, 1 << 40)
     with Tree(str(root)) as tree:
         before = tree.work.left
-        image_search.paths(tree, {}, Command(("/bin/huge",)))
+        image_search.paths(tree, Command(("/bin/huge",)))
         assert before - tree.work.left < 3000

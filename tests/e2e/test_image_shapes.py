@@ -135,6 +135,66 @@ def compat_of_the_toolkit(s: Shape) -> None:
     s.env = {"LD_LIBRARY_PATH": "/usr/local/cuda/compat"}
 
 
+def nvidias(s: Shape, entry: str, folder: str = "usr/local/cuda-12.4/compat") -> None:
+    """NVIDIA's layout: the libraries in lib.real, and an entrypoint that has programs find them."""
+    s.own(f"{folder}/lib.real/libcuda.so.999.1")
+    os.symlink("libcuda.so.999.1", s.root / folder / "lib.real/libcuda.so.1")
+    if folder.startswith("usr/local/"):
+        os.symlink("cuda-12.4", s.root / "usr/local/cuda")
+    s.env = {"LD_LIBRARY_PATH": "/usr/local/cuda/compat/lib:/usr/local/nvidia/lib:/usr/local/nvidia/lib64"}
+    (s.root / "entry.sh").write_text(f'#!/bin/sh\n{entry}\nexec "$@"\n')
+    (s.root / "entry.sh").chmod(0o755)
+    s.run = ("/entry.sh", *s.run)
+
+
+@shape
+def nvidias_compat_that_the_entrypoint_links(s: Shape) -> None:
+    nvidias(s, "ln -s lib.real /usr/local/cuda/compat/lib")
+
+
+@shape
+def nvidias_compat_that_the_entrypoint_links_by_its_path(s: Shape) -> None:
+    nvidias(s, "ln -sf /usr/local/cuda-12.4/compat/lib.real /usr/local/cuda/compat/lib")
+
+
+@shape
+def nvidias_compat_that_the_entrypoint_puts_first(s: Shape) -> None:
+    nvidias(s, "export LD_LIBRARY_PATH=/usr/local/cuda/compat/lib.real:$LD_LIBRARY_PATH")
+
+
+@shape
+def nvidias_compat_that_the_entrypoint_copies(s: Shape) -> None:
+    nvidias(s, "cp -r /usr/local/cuda/compat/lib.real /usr/local/cuda/compat/lib")
+
+
+@shape
+def nvidias_compat_that_the_entrypoint_copies_elsewhere(s: Shape) -> None:
+    nvidias(s, "cp -rL /usr/local/cuda/compat/lib.real /tmp/lib; export LD_LIBRARY_PATH=/tmp/lib")
+
+
+@shape
+def nvidias_compat_that_the_entrypoint_renames(s: Shape) -> None:
+    nvidias(s, "mv /usr/local/cuda/compat/lib.real /usr/local/cuda/compat/lib")
+
+
+@shape
+def nvidias_compat_that_the_entrypoint_links_file_by_file(s: Shape) -> None:
+    entry = "mkdir /usr/local/cuda/compat/lib; ln -s /usr/local/cuda/compat/lib.real/* /usr/local/cuda/compat/lib/"
+    nvidias(s, entry)
+
+
+@shape
+def nvidias_compat_elsewhere(s: Shape) -> None:
+    nvidias(s, "ln -s lib.real /srv/compat/lib", "srv/compat")
+    s.env = {"LD_LIBRARY_PATH": "/srv/compat/lib"}
+
+
+@shape
+def nvidias_compat_in_a_toolkit_of_the_environment(s: Shape) -> None:
+    nvidias(s, "export LD_LIBRARY_PATH=$CUDA_HOME/compat/lib.real", "srv/cuda/compat")
+    s.env = {"CUDA_HOME": "/srv/cuda"}
+
+
 @shape
 def stubs_in_the_search_path(s: Shape) -> None:
     """A build environment's mistake; the stub answers every call with an error."""
@@ -294,6 +354,30 @@ def test_a_search_path_into_a_volume_is_refused(stage: Stage, made: Shape, front
     shutil.copy(made.driver / "libcuda.so.1", source)
     said = refusal(stage, made, front)
     assert "GH-402" in said and "/data/libcuda.so.1" in said
+
+
+@pytest.mark.parametrize(
+    ("at", "library"),
+    (
+        ("/usr/local/cuda", "compat/libcuda.so.1"),
+        ("/usr/local/cuda-12", "compat/lib.real/libcuda.so.1"),
+        ("/usr/local/cuda-12/compat", "lib.real/libcuda.so.1"),
+        ("/usr/local/cuda-12/compat/lib", "libcuda.so.1"),
+        ("/usr/local", "cuda-12.4/compat/libcuda.so.1"),
+        ("/opt/conda", "envs/a/lib/libcuda.so.1"),
+        ("/opt/conda/envs/a", "lib/libcuda.so.1"),
+    ),
+)
+def test_a_volume_in_a_place_that_is_listed_is_refused(
+    stage: Stage, made: Shape, front: str, at: str, library: str
+) -> None:
+    source = volume(made, at)
+    made.run = ("/bin/sh", "-c", f"export LD_LIBRARY_PATH={at}/{os.path.dirname(library)}; exec {' '.join(made.run)}")
+    (source / library).parent.mkdir(parents=True, exist_ok=True)
+    stopped_at_the_limit(fill(stage, made, front))  # with nothing there
+    shutil.copy(made.driver / "libcuda.so.1", source / library)
+    said = refusal(stage, made, front)
+    assert "GH-402" in said and f"{at}/{library}" in said
 
 
 def test_a_link_into_a_volume_is_refused(stage: Stage, made: Shape, front: str) -> None:

@@ -91,13 +91,39 @@ def test_what_is_mounted_on_is_not_looked_into(root: Path, known: list[str]) -> 
     with Tree(str(root)) as tree:
         for path in known:
             tree.resolve(path)
-        tree.hide("/a")
+        tree.mount("/a")
         assert tree.resolve("/abs/deep") == ("/a/b/deep", 0)
         assert tree.resolve("/a/back") == ("/a/back", 0)
         assert tree.resolve("/a/file/x") == ("/a/file/x", 0)
         assert tree.names("/a") == []
-        tree.hide("/")
+        tree.mount("/")
         assert tree.resolve("/abs/../x") == ("/x", 0)
+
+
+def test_what_is_mounted_is_looked_into_when_it_is_needed(root: Path, tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    (volume / "below").mkdir(parents=True)
+    (volume / "below/file").write_text("text")
+    (volume / "out").symlink_to("../b/deep")
+    (volume / "abs").symlink_to("/a/b/deep")
+    with Tree(str(root)) as tree:
+        assert not tree.mount("/a/v", str(volume))
+        assert not tree.mount("/new/folder/v", str(volume))
+        assert not tree.mount("/a/one", str(volume / "below/file"))
+        assert not tree.mount("/a/none", "/nowhere")
+        os.symlink("below", volume / "late")
+        assert tree.resolve("/a/v/late/file") == ("/a/v/below/file", (volume / "below/file").stat().st_mode)
+        assert sorted(tree.names("/a")) == ["b", "back", "file", "none", "one", "v"]
+        assert tree.names("/new") == ["folder"] and stat.S_ISDIR(tree.resolve("/new/folder")[1])
+        assert sorted(tree.names("/new/folder/v")) == ["abs", "below", "late", "out"]
+        assert tree.resolve("/a/v/out") == tree.resolve("/new/folder/v/abs") == tree.resolve("/a/b/deep")
+        assert tree.read("/a/one", 9) == tree.read("/a/v/below/file", 9) == b"text"
+        assert tree.resolve("/a/none") == ("/a/none", 0) and tree.names("/a/none") == []
+        # The last one counts.
+        assert tree.is_mount("/a/v") and tree.mount("/a", str(volume))
+        assert not tree.is_mount("/a/v") and tree.is_mount("/new/folder/v")
+        assert sorted(tree.names("/a")) == ["abs", "below", "late", "out"]
+        assert not tree.mount("/a/below", keep=True) and tree.names("/a/below") == ["file"]
 
 
 def test_a_tree_that_is_meant_to_be_expensive(root: Path) -> None:
@@ -110,7 +136,7 @@ def test_a_tree_that_is_meant_to_be_expensive(root: Path) -> None:
         with pytest.raises(ApplyError, match="GH-402"):
             for n in range(60):
                 tree.resolve(f"/m{n}")
-        for call in (tree.resolve, tree.names, tree.hide):  # and no more
+        for call in (tree.resolve, tree.names, tree.mount):  # and no more
             with pytest.raises(ApplyError, match="GH-402"):
                 call("/a")
     with Tree(str(root), work) as other, pytest.raises(ApplyError, match="GH-402"):
@@ -148,7 +174,7 @@ def test_more_folders_than_descriptors(root: Path) -> None:
             tree.resolve(f"/a/b/{n}")
     with Tree(str(root)) as tree:
         for n in range(MAX_FOLDERS):  # what is mounted on is not kept open
-            tree.hide(tree.resolve(f"/a/b/{n}")[0])
+            tree.mount(tree.resolve(f"/a/b/{n}")[0])
 
 
 def test_names(root: Path) -> None:
