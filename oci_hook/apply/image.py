@@ -78,8 +78,9 @@ def look(rootfs: str, mounts: "Sequence[Mount]", command: Command | None = None)
 def _copies(tree: Tree, kinds: "Mapping[str, str]", command: Command, libdir: str) -> image_copies.Copies:
     """The driver libraries in all places where honest programs find one."""
     searched = image_search.folders(command.env.get("LD_LIBRARY_PATH", ""))
-    paths = image_search.paths(tree, command)
-    compat = image_copies.compat_folders(tree, (*searched, *dict.fromkeys(path.rpartition("/")[0] for path in paths)))
+    paths = [*image_search.files(command), *image_search.paths(tree, command)]
+    folders = (*searched, *dict.fromkeys(path.rpartition("/")[0] for path in paths))
+    compat = image_copies.compat_folders(tree, image_search.compat_folders(command), folders)
     # A volume in the search path may have any number of files.
     volumes = [place for place in searched if on_top(kinds, canonical(tree, place))[1] == "bind"]
     places = [*_library_places(), *(place for place in searched if place not in volumes), *_cached(tree)]

@@ -42,10 +42,11 @@ class Copies:
             raise refuse("GH-402", f"the image has more than {MAX_COPIES} copies of driver libraries; remove some")
 
 
-def compat_folders(tree: Tree, folders: "Iterable[str]") -> list[str]:
-    """The compat folders of the toolkits in /usr/local, and those in or below which these folders lie."""
+def compat_folders(tree: Tree, named: "Iterable[str]", folders: "Iterable[str]") -> list[str]:
+    """The compat folders of the toolkits in /usr/local, those that are named, and those in or below which `folders` lie."""
     local = canonical(tree, "/usr/local")
-    found = [f"{local}/{name}/compat" for name in names_in(tree, local) if name.startswith("cuda")]
+    found = [*named]
+    found += [f"{local}/{name}/compat" for name in names_in(tree, local) if name.startswith("cuda")]
     for folder in folders:
         for path in (folder, canonical(tree, folder)):
             parts = path.split("/")

@@ -25,6 +25,9 @@ MAX_WORDS = 8  # of the container's command: tini -g -- python train.py
 MAX_ENVIRONMENTS = 128  # of one conda
 MAX_VARIABLE = 1 << 17  # execve(2), MAX_ARG_STRLEN: no program starts with a longer one
 PREFIX_VARIABLES = ("CONDA_PREFIX", "CONDA_DIR", "MAMBA_ROOT_PREFIX", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH")
+# Folders of a newer driver, in NVIDIA's images and for vLLM; files that are loaded by these paths.
+COMPAT_VARIABLES = ("_CUDA_COMPAT_PATH", "VLLM_CUDA_COMPATIBILITY_PATH")
+FILE_VARIABLES = ("LD_PRELOAD", "NUMBA_CUDA_DRIVER")
 CONDAS = ("conda", "miniconda3", "miniforge3", "mambaforge", "anaconda3", "micromamba")
 CONDA_PLACES = ("/opt", "/root")
 USUAL = ("", "/", "/usr", "/usr/local")  # whose folders are looked at in any case
@@ -60,6 +63,18 @@ def folders(value: str) -> list[str]:
     """The absolute folders of a search path, less those with a longer name than any path can have."""
     places = value[:MAX_VARIABLE].replace(";", ":").split(":", MAX_FOLDERS)[:MAX_FOLDERS]
     return [place for place in places if place.startswith("/") and len(place) <= MAX_PATH]
+
+
+def compat_folders(command: Command) -> list[str]:
+    """Those that variables name as such."""
+    return [place for name in COMPAT_VARIABLES for place in folders(command.env.get(name, ""))]
+
+
+def files(command: Command) -> list[str]:
+    """The paths of driver libraries that variables name."""
+    values = ":".join(command.env.get(name, "")[:MAX_VARIABLE] for name in FILE_VARIABLES)
+    found = folders(values.replace(" ", ":"))
+    return [path for path in found if path.rpartition("/")[2].startswith(("libcuda.so", "libnvidia-ml.so"))]
 
 
 def paths(tree: Tree, command: Command) -> list[str]:

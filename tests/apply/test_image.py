@@ -226,6 +226,9 @@ def test_links_out_of_a_compat_folder(rootfs: Path) -> None:
         ("srv/cuda-compat/a/b", {"LD_LIBRARY_PATH": "/none:/srv/cuda-compat/x/y/"}),
         ("srv/toolkit/compat/lib.real", {"CUDA_HOME": "/srv/toolkit"}),
         ("srv/py/cuda-compat/lib", {"PATH": "/srv/py/bin"}),
+        ("srv/newer/lib.real", {"_CUDA_COMPAT_PATH": "/srv/newer"}),
+        ("srv/newer", {"VLLM_CUDA_COMPATIBILITY_PATH": "/srv/newer"}),
+        ("srv/compat", {"LD_PRELOAD": "libx.so /srv/compat/libcuda.so.1:/srv/none/libcuda.so"}),
         ("opt/conda/envs/a/cuda-compat/lib", {}),
     ),
 )

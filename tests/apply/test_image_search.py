@@ -80,6 +80,16 @@ def test_prefixes_of_the_environment(rootfs: Path) -> None:
     assert covered(rootfs, PATH="/srv/a/bin/" + "x" * 5000) == set()
 
 
+def test_files_that_variables_name(rootfs: Path) -> None:
+    for name in ("a/libcuda.so.1", "b/libcuda.so", "c/libnvidia-ml.so.1", "d/libcudart.so", "d/libother.so"):
+        put(rootfs, f"srv/{name}")
+    (rootfs / "srv/link").symlink_to("a")
+    preload = "libx.so /srv/link/libcuda.so.1:/srv/none/libcuda.so.1 /srv/c/libnvidia-ml.so.1:/srv/d/libother.so"
+    assert covered(rootfs, LD_PRELOAD=preload) == {"/srv/link/libcuda.so.1", "/srv/c/libnvidia-ml.so.1"}
+    assert covered(rootfs, NUMBA_CUDA_DRIVER="/srv/b/libcuda.so") == {"/srv/b/libcuda.so"}
+    assert covered(rootfs, NUMBA_CUDA_DRIVER="srv/b/libcuda.so") == set()
+
+
 def test_a_stub_under_its_plain_name_is_left(rootfs: Path) -> None:
     for folder in ("opt/conda/lib/stubs", "srv/cuda/lib64/stubs", "usr/local/cuda/lib64/stubs"):
         put(rootfs, f"{folder}/libcuda.so")

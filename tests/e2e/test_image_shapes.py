@@ -195,6 +195,134 @@ def nvidias_compat_in_a_toolkit_of_the_environment(s: Shape) -> None:
     s.env = {"CUDA_HOME": "/srv/cuda"}
 
 
+# The layouts of docs/guide/images.md, "Public images".
+
+LDCONFIG = shutil.which("ldconfig", path="/sbin:/usr/sbin") or ""
+
+
+def cuda_base(s: Shape, entry: str = "") -> None:
+    """nvidia/cuda: a compat package that no search path names; the toolkit by the links of alternatives."""
+    compat = "usr/local/cuda-12.4/compat"
+    s.own(f"{compat}/libcuda.so.999.1")
+    for name in ("libcuda.so.1", "libcuda.so"):
+        os.symlink("libcuda.so.999.1", s.root / compat / name)
+    (s.root / "etc/alternatives").mkdir(exist_ok=True)
+    os.symlink("/etc/alternatives/cuda", s.root / "usr/local/cuda")
+    os.symlink("/usr/local/cuda-12.4", s.root / "etc/alternatives/cuda")
+    s.env = {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"}
+    (s.root / "entry.sh").write_text(f'#!/bin/sh\n{entry}\nexec "$@"\n')
+    (s.root / "entry.sh").chmod(0o755)
+    (s.root / "etc/ld.so.conf.d").mkdir()
+    (s.root / "etc/ld.so.conf").write_text(f"include /etc/ld.so.conf.d/*.conf\n/usr/lib/{MULTIARCH}\n")
+    shutil.copy(LDCONFIG, s.root / "bin/ldconfig")
+    s.run = ("/entry.sh", *s.run)
+
+
+def searched_by_default(s: Shape, folder: str, name: str = "00-cuda-compat.conf") -> None:
+    """A folder in the loader's cache, as `ldconfig` writes it while the image is built."""
+    (s.root / "etc/ld.so.conf.d" / name).write_text(f"{folder}\n")
+    subprocess.run([LDCONFIG, "-r", s.root], check=True)
+    assert folder.encode() in (s.root / "etc/ld.so.cache").read_bytes()
+
+
+@shape
+def public_cuda(s: Shape) -> None:
+    cuda_base(s)
+
+
+@shape
+def public_cuda_whose_entrypoint_asks_ldconfig(s: Shape) -> None:
+    cuda_base(s, "ldconfig")
+
+
+@shape
+def public_vllm(s: Shape) -> None:
+    cuda_base(s)
+    searched_by_default(s, "/usr/local/cuda-12.4/compat", "vllm.conf")
+
+
+@shape
+def public_vllm_that_is_told_to(s: Shape) -> None:
+    """The program puts the folder first for its children."""
+    cuda_base(s, "export LD_LIBRARY_PATH=$VLLM_CUDA_COMPATIBILITY_PATH")
+    s.own("srv/newer/libcuda.so.1")
+    s.env = {"VLLM_ENABLE_CUDA_COMPATIBILITY": "1", "VLLM_CUDA_COMPATIBILITY_PATH": "/srv/newer"}
+
+
+@shape
+def public_whisper_cpp(s: Shape) -> None:
+    cuda_base(s)
+    s.env = {"LD_LIBRARY_PATH": "/usr/local/cuda-12.4/compat:/usr/local/nvidia/lib"}
+
+
+@shape
+def public_triton(s: Shape) -> None:
+    """The cache names compat/lib, which is there only after the entrypoint."""
+    cuda_base(s, "ln -sf lib.real $_CUDA_COMPAT_PATH/lib")
+    s.own("usr/local/cuda-12.4/compat/lib.real/libcuda.so.999.2")
+    os.symlink("libcuda.so.999.2", s.root / "usr/local/cuda-12.4/compat/lib.real/libcuda.so.1")
+    os.symlink("lib.real", s.root / "usr/local/cuda-12.4/compat/lib")
+    searched_by_default(s, "/usr/local/cuda-12.4/compat/lib")
+    (s.root / "usr/local/cuda-12.4/compat/lib").unlink()
+    s.env = {"_CUDA_COMPAT_PATH": "/usr/local/cuda/compat", "LD_LIBRARY_PATH": "/usr/local/cuda/compat/lib"}
+
+
+@shape
+def public_aws_deep_learning(s: Shape) -> None:
+    cuda_base(s, "export LD_LIBRARY_PATH=/usr/local/cuda/compat:$LD_LIBRARY_PATH")
+
+
+@shape
+def public_vast(s: Shape) -> None:
+    cuda_base(s, "echo /usr/local/cuda-12.4/compat >/etc/ld.so.conf.d/00-cuda-compat.conf; ldconfig")
+
+
+@shape
+def public_without_a_driver_library(s: Shape) -> None:
+    """pytorch/pytorch, ollama, ray."""
+    s.env = {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"}
+
+
+@shape
+def public_conda_forge(s: Shape) -> None:
+    """An entrypoint that activates an environment."""
+    for prefix in ("opt/conda", "opt/conda/envs/train"):
+        s.own(f"{prefix}/cuda-compat/libcuda.so.999.1")
+        os.symlink("libcuda.so.999.1", s.root / prefix / "cuda-compat/libcuda.so.1")
+    s.env = {"MAMBA_ROOT_PREFIX": "/opt/conda"}
+    exec_it = f"export LD_LIBRARY_PATH=/opt/conda/envs/train/cuda-compat; exec {' '.join(s.run)}"
+    s.run = ("/bin/sh", "-c", exec_it)
+
+
+@shape
+def public_with_stubs_in_the_loaders_cache(s: Shape) -> None:
+    """TensorFlow's and Horovod's images for building; sglang's link to a stub."""
+    cuda_base(s)
+    s.stub("usr/local/cuda-12.4/lib64/stubs/libcuda.so")
+    os.symlink("libcuda.so", s.root / "usr/local/cuda-12.4/lib64/stubs/libcuda.so.1")
+    os.symlink("/usr/local/cuda/lib64/stubs/libcuda.so", s.root / f"usr/lib/{MULTIARCH}/libcuda.so")
+    searched_by_default(s, "/usr/local/cuda-12.4/lib64/stubs", "z-cuda-stubs.conf")
+
+
+@shape
+def public_that_deletes_its_compat_folder(s: Shape) -> None:
+    """The covered files cannot be deleted; links to them can."""
+    cuda_base(s, "rm -rf /usr/local/cuda/compat; ldconfig")
+    searched_by_default(s, "/usr/local/cuda-12.4/compat")
+
+
+@shape
+def public_of_apptainer(s: Shape) -> None:
+    s.own(".singularity.d/libs/libcuda.so.1")
+    s.env = {"LD_LIBRARY_PATH": "/.singularity.d/libs"}
+
+
+@shape
+def public_that_preloads_it(s: Shape) -> None:
+    s.own("opt/newer/libcuda.so.1")
+    s.env = {"LD_PRELOAD": "/opt/newer/libcuda.so.1"}
+
+
 @shape
 def stubs_in_the_search_path(s: Shape) -> None:
     """A build environment's mistake; the stub answers every call with an error."""
