@@ -72,9 +72,6 @@ def listed(
         known.update(todo)
         for place in todo:
             names = names_in(tree, place)
-            beside: tuple[str, ...] = ()
-            if place != libdir and any(name.startswith(LIBRARIES[0]) for name in names):
-                beside = COMPANIONS
             where, kind = on_top(kinds, place)
             if kind != "bind" and kind not in EMPTY:
                 raise refuse(
@@ -82,21 +79,24 @@ def listed(
                     f"{place[:100]} is a place of driver libraries, and lies in a mount of type {kind[:20]} at"
                     f" {where[:80]}, which cannot be looked into; mount that elsewhere",
                 )
-            for name in names:
-                path = f"{place}/{name}"
-                if name.startswith(LIBRARIES):
-                    _check_volume(kinds, path)
-                    copies.add(copies.cuda if name.startswith(LIBRARIES[0]) else copies.nvml, path)
-                elif name.startswith(OF_COMPAT if whole else beside):
-                    if kind != "bind":
-                        copies.add(copies.other, path)
-                elif whole or name in PREFERRED or place.endswith("/glibc-hwcaps"):
-                    below = canonical(tree, path)
-                    if whole and not below.startswith(place + "/"):
-                        more.append(below)
-                    elif below not in known:
-                        known.add(below)
-                        todo.append(below)
+            cuda = [name for name in names if name.startswith(LIBRARIES[0])]
+            for name in (*cuda, *(name for name in names if name.startswith(LIBRARIES[1]))):
+                _check_volume(kinds, f"{place}/{name}")
+                copies.add(copies.cuda if name.startswith(LIBRARIES[0]) else copies.nvml, f"{place}/{name}")
+            beside = OF_COMPAT if whole else COMPANIONS if cuda and place != libdir else ()
+            for name in names if beside and kind != "bind" else ():
+                if name.startswith(beside) and not name.startswith(LIBRARIES):
+                    copies.add(copies.other, f"{place}/{name}")
+            folders: Iterable[str] = PREFERRED.intersection(names)
+            if whole or place.endswith("/glibc-hwcaps"):
+                folders = [name for name in names if not name.startswith((*LIBRARIES, *beside))]
+            for name in folders:
+                below = canonical(tree, f"{place}/{name}")
+                if whole and not below.startswith(place + "/"):
+                    more.append(below)
+                elif below not in known:
+                    known.add(below)
+                    todo.append(below)
     return copies
 
 

@@ -213,7 +213,6 @@ class Tree:
         found = [name for name, child in node.below.items() if child.holds] if node.holds else []
         if node.fd < 0:
             return found
-        added = frozenset(found)
         work = self.work
         work.spend(LOOK)
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=node.fd)
@@ -223,11 +222,10 @@ class Tree:
                     work.left -= 1  # spend(1), without a call for each of thousands of names
                     if work.left < 0:
                         work.spend(0)
-                    if entry.name not in added:
-                        found.append(entry.name)
+                    found.append(entry.name)
         finally:
             os.close(fd)
-        return found
+        return list(dict.fromkeys(found)) if node.holds else found
 
     def open(self, path: str) -> int:
         """A descriptor, to read, of the regular file at this canonical path. Raises OSError, also where it is none."""
