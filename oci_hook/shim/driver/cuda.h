@@ -289,7 +289,10 @@ CUresult cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned 
 CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned flags);
 CUresult cuGreenCtxDestroy(CUgreenCtx context);
 CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green);
+CUresult cuCheckpointProcessLock(int pid, void *args);
+CUresult cuCheckpointProcessCheckpoint(int pid, void *args);
 CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args);
+CUresult cuCheckpointProcessUnlock(int pid, void *args);
 CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CUdevice device);
 CUresult cuCtxDestroy(CUcontext context);
 CUresult cuCtxDestroy_v2(CUcontext context);

@@ -1,9 +1,7 @@
-/* Green contexts (CUDA 12.4), and restores of checkpoints (12.8).
+/* Green contexts (CUDA 12.4).
  *
  * A green context retains its device's primary context and uses that one's memory. So the primary context is retained by
  * our own function first, which charges it, and what is allocated in a green context goes with the primary one. */
-#include <string.h>
-
 #include "driver/real.h"
 #include "gate/gate.h"
 #include "memory/charge.h"
@@ -64,26 +62,4 @@ GH_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     for (CUdevice device = 0; device < GH_DEVICES; device++)
         primary_left(st, device);
     return r;
-}
-
-#define MOST_PAIRS 64 /* more GPUs than a process can have */
-
-/* A process keeps its charges while its memory is on the host, so that the restore finds its room. But a restore can put
- * the memory on another GPU (13.0), where nobody has charged it: that is refused. */
-GH_EXPORT CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *given) {
-    CUcheckpointRestoreArgs args = {0};
-    CUcheckpointGpuPair pair[MOST_PAIRS];
-    if (!given)
-        return REAL(cuCheckpointProcessRestore)(pid, NULL);
-    copy_once(&args, given, offsetof(CUcheckpointRestoreArgs, reserved1));
-    if (args.count > MOST_PAIRS || (args.count && !args.pairs))
-        return CUDA_ERROR_INVALID_VALUE;
-    if (args.count)
-        copy_once(pair, args.pairs, args.count * sizeof *pair);
-    for (unsigned i = 0; i < args.count; i++)
-        if (memcmp(&pair[i].from, &pair[i].to, sizeof pair[i].to))
-            return CUDA_ERROR_NOT_SUPPORTED;
-    if (args.count)
-        args.pairs = pair;
-    return REAL(cuCheckpointProcessRestore)(pid, &args);
 }

@@ -122,6 +122,12 @@ void gh_policy_wait(struct gh_state *st) {
         syscall(SYS_nanosleep, &(struct timespec){.tv_nsec = WAIT_NS}, NULL);
 }
 
+void gh_policy_wait_here(void) {
+    struct gh_state *st = gh_here();
+    if (st)
+        gh_policy_wait(st);
+}
+
 uint32_t gh_policy_memory_wait(struct gh_state *st) {
     const struct gh_policy_page *page = policy(st);
     return page && gh_policy_valid(page) ? __atomic_load_n(&page->memory_wait, __ATOMIC_RELAXED) : 0;

@@ -20,6 +20,8 @@ int gh_policy_find(struct gh_state *st, const char *uuid);
 bool gh_policy_limit(struct gh_state *st, unsigned gpu, struct gh_limit *out);
 /* Waits while the container is suspended: then its memory is not on the GPU, which others may fill. */
 void gh_policy_wait(struct gh_state *st);
+/* The same before a call that is charged nothing, and may have memory come to the GPU all the same. */
+void gh_policy_wait_here(void);
 /* Seconds that an allocation waits for room; 0: it fails at once. */
 uint32_t gh_policy_memory_wait(struct gh_state *st);
 /* The record of a GPU, the number of GPUs and the container's class. False, with no line written: no valid page. */

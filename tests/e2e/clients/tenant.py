@@ -46,6 +46,14 @@ def hold(mib: str) -> int:
     return code
 
 
+def insist(mib: str) -> int:
+    """As hold, again and again until there is room."""
+    end = time.monotonic() + 200
+    while (code := hold(mib)) == 2 and time.monotonic() < end:
+        pass
+    return code
+
+
 def free() -> int:
     """What it held last without touching it."""
     return int(cuda.cuMemFree_v2(c_uint64(untouched.pop())))
@@ -117,7 +125,8 @@ def damage() -> int:
 
 
 COMMANDS = {
-    f.__name__: f for f in (begin, alloc, hold, free, digest, managed, share, child, fork, lease, leave, lie, damage)
+    f.__name__: f
+    for f in (begin, alloc, hold, insist, free, digest, managed, share, child, fork, lease, leave, lie, damage)
 }
 ask = f"/tmp/{name}.ask"
 os.mkfifo(ask)

@@ -1,0 +1,116 @@
+"""A container that is suspended has nothing on its GPUs, whatever its processes call: those that are there, and those that start."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent.box import Agent, events, running, wait_for
+from tests.e2e.stage import CC, CONTEXT_MIB, GLIBC, Stage
+from tests.e2e.test_suspend import FIVE, Node, Tenant
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+HERE = Path(__file__).resolve().parent
+BACK = ("restore", "unlock")
+ALL = ("lock", "checkpoint", *BACK)
+
+
+@pytest.fixture(scope="module")
+def module_node(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    stage = Stage(tmp_path_factory.mktemp("takesback"), "--driver", "580")
+    node = Node(stage)
+    subprocess.run(
+        [*CC, *GLIBC, "-o", str(node.root / "clients/takes_back"), str(HERE / "takes_back.c"), "-ldl"], check=True
+    )
+    yield node
+    stage.close()
+
+
+@pytest.fixture
+def node(module_node: Node) -> Iterator[Node]:
+    yield module_node
+    module_node.clean()
+
+
+class Attack:
+    """Processes of a container that call for its memory, from now to its end."""
+
+    def __init__(self, tenant: Tenant, *calls: str, user: int = 0, processes: int = 1) -> None:
+        node = tenant.node
+        self.file = node.root / f"tmp/{tenant.name}.calls"
+        self.file.touch()
+        self.file.chmod(0o666)
+        words = ["/clients/takes_back", f"/tmp/{self.file.name}", str(processes), *calls]
+        done = node.stage.runc("exec", "--detach", "--user", str(user), tenant.id, *words, program=node.stage.program)
+        assert done.returncode == 0, done.stderr
+        wait_for(lambda: self.lines("ready") == processes)
+
+    def lines(self, word: str) -> int:
+        """How often it said so."""
+        return sum(line.startswith(word) for line in self.file.read_text().splitlines())
+
+
+def begun(node: Node, mib: int, annotations: dict[str, str] = FIVE) -> Tenant:
+    tenant = node.tenant(annotations)
+    assert [tenant.program("begin"), tenant.program("alloc 20 mine"), tenant.program(f"hold {mib - 20}")] == ["0"] * 3
+    return tenant
+
+
+@pytest.mark.parametrize(
+    ("calls", "user", "processes", "when"),
+    [
+        (BACK, 0, 1, "after"),
+        (BACK, 65534, 1, "after"),
+        (BACK, 0, 8, "before"),
+        (("unlock",), 65534, 2, "before"),
+        (ALL, 0, 2, "after"),
+    ],
+)
+def test_its_memory_stays_away(node: Node, calls: tuple[str, ...], user: int, processes: int, when: str) -> None:
+    """What it had is another one's by then. The calls wait, and so do those that were being made again and again all the time."""
+    tenant = begun(node, 4500)
+    before = tenant.program("digest")
+    attack = Attack(tenant, *calls, user=user, processes=processes) if when == "before" else None
+    assert node.data("suspend", tenant.id)["changed"]
+    attack = attack or Attack(tenant, *calls, user=user, processes=processes)
+    other = node.tenant()
+    assert [other.program("begin"), other.program("hold 4900")] == ["0", "0"]
+    assert node.stage.used_mib() == 4900 + CONTEXT_MIB and not attack.lines("restore")
+    node.stage.runc("delete", "--force", other.id, program=node.stage.program)
+    assert node.data("resume", tenant.id)["changed"]
+    if calls != ALL:  # which has its processes come and go by itself from now on
+        assert tenant.program("digest") == before and tenant.program("hold 100") == "0"
+
+
+@pytest.fixture
+def agent(node: Node) -> Iterator[Agent]:
+    with running(node.stage) as agent:
+        yield agent
+
+
+def answers(node: Node, tenant: Tenant) -> "list[str]":
+    return [e["action"] for e in events(node.stage) if e["event"] == "finding" and e["id"] == tenant.id]
+
+
+@pytest.mark.parametrize(
+    ("calls", "user", "processes"),
+    [(("restore",), 0, 1), (BACK, 65534, 1), (ALL, 65534, 4)],
+)
+def test_past_the_shim_it_is_killed(
+    node: Node, agent: Agent, calls: tuple[str, ...], user: int, processes: int
+) -> None:
+    """Also where its memory comes and goes all the time, and whoever was granted its room asks for that all the time."""
+    tenant = begun(node, 4500)
+    assert node.data("suspend", tenant.id)["changed"]
+    other = node.tenant()
+    assert other.program("begin") == "0"
+    agent.looks(2)
+    attack = Attack(tenant, "driver", *calls, user=user, processes=processes)
+    wait_for(lambda: attack.lines("restore"))
+    assert other.program("insist 4900") == "0"
+    assert not answers(node, other)
+    if calls != ALL:  # else its process may be lost in a restore without room, and then it harms nobody
+        wait_for(lambda: tenant.id not in node.stage.runc.living())
+        assert "killed" in answers(node, tenant)
