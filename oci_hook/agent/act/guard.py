@@ -3,6 +3,7 @@
 It also remembers when the GPU is to be looked at again, and which limits were lowered while containers ran.
 """
 
+import math
 from collections.abc import Collection
 
 from oci_hook.agent.judge.audit_rules import Process, Seen
@@ -119,9 +120,11 @@ class Guard:
         share = grant.shares[i]
         usage = kept if isinstance(kept, Usage) else Usage((), (), frozenset())
         shown = frozenset(owner for process, _ in listed for owner in process.owners)
+        settled = seen.moved.get(key, -math.inf) < sample.at
+        away = bool(grant.suspended) and settled
         return Tenant(
             key,
-            0 if grant.suspended else None if share.whole else share.memory_mib * MIB,
+            0 if away else None if share.whole else share.memory_mib * MIB,
             tuple(Member(p.pid, p.start, used, bool(p.owners & usage.owners)) for p, used in listed),
             usage.totals[i] if i < len(usage.totals) and not grant.off_gpu else 0,
             grant.life.init is not None and key not in stopped,
@@ -130,11 +133,15 @@ class Guard:
             self._highest.get((key, uuid), 0) * MIB,
             key in self._logged or key not in (self._before or ()),
             sample.charged.get(key),
+            away,
+            not away and (grant.off_gpu or not settled),
         )
 
 
 def evidence(harm: Harm, tolerance_mib: int) -> str:
+    yet = "" if harm.away else " that they do not use yet"
     return (
-        f"{-(-harm.used // MIB)} MiB in use, limit {harm.limit // MIB} MiB, tolerance {tolerance_mib} MiB; others were"
-        f" granted {harm.unmet // MIB} MiB that they do not use yet, and {harm.free // MIB} MiB are left for them"
+        f"{-(-harm.used // MIB)} MiB in use, limit {harm.limit // MIB} MiB{' while it is suspended' if harm.away else ''},"
+        f" tolerance {tolerance_mib} MiB; others were granted {harm.unmet // MIB} MiB{yet}, and {harm.free // MIB} MiB are"
+        " left for them"
     )

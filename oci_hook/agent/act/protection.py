@@ -72,7 +72,8 @@ class Protection:
             seen = Seen(sharing, {uuid: sample}, processes, *self._accounts.read(sharing, self.by_process()))
         stopped = {key for key in sharing if self._node.watched[key].stopped == "killed"}
         before, now = self.guard.unlisted.get(uuid, 0), time.monotonic()
-        found = self.guard.judge(gpu, sample, seen.replace(grants=sharing), stopped, now)
+        moved = {key: self._node.watched[key].moved for key in sharing}
+        found = self.guard.judge(gpu, sample, seen.replace(grants=sharing, moved=moved), stopped, now)
         if found.again is not None and any(grant.life.init is None for grant in sharing.values()):
             self._ledger.soon(now)  # a container was just started, and which processes are its own is not known yet
         if bool(found.unlisted) != bool(before):

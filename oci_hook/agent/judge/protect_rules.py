@@ -11,6 +11,11 @@ taken some of what they were granted. It is killed
 - never by a look older than FRESH, and one container at a time: first the one with the largest excess; the next one
   when the first one's memory is free, or after LEAVING.
 
+A container that is suspended may have nothing: the driver and NVML said that it had nothing when it left, and what its processes
+ask of the shim since then waits. So it takes what others were granted by whatever it has beyond the tolerance, unless the GPU has room
+for that beside all that the others were granted, whatever they use or write. The two looks need not be in a row, and the processes may
+be others each time, as of one that has its memory come and go all the time. It is killed before any other.
+
 A container may use more if its limit was lowered while it ran (`gpu-hook set`): it may keep what it used then, until it
 frees it. If the event log does not reach back to the container's grant, its limit may have been lowered before: it may
 keep what it uses at the first look.
@@ -45,7 +50,8 @@ class Tenant(Value):
     lives, and it was not stopped. accounted: the total of its account page. readable: that page could be read, or there
     is none. claims: what the page has for processes that NVML does not list. highest: the highest limit that it ever
     had. charged: by the driver's own figure to its cgroup; None: the driver has none. known: `highest` is known; else it
-    is older than the agent, and the event log does not have its grant."""
+    is older than the agent, and the event log does not have its grant. away: it was suspended before the look. moving:
+    its memory was on its way from or to its GPUs."""
 
     key: str
     limit: int | None
@@ -57,6 +63,8 @@ class Tenant(Value):
     highest: int = 0
     known: bool = True
     charged: int | None = None
+    away: bool = False
+    moving: bool = False
 
     @property
     def listed(self) -> int:
@@ -78,6 +86,12 @@ class Tenant(Value):
         if self.limit is None or not self.running or not self.measured or not self.readable:
             return 0
         return max(0, self.limit - max(self.used, self.accounted))
+
+    def granted(self, total: int) -> int:
+        """Bytes, of a GPU with so many."""
+        if not self.running or self.away:
+            return 0
+        return total if self.limit is None else self.limit
 
     @property
     def explained(self) -> int:
@@ -102,7 +116,8 @@ class Look(Value):
 
 class Harm(Value):
     """One container's effect on its neighbours. used: by the container. excess: its use above its limit. unmet: memory that
-    the others were granted and do not use yet. free: memory left for them, with memory that nobody can be proved to have."""
+    the others were granted and do not use yet. free: memory left for them, with memory that nobody can be proved to have. away: it
+    is suspended; then unmet is all that the others were granted, and free what it leaves of the GPU."""
 
     key: str
     used: int
@@ -111,6 +126,7 @@ class Harm(Value):
     free: int
     unmet: int
     processes: tuple[Member, ...]
+    away: bool = False
 
 
 class Judgement(Value):
@@ -163,20 +179,24 @@ class Protector:
         tenants = {t.key: t for t in look.tenants}
         unlisted = self._unlisted(look)
         unexplained = unlisted - sum(t.used - t.listed + t.explained for t in look.tenants)
-        alarm = min(sum(t.unmet for t in look.tenants), look.free)
+        unmet = sum(t.unmet for t in look.tenants)
+        if any(t.away for t in look.tenants):  # whatever the others write
+            unmet = max(unmet, sum(max(0, t.granted(look.total) - t.listed) for t in look.tenants))
+        alarm = min(unmet, look.free)
         none = Judgement(unlisted=unlisted, unexplained=unexplained if unexplained > self.tolerance else 0, alarm=alarm)
         for tenant in tenants.values():
             self._allow(look.uuid, tenant)
         if now - look.at > FRESH:
             return none.replace(again=0.0)
         harms = [h for t in tenants.values() if (h := self._harm(look, t))]
-        for at in [at for at in self._suspects if at[0] == look.uuid and at[1] not in {h.key for h in harms}]:
+        kept = {h.key for h in harms} | {t.key for t in look.tenants if t.away}
+        for at in [at for at in self._suspects if at[0] == look.uuid and at[1] not in kept]:
             del self._suspects[at]
         if self._still_leaving(look, now):
             return none.replace(again=CONFIRM)
         if not harms:
             return none
-        worst = max(harms, key=lambda h: (h.excess, h.key))
+        worst = max(harms, key=lambda h: (tenants[h.key].away, h.excess, h.key))
         for h in harms:
             confirmed = self._confirmed(look, tenants[h.key], h)
             if h is worst and (confirmed or (not look.unsure and self._certain(tenants[h.key], h))):
@@ -187,10 +207,11 @@ class Protector:
     def _allow(self, uuid: str, tenant: Tenant) -> None:
         """Note what the container may use: its limit and the tolerance, or more if it had more before its limit was
         lowered. A container whose limits are not known may keep what it uses at the first look, and the tolerance."""
-        if tenant.limit is None:
-            return
-        at, usual, used = (uuid, tenant.key), tenant.limit + self.tolerance, tenant.used
+        at = uuid, tenant.key
         before = self._allowed.get(at)
+        if tenant.limit is None or (before is not None and (tenant.away or tenant.moving)):
+            return  # what leaves the GPU as a whole comes back as a whole
+        usual, used = tenant.limit + self.tolerance, tenant.used
         if not tenant.known:
             used += self.tolerance
         if before is None and not tenant.known:
@@ -206,14 +227,18 @@ class Protector:
     def _harm(self, look: Look, tenant: Tenant) -> Harm | None:
         if tenant.limit is None or not tenant.running:
             return None
-        excess = tenant.used - self._allowed[look.uuid, tenant.key][1]
+        may = self.tolerance if tenant.away else self._allowed[look.uuid, tenant.key][1]
+        excess = tenant.used - may
         if excess <= 0:
             return None
-        unmet = sum(t.unmet for t in look.tenants if t.key != tenant.key)
+        others = [t for t in look.tenants if t.key != tenant.key]
+        unmet = sum(t.unmet for t in others)
         free = look.free + self._nobodys(look)
+        if tenant.away:
+            unmet, free = sum(t.granted(look.total) for t in others), look.total - tenant.used
         if unmet <= free:
             return None
-        return Harm(tenant.key, tenant.used, tenant.limit, excess, free, unmet, tenant.processes)
+        return Harm(tenant.key, tenant.used, tenant.limit, excess, free, unmet, tenant.processes, tenant.away)
 
     def _certain(self, tenant: Tenant, harm: Harm) -> bool:
         bypassing = sum(p.size or 0 for p in tenant.processes if not p.accounted)
@@ -223,6 +248,8 @@ class Protector:
         at, unlisted = (look.uuid, tenant.key), tenant.used - tenant.listed
         sizes = {(p.pid, p.start): p.size or 0 for p in tenant.processes}
         before = self._suspects.get(at)
+        if before is not None and tenant.away:
+            return look.at - before.at >= CONFIRM
         if before is not None:
             least = {who: min(size, before.sizes[who]) for who, size in sizes.items() if who in before.sizes}
             still = sum(least.values()) + min(unlisted, before.unlisted) > harm.used - harm.excess

@@ -203,6 +203,82 @@ def test_a_limit_that_was_raised_again_is_the_limit() -> None:
     assert found.kill and found.kill.key == "a"
 
 
+# --- a suspended container
+
+
+def gone(*sizes: int, accounted: int | None = 0) -> Tenant:
+    return tenant("a", 0, *sizes, accounted=accounted, away=True)
+
+
+def killed(looks: "list[tuple[Tenant, ...]]", total: int = 8 * GIB) -> list[bool]:
+    """A look each second; True where the suspended one is killed."""
+    protector, found = Protector(TOLERANCE), []
+    for at, tenants in enumerate(looks, 100):
+        kill = protector.judge(look(*tenants, at=float(at), total=total), float(at)).kill
+        assert kill is None or (kill.key, kill.limit, kill.away) == ("a", 0, True)
+        found.append(kill is not None)
+    return found
+
+
+@pytest.mark.parametrize("accounted", [0, 7 * GIB], ids=["idle", "tries again and again"])
+def test_what_a_suspended_one_has_is_not_its_own(accounted: int) -> None:
+    """Whatever the one that was granted it writes on its page while it asks the driver in vain."""
+    other = tenant("b", 7 * GIB, 64 * MIB, accounted=accounted)
+    assert killed([(gone(5 * GIB), other), (gone(5 * GIB), other)]) == [False, True]
+    assert killed([(gone(TOLERANCE), other)] * 5) == [False] * 5
+    assert killed([(gone(5 * GIB), tenant("b", 2 * GIB, 64 * MIB, accounted=accounted))] * 5) == [False] * 5
+    assert killed([(gone(5 * GIB),)] * 5) == [False] * 5
+
+
+def test_what_a_suspended_one_has_now_and_then_is_not_its_own_either() -> None:
+    """Nor what its processes have by turns."""
+    other = tenant("b", 7 * GIB, 64 * MIB, accounted=0)
+    some, none = (gone(5 * GIB, 0), other), (gone(0, 0), other)
+    assert killed([some, none, none, some]) == [False, False, False, True]
+    assert killed([some, (gone(0, 5 * GIB), other)]) == [False, True]
+    back = (tenant("a", 5 * GIB, 5 * GIB, accounted=5 * GIB), tenant("b", 3 * GIB))
+    assert killed([some, back, some, none, none]) == [False] * 5  # it was resumed between the two
+
+
+def test_a_whole_gpu_that_was_granted_in_place_of_a_suspended_one() -> None:
+    assert killed([(gone(GIB), tenant("w", None, 64 * MIB))] * 2) == [False, True]
+
+
+def test_a_suspended_one_goes_first() -> None:
+    """Though another one has more, which no two looks confirm."""
+    pair = [tenant("c", GIB, *sizes, accounted=GIB) for sizes in ((5 * GIB, 0), (0, 5 * GIB))]
+    other = tenant("b", 7 * GIB, 64 * MIB)
+    assert killed([(gone(2 * GIB), other, one) for one in pair], 9 * GIB) == [False, True]
+
+
+def test_what_it_may_keep_of_a_higher_limit_comes_back_with_it() -> None:
+    """Its limit was lowered while it had more. The look at the end of a move may show a part of it."""
+    protector, other = Protector(TOLERANCE), tenant("b", 8 * GIB, GIB, accounted=GIB)
+    steps: tuple[tuple[int, int, dict[str, object]], ...] = (
+        (8 * GIB, 8 * GIB, {}),
+        (2 * GIB, 8 * GIB, {}),
+        (2 * GIB, 3 * GIB, {"moving": True}),
+        (0, 0, {"away": True}),
+        (2 * GIB, GIB, {"moving": True}),
+        *[(2 * GIB, 8 * GIB, {})] * 3,
+    )
+    for at, (limit, used, more) in enumerate(steps, 100):
+        seen = look(tenant("a", limit, used, accounted=used, **more), other, at=float(at), total=12 * GIB)
+        assert protector.judge(seen, float(at)).kill is None
+
+
+def test_the_guard_believes_that_it_is_away_by_looks_since_then() -> None:
+    grant = Grant("a", Identity("/run", "a", "/"), Life("b"), (Share(GPU, 4096),), suspended=5)
+    sample = GpuSample(0, 1 << 40, 0, (), at=100.0)
+    at = {100.1: (4 * GIB, False, True), 99.9: (0, True, False)}
+    for moved, wanted in at.items():
+        seen = Seen({"a": grant}, {GPU: sample}, {}, {}, moved={"a": moved})
+        t = Guard(256)._tenant(GPU, "a", sample, seen, set())
+        assert (t.limit, t.away, t.moving) == wanted
+    seen = Seen({"a": grant.replace(suspended=0)}, {GPU: sample}, {}, {}, moved={"a": 99.9})
+    assert not Guard(256)._tenant(GPU, "a", sample, seen, set()).moving
+
+
 # --- memory that belongs to no listed process
 
 
