@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.gate.gpus import LONG, OFFLINE, ONLINE, Load, Tenant, has, measure, settles, until
+from tests.gate.gpus import DEFAULT, LONG, OFFLINE, ONLINE, Load, Tenant, forged, forging, has, measure, settles, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
@@ -91,6 +91,26 @@ def test_a_suspended_container_can_be_killed(place: Make, by: str) -> None:
     if online:
         online.kill()
         has(p.gpu, other, 80, 0.7)
+
+
+@pytest.mark.parametrize(("mine", "its"), [(OFFLINE, ONLINE), (DEFAULT, DEFAULT), (ONLINE, OFFLINE)])
+def test_what_a_suspended_container_writes_keeps_nobody_out(place: Make, mine: int, its: int) -> None:
+    """It may launch nothing, whatever its slot file says all the time."""
+    p = place(Tenant(class_=mine), Tenant(class_=its))
+
+    def busy(file: Any) -> None:
+        now = time.monotonic_ns() // p.gpu.scale
+        head = [0, 0, 0, 1 << 40, now, now + 100_000_000, now + 100_000_000, now, 0, now]
+        file.seek(0)
+        file.write(forged(now, head))
+
+    load = p.kernels(0, "plain", 80)
+    load.ready()
+    with forging(p.gpu.slot_file(1), 0.002, busy):
+        if its > mine:
+            held(p, load)
+        freeze(p, 1, True)
+        has(p.gpu, load, 80, 0.7)
 
 
 def held(p: Any, load: Load, seconds: float = 0.5) -> None:

@@ -139,10 +139,11 @@ static uint64_t linger_of(const struct gh_gpu *gpu, unsigned h) {
     return set ? set : min64(gpu->slot[h].linger, gpu->rules.linger_max);
 }
 
-/* Until when a tenant of a higher class keeps lower ones out: while it is busy, and for its linger afterwards. */
+/* Until when a tenant of a higher class keeps lower ones out: while it is busy, and for its linger afterwards. One that was
+ * stopped may launch nothing, whatever it writes. */
 static uint64_t frozen_until(const struct gh_gpu *gpu, unsigned h, uint64_t now) {
     const struct gh_slot *s = &gpu->slot[h];
-    if (!alive(gpu, h))
+    if (!alive(gpu, h) || gpu->share[h].freeze)
         return 0;
     if (wants(gpu, h))
         return add64(now, gpu->rules.recheck);
