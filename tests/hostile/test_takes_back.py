@@ -1,13 +1,18 @@
 """A container that is suspended has nothing on its GPUs, whatever its processes call: those that are there, and those that start."""
 
 import os
+import re
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.agent.act.test_lending import SERVER, trainer
 from tests.agent.box import Agent, events, running, wait_for
+from tests.conftest import REPO
 from tests.e2e.stage import CC, CONTEXT_MIB, GLIBC, Stage
 from tests.e2e.test_suspend import FIVE, Node, Tenant
 
@@ -114,3 +119,68 @@ def test_past_the_shim_it_is_killed(
     if calls != ALL:  # else its process may be lost in a restore without room, and then it harms nobody
         wait_for(lambda: tenant.id not in node.stage.runc.living())
         assert "killed" in answers(node, tenant)
+
+
+# What may bring memory to the GPU, or have a process keep some, and is charged nothing itself.
+ROWS = (REPO / "oci_hook/shim/intercepts.def").read_text()
+UNCHARGED = (
+    *re.findall(r", (\w+)\)$", ROWS.partition("memory/cuda_checkpoint.c")[2].partition("/*")[0], re.MULTILINE),
+    *re.findall(r", (\w+)\)$", ROWS.partition("memory/cuda_unasked.c")[2].partition("/*")[0], re.MULTILINE),
+    "cuIpcOpenMemHandle",
+    "cuIpcOpenMemHandle_v2",
+    "cuMemImportFromShareableHandle",
+    "cuMemPoolImportFromShareableHandle",
+)
+CALLS = """
+import ctypes, os, sys, threading
+from ctypes import byref, c_int, c_void_p
+cuda, out = ctypes.CDLL("libcuda.so.1"), os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
+assert not cuda.cuInit(0)
+class Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 64)]
+def call(name):
+    first = c_int(1 << 22) if "Process" in name else byref(c_void_p()) if "Retain" in name else None
+    more = (Handle(), 0) if "IpcOpen" in name else (None,) * 7
+    getattr(cuda, name)(first, *more)
+    os.write(out, (name + "\\n").encode())
+for name in sys.argv[2:]:
+    threading.Thread(target=call, args=(name,)).start()
+os.write(out, b"ready\\n")
+"""
+
+
+def test_what_a_new_process_may_call_without_a_charge_waits(node: Node) -> None:
+    """With whatever arguments: in a process that was started while the container is suspended. The last one is charged."""
+    tenant, file = begun(node, 40), node.root / "tmp/calls"
+    names = {*UNCHARGED, "cuDevicePrimaryCtxRetain"}
+    assert len(names) == 24
+    file.touch()
+    assert node.data("suspend", tenant.id)["changed"]
+    words = [sys.executable, "-c", CALLS, "/tmp/calls", *sorted(names)]
+    done = node.stage.runc("exec", "--detach", tenant.id, *words, program=node.stage.program)
+    assert done.returncode == 0, done.stderr
+    wait_for(lambda: "ready" in file.read_text())
+    time.sleep(0.5)
+    assert file.read_text() == "ready\n"
+    assert node.data("resume", tenant.id)["changed"]
+    wait_for(lambda: set(file.read_text().split()) == {"ready", *names})
+
+
+@pytest.mark.parametrize("past", [False, True])
+def test_where_memory_is_lent_nobody_waits_for_who_calls_for_it(node: Node, past: bool) -> None:
+    """Past the shim, it is killed, or its process is lost in a restore for which there was no room."""
+    node.say("settings", "set", "oversubscribe=3.0", "memory_turn=60", "memory_wait=200")
+    with running(node.stage):
+        tenant = trainer(node, 5000)
+        assert tenant.program.hear() == "0"
+        attack = Attack(tenant, *(("driver",) if past else ()), *BACK)
+        server = node.tenant(SERVER)
+        assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
+        assert not answers(node, server)
+        if past:
+            return
+        wait_for(lambda: tenant.grant.suspended)
+        assert not attack.lines("unlock") and not attack.lines("restore") and not answers(node, tenant)
+        node.stage.runc("delete", "--force", server.id, program=node.stage.program)
+        wait_for(lambda: not tenant.grant.off_gpu)
+        assert len(tenant.program("digest")) == 64

@@ -351,6 +351,29 @@ CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device);
 CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, int type);
 CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, int type);
 
+typedef struct CUmod_st *CUmodule;
+typedef struct CUlib_st *CUlibrary;
+CUresult cuModuleLoad(CUmodule *module, const char *path);
+CUresult cuModuleLoadData(CUmodule *module, const void *image);
+CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned n, int *options, void **values);
+CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image);
+CUresult cuLibraryLoadData(CUlibrary *library, const void *image, int *jit, void **jit_values, unsigned jit_n,
+                           int *options, void **values, unsigned n);
+CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, int *jit, void **jit_values, unsigned jit_n,
+                               int *options, void **values, unsigned n);
+CUresult cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool, void *data);
+#define GH_PREFETCHES(end)                                                                                           \
+    CUresult cuMemPrefetchAsync##end(CUdeviceptr at, size_t bytes, CUdevice to, CUstream stream);                    \
+    CUresult cuMemPrefetchAsync_v2##end(CUdeviceptr at, size_t bytes, CUmemLocation to, unsigned flags,              \
+                                        CUstream stream);                                                            \
+    CUresult cuMemPrefetchBatchAsync##end(CUdeviceptr *at, size_t *bytes, size_t n, CUmemLocation *to, size_t *from, \
+                                          size_t places, uint64_t flags, CUstream stream);                           \
+    CUresult cuMemDiscardAndPrefetchBatchAsync##end(CUdeviceptr *at, size_t *bytes, size_t n, CUmemLocation *to,     \
+                                                    size_t *from, size_t places, uint64_t flags, CUstream stream);
+GH_PREFETCHES()
+GH_PREFETCHES(_ptsz)
+#undef GH_PREFETCHES
+
 CUresult cuMemCreate(CUmemHandle *handle, size_t bytes, const CUmemAllocationProp *prop, uint64_t flags);
 CUresult cuMemRelease(CUmemHandle handle);
 CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemHandle handle, uint64_t flags);

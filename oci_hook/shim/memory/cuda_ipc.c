@@ -71,6 +71,7 @@ static CUresult open_handle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigne
     CUdeviceptr opened = 0;
     if (!st)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    gh_policy_wait(st);
     unsigned slot = gh_shared_hold(st, known_by(&handle)); /* before the driver has it for us */
     CUresult r = call(pointer ? &opened : NULL, handle, flags);
     if (r != CUDA_SUCCESS) {

@@ -372,6 +372,7 @@ GH_EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool handle, int attribute, voi
 GH_EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *handle, void *os, int type, uint64_t flags) {
     struct gh_state *st = gh_here();
     CUmemoryPool made = NULL;
+    gh_policy_wait_here();
     CUresult r = REAL(cuMemPoolImportFromShareableHandle)(handle ? &made : NULL, os, type, flags);
     if (r == CUDA_SUCCESS && st) {
         pool_note(st, made, POOL_ALIVE, 0, NOT_CHARGED);

@@ -184,6 +184,7 @@ GH_EXPORT CUresult cuMemImportFromShareableHandle(CUmemHandle *handle, void *os,
     struct gh_state *st = gh_here();
     struct vmm *v = st ? vmm_of(st) : NULL;
     CUmemHandle made = 0;
+    gh_policy_wait_here();
     if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return REAL(cuMemImportFromShareableHandle)(handle, os, type);
     uint64_t began = v ? vmm_clock(v) : 0;
