@@ -256,13 +256,32 @@ def test_a_full_page_refuses_with_a_line(box: Box) -> None:
         f.write((os.getpid() << 32 | 1).to_bytes(8, "little") * 1024)
         f.flush()
         lock(f.fileno(), 0, 1024)
-        out = box.python("cu.init(); assert cu.alloc(1)[0] == cu.OOM and cu.alloc(1)[0] == cu.OOM")
+        out = box.python("assert cu.lib.cuInit(0) == cu.OOM and cu.lib.cuInit(0) == cu.OOM and cu.alloc(1)[0]")
         assert out.stderr.count("GH-308") == 1 and out.stderr.count("\n") == 1
         lock(f.fileno(), 0, kept, fcntl.F_UNLCK)
         lock(f.fileno(), kept + 1, 1023 - kept, fcntl.F_UNLCK)
         box.python("cu.init(); assert cu.alloc(1024 * cu.MIB)[0] == 0")
         assert account.OWNERS.unpack_from(box.account(), OWNERS)[kept], "a slot whose lock is held was swept"
     box.python("cu.init(); assert cu.alloc(1024 * cu.MIB)[0] == 0")
+
+
+def test_who_found_no_slot_has_one_when_others_have_ended(box: Box) -> None:
+    box.python("cu.init(); assert cu.alloc(1)[0] == 0")
+    code = """
+import sys, client as cu
+for line in sys.stdin:
+    print(cu.lib.cuInit(0), cu.lib.cuInit(0) or cu.use(0) or cu.alloc(1 << 20)[0], flush=True)
+"""
+    with open(box.place / "account" / "page", "r+b") as f, box.start([sys.executable, "-c", code]) as p:
+        assert p.stdin and p.stdout
+        lock(f.fileno(), 0, 1024)
+        print(file=p.stdin, flush=True)
+        assert p.stdout.readline() == "2 2\n"
+        lock(f.fileno(), 0, 1024, fcntl.F_UNLCK)
+        print(file=p.stdin, flush=True)
+        assert p.stdout.readline() == "0 0\n"
+        p.stdin.close()
+        assert p.wait(10) == 0
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -255,20 +255,21 @@ static enum attached attach_once(struct gh_state *st, struct gh_account_page *pa
     return done;
 }
 
+static enum attached attach_or_say(struct gh_state *st, struct gh_account_page *page) {
+    errno = 0;
+    enum attached done = attach_once(st, page);
+    if (done == NO_LOCKS)
+        gh_account_unusable(errno);
+    else if (done == NO_SLOT)
+        gh_say(GH_SAID_FULL, "gpu-hook: GH-308: the account page has no free slot: more than 1000 processes of this "
+                             "container use the GPU; this one may not before some of them have ended\n");
+    return done; /* TOO_LATE: cuInit has written the line */
+}
+
 bool gh_account_attach(struct gh_state *st) {
     struct gh_account_page *page = gh_account_page(st);
-    if (!page)
+    if (!page || attach_or_say(st, page) != ATTACHED)
         return false;
-    errno = 0;
-    switch (attach_once(st, page)) {
-    case NO_LOCKS: gh_account_unusable(errno); return false;
-    case NO_SLOT:
-        gh_say(GH_SAID_FULL, "gpu-hook: GH-308: the account page has no free slot: more than 1000 processes of this "
-                             "container use the GPU; device memory is refused; end some of them\n");
-        return false;
-    case TOO_LATE: return false; /* cuInit has written the line */
-    case ATTACHED: break;
-    }
     unsigned slot = LOAD_ACQUIRE(&st->slot);
     if (LOAD_ACQUIRE(&page->owner[slot]) != st->me) {
         set_owner(page, slot, st->me); /* a process wrote garbage; the slot's lock is still ours */
@@ -277,7 +278,10 @@ bool gh_account_attach(struct gh_state *st) {
     return true;
 }
 
-void gh_account_before_driver(struct gh_state *st) {
-    gh_account_attach(st);
+bool gh_account_before_driver(struct gh_state *st) {
+    struct gh_account_page *page = gh_account_page(st);
+    if (page && attach_or_say(st, page) == NO_SLOT)
+        return false;
     atomic_store(&st->driver_opened, true);
+    return true;
 }

@@ -7,8 +7,9 @@
 /* Takes an account slot. False: impossible, and the caller refuses (a line was written). */
 bool gh_account_attach(struct gh_state *st);
 /* The same before the driver is opened, which has to be later: a child that is forked between the two would have the
- * driver's open file, and with it our memory, but not our lock. If it fails, this process gets no device memory. */
-void gh_account_before_driver(struct gh_state *st);
+ * driver's open file, and with it our memory, but not our lock. False: no slot is free, so the driver is not to be opened
+ * yet. If it fails otherwise, this process gets no device memory. */
+bool gh_account_before_driver(struct gh_state *st);
 /* The slots that have an owner, a bit for each; looks at all of them only if an owner has changed since. anew: whatever
  * `owners` says, since a process may have written garbage. */
 const _Atomic uint64_t *gh_slots_taken(struct gh_state *st, struct gh_account_page *page, bool anew);
