@@ -12,7 +12,8 @@ resume   moves all back, then lets all run; or moves back to the host what had c
 "half": true in a failure says that not even that succeeded. A process that ends meanwhile counts as done. START: field 22
 of /proc/PID/stat, so that a reused pid is not touched. UUID=BYTES: what the processes have on that GPU when all is back.
 
-Nothing is moved back to a GPU without room for it: {"full": why, "half": ...}, or "error" for "full" where NVML does not say. For a
+Nothing is moved back to a GPU without room for it: {"full": why, "half": ...}, or "error" for "full" where NVML does not say, or a
+process is stopped, as others would wait for as long as the restore waits for that. For a
 restore that fails for want of memory cannot be repeated: the process is in state CHECKPOINTED for ever, and each further restore fails
 with 304, whatever room there is (driver 580.159, H200). "lost": true in a failure says that this has happened.
 
@@ -24,9 +25,10 @@ import ctypes
 import json
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
-from oci_hook.linux.proc import is_running
+from oci_hook.linux.proc import is_running, stat
 
 RUNNING, LOCKED, CHECKPOINTED, FAILED, CHECKPOINTING, RESTORING = range(6)
 LOST = 304  # CUDA_ERROR_OPERATING_SYSTEM, of a restore after one that failed
@@ -62,6 +64,12 @@ class Unknown(Full):
     key = "error"
 
 
+class Stopped(Full):
+    """A process is stopped, by a signal or a debugger, and the driver would wait for it."""
+
+    key = "error"
+
+
 class Driver:
     def __init__(self, library: str) -> None:
         self._cuda = ctypes.CDLL(library)
@@ -78,6 +86,13 @@ class Driver:
                 return found.value
             time.sleep(0.05)
         return None
+
+    def check_runs(self, processes: list[Process]) -> None:
+        """Raises Stopped."""
+        for process in processes:
+            with suppress(OSError, ValueError):  # it has ended
+                if stat(process[0])[0] in (b"T", b"t") and is_running(process):
+                    raise Stopped(f"process {process[0]} is stopped, and the driver needs it to run")
 
     def check_room(self, processes: list[Process], needs: Needs) -> None:
         """Raises Unknown, or Full where a GPU has less room than the processes need there beyond what they have there already."""
@@ -142,6 +157,7 @@ def resume(driver: Driver, processes: list[Process], needs: Needs) -> dict[str, 
     came: list[Process] = []
     try:
         if away:
+            driver.check_runs(away)
             driver.check_room(processes, needs)
         for process in away:
             driver.call("Restore", process)

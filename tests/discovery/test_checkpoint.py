@@ -3,6 +3,8 @@
 import ctypes
 import itertools
 import os
+import signal
+import subprocess
 from typing import Any
 
 import pynvml
@@ -120,6 +122,25 @@ def test_an_error_of_nvml_is_no_want_of_room(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_needs_no_room_goes_on_without_a_look() -> None:
     fake = Fake([LOCKED] * 3, full=True)
     assert checkpoint.resume(fake, THREE, {}) == {"done": True} and fake.all(RUNNING)
+
+
+def test_nothing_is_restored_while_one_of_them_is_stopped() -> None:
+    """The driver would wait for it, and whoever shares its GPU for the driver."""
+    with subprocess.Popen(["sleep", "600"]) as child:
+        try:
+            mine = process_life(child.pid)
+            fake = Fake([CHECKPOINTED] * 3)
+            fake.states[mine] = CHECKPOINTED
+            os.kill(child.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+            said = checkpoint.resume(fake, [*THREE, mine], {})
+            assert (said["half"], mover._code(said)) == (False, "GH-417") and f"{child.pid} is stopped" in said["error"]
+            assert fake.calls == [] and fake.all(CHECKPOINTED)
+            os.kill(child.pid, signal.SIGCONT)
+            os.waitid(os.P_PID, child.pid, os.WCONTINUED)
+            assert checkpoint.resume(fake, [*THREE, mine], {}) == {"done": True}
+        finally:
+            child.kill()
 
 
 @pytest.mark.parametrize("states", [*itertools.product((RUNNING, LOCKED, CHECKPOINTED), repeat=3)])

@@ -390,6 +390,19 @@ def test_a_process_that_is_killed_while_suspended(node: Node) -> None:
     assert node.data("resume", tenant.id)["changed"] and tenant.program("digest") == before
 
 
+def test_a_process_that_is_stopped_while_suspended(node: Node) -> None:
+    """It stays away until that runs: the driver would wait for it, and others meanwhile for their memory."""
+    tenant = node.tenant()
+    assert [tenant.program("begin"), tenant.program("alloc 100 mine")] == ["0", "0"]
+    before = tenant.program("digest")
+    node.say("suspend", tenant.id)
+    os.kill(tenant.pid(), signal.SIGSTOP)
+    said = node.say("resume", tenant.id, status=1)
+    assert "GH-417" in said and "is stopped, and the driver needs it to run; it stays suspended" in said
+    os.kill(tenant.pid(), signal.SIGCONT)
+    assert node.data("resume", tenant.id)["changed"] and tenant.program("digest") == before
+
+
 def test_a_container_that_is_deleted_while_suspended(node: Node) -> None:
     tenant = node.tenant()
     assert [tenant.program("begin"), tenant.program("alloc 100")] == ["0", "0"]

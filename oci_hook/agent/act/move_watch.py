@@ -316,6 +316,9 @@ class _Lent:
                 known.wanted = 0
         else:
             known.not_before = now + NOT_NOW
+            if not move.lent_to and status != NO_ROOM:  # all others waited, and some may have left for it
+                spent = max(now - self._began, 2 * self._pace.seconds(known.had))
+                known.not_before = now + min(RETRY_MAX, max(NOT_NOW, turns.MOVES * spent))
             if status == NO_ROOM:
                 known.wanted = min(known.wanted + MORE, self._most(move.key, known.had))
             elif status == CANNOT:

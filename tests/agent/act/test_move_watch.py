@@ -198,6 +198,21 @@ def test_only_want_of_room_has_it_need_more(status: int, more: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("status", "seconds", "pause"), [(1, 0.1, 3.0), (1, 20.0, 200.0), (1, 60.0, 300.0), (NO_ROOM, 20.0, 3.0)]
+)
+def test_a_return_that_fails_has_others_wait_for_a_tenth_of_the_time(status: int, seconds: float, pause: float) -> None:
+    """While it is tried, they get no memory: a container whose processes do not move when the driver asks costs no more."""
+    gpu = move_watch._Lent("GPU-0", None, None, None, None, {})  # type: ignore[arg-type]
+    told = Grant("k", Identity("/run", "a", "/b"), Life(""), (Share("GPU-0", 6144),), suspended=7, lent_to="b")
+    gpu._node = SimpleNamespace(grants={"k": told}, gpu=lambda _: None)  # type: ignore[assignment]
+    gpu._child = SimpleNamespace(status=lambda: status, stop=lambda: None)  # type: ignore[assignment]
+    known = gpu._known["k"] = move_watch._Known(0.0)
+    gpu.moving, gpu._began = Move("k"), 100.0
+    assert gpu._ended({"k": told}, 100.0 + seconds)
+    assert known.not_before == 100.0 + seconds + pause
+
+
+@pytest.mark.parametrize(
     ("what", "codes", "status"),
     [
         ("suspend", ("GH-415",), CANNOT),
