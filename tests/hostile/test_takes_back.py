@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from oci_hook.ledger import store
 from tests.agent.act.test_lending import SERVER, trainer
 from tests.agent.box import Agent, events, running, wait_for
 from tests.conftest import REPO
@@ -149,20 +150,34 @@ os.write(out, b"ready\\n")
 """
 
 
-def test_what_a_new_process_may_call_without_a_charge_waits(node: Node) -> None:
-    """With whatever arguments: in a process that was started while the container is suspended. The last one is charged."""
+def hold(node: Node, tenant: Tenant, until: int) -> None:
+    key = tenant.grant.key
+    with store.open_ledger(str(node.stage.state)) as ledger:
+        ledger.hold([key], until)
+
+
+@pytest.mark.parametrize("away", [True, False])
+def test_what_a_new_process_may_call_without_a_charge_waits(node: Node, away: bool) -> None:
+    """With whatever arguments, in a process that was started while the container is suspended, or while another one's memory comes
+    back. One of them is charged."""
     tenant, file = begun(node, 40), node.root / "tmp/calls"
     names = {*UNCHARGED, "cuDevicePrimaryCtxRetain"}
     assert len(names) == 24
-    file.touch()
-    assert node.data("suspend", tenant.id)["changed"]
+    file.write_text("")
+    if away:
+        node.say("suspend", tenant.id)
+    else:
+        hold(node, tenant, time.monotonic_ns() + 10**12)
     words = [sys.executable, "-c", CALLS, "/tmp/calls", *sorted(names)]
     done = node.stage.runc("exec", "--detach", tenant.id, *words, program=node.stage.program)
     assert done.returncode == 0, done.stderr
     wait_for(lambda: "ready" in file.read_text())
     time.sleep(0.5)
     assert file.read_text() == "ready\n"
-    assert node.data("resume", tenant.id)["changed"]
+    if away:
+        node.say("resume", tenant.id)
+    else:
+        hold(node, tenant, 0)
     wait_for(lambda: set(file.read_text().split()) == {"ready", *names})
 
 
