@@ -90,6 +90,21 @@ def test_its_memory_stays_away(node: Node, calls: tuple[str, ...], user: int, pr
         assert tenant.program("digest") == before and tenant.program("hold 100") == "0"
 
 
+def test_who_checkpoints_its_own_processes_all_the_time_is_moved_as_others_are(node: Node) -> None:
+    """Between two moves it does so as before."""
+    tenant = begun(node, 1500)
+    before = tenant.program("digest")
+    attack = Attack(tenant, *ALL, processes=2)
+    for _ in range(3):
+        assert node.data("suspend", tenant.id)["changed"]
+        restored = attack.lines("restore")
+        assert node.stage.used_mib() == 0
+        assert attack.lines("restore") == restored
+        assert node.data("resume", tenant.id)["changed"]
+        wait_for(lambda n=restored: attack.lines("restore") > n + 10)  # type: ignore[misc]
+    assert tenant.program("digest") == before
+
+
 @pytest.fixture
 def agent(node: Node) -> Iterator[Agent]:
     with running(node.stage) as agent:
