@@ -291,6 +291,8 @@ class Protector:
 
     def _charged(self, tenant: Tenant) -> int | None:
         """The driver's charge to the container's cgroup, if it exceeds that of its listed processes by more than the
-        tolerance."""
+        tolerance. Of a suspended one it proves nothing: no driver with such a figure was seen to move memory."""
+        if tenant.away:
+            return None
         beyond = (tenant.charged or 0) - tenant.listed
         return tenant.charged if beyond > self.tolerance else None

@@ -228,6 +228,7 @@ def test_what_a_suspended_one_has_is_not_its_own(accounted: int) -> None:
     assert killed([(gone(TOLERANCE), other)] * 5) == [False] * 5
     assert killed([(gone(5 * GIB), tenant("b", 2 * GIB, 64 * MIB, accounted=accounted))] * 5) == [False] * 5
     assert killed([(gone(5 * GIB),)] * 5) == [False] * 5
+    assert killed([(gone(0).replace(charged=5 * GIB), other)] * 5) == [False] * 5
 
 
 def test_what_a_suspended_one_has_now_and_then_is_not_its_own_either() -> None:
