@@ -137,7 +137,7 @@ def test_past_the_shim_it_is_killed(
         assert "killed" in answers(node, tenant)
 
 
-# What may bring memory to the GPU, or have a process keep some, and is charged nothing itself.
+# Functions that may bring memory to the GPU, or have a process keep some, and are charged nothing themselves.
 ROWS = (REPO / "oci_hook/shim/intercepts.def").read_text()
 UNCHARGED = (
     *re.findall(r", (\w+)\)$", ROWS.partition("memory/cuda_checkpoint.c")[2].partition("/*")[0], re.MULTILINE),
