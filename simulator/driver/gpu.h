@@ -156,7 +156,8 @@ struct gpu_limit {
     char path[736];           /* below the top of the hierarchy */
 };
 
-enum gpu_limits { LIMITS_NONE, LIMITS_DMEM, LIMITS_MISC }; /* what keeps limits: nothing before driver 615 */
+/* What keeps limits: nothing before driver 615. LIMITS_KEEP: as LIMITS_DMEM, by the other reading of soft limits (limits.c). */
+enum gpu_limits { LIMITS_NONE, LIMITS_DMEM, LIMITS_MISC, LIMITS_KEEP };
 
 /* The file of a MIG device has the name GPU_MIG + 8 * (minor of its GPU) + (its number on that GPU). */
 #define GPU_MIG 100
@@ -304,7 +305,8 @@ struct gpu_bound {
 bool gpu_limits_hold(struct gpu *gpu, const struct gpu_home *home, uint64_t more);
 /* The lowest limit that holds for it. False: none does. */
 bool gpu_limit_lowest(struct gpu *gpu, const struct gpu_home *home, struct gpu_bound *out);
-/* The cgroup's own limit, and what is charged to it. False: it has no limit; `used` is set all the same. */
+/* The cgroup's own limit, and what is charged to it; soft: with those of the cgroups below. False: it has no limit; `used`
+ * and `soft` are set all the same. */
 bool gpu_limit_of(struct gpu *gpu, const struct gpu_home *home, struct gpu_bound *out);
 /* Sets it; needs a writable mapping. False: there are GPU_LIMITS. */
 bool gpu_limit_set(struct gpu *gpu, const struct gpu_home *home, const char *path, uint64_t soft, uint64_t hard);

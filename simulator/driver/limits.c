@@ -4,6 +4,10 @@
  * - dmem: a limit belongs to the cgroup, by its number, and counts its descendants.
  * - misc: a limit belongs to a path. It stays when the cgroup is removed, and holds for a new one of that path.
  *
+ * With dmem, each soft limit is added to those of the cgroups above. When a cgroup is removed whose soft limit was not made 0
+ * before, NVML's page says that it goes (LIMITS_DMEM), and NVIDIA's guide to limits with MPS that those above keep it
+ * (LIMITS_KEEP).
+ *
  * A setter writes a free cell of the table under the cell's lock, and publishes it by its stamp; then it frees the cells that
  * the new one replaces. Readers take the highest stamp, and read the table again if something was replaced meanwhile: they
  * might have passed the new cell before it was written, and come to the old one when it was free. So a setter that is
@@ -197,12 +201,38 @@ bool gpu_limit_lowest(struct gpu *gpu, const struct gpu_home *home, struct gpu_b
     return out->hard < GPU_UNLIMITED;
 }
 
+/* True if the limit's cgroup was removed. */
+static bool is_gone(const struct gpu_file *f, unsigned c, const struct gpu_limit *cell) {
+    char path[sizeof cell->path];
+    memcpy(path, f->limit[c].path, sizeof path);
+    path[sizeof path - 1] = 0;
+    return f->head.limits_by != LIMITS_MISC && *path && cgroup_all_mounted() && cgroup_number(path) != cell->home.id[0];
+}
+
+static bool is_replaced(const struct gpu_file *f, const struct gpu_limit *cell) {
+    struct gpu_limit newest = *cell;
+    return renew(f, &newest);
+}
+
+/* The soft limits of the cgroups below. */
+static uint64_t soft_below(const struct gpu_file *f, const struct gpu_home *home) {
+    uint64_t sum = 0;
+    for (unsigned c = 0; f->head.limits_by != LIMITS_MISC && c < limits(f); c++) {
+        struct gpu_limit cell;
+        if (!read_cell(&f->limit[c], &cell) || place(&cell.home, home->id[0]) < 1 || is_replaced(f, &cell))
+            continue;
+        if (f->head.limits_by == LIMITS_KEEP || !is_gone(f, c, &cell))
+            sum += cell.soft;
+    }
+    return sum;
+}
+
 static bool limit_of(struct gpu *gpu, const struct gpu_home *home, struct gpu_bound *out) {
     struct gpu_limit limit;
-    *out = (struct gpu_bound){0, GPU_UNLIMITED, charged(gpu, home, true)};
+    *out = (struct gpu_bound){soft_below(gpu->file, home), GPU_UNLIMITED, charged(gpu, home, true)};
     for (unsigned c = 0; next(gpu->file, home, &c, &limit);)
         if (same(gpu->file, &limit.home, home)) {
-            out->soft = limit.soft;
+            out->soft += limit.soft;
             out->hard = limit.hard;
             return true;
         }
@@ -238,24 +268,14 @@ static void replace(struct gpu_file *f, const struct gpu_home *home, uint64_t st
     }
 }
 
-/* True if the limit's cgroup was removed; by dmem, its limit went with it. */
-static bool is_gone(const struct gpu_file *f, unsigned c, const struct gpu_limit *cell) {
-    char path[sizeof cell->path];
-    memcpy(path, f->limit[c].path, sizeof path);
-    path[sizeof path - 1] = 0;
-    return f->head.limits_by == LIMITS_DMEM && *path && cgroup_all_mounted() && cgroup_number(path) != cell->home.id[0];
-}
-
-static bool is_replaced(const struct gpu_file *f, const struct gpu_limit *cell) {
-    struct gpu_limit newest = *cell;
-    return renew(f, &newest);
-}
-
-/* Frees cells that hold for nobody. */
+/* Frees cells that hold for nobody, and that those above do not keep. */
 static void tidy(struct gpu_file *f) {
     for (unsigned c = 0; c < limits(f); c++) {
         struct gpu_limit cell;
-        if (!read_cell(&f->limit[c], &cell) || !(is_gone(f, c, &cell) || is_replaced(f, &cell)))
+        if (!read_cell(&f->limit[c], &cell))
+            continue;
+        bool kept = f->head.limits_by == LIMITS_KEEP && cell.soft;
+        if (!is_replaced(f, &cell) && (kept || !is_gone(f, c, &cell)))
             continue;
         atomic_fetch_add(&f->head.limit_changes, 1);
         uint64_t old = cell.stamp;

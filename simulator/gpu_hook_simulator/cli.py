@@ -56,7 +56,7 @@ sim.add_command(cli_model.model)
     type=click.Choice([*releases.LIMITS]),
     default="dmem",
     show_default=True,
-    help="What keeps memory limits of cgroups; from driver 615 on.",
+    help="What keeps memory limits of cgroups, from driver 615 on; dmem-keeps: parents keep soft limits of removed ones.",
 )
 @click.option(
     "--block-mib",

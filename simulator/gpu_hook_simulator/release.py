@@ -25,7 +25,7 @@ CUDA = {
     595: 13020,
     615: 13040,
 }
-LIMITS = {"dmem": 1, "misc": 2}  # gpu.h enum gpu_limits
+LIMITS = {"dmem": 1, "misc": 2, "dmem-keeps": 3}  # gpu.h enum gpu_limits
 FIRST_WITH_LIMITS = 615
 WRITTEN = re.compile(r"([0-9]{3})(\.[0-9]{1,3}){0,2}")
 

@@ -489,6 +489,35 @@ while input(): print(code("cuMemAlloc_v2", byref(c_uint64()), c_size_t(MIB)), fl
     assert groups.get("a") == [0, None, CONTEXT_MIB + 104]
 
 
+@pytest.mark.parametrize("limits", ["dmem", "dmem-keeps", "misc"])
+def test_soft_limits_count_above(make_groups: Callable[[str], Groups], limits: str) -> None:
+    """Whether those above lose one with its cgroup is what NVIDIA's two documents differ in."""
+    groups = make_groups(limits)
+    for name in ("a", "a/b", "a/b/c"):
+        groups.make(name)
+    adds = limits != "misc"
+
+    def above() -> list[int | None]:
+        return [groups.get(name)[0] for name in ("a", "a/b")]
+
+    groups.set("a", 900, soft_mib=10)
+    groups.set("a/b/c", 100, soft_mib=70)
+    assert above() == [10 + 70 * adds, 70 * adds]
+    groups.set("a/b/c", 100, soft_mib=50)
+    assert above() == [10 + 50 * adds, 50 * adds]
+    groups.set("a/b/c", 100)
+    groups.remove("a/b/c")
+    assert above() == [10, 0], "made 0 before: nothing stays"
+    groups.make("a/b/c")
+    groups.set("a/b/c", 100, soft_mib=30)
+    groups.remove("a/b/c")
+    kept = 30 * (limits == "dmem-keeps")
+    assert above() == [10 + kept, kept]
+    groups.make("a/b/c")
+    groups.set("a/b/c", 100, soft_mib=5)
+    assert above() == [10 + kept + 5 * adds, kept + 5 * adds]
+
+
 def test_each_gpu_has_its_own(groups: Groups) -> None:
     groups.make("a")
     groups.set("a", 100, gpu=1)
@@ -588,8 +617,10 @@ print(nvml_code(set_limit, at(9), 2**64 - 1), nvml_code(set_limit, at(256), MIB)
 
 
 def test_what_a_program_in_a_limited_cgroup_is_told(groups: Groups) -> None:
-    """nvmlDeviceGetMemoryInfo_v2 says the limit; the other figures, of which the documents do not say so, the GPU's."""
+    """nvmlDeviceGetMemoryInfo_v2 says the limit, and so does cuMemGetInfo where it is the cgroup's own; the other figures, of
+    which nobody says so, the GPU's."""
     groups.make("a")
+    groups.make("a/b")
     groups.sim.holder(100)
     code = """
 nvml.nvmlInit(); context(); alloc(30 * MIB); h = gpu(0)
@@ -604,7 +635,8 @@ print(figures(nvml.nvmlDeviceGetMemoryInfo(h, version=nvml.nvmlMemory_v2)), figu
     assert groups.python("a", code) == f"{whole} {whole} {MEMORY_MIB} {free}\n"
     groups.set("a", 200)
     mine = CONTEXT_MIB + 30
-    assert groups.python("a", code) == f"(200, {mine}, {200 - mine}) {whole} {MEMORY_MIB} {free}\n"
+    assert groups.python("a", code) == f"(200, {mine}, {200 - mine}) {whole} 200 {200 - mine}\n"
+    assert groups.python("a/b", code).endswith(f"{whole} {MEMORY_MIB} {free}\n")
     assert groups.python(None, code) == f"{whole} {whole} {MEMORY_MIB} {free}\n"
     groups.set("a", 4 * MEMORY_MIB)  # more than the GPU has
     assert groups.python("a", code) == f"{whole} {whole} {MEMORY_MIB} {free}\n"
