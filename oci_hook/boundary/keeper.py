@@ -9,8 +9,9 @@ after a new container of the same path has set its own.
 import os
 import time
 
-from oci_hook.boundary import cgroups, owner, records
+from oci_hook.boundary import cgroups, leaks, owner, records
 from oci_hook.boundary.cgroups import NoCgroup
+from oci_hook.boundary.leaks import Leak
 from oci_hook.boundary.nvml_limits import INVALID_ARGUMENT, NOT_FOUND, Figures, LimitError
 from oci_hook.boundary.records import FAILED, SET, SETTING, Record
 from oci_hook.core.boundary import NO_LIMIT, Limit, lacks, limits_of, limits_on
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 
 CGROUPS_MAX = 1024  # below a container's own
+ENDS_SECONDS = 600  # a container that was told to end and still runs gets its soft limits back after this time
 
 
 class Keeper:
@@ -58,7 +60,7 @@ class Keeper:
             self._sweep(settings)
             grant = self._grant(settings, key)
             self._check_owner(settings, grant, pid)
-            limits = limits_of(grant, _inventory(settings), settings.rules.driver_limit_extra)
+            limits = limits_of(grant, _inventory(settings), settings.rules)
             if uuid := lacks(grant, limits):
                 raise LimitError(f"GPU {uuid} cannot have one any more; run `gpu-hook gpus --refresh`")
             if not limits or (all(limit.hard == NO_LIMIT for limit in limits) and not cgroups.keeps_limits_of_gone()):
@@ -112,11 +114,40 @@ class Keeper:
                 if cgroups.inode(path) != inode:
                     continue  # the container ends just now
                 at_driver = nvml.get(limit.uuid, path)
-                if (at_driver.soft, at_driver.hard) != (limit.soft, limit.hard):
+                lowest = path == record.cgroups[-1][0]  # those above count its soft limit as well
+                if at_driver.hard != limit.hard or (lowest and at_driver.soft != limit.soft):
                     nvml.set(limit, path)
                     repaired = True
             records.write(settings.state_dir, record.replace(limits=limits, state=SET))
             return repaired
+
+    def end(self, key: str) -> None:
+        """Make the soft limits of a container 0 that is about to end, as long as its cgroup exists; its hard ones stay.
+        Nothing without a soft limit. Raises LimitError."""
+        settings = self._settings()
+        self._connect_early(settings, [key])
+        with self._lock(settings):
+            record = records.read(settings.state_dir, key)
+            if record is None or not record.reserves or record.boot != boot_id():
+                return
+            ended = record.replace(limits=_without_soft(record.limits), ending=int(time.monotonic()))
+            if not record.cgroups or cgroups.inode(record.cgroups[-1][0]) != record.cgroups[-1][1]:
+                return  # too late
+            for limit, (path, inode) in _each(ended):
+                if cgroups.inode(path) == inode:
+                    self._nvml(settings).set(limit, path)
+            records.write(settings.state_dir, ended)
+
+    def leaks(self) -> list[Leak]:
+        """What the driver still sets aside for cgroups that are gone. Raises LimitError."""
+        settings = self._settings()
+        self._connect_early(settings)
+        with self._lock(settings):
+            leaks.write(settings.state_dir, leaks.read(settings.state_dir))
+            found = [leak.replace(size=self._left(settings, leak)) for leak in leaks.read(settings.state_dir)]
+            found = [leak for leak in found if leak.size > 0]
+            leaks.write(settings.state_dir, found)
+            return found
 
     def figures(self, key: str) -> "list[tuple[str, str, Figures]]":
         """(GPU's UUID, cgroup, what the driver says) for each limit of the record. Raises LimitError."""
@@ -204,7 +235,7 @@ class Keeper:
     def _restore(self, settings: "Settings", grant: "Grant", record: Record | None) -> None:
         """Set the limits of a container that runs without. record: of its start, where there is one."""
         why = record.why if record is not None else ""
-        limits = limits_of(grant, _inventory(settings), settings.rules.driver_limit_extra)
+        limits = limits_of(grant, _inventory(settings), settings.rules)
         if all(limit.hard == NO_LIMIT for limit in limits) or lacks(grant, limits):
             raise LimitError(why or f"the driver has no limit for grant {grant.key}")
         # Its program has been running, so where the process is now says nothing: it may have gone to a neighbour's cgroup.
@@ -249,8 +280,10 @@ class Keeper:
         others = self._used_by_others(settings, record.key)
         gone = [place for place in record.cgroups if cgroups.inode(place[0]) != place[1]]
         if gone and not cgroups.keeps_limits_of_gone():
+            if record.cgroups[-1] in gone:
+                self._note_leaks(settings, record.limits, record.cgroups[-1][0])
             record = record.replace(cgroups=tuple(place for place in record.cgroups if place not in gone))
-        for limit, (path, inode) in _each(record):
+        for limit, (path, inode) in reversed(_each(record)):
             if limit.hard == NO_LIMIT or path in others:
                 continue
             nvml = self._nvml(settings)
@@ -258,12 +291,34 @@ class Keeper:
             try:
                 found = nvml.get(limit.uuid, path)
                 # Another container has this path by now; a limit that is not ours is somebody else's.
-                foreign = now not in (0, inode) and (found.soft, found.hard) != (limit.soft, limit.hard)
+                foreign = now not in (0, inode) and found.hard != limit.hard
                 if found.hard != NO_LIMIT and not foreign:
                     nvml.clear(limit.uuid, path)
             except LimitError as e:
                 if now or e.code not in (INVALID_ARGUMENT, NOT_FOUND):
                     raise  # else: the cgroup is gone, and the driver knows nothing of its path
+                self._note_leaks(settings, (limit,), path)
+
+    def _note_leaks(self, settings: "Settings", limits: tuple[Limit, ...], cgroup: str) -> None:
+        above = leaks.above(cgroup)
+        if found := [Leak(limit.uuid, above, limit.soft) for limit in limits if limit.soft and above]:
+            leaks.write(settings.state_dir, leaks.read(settings.state_dir) + found)
+
+    def _left(self, settings: "Settings", leak: Leak) -> int:
+        """Bytes of the cgroup's soft limit that no cgroup below it explains, of those that were noted."""
+        nvml = self._nvml(settings)
+
+        def soft(path: str) -> int:
+            try:
+                return nvml.get(leak.uuid, path).soft
+            except LimitError:
+                return 0  # it has gone, or has no limits
+
+        try:
+            below = [entry.path for entry in os.scandir(leak.cgroup) if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            return 0
+        return min(leak.size, soft(leak.cgroup) - sum(map(soft, below[:CGROUPS_MAX])))
 
     def _used_by_others(self, settings: "Settings", key: str) -> set[str]:
         """The cgroups that another grant's record names: their limits are that grant's now."""
@@ -294,7 +349,9 @@ class Keeper:
 
     def _limits(self, grant: "Grant", record: Record, settings: "Settings") -> tuple[Limit, ...]:
         """The grant's present limits for the GPUs that were given limits, whatever the inventory says by now."""
-        return limits_on(grant, [limit.uuid for limit in record.limits], settings.rules.driver_limit_extra)
+        limits = limits_on(grant, [limit.uuid for limit in record.limits], settings.rules)
+        ends = record.ending and time.monotonic() - record.ending < ENDS_SECONDS
+        return _without_soft(limits) if ends else limits
 
     def _nvml(self, settings: "Settings") -> "Nvml":
         return self._connect(_inventory(settings))
@@ -332,7 +389,17 @@ def _inventory(settings: "Settings") -> "Inventory":
 
 
 def _each(record: Record) -> "list[tuple[Limit, Place]]":
-    return [(limit, place) for limit in record.limits for place in record.cgroups]
+    """What to set where. The soft limit is the lowest cgroup's alone: the driver adds it to those above."""
+    lowest = record.cgroups[-1:]
+    return [
+        (limit if (place,) == lowest else limit.replace(soft=0), place)
+        for limit in record.limits
+        for place in record.cgroups
+    ]
+
+
+def _without_soft(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+    return tuple(limit.replace(soft=0) for limit in limits)
 
 
 def _places(grant: "Grant") -> "tuple[Place, ...]":

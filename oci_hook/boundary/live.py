@@ -71,7 +71,7 @@ def drop(settings: "Settings", keys: "list[str]") -> str:
 
 
 def _limits(grant: "Grant", record: "Record", settings: "Settings") -> "tuple[Limit, ...]":
-    return limits_on(grant, [limit.uuid for limit in record.limits], settings.rules.driver_limit_extra)
+    return limits_on(grant, [limit.uuid for limit in record.limits], settings.rules)
 
 
 def _raise(settings: "Settings", grant: "Grant", larger: "tuple[Limit, ...]") -> None:

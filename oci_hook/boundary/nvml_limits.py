@@ -69,12 +69,13 @@ class Nvml:
             self._handle(uuid)
 
     def set(self, limit: Limit, cgroup: str) -> None:
-        """Set the limit of this cgroup (its directory) and read it back. Raises LimitError."""
+        """Set the limit of this cgroup (its directory) and read it back; with the soft limits of those below, the soft one
+        may be larger. Raises LimitError."""
         wanted = _Set(os.fsencode(cgroup), limit.soft, limit.hard)
         what = f"setting the limit of {cgroup[-80:]}"
         self._call("nvmlDeviceSetMemoryLimits_v1", (self._handle(limit.uuid), ctypes.byref(wanted)), what)
         found = self.get(limit.uuid, cgroup)
-        if (found.soft, found.hard) != (limit.soft, limit.hard):
+        if found.hard != limit.hard or found.soft < limit.soft:
             raise LimitError(f"{what}: {limit.hard} bytes were asked for, {found.hard} are set")
 
     def clear(self, uuid: str, cgroup: str) -> None:

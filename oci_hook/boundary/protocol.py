@@ -5,11 +5,13 @@ Requests (STATE/boundary.sock, SOCK_SEQPACKET, root alone; at most REQUEST_MAX b
     {"do": "change", "grant": KEY, "limits": [[UUID, soft, hard], ...]}     of one that runs (bytes)
     {"do": "check", "grant": KEY}     make them again what the grant says: "repaired" says whether they were not
     {"do": "clear", "grant": KEY, "force": BOOL}     of one that has ended; with force also of one that runs
+    {"do": "end", "grant": KEY}     of one that is about to end: its soft limits become 0 while its cgroup exists
     {"do": "get", "grant": KEY}     "figures": [[UUID, cgroup, soft, hard, used], ...]
     {"do": "list"}     "grants": the keys that have a record
     {"do": "sweep"}     clear what no grant has any more: "grants": their keys
+    {"do": "leaks"}     "left": [[UUID, cgroup, bytes], ...] that the driver still sets aside for cgroups that are gone
 Answers: {"ok": true, ...} or {"ok": false, "error": LINE, "code": what NVML answered, or 0}.
-launcher/boundary_client.c writes the first form and "clear", and looks only for OK at the answer's beginning.
+launcher/boundary_client.c writes the first form, "clear" and "end", and looks only for OK at the answer's beginning.
 """
 
 import socket
@@ -94,6 +96,8 @@ def _do(keeper: "Keeper", what: str, request: "Packet") -> "Packet":
         return {"grants": keeper.keys()}
     if what == "sweep":
         return {"grants": keeper.sweep()}
+    if what == "leaks":
+        return {"left": [[leak.uuid, leak.cgroup, leak.size] for leak in keeper.leaks()]}
     key = str(request["grant"])
     if not valid_key(key):
         raise LimitError(f"{key[:60]!r} is no grant's key")
@@ -107,6 +111,9 @@ def _do(keeper: "Keeper", what: str, request: "Packet") -> "Packet":
         return {"repaired": keeper.check(key)}
     if what == "clear":
         keeper.clear(key, request.get("force") is True)
+        return {}
+    if what == "end":
+        keeper.end(key)
         return {}
     if what == "get":
         return {"figures": [[uuid, cgroup, f.soft, f.hard, f.used] for uuid, cgroup, f in keeper.figures(key)]}

@@ -30,7 +30,8 @@ HUNG_SECONDS = 60  # launcher/boundary_client.c has the same
 class Record(Value):
     """key: the grant's. state: SETTING (begun; limits may be set), SET (all are), FAILED (why; limits has those that could
     not be cleared again). cgroups: (directory, inode number) pairs of the container, whether they have limits or not.
-    limits: of each GPU that can have one."""
+    limits: of each GPU that can have one. ending: when the container was about to end and its soft limits were made 0, in
+    seconds of the monotonic clock; 0: never."""
 
     key: str
     id: str
@@ -39,6 +40,12 @@ class Record(Value):
     cgroups: "tuple[Place, ...]" = ()
     limits: tuple[Limit, ...] = ()
     why: str = ""
+    ending: int = 0
+
+    @property
+    def reserves(self) -> bool:
+        """True if there is a soft limit, which is to be made 0 while its cgroup exists."""
+        return any(limit.soft for limit in self.limits)
 
 
 def folder(state_dir: str) -> str:
@@ -73,7 +80,7 @@ def read(state_dir: str, key: str) -> Record | None:
         cgroups = tuple((str(path), int(inode)) for path, inode in data["cgroups"])
         limits = tuple(Limit(str(uuid), int(soft), int(hard)) for uuid, soft, hard in data["limits"])
         text = {name: str(data[name]) for name in ("key", "id", "boot", "state", "why")}
-        return Record(**text, cgroups=cgroups, limits=limits)
+        return Record(**text, cgroups=cgroups, limits=limits, ending=int(data.get("ending", 0)))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -82,6 +89,7 @@ def write(state_dir: str, record: Record) -> None:
     """Replace the record in one step. The caller holds the lock. Raises OSError."""
     data = record.fields()
     data["limits"] = [list(limit.fields().values()) for limit in record.limits]
+    data["reserves"] = record.reserves  # launcher/end_limits.c looks for it
     path = f"{folder(state_dir)}/{record.key}"
     messages.replace(path, fastjson.dumps(data).encode(), path + ".new")
 

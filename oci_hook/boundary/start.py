@@ -61,11 +61,11 @@ def at_start(key: str, pid: int, settings: "Settings", patience: float = 0, help
         _note(grant, pid, str(e), settings)
 
 
-def at_end(key: str, settings: "Settings", helper: float = alone.SECONDS) -> None:
-    """Clear the limits of a container that has ended; nothing where there are none. The server was asked already. Raises
-    LimitError: the record stays, and the next start, or the agent, clears them."""
+def at_end(key: str, settings: "Settings", helper: float = alone.SECONDS, what: str = "clear") -> None:
+    """Clear the limits of a container that has ended; nothing where there are none. what: "end" for one that is about to.
+    The server was asked already. Raises LimitError: the record stays, and the next start, or the agent, clears them."""
     if os.path.lexists(f"{records.folder(settings.state_dir)}/{key}"):
-        alone.run(settings, {"do": "clear", "grant": key}, helper)
+        alone.run(settings, {"do": what, "grant": key}, helper)
 
 
 def clear_ended(settings: "Settings", patience: float = protocol.SECONDS, helper: float = alone.SECONDS) -> None:

@@ -120,7 +120,7 @@ def boundary_data(settings: node_settings.Settings, grant: Grant, inventory: Inv
     """The holder of the memory limit, with the reason if it is not the driver or has another limit. boundary_failed: the
     driver could, on this node."""
     found, record = boundary.look(settings.state_dir, grant, inventory)
-    why = boundary.differs(record, grant, settings.rules.driver_limit_extra)
+    why = boundary.differs(record, grant, settings.rules)
     planned = expected(grant, inventory).name if inventory else SHIM
     failed = planned == DRIVER != found.name and grant.life.init is not None and not why
     return {"boundary": DRIVER if why else found.name, "boundary_why": why or found.why, "boundary_failed": failed}

@@ -4,6 +4,7 @@ The driver keeps one limit per GPU and cgroup, whatever library allocates (NVML,
 manual, "Memory Partitioning"). Pure: boundary/ sets the limits.
 """
 
+from oci_hook.core.rules import Rules
 from oci_hook.core.terms import BOUNDARY_NUMBERS, DRIVER, SHIM
 from oci_hook.core.units import MIB
 from oci_hook.core.value import Value
@@ -42,23 +43,27 @@ def weaker(asked: str, setting: str) -> bool:
     return BOUNDARY_NUMBERS[asked] < BOUNDARY_NUMBERS[setting]
 
 
-def limit_of(share: "Share", extra_mib: int) -> Limit:
-    """The driver's limit for this share; what it requests is the soft one. A whole GPU has none.
+def limit_of(share: "Share", rules: Rules) -> Limit:
+    """The driver's limit for this share. A whole GPU has none. The driver counts all device memory, contexts too, as the
+    grant does.
 
-    extra_mib: the setting driver_limit_extra. The driver counts all device memory, contexts too, as the grant does.
+    Where the node lends, the soft limit is what the share requests: MPS evicts others first. Elsewhere nobody can want
+    more than there is, and a soft limit may outlive its cgroup (boundary/leaks.py).
     """
     if share.whole:
         return Limit(share.uuid, 0, NO_LIMIT)
-    return Limit(share.uuid, (share.booked_mib + extra_mib) * MIB, (share.memory_mib + extra_mib) * MIB)
+    extra = rules.driver_limit_extra
+    soft = (share.booked_mib + extra) * MIB if rules.lends else 0
+    return Limit(share.uuid, soft, (share.memory_mib + extra) * MIB)
 
 
-def limits_of(grant: "Grant", inventory: "Inventory", extra_mib: int) -> tuple[Limit, ...]:
+def limits_of(grant: "Grant", inventory: "Inventory", rules: Rules) -> tuple[Limit, ...]:
     """What to set at the container's start, for each of its GPUs that can; () where its boundary is the shim alone. A
     GPU without a limit is in it as well: the cgroup may have an old one's path, and so its limit."""
     if grant.terms.boundary == SHIM:
         return ()
     able = [share for share in grant.shares if not _cannot(share, inventory)]
-    return tuple(limit_of(share, extra_mib) for share in able)
+    return tuple(limit_of(share, rules) for share in able)
 
 
 def changed_limits(old: tuple[Limit, ...], new: tuple[Limit, ...]) -> tuple[Limit, ...]:
@@ -67,10 +72,10 @@ def changed_limits(old: tuple[Limit, ...], new: tuple[Limit, ...]) -> tuple[Limi
     return tuple(limit if limit.hard > sizes[limit.uuid].hard else sizes[limit.uuid] for limit in old)
 
 
-def limits_on(grant: "Grant", uuids: "Iterable[str]", extra_mib: int) -> tuple[Limit, ...]:
+def limits_on(grant: "Grant", uuids: "Iterable[str]", rules: Rules) -> tuple[Limit, ...]:
     """The grant's limits on these GPUs, in their order."""
     shares = {share.uuid: share for share in grant.shares}
-    return tuple(limit_of(shares[uuid], extra_mib) for uuid in uuids if uuid in shares)
+    return tuple(limit_of(shares[uuid], rules) for uuid in uuids if uuid in shares)
 
 
 def lacks(grant: "Grant", limits: tuple[Limit, ...]) -> str:
@@ -83,7 +88,7 @@ def lacks(grant: "Grant", limits: tuple[Limit, ...]) -> str:
 
 def needs_step(grant: "Grant", inventory: "Inventory") -> bool:
     """True if something has to be done at the container's start, before its first process runs."""
-    limits = limits_of(grant, inventory, 0)
+    limits = limits_of(grant, inventory, Rules())
     return bool(limits or lacks(grant, limits))
 
 

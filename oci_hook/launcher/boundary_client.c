@@ -1,5 +1,5 @@
 /* The hook that asks for the driver's memory limits of a container: gpu-hook-boundary set|clear STATE_DIR KEY, with the
- * container's state on standard input (OCI runtime-spec, runtime.md).
+ * container's state on standard input (OCI runtime-spec, runtime.md). The launcher calls it with `end` (end_limits.h).
  *
  * The agent's server, which holds NVML open, does the work (oci_hook/boundary/server.py; protocol.py has the packets). If
  * it does not answer with success in time, the helper does, `oci-gpu-hook boundary`: it starts NVML itself, and decides
@@ -148,10 +148,10 @@ static bool is_key(const char *text) {
 
 int main(int argc, char **argv) {
     char text[PATH_MAX], number[16] = "";
-    if (argc != 4 || (strcmp(argv[1], "set") && strcmp(argv[1], "clear")) || !is_key(argv[3]))
-        refuse("GH-406: gpu-hook-boundary takes set or clear, a state directory and a grant's key; only a runtime "
+    bool set = argc == 4 && !strcmp(argv[1], "set"), end = argc == 4 && !strcmp(argv[1], "end");
+    if (argc != 4 || !(set || end || !strcmp(argv[1], "clear")) || !is_key(argv[3]))
+        refuse("GH-406: gpu-hook-boundary takes set, end or clear, a state directory and a grant's key; only a runtime "
                "calls it");
-    bool set = !strcmp(argv[1], "set");
     const char *state_dir = argv[2], *key = argv[3];
     if (set) {
         long pid = read_pid();
@@ -165,9 +165,10 @@ int main(int argc, char **argv) {
         if ((size_t)snprintf(text, sizeof text, "%s/" RECORDS "/%s", state_dir, key) < sizeof text &&
             access(text, F_OK))
             return 0; /* no limit was set */
-        snprintf(text, sizeof text, "{\"do\":\"clear\",\"grant\":\"%s\"}", key);
+        snprintf(text, sizeof text, "{\"do\":\"%s\",\"grant\":\"%s\"}", argv[1], key);
     }
-    if (!(set && is_hung(state_dir)) && served(state_dir, text))
+    bool hung = (set || end) && is_hung(state_dir);
+    if ((hung && end) || (!hung && served(state_dir, text)))
         return 0;
     exec_helper((char *[]){HELPER, "boundary", argv[1], argv[3], set ? number : NULL, NULL});
 }

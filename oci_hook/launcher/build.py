@@ -20,6 +20,7 @@ SOURCES = (
     "grant_folder",
     "exec_env",
     "keep_state",
+    "end_limits",
     "process_json",
     "blake2b",
 )

@@ -54,16 +54,16 @@ static void write_file(int folder, const char *name, struct text text) {
         unlinkat(folder, new, 0);
 }
 
-void keep_state(char **argv, int command, const char *root, const char *runtime, const char *state_dir) {
+const char *keep_state(char **argv, int command, const char *root, const char *runtime, const char *state_dir) {
     /* The runtime's file with the init, and its file with the annotations: of runc, of crun. youki's has no start time. */
     static const char *const files[][2] = {{"state.json", "state.json"}, {"status", "config.json"}};
     static struct grant_folder grant;
     const char *id = id_of(argv, command + 1);
     if (!id || !grant_folder(&grant, state_dir, root, id, runtime))
-        return;
+        return NULL;
     int folder = open(grant.path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     if (folder < 0)
-        return; /* it has no grant */
+        return grant.key; /* it has no grant, or the grant was released and limits are left */
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         const char *name = files[i][0];
         if (!faccessat(folder, name, F_OK, AT_SYMLINK_NOFOLLOW))
@@ -74,4 +74,5 @@ void keep_state(char **argv, int command, const char *root, const char *runtime,
         free((char *)state.at);
     }
     close(folder);
+    return grant.key;
 }

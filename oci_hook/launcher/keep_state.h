@@ -6,7 +6,8 @@
 #ifndef KEEP_STATE_H
 #define KEEP_STATE_H
 
-/* Never fails: without the copy, that look is made. command: the place of the command in argv. root: of --root, "" for none. */
-void keep_state(char **argv, int command, const char *root, const char *runtime, const char *state_dir);
+/* Never fails: without the copy, that look is made. command: the place of the command in argv. root: of --root, "" for none.
+ * Returns the key of the grant that the container has, if it has one; NULL where the command line is not understood. */
+const char *keep_state(char **argv, int command, const char *root, const char *runtime, const char *state_dir);
 
 #endif

@@ -3,7 +3,7 @@
  * It decides in less than a millisecond whether Python is needed at all. Every call but `create`, `run` and `restore`, and
  * every container that asks for nothing, goes to the real runtime with its arguments untouched; an `exec` in a container
  * with a grant gets the grant's environment on the way (exec_env.h), and before its end what the runtime knows of it is kept
- * (keep_state.h). What the launcher does not
+ * (keep_state.h), and the driver's soft limits are made 0 (end_limits.h). What the launcher does not
  * understand it hands over to Python, which either understands it or refuses with a code; nothing is guessed.
  *
  * The install's prefix comes from /proc/self/exe (PREFIX/bin/NAME), never from argv[0] or the environment.
@@ -22,6 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "end_limits.h"
 #include "exec_env.h"
 #include "flags.h"
 #include "flat_yaml.h"
@@ -607,7 +608,9 @@ int main(int argc, char **argv) {
     if (call.what == EXEC && g.runtime_known)
         exec_runtime(with_grant_environment(argc, argv, call.command, call.root, g.runtime, g.state_dir));
     if (call.what == KEEP && g.runtime_known) {
-        keep_state(argv, call.command, call.root, g.runtime, g.state_dir);
+        const char *key = keep_state(argv, call.command, call.root, g.runtime, g.state_dir);
+        if (key && strcmp(argv[call.command], "start"))
+            end_limits(g.prefix, g.state_dir, key);
         exec_runtime(argv);
     }
     if (call.what == PASS ? g.runtime_known : call.what == CREATE && g.understood && !wanted(call.bundle))

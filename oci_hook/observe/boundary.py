@@ -6,6 +6,7 @@ from oci_hook.core import boundary
 from oci_hook.core.boundary import NO_LIMIT, Boundary
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
+from oci_hook.core.rules import Rules
 from oci_hook.core.terms import DRIVER, SHIM
 from oci_hook.core.units import MIB
 from oci_hook.linux.proc import boot_id
@@ -30,13 +31,14 @@ def look(state_dir: str, grant: Grant, inventory: Inventory | None) -> tuple[Bou
     return Boundary(SHIM, NOT_STARTED if grant.life.init is None else UNRECORDED), record
 
 
-def differs(record: Record | None, grant: Grant, extra_mib: int) -> str:
+def differs(record: Record | None, grant: Grant, rules: Rules) -> str:
     """How the driver's limit differs from the ledger's, as after a change that was cut off between the two; "" where both
-    agree or the driver is to have none. extra_mib: of boundary.limits_on."""
+    agree or the driver is to have none."""
     if record is None or record.boot != boot_id() or grant.life.init is None:
         return ""
-    planned = boundary.limits_on(grant, [limit.uuid for limit in record.limits], extra_mib)
-    if record.state not in (SET, SETTING) or planned == record.limits or not covers(record, grant):
+    planned = boundary.limits_on(grant, [limit.uuid for limit in record.limits], rules)
+    same = [limit.hard for limit in planned] == [limit.hard for limit in record.limits]
+    if record.state not in (SET, SETTING) or same or not covers(record, grant):
         return ""
     at_driver, here = (", ".join(_size(limit.hard) for limit in limits) for limits in (record.limits, planned))
     return (

@@ -275,11 +275,13 @@ def elsewhere(stage: Stage) -> Json:
             moved = {"maker_mib": stage.nvml.used(maker), "other_mib": stage.nvml.used(other)}
         stage.limited(parent)
         with stage.cgroup(below=parent) as child, stage.user(child) as user:
+            total = user.ask("info").get("cuMemGetInfo", {}).get("total")
             below = user.ask(f"fill alloc {PIECE} {BEYOND}")
             chain = {"parent_mib": stage.nvml.used(parent), "child_mib": stage.nvml.used(child)}
     answers = {
         "moved_stays_limited": filled.get("mib", BEYOND) <= LIMIT and moved["maker_mib"] > moved["other_mib"],
         "limit_of_the_parent_holds": below.get("mib", BEYOND) <= LIMIT,
+        "total_below_it_is_the_whole_gpu": total is not None and total > LIMIT,
     }
     return {"moved": {**filled, **moved}, "below_a_limit": {**below, **chain}, "answers": answers}
 
@@ -311,6 +313,18 @@ def path_again(stage: Stage) -> Json:
         cleared = stage.nvml.clear(own)
     inherits = again.get("hard") not in (None, MAX)
     return {"gone": gone, "again": again, "cleared": cleared, "answers": {"a_new_cgroup_inherits_the_limit": inherits}}
+
+
+def reservation(stage: Stage) -> Json:
+    """The soft limit of the cgroup above one with a soft limit: while that is there, and after it was removed."""
+    size = LIMIT * MIB
+    with stage.cgroup() as parent, stage.cgroup(below=parent) as child:
+        code = stage.nvml.set(child, size, size)
+        during = stage.nvml.get(parent)
+        remove(child)
+        after = stage.nvml.get(parent)
+    answers = {"is_added_above": during.get("soft") == size, "stays_above_when_removed": after.get("soft") == size}
+    return {"code": code, "above": during, "above_after_removal": after, "answers": answers}
 
 
 def changed(stage: Stage) -> Json:
@@ -409,6 +423,7 @@ def validate(run: Run, node: Node, folder: Path, simulated: bool, short: bool) -
             ("made elsewhere", 80, lambda: elsewhere(stage)),
             ("forked holder", 60, lambda: forked(stage)),
             ("path again", 20, lambda: path_again(stage)),
+            ("soft limit", 20, lambda: reservation(stage)),
             ("changed", 60, lambda: changed(stage)),
             ("arguments", 30, lambda: arguments(stage)),
             ("cost", 60, lambda: cost(stage, short)),

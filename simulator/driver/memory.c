@@ -54,8 +54,9 @@ API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     uint64_t all = gpu->file->head.memory_total, used = gpu_used(gpu, true), left = used < all ? all - used : 0;
     struct gpu_home home;
     struct gpu_bound bound;
+    /* Of the cgroup itself: one above leaves the whole GPU, as NVIDIA measured with 615.71.09. */
     if (atomic_load(&gpu->file->head.limits) && cgroup_mine(&home) && gpu_limit_of(gpu, &home, &bound) &&
-        bound.hard < all) { /* of the cgroup itself: one above leaves the whole GPU, as NVIDIA measured with 615.71.09 */
+        bound.hard < all) {
         uint64_t own = bound.used < bound.hard ? bound.hard - bound.used : 0;
         all = bound.hard;
         left = own < left ? own : left;

@@ -43,7 +43,7 @@ def test_what_it_answers(node: Node, bundle: Bundle) -> None:
     [grant] = node.grants()
     assert ask(node, {"do": "list"})["grants"] == [grant.key]
     cgroup, size = node.cgroup(id), 1 << 30
-    assert ask(node, {"do": "get", "grant": grant.key})["figures"] == [[node.uuids[0], cgroup, size, size, 0]]
+    assert ask(node, {"do": "get", "grant": grant.key})["figures"] == [[node.uuids[0], cgroup, 0, size, 0]]
     assert ask(node, {"do": "check", "grant": grant.key})["repaired"] is False
     assert ask(node, {"do": "sweep"})["grants"] == []
     assert "still runs" in refused(node, {"do": "clear", "grant": grant.key})

@@ -55,18 +55,21 @@ def test_the_word_alone_asks_for_nothing() -> None:
 @pytest.mark.parametrize("extra", [0, 1, 300])
 @pytest.mark.parametrize("mib", [1, 1024, 1 << 24])
 def test_the_limit_is_the_share(mib: int, extra: int) -> None:
-    size = (mib + extra) * MIB
-    assert boundary.limit_of(Share("GPU-0", mib), extra) == Limit("GPU-0", size, size)
-    assert boundary.limit_of(Share("GPU-0", mib, whole=True), extra) == Limit("GPU-0", 0, NO_LIMIT)
+    """Soft limits are for nodes that lend."""
+    size, plain = (mib + extra) * MIB, Rules(driver_limit_extra=extra)
+    lends = plain.replace(oversubscribe=101)
     lent = Share("GPU-0", mib + 100, request_mib=mib)
-    assert boundary.limit_of(lent, extra) == Limit("GPU-0", size, size + 100 * MIB)
+    for rules, soft in ((plain, 0), (lends, size)):
+        assert boundary.limit_of(Share("GPU-0", mib), rules) == Limit("GPU-0", soft, size)
+        assert boundary.limit_of(Share("GPU-0", mib, whole=True), rules) == Limit("GPU-0", 0, NO_LIMIT)
+        assert boundary.limit_of(lent, rules) == Limit("GPU-0", soft, size + 100 * MIB)
 
 
 def test_each_gpu_that_can_is_limited() -> None:
     shares = Share("GPU-0", 1), Share("GPU-1", 2), Share("GPU-2", 3, whole=True)
     node = inventory("", OLD, "")
-    assert [limit.uuid for limit in boundary.limits_of(grant("auto", *shares), node, 0)] == ["GPU-0", "GPU-2"]
-    assert boundary.limits_of(grant("shim", *shares), node, 0) == ()
+    assert [limit.uuid for limit in boundary.limits_of(grant("auto", *shares), node, Rules())] == ["GPU-0", "GPU-2"]
+    assert boundary.limits_of(grant("shim", *shares), node, Rules()) == ()
     assert not boundary.needs_step(grant("shim", *shares), node)
     assert boundary.needs_step(grant("auto", *shares), node)
     assert not boundary.needs_step(grant("auto", shares[1]), node)
@@ -90,7 +93,8 @@ def test_while_a_share_is_changed_the_larger_limit_holds() -> None:
 
 def test_the_grant_alone_says_what_limits_are_later() -> None:
     changed = grant("auto", Share("GPU-0", 7), Share("GPU-1", 9))
-    assert boundary.limits_on(changed, ["GPU-1", "GPU-x"], 1) == (Limit("GPU-1", 10 * MIB, 10 * MIB),)
+    rules = Rules(driver_limit_extra=1, oversubscribe=200)
+    assert boundary.limits_on(changed, ["GPU-1", "GPU-x"], rules) == (Limit("GPU-1", 10 * MIB, 10 * MIB),)
 
 
 def test_why_a_gpu_cannot() -> None:

@@ -5,6 +5,8 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from oci_hook.boundary import leaks, start
+from oci_hook.boundary.nvml_limits import LimitError
 from oci_hook.config.settings import Settings
 from oci_hook.core import words
 from oci_hook.core.boundary import expected
@@ -59,6 +61,7 @@ def check_inventory(settings: Settings, option: str) -> Iterator[CheckResult]:
     simulated = ", simulated" if gpus.simulated else ""
     yield CheckResult("inventory", OK, f"{plural(len(gpus.gpus), 'GPU')}{simulated}, driver {gpus.driver_version}")
     yield from check_boundary(gpus, settings)
+    yield from check_leaks(gpus, settings)
     if settings.rules.lends and not gpus.moves_memory:
         message = f"no memory is lent (oversubscribe): driver {gpus.driver_version} cannot move it, {MOVES_SINCE} and newer can"
         yield CheckResult("lending", WARN, message, "", "gpu-hook settings set oversubscribe=1.0" + option)
@@ -82,6 +85,24 @@ def check_boundary(gpus: Inventory, settings: Settings) -> Iterator[CheckResult]
             yield CheckResult("boundary", WARN, message, "GH-204", "gpu-hook settings set boundary=auto")
         else:
             yield CheckResult("boundary", NOTE, f"the shim alone holds memory limits{on}: {why}")
+
+
+def check_leaks(gpus: Inventory, settings: Settings) -> Iterator[CheckResult]:
+    """Finds memory that the driver sets aside for cgroups that are gone."""
+    if not leaks.read(settings.state_dir):
+        return
+    try:
+        found = start.ask(settings, {"do": "leaks"})["left"]
+    except LimitError as e:
+        yield CheckResult("boundary", WARN, f"soft limits of cgroups that are gone cannot be looked for: {e}")
+        return
+    indices = {gpu.uuid: gpu.index for gpu in gpus.gpus}
+    for uuid, place, size in found:
+        message = (
+            f"the driver still sets {size // MIB} MiB of GPU {indices.get(uuid, uuid)} aside at {place[-80:]} for"
+            " containers that have ended: nobody can count on this memory until the driver is loaded anew"
+        )
+        yield CheckResult("boundary", WARN, message)
 
 
 def check_machine_memory(gpus: Inventory, settings: Settings, option: str) -> Iterator[CheckResult]:
