@@ -37,6 +37,7 @@ CODES = {
     "GH-310": "a GPU was not probed because containers use it (a warning)",
     "GH-320": "another agent already runs for this state directory",
     "GH-321": "the agent's address cannot be used",
+    "GH-322": "the agent does not let go of the driver",
     "GH-401": "config.json cannot be read, parsed or written",
     "GH-402": "paths in the image or its mounts collide with the plan",
     "GH-403": "the container would reach a GPU that it was not granted",

@@ -3,6 +3,7 @@ With the defaults it renders to the first."""
 
 import gzip
 import io
+import re
 import tarfile
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from payload import ROOT, VERSION, epoch
 BASE = ROOT / "packaging/kubernetes"
 CLAIMS = "dra/"  # the folder of shares by claims
 SWITCHES = {"annotations": "true", "claims": "false"}  # of a folder's manifests: those of BASE, those of CLAIMS
+OPERATOR = "gpuOperator"  # the value: NVIDIA's GPU Operator, 26.7 or newer, has the driver
+# Its label, which it takes from "true" before it unloads the driver; then it waits for the pods that select it.
+CLIENT = '(ternary (dict "nvidia.com/gpu.deploy.client" "true") (dict) .Values.gpuOperator)'
+SELECTORS = {"daemonset.yaml": ".Values.nodeSelector", "dra/daemonset.yaml": '(dict "gpu-hook.io/node" "claims")'}
 # "settings" stand behind the chart's own, since the last of a key counts.
 # name of the value: (the files, the text there around {}, the default as it stands there)
 VALUES = {
@@ -90,6 +95,8 @@ def files() -> dict[str, str]:
     """The chart's files by their paths in it."""
     values = "# Which way nodes give shares: by annotations, by ResourceClaims (Kubernetes 1.36), or both, on different nodes.\n"
     values += "".join(f"{name}: {default}\n" for name, default in SWITCHES.items())
+    values += "# true where NVIDIA's GPU Operator, 26.7 or newer, has the driver: the nodes' pods leave before it is unloaded.\n"
+    values += f"{OPERATOR}: false\n"
     values += "# Each is explained where it stands in templates/.\n"
     for name, (_, _, default) in VALUES.items():
         values += f"{name}: {default}\n" if is_structure(default) else f'{name}: "{default}"\n'
@@ -124,6 +131,10 @@ def template(name: str) -> str:
             there = ("toJson " if is_structure(default) else "") + f".Values.{value}"
             inserted = "{{ " + there + " }}" if default else "{{ with " + there + " }} {{ . }}{{ end }}"
             text = text.replace(before, after.replace("\0", inserted))
+    if own := SELECTORS.get(name):
+        text, found = re.subn("nodeSelector: .*?(}|}})(?=  )", f"nodeSelector: {{{{ toJson (merge {CLIENT} {own}) }}}}", text)
+        if found != 1:
+            raise SystemExit(f"scripts/package: {name} has no nodeSelector for the chart's value {OPERATOR}")
     annotations, claims = SWITCHES
     switch = claims if name.startswith(CLAIMS) else annotations
     return f"{{{{- if .Values.{switch} }}}}\n{text}{{{{- end }}}}\n"

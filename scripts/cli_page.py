@@ -44,12 +44,6 @@ def _sections(command: click.Command, context: click.Context, level: int) -> Ite
     yield f"{'#' * level} {context.command_path}\n\n    {context.command_path} {usage}\n"
     for paragraph in re.split(r"\n\s*\n", (command.help or "").replace("\b", "")):
         yield textwrap.fill(" ".join(paragraph.split()), WIDTH, break_long_words=False, break_on_hyphens=False) + "\n"
-    if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            part = command.get_command(context, name)
-            assert part is not None
-            yield from _sections(part, click.Context(part, parent=context, info_name=name), level + 1)
-        return
     # Not get_params(): it adds the help option, as the context that asked first in this process named it.
     options = [p for p in command.params if isinstance(p, click.Option)]
     records = [record for p in options if (record := p.get_help_record(context))]
@@ -60,6 +54,12 @@ def _sections(command: click.Command, context: click.Context, level: int) -> Ite
             lines += textwrap.wrap(item, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     if lines:
         yield "\n".join(lines) + "\n"
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            part = command.get_command(context, name)
+            assert part is not None
+            yield from _sections(part, click.Context(part, parent=context, info_name=name), level + 1)
+        return
     without = [flag for flag in COMMON if flag not in [flags for flags, _ in records]]
     if without:
         yield f"Without {' and '.join(f'`{flag}`' for flag in without)}.\n"

@@ -18,7 +18,7 @@ import time
 from oci_hook.agent import journal, options
 from oci_hook.agent.act.auditing import Auditing
 from oci_hook.agent.act.boundary_watch import BoundaryWatch
-from oci_hook.agent.act.driver_watch import DriverWatch
+from oci_hook.agent.act.driver_watch import RELEASED, DriverWatch
 from oci_hook.agent.act.gpu_watch import GpuWatch
 from oci_hook.agent.act.lease_watch import LeaseWatch
 from oci_hook.agent.act.move_watch import MoveWatch
@@ -40,6 +40,7 @@ from oci_hook.errors import refuse
 from oci_hook.install import state_owner
 from oci_hook.linux.lock import own_dir
 
+RELEASE, TAKE = signal.SIGUSR1, signal.SIGUSR2  # keep off the driver; use it again (cli/agent.py)
 ROOM, ROOM_FILES = 128 << 10, 16  # bytes and files to be free in the state directory; a grant needs a tenth of it
 
 
@@ -81,7 +82,9 @@ class Agent:
         self._wakeup: tuple[socket.socket, socket.socket] | None = None
         self._lock, self._locked = -1, ""  # of which state directory
         self._told, self._why = given.replace(address="none"), ""  # to commands, by the lock's file
+        self._off: bool | None = None  # the same: whether no process of ours uses the driver
         self._stop = False
+        self._told_by = 0  # a signal that is not followed yet: RELEASE or TAKE
 
     def run(self) -> int:
         """Raises NodeError GH-320, GH-303."""
@@ -93,6 +96,9 @@ class Agent:
             next_tick = 0.0
             while not self._stop:
                 now = time.monotonic()
+                if self._told_by:
+                    self._follow_signal()
+                    next_tick = 0.0
                 if now >= next_tick:
                     next_tick = now + self._node.options.interval
                     self._tick(now)
@@ -116,7 +122,8 @@ class Agent:
         node.load_settings()
         if node.state_dir != self._locked:
             self._hold()
-            whereabouts.tell(self._lock, self._told, self._why)
+            self._off = None
+            self._tell()
         self._listen()
         node.problem("disk", full(node.state_dir))
         self._ledger.tick(now)
@@ -124,7 +131,8 @@ class Agent:
         if why := self._driver.look(now):
             self._sampler.stop(why)
         self._boundary.tick(now)
-        self._moves.tick(now)
+        if not self._driver.released:
+            self._moves.tick(now)
         self._reporter.tick(now)
         self._sampler.charge(self._boundary.cgroups())
         self._driver.repair_devices()
@@ -132,6 +140,7 @@ class Agent:
         self._protection.guard.follow(node.state_dir, node.grants)
         self._gpus.tick(now)
         node.counters.follow(node.state_dir)
+        self._tell()
         self._publisher.write_textfile()
         state = "; ".join(node.problems.values())[:200]
         self._notifier.say(f"STATUS={self._where()}; {len(node.grants)} containers{'; ' + state if state else ''}")
@@ -163,10 +172,11 @@ class Agent:
         for end in (read, write):
             end.setblocking(False)
         signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, RELEASE, TAKE):
             signal.signal(number, self._on_signal)
         self._selector.register(read.fileno(), selectors.EVENT_READ, lambda now: _drain(read))
         self._listen()
+        self._tell()
 
     def _listen(self) -> None:
         """Serve the pages, unless this goes on already. They are for show: whoever has their port keeps the agent from nothing
@@ -183,8 +193,8 @@ class Agent:
         except OSError as e:
             why = f"GH-321: nothing is served at agent.address {given.address}: {e.strerror}; choose another, or none"
         self._node.problem("page", why)
-        self._told, self._why = given.replace(address=at), why
-        whereabouts.tell(self._lock, self._told, self._why)
+        if (at, why) != (self._told.address, self._why):
+            self._told, self._why, self._off = given.replace(address=at), why, None
 
     def _hold(self) -> None:
         """Be the one agent of the state directory that the settings name now. Raises NodeError GH-320, GH-303."""
@@ -215,8 +225,28 @@ class Agent:
             for end in self._wakeup:
                 end.close()
 
-    def _on_signal(self, *_: object) -> None:
-        self._stop = True
+    def _on_signal(self, number: int, _: object) -> None:
+        if number in (RELEASE, TAKE):
+            self._told_by = number
+        else:
+            self._stop = True
+
+    def _follow_signal(self) -> None:
+        number, self._told_by = self._told_by, 0
+        if number == TAKE:
+            self._driver.take()
+            return
+        self._driver.release()
+        self._sampler.stop(RELEASED)
+        self._moves.stop()  # what it has begun is ended when the driver is there again
+
+    def _tell(self) -> None:
+        """Write for commands where we are, and whether we keep off the driver."""
+        uses = self._sampler.pid or self._boundary_server.pid or self._driver.asks
+        off = self._driver.released and not uses
+        if off != self._off:
+            self._off = off
+            whereabouts.tell(self._lock, self._told, self._why, off)
 
     def _where(self) -> str:
         if self._server is None:

@@ -35,6 +35,7 @@ FIXES = {
     "boundary": "gpu-hook ps{option}",
     "cluster": "journalctl -u gpu-hook-agent",
     "suspend": "gpu-hook events{option}",
+    "driver": "gpu-hook agent take-driver{option}",
 }
 
 

@@ -15,7 +15,7 @@ from oci_hook.core.layout import NVIDIA_MAJOR
 from oci_hook.core.units import MIB
 from oci_hook.discovery import blocks, contexts, driver_files
 from oci_hook.discovery import mark as marks
-from oci_hook.errors import refuse
+from oci_hook.errors import GhError, refuse
 from oci_hook.ledger.inventory import stamp
 from oci_hook.linux.proc import boot_id
 
@@ -122,6 +122,17 @@ def kernel_version(proc: str = PROC) -> str:
         if "." in word and word.replace(".", "").isdigit():
             return word
     return ""
+
+
+def is_loaded(driver_root: str, proc: str = PROC) -> bool:
+    """True if the kernel driver is loaded and its files are in the driver root. Asks no driver."""
+    try:
+        _, mark = environment(driver_root)
+        loaded = "" if mark else kernel_version(proc)
+        driver_files.find(driver_root, loaded)
+    except GhError:
+        return False
+    return bool(mark or loaded)
 
 
 def ask_nvml(library: str, environment: dict[str, str], seconds: float, *words: str) -> dict[str, Any]:

@@ -208,7 +208,7 @@ def test_the_charts_values_change_what_they_name(chart: Path) -> None:
     }
     values |= {"tolerations": '[{"key": "gpu"}]', "nodeMemory": "1Gi", "controllerMemory": "2Gi"}
     shown = subprocess.run([HELM, "show", "values", chart], capture_output=True, text=True).stdout
-    assert values.keys() | {"annotations", "claims"} == yaml.safe_load(shown).keys()
+    assert values.keys() | {"annotations", "claims", "gpuOperator"} == yaml.safe_load(shown).keys()
     made = rendered(chart, **values)
     (daemonset,) = made["daemonset.yaml"]
     install, agent = daemonset["spec"]["template"]["spec"]["containers"]
@@ -228,6 +228,19 @@ def test_the_charts_values_change_what_they_name(chart: Path) -> None:
     assert controller["image"] == "r.test/c:2" and controller["args"] == ["--place=spread"]
     assert controller["resources"]["limits"] == {"memory": "2Gi"}
     assert deployment["template"]["spec"]["imagePullSecrets"] == pod["imagePullSecrets"] == [{"name": "s"}]
+
+
+@with_helm
+def test_beside_the_gpu_operator_the_nodes_pods_select_its_label(chart: Path) -> None:
+    """It waits for pods of DaemonSets whose nodeSelector has the label (k8s-driver-manager 0.12); an affinity does not do."""
+    made = rendered(chart, claims="true", gpuOperator="true", nodeSelector='{"pool": "gpu"}')
+    own = {"daemonset.yaml": {"pool": "gpu"}, "dra/daemonset.yaml": {"gpu-hook.io/node": "claims"}}
+    for name, selector in own.items():
+        (daemonset,) = (d for d in made[name] if d["kind"] == "DaemonSet")
+        found = daemonset["spec"]["template"]["spec"]["nodeSelector"]
+        assert found == {**selector, "nvidia.com/gpu.deploy.client": "true"}
+    (deployment,) = (d for d in made["controller.yaml"] if d["kind"] == "Deployment")
+    assert "nodeSelector" not in deployment["spec"]["template"]["spec"], "it uses no GPU"
 
 
 def test_the_quota_for_gke_admits_our_workloads() -> None:

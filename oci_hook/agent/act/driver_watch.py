@@ -1,4 +1,5 @@
-"""Follows the driver: keeps the inventory current when driver or GPUs change, and repairs missing device nodes."""
+"""Follows the driver: keeps the inventory current when driver or GPUs change, repairs missing device nodes, and keeps off
+the driver while it is replaced."""
 
 import threading
 
@@ -9,7 +10,7 @@ from oci_hook.agent.node import Node
 from oci_hook.agent.watch.sampler import lost
 from oci_hook.core.backoff import Backoff
 from oci_hook.core.inventory import Inventory
-from oci_hook.discovery.discover import discover
+from oci_hook.discovery.discover import discover, is_loaded
 from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import GhError, refuse
 from oci_hook.ledger import events
@@ -17,11 +18,15 @@ from oci_hook.ledger import inventory as cache
 
 DISCOVER_SECONDS = 30.0  # from a discovery to the next for the same reason; doubled with each, up to
 DISCOVER_MAX = 600.0
+RELEASED = "told to keep off the driver until it is replaced: nothing is found by NVML meanwhile"
 
 
 class DriverWatch:
     """`look` loads the cached inventory, or has it discovered anew; `compare` with what NVML sees. Discovery runs in a
-    thread, since a driver may take a minute to answer, or never answer."""
+    thread, since a driver may take a minute to answer, or never answer.
+
+    released: the agent is to keep off the driver, so that its kernel module can be unloaded, until another one is there
+    or `take` is called."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -32,11 +37,46 @@ class DriverWatch:
         self._wanted = False
         self._changed: frozenset[str] = frozenset()  # GPUs that only one of NVML and the inventory has
         self._known: frozenset[str] = frozenset()  # as seen twice; discovery need not end it: a GPU without MIG devices
+        self.released = False
+        self._gone = False  # since it was released, the driver has been away or became another one
+
+    @property
+    def asks(self) -> bool:
+        """True if a program that asks the driver may run."""
+        return self._thread is not None
+
+    def release(self) -> None:
+        if not self.released:
+            journal.write("keeps off the driver from now on", journal.NOTICE)
+            self.released, self._gone = True, False
+
+    def take(self) -> None:
+        """Use the driver again."""
+        if self.released:
+            journal.write("uses the driver again", journal.NOTICE)
+            self.released = False
+            self._discover_at_once()
+            self._node.problem("driver", "")
+
+    def _is_replaced(self) -> bool:
+        """True if there is a driver again that is not the one that was released."""
+        try:
+            cache.load(self._node.settings)
+        except GhError:
+            self._gone = True
+        return self._gone and is_loaded(self._node.settings.driver_root)
 
     def look(self, now: float) -> str:
         """Bring `node.inventory` up to date. Returns why there is no inventory, or ""."""
         node, why = self._node, ""
         self._take_discovered(now)
+        if self.released and self._is_replaced():
+            self.take()
+        if self.released:
+            node.inventory, node.gpus = None, {}
+            node.problem("inventory", "")
+            node.problem("driver", RELEASED)
+            return RELEASED
         try:
             node.inventory = cache.load(node.settings)
             node.problem("inventory", "")

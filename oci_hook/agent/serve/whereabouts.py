@@ -1,5 +1,5 @@
-"""The running agent's process and address, in the file that it locks. The settings do not tell them, since flags of the
-command may override the address."""
+"""The running agent's process and address, in the file that it locks, and whether it keeps off the driver. The settings do
+not tell them, since flags of the command may override the address."""
 
 import os
 
@@ -7,16 +7,27 @@ from oci_hook.agent.options import Options
 from oci_hook.core.layout import AGENT_LOCK
 
 MAX = 16384
+OFF = "off"
 
 
-def tell(fd: int, options: Options, why: str = "") -> None:
-    """Write down this process and its options in the lock file. why: it is at no address, though it should be at one. Never
-    fails: a full disk leaves the file empty."""
+def tell(fd: int, options: Options, why: str = "", off: bool = False) -> None:
+    """Write down this process and its options in the lock file. why: it is at no address, though it should be at one. off: no
+    process of the agent uses the driver. Never fails: a full disk leaves the file empty."""
+    words = (str(os.getpid()), options.address, options.token_file, why, OFF if off else "")
     try:
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n{options.address}\n{options.token_file}\n{why}\n".encode(), 0)
+        os.pwrite(fd, "\n".join(words).encode(), 0)
     except OSError:
         pass
+
+
+def is_off(state_dir: str) -> bool:
+    """True if the agent has said that it keeps off the driver."""
+    try:
+        with open(f"{state_dir}/{AGENT_LOCK}", "rb") as file:
+            return file.read(MAX).endswith(f"\n{OFF}".encode())
+    except OSError:
+        return False
 
 
 def used(state_dir: str, given: Options) -> Options:
