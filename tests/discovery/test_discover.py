@@ -347,6 +347,25 @@ def test_kernel_version(tmp_path: Path, text: str, version: str) -> None:
     assert discover.kernel_version(str(tmp_path)) == version
 
 
+def test_a_driver_is_loaded_where_module_and_files_are_of_one_version(node: Node) -> None:
+    """And nobody asks it."""
+    node.nvml("int nvmlInit_v2(void) { __builtin_trap(); }")
+
+    def loaded() -> bool:
+        return discover.is_loaded(str(node.root), str(node.proc))
+
+    assert loaded(), "a simulated one has no module"
+    node.look_real()
+    assert loaded()
+    node.kernel("999.1")
+    assert not loaded()
+    (node.proc / "driver/nvidia/version").unlink()
+    assert not loaded()
+    node.kernel(driver_root.VERSION)
+    shutil.move(node.libraries, node.root / "away")
+    assert not loaded()
+
+
 def test_kernel_version_without_a_driver(tmp_path: Path) -> None:
     assert discover.kernel_version(str(tmp_path)) == ""
 

@@ -39,6 +39,7 @@ class DriverWatch:
         self._known: frozenset[str] = frozenset()  # as seen twice; discovery need not end it: a GPU without MIG devices
         self.released = False
         self._gone = False  # since it was released, the driver has been away or became another one
+        self._loaded = False  # while there is no inventory, whether there was a driver at the last look
 
     @property
     def asks(self) -> bool:
@@ -84,9 +85,10 @@ class DriverWatch:
             why = str(e)
             if "inventory" not in node.problems:
                 node.problem("inventory", why)
-            if node.inventory is not None:
+            loaded = is_loaded(node.settings.driver_root)
+            if node.inventory is not None or (loaded and not self._loaded):
                 self._discover_at_once()
-            node.inventory, node.gpus = None, {}
+            node.inventory, node.gpus, self._loaded = None, {}, loaded
             self._wanted = now >= self._retry_at
         if self._wanted and now >= self._retry_at and self._thread is None:
             self._wanted = False
