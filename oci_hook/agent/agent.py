@@ -242,7 +242,7 @@ class Agent:
 
     def _tell(self) -> None:
         """Write for commands where we are, and whether we keep off the driver."""
-        uses = self._sampler.pid or self._boundary_server.pid or self._driver.asks
+        uses = self._sampler.exists or self._boundary_server.exists or self._driver.asks
         off = self._driver.released and not uses
         if off != self._off:
             self._off = off

@@ -42,6 +42,10 @@ class BoundaryServer:
         return self._child.pid
 
     @property
+    def exists(self) -> bool:
+        return self._child.exists
+
+    @property
     def starts(self) -> int:
         return self._child.starts
 

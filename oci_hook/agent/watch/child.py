@@ -34,8 +34,15 @@ class Child:
         self._module = module
         self._selector, self._hear = selector, hear
         self._process: subprocess.Popen[bytes] | None = None
+        self._hang: list[subprocess.Popen[bytes]] = []  # were killed, and have not ended when last looked at
         self._backoff = Backoff(first, most)
         self._again_at = 0.0
+
+    @property
+    def exists(self) -> bool:
+        """True while it runs, or one that was killed hangs in the driver."""
+        self._hang = [process for process in self._hang if process.poll() is None]
+        return self._process is not None or bool(self._hang)
 
     def due(self, now: float) -> bool:
         """True if it is to be started now."""
@@ -115,4 +122,4 @@ class Child:
         try:
             process.wait(timeout=0.2)
         except subprocess.TimeoutExpired:
-            pass  # subprocess reaps it when it starts the next process
+            self._hang.append(process)

@@ -79,6 +79,10 @@ class Sampler:
     def pid(self) -> int:
         return self._child.pid
 
+    @property
+    def exists(self) -> bool:
+        return self._child.exists
+
     def use(self, inventory: Inventory) -> None:
         """Use this inventory's library from now on."""
         if self._inventory is None or (inventory.libnvml, inventory.stamp) != (

@@ -47,6 +47,25 @@ def test_it_is_due_later_after_each_failure(monkeypatch: pytest.MonkeyPatch) -> 
     assert child.due(now) and child.starts == 0
 
 
+def test_one_that_was_killed_and_hangs_still_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the driver, which it keeps loaded."""
+    child = Child("this", 1, 4)
+    child.start(0.0)
+    process = child._process
+    assert process and child.exists
+
+    def wait(timeout: float) -> int:
+        raise subprocess.TimeoutExpired("it", timeout)
+
+    with monkeypatch.context() as hung:
+        hung.setattr(process, "wait", wait)
+        hung.setattr(process, "poll", lambda: None)
+        child.stop()
+        assert child.pid == 0 and child.exists
+    process.wait()
+    assert not child.exists
+
+
 def test_a_helper_runs_where_the_package_is_not_installed() -> None:
     """As in the node image and the packages: Python finds it by its folder alone."""
     run = [sys.executable, "-S", "-c", "import oci_hook.agent.judge.meter"]
