@@ -132,7 +132,9 @@ def template(name: str) -> str:
             inserted = "{{ " + there + " }}" if default else "{{ with " + there + " }} {{ . }}{{ end }}"
             text = text.replace(before, after.replace("\0", inserted))
     if own := SELECTORS.get(name):
-        text, found = re.subn("nodeSelector: .*?(}|}})(?=  )", f"nodeSelector: {{{{ toJson (merge {CLIENT} {own}) }}}}", text)
+        text, found = re.subn(
+            "nodeSelector: .*?(}|}})(?=  )", f"nodeSelector: {{{{ toJson (merge {CLIENT} {own}) }}}}", text
+        )
         if found != 1:
             raise SystemExit(f"scripts/package: {name} has no nodeSelector for the chart's value {OPERATOR}")
     annotations, claims = SWITCHES
