@@ -65,7 +65,11 @@ def at_end(key: str, settings: "Settings", helper: float = alone.SECONDS, what: 
     """Clear the limits of a container that has ended; nothing where there are none. what: "end" for one that is about to.
     The server was asked already. Raises LimitError: the record stays, and the next start, or the agent, clears them."""
     if os.path.lexists(f"{records.folder(settings.state_dir)}/{key}"):
-        alone.run(settings, {"do": what, "grant": key}, helper)
+        try:
+            alone.run(settings, {"do": what, "grant": key}, helper)
+        except alone.NoAnswerError:
+            records.note_hung(settings.state_dir)
+            raise
 
 
 def clear_ended(settings: "Settings", patience: float = protocol.SECONDS, helper: float = alone.SECONDS) -> None:

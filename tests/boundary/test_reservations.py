@@ -11,7 +11,7 @@ import pytest
 from oci_hook.boundary import protocol, records
 from oci_hook.boundary.nvml_limits import LimitError, Nvml
 from oci_hook.linux.mount import mountinfo
-from tests.boundary.node import ASK, Node
+from tests.boundary.node import ASK, Node, Stub
 from tests.boundary.test_agent import Agent, wait_for
 from tests.boundary.test_agent import agent as agent
 from tests.conftest import Bundle
@@ -182,3 +182,19 @@ def test_of_two_cgroups_only_the_lower_one_has_a_soft_limit(node: Node, pod: Sli
     assert node.limits(upper) == node.limits(node.cgroup(id)) == [2048] and pod.soft() == 1024
     assert node.delete(id).returncode == 0
     assert pod.soft() == 0 and node.limits(upper) == [-1] and node.records() == []
+
+
+def test_a_hung_driver_holds_up_one_end(node: Node, bundle: Bundle) -> None:
+    """The runtime's kill is called all the same, and the next ones do not wait."""
+    stub = Stub(node)
+    node.set(oversubscribe="2.0")
+    id = node.start(bundle(LEND))
+    stub.fault("hang set")
+    assert node.runtime("kill", id, "WINCH").returncode == 0
+    assert (node.state / "boundary/hung").exists()
+    [record] = node.records()
+    assert record.reserves and stub.calls()[-1] == "set"
+    before = len(stub.calls())
+    assert node.runtime("kill", id, "WINCH").returncode == 0 and len(stub.calls()) == before
+    stub.fault("")
+    assert node.delete(id).returncode == 0 and node.records() == []
