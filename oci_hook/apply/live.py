@@ -80,7 +80,7 @@ def verify_beside(
     late = settings.mode == "on-top" or nvidia_edits.has_legacy_hook(config)
     plan = own_steps(plan, inventory, image, settings.prefix, late)
     if late:
-        words = memory_words(grant, inventory, settings.rules.driver_limit_extra, cgroups_path(config))
+        words = memory_words(grant, inventory, settings.rules, cgroups_path(config))
         nvidia_edits.check_hooks(config, own_hook(settings.prefix), words)
         past = nvidia_edits.past_the_share(config, inventory) if nvidia_runtime_mode.shared(grant) else []
         covers = nvidia_runtime_mode.covers(container, image, inventory, past, settings)

@@ -83,7 +83,7 @@ def own_part(
         steps = own_steps(steps, inventory, image, settings.prefix, beside.late)
     if beside.late:
         doc = to_spec.with_hook(doc, settings.prefix)
-    words = memory_words(grant, inventory, settings.rules.driver_limit_extra, cgroups_path(doc))
+    words = memory_words(grant, inventory, settings.rules, cgroups_path(doc))
     return doc, (*steps, *(EnvVar(name, value) for name, value in words.items()))
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from oci_hook.core.grant import Grant
     from oci_hook.core.inventory import Inventory
     from oci_hook.core.plan import ImageFacts, Step
+    from oci_hook.core.rules import Rules
 
 
 def own_steps(
@@ -41,7 +42,7 @@ def own_steps(
     return tuple(out)
 
 
-def memory_words(grant: "Grant", inventory: "Inventory", extra_mib: int, cgroup: str) -> dict[str, str | None]:
+def memory_words(grant: "Grant", inventory: "Inventory", rules: "Rules", cgroup: str) -> dict[str, str | None]:
     """The variables from which the toolkit's hook apply-cuda-memory-limits takes the driver's limits; None: absent.
 
     The hook sets one pair of limits, in MiB, on each GPU of the container, and may run after ours has set the grant's.
@@ -49,10 +50,10 @@ def memory_words(grant: "Grant", inventory: "Inventory", extra_mib: int, cgroup:
     nothing: where shares differ, where a GPU is whole, where the limit is the shim's alone, and where the hook would
     fail and stop the container, since the driver has no limits or the cgroup is not named as systemd's are.
 
-    extra_mib: the setting driver_limit_extra. cgroup: the spec's cgroupsPath.
+    rules: the node's. cgroup: the spec's cgroupsPath.
     """
     words: dict[str, str | None] = dict.fromkeys(MEMORY_WORDS)
-    limits = limits_of(grant, inventory, extra_mib) if _of_systemd(cgroup) else ()
+    limits = limits_of(grant, inventory, rules) if _of_systemd(cgroup) else ()
     pairs = {(limit.soft, limit.hard) for limit in limits}
     if len(pairs) == 1 and len(limits) == len(grant.shares):
         [(soft, hard)] = pairs

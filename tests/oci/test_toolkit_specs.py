@@ -136,7 +136,7 @@ def test_below(name: str, device: str, whole: bool) -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_on_top(name: str) -> None:
     """There the toolkit adds its hooks after ours, which then sees all of them in config.json."""
-    words = memory_words(grant(), inventory(), 0, "system.slice:docker:c")
+    words = memory_words(grant(), inventory(), Rules(), "system.slice:docker:c")
     said = [f"{key}={value}" for key, value in words.items() if value]
     assert "NVIDIA_GPU_MEMORY_LIMIT=1024" in said and len(said) == 2
     spec = applied(read(name), "0", "all", env=said, hooks={"createRuntime": [OURS]})
@@ -176,11 +176,14 @@ SHARES = [
 ]
 
 
-@pytest.mark.parametrize("mode", ["on-top", "below"])
+@pytest.mark.parametrize(("mode", "lends"), [("on-top", 100), ("on-top", 200), ("below", 100)])
 @pytest.mark.parametrize(("shares", "gpus", "said_so"), [row[1:] for row in SHARES], ids=[row[0] for row in SHARES])
-def test_the_variables_are_the_grants(mode: str, shares: Any, gpus: Any, said_so: bool, tmp_path: Path) -> None:
+def test_the_variables_are_the_grants(
+    mode: str, lends: int, shares: Any, gpus: Any, said_so: bool, tmp_path: Path
+) -> None:
     """Whatever the container said; as the toolkit reads them, they are what our own boundary sets, or nothing."""
-    ours = limit_of(shares[0], 8)
+    rules = Rules(driver_limit_extra=8, oversubscribe=lends)
+    ours = limit_of(shares[0], rules)
     pair = (ours.soft >> 20, ours.hard >> 20) if said_so else None
     (tmp_path / "rootfs").mkdir()
     granted, listed = grant(*shares), inventory(*gpus)
@@ -191,7 +194,7 @@ def test_the_variables_are_the_grants(mode: str, shares: Any, gpus: Any, said_so
                 "process": {"args": ["a"], "env": ["A=1", *said, *said]},
                 "linux": {"cgroupsPath": "kubepods-burstable.slice:cri-containerd:0123"},
             }
-            settings = Settings("/opt/gpu-hook", mode=mode, rules=Rules(driver_limit_extra=8))
+            settings = Settings("/opt/gpu-hook", mode=mode, rules=rules)
             plan = bundle_plan.plan_for(doc, str(tmp_path), granted, listed, settings)
             spec = to_spec.apply(plan.spec, plan.steps, granted)
             assert theirs(spec) == pair
@@ -217,11 +220,11 @@ def test_the_variables_are_the_grants(mode: str, shares: Any, gpus: Any, said_so
 )
 def test_the_hook_has_its_variables_where_it_finds_the_cgroup(cgroup: str, found: bool) -> None:
     """Elsewhere it fails if it has them, and the container does not start."""
-    assert (memory_words(grant(), inventory(), 0, cgroup)["NVIDIA_GPU_MEMORY_LIMIT"] == "1024") == found
+    assert (memory_words(grant(), inventory(), Rules(), cgroup)["NVIDIA_GPU_MEMORY_LIMIT"] == "1024") == found
 
 
 def test_variables_that_were_changed_after_us_are_refused() -> None:
-    words = memory_words(grant(), inventory(), 0, "system.slice:docker:c")
+    words = memory_words(grant(), inventory(), Rules(), "system.slice:docker:c")
     right = [f"{key}={value}" for key, value in words.items() if value]
     hooks = {"createRuntime": [OURS, LIMITS]}
     nvidia_edits.check_hooks({"process": {"env": right}, "hooks": hooks}, OWN, words)
