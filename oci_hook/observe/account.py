@@ -238,8 +238,7 @@ class Account:
             return True
         began = time.thread_time()
         try:
-            answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, 0, slot, 1, 0))
-            locked = bool(FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+            locked = any(_lock_is_held(fd, at) for at in (slot, SLOTS + slot))
         except OSError:
             locked = True
         self._took += time.thread_time() - began
@@ -320,6 +319,12 @@ def _walk(pid: int, start: int, how: int) -> int:
         return openat2(root, ACCOUNT_DIR, os.O_PATH | os.O_DIRECTORY, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | how)
     finally:
         os.close(root)
+
+
+def _lock_is_held(fd: int, at: int) -> bool:
+    """True if somebody holds a lock on a byte of the page's file. Raises OSError."""
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, FLOCK.pack(fcntl.F_WRLCK, 0, at, 1, 0))
+    return bool(FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
 def _entries(fd: int, slots: list[tuple[int, int]], gpus: int) -> dict[tuple[int, int], bytes]:

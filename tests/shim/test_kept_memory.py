@@ -300,3 +300,53 @@ def test_a_storm_of_kills_leaves_what_the_gpu_has(box: SimBox, tmp_path: Path) -
     done, compared, kept = map(int, out.stdout.split())
     print(out.stdout)
     assert done == int(kills) and compared == -(-done // 50) and kept
+
+
+@pytest.fixture(scope="session")
+def outlive(over_simulated: Path) -> Path:
+    """The program of outlive.c."""
+    link = [str(over_simulated / "libcuda.so.1"), "-Wl,--allow-shlib-undefined", "-ldl", "-lpthread"]
+    return compile_kept("outlive", str(HERE / "outlive.c"), *link)
+
+
+SLOWLY_RELEASED = [
+    "exec linger",
+    "exec linger threads",
+    "exec linger low",
+    "exec linger files",
+    "exec linger memory-too",
+    "exec memory",
+    "exec mapped",
+    "exit memory",
+    "exit_group memory threads",
+    "exit_group memory late threads",
+    "close mapped",
+    "kill memory",
+    "kill memory low",
+    "kill memory threads",
+    "kill memory late threads",
+    "kill memory files",
+    "kill memory memory-too",
+    "fault memory threads",
+    "import exec linger",
+    "import kill memory late threads",
+]
+
+
+@pytest.mark.parametrize("how", SLOWLY_RELEASED)
+def test_a_slot_is_in_use_until_the_driver_has_let_go(box: SimBox, outlive: Path, how: str) -> None:
+    """However long the kernel takes for what else the process had open, and whichever of its threads comes last."""
+    with box.start([str(outlive), "take", str((MOST - CONTEXT) >> 20)]) as taker:
+        assert taker.stdout and taker.stdout.readline() == "ready\n", taker.communicate()
+        held = MOST - CONTEXT if "import" in how else MOST
+        with box.start([str(outlive), "hold", str(held >> 20), *how.split()]) as holder:
+            assert holder.stdout and holder.stdout.readline() == "full\n", holder.communicate()
+            print(file=taker.stdin, flush=True)
+            assert holder.stdout.readline() == "ready\n", holder.communicate()
+            if "kill" in how or "close" in how:
+                holder.kill()
+            assert taker.stdout.readline() == "taken\n", taker.communicate()
+            in_use = box.figures.counted()
+            holder.kill()
+        assert in_use <= LIMIT, in_use >> 20
+        taker.communicate("\n")

@@ -17,9 +17,9 @@ static int open_file(struct gh_state *st) {
         file.st_ino == st->account_inode)
         return st->slot_fd;
     int fd = gh_slot_locks_open(st);
-    if (fd < 0 || !gh_slot_locks_keep(fd, &st->slot_fd))
-        return -1;
-    return st->slot_fd;
+    if (fd >= 0)
+        st->slot_fd = gh_slot_locks_keep(fd);
+    return fd < 0 ? -1 : st->slot_fd;
 }
 
 static bool crowded(struct gh_state *st, struct gh_account_page *page) {
@@ -50,10 +50,12 @@ unsigned gh_shared_make(struct gh_state *st, unsigned gpu, uint64_t units, uint6
         return 0;
     int fd = open_file(st);
     unsigned slot = fd < 0 ? 0 : gh_slot_take(st, page, fd);
-    if (slot && !(charge(page, slot, gpu, units, known_by) && gh_slot_share(fd, slot))) {
+    if (slot && !charge(page, slot, gpu, units, known_by)) {
         gh_slot_unlock(fd, slot); /* the next sweep clears it */
         slot = 0;
     }
+    if (slot && !(st->shared_kept[slot] = gh_slot_share(st, fd, slot)))
+        slot = 0; /* the same */
     if (slot)
         st->shared_held[slot] = 1;
     gh_unlock(&st->shared_lock);
@@ -70,11 +72,15 @@ static bool is_known_by(struct gh_account_page *page, unsigned slot, uint64_t kn
 /* With the lock held. What the slot is known by is looked at again once nobody can clear it. */
 static bool hold(struct gh_state *st, struct gh_account_page *page, unsigned slot, uint64_t known_by) {
     int fd = open_file(st);
-    if (!st->shared_held[slot] && !gh_slot_share(fd, slot))
-        return false;
-    if (!st->shared_held[slot] && !is_known_by(page, slot, known_by)) {
-        gh_slot_unlock(fd, slot);
-        return false;
+    if (!st->shared_held[slot]) {
+        void *kept = gh_slot_share(st, fd, slot);
+        if (!kept)
+            return false;
+        if (!is_known_by(page, slot, known_by)) {
+            gh_slot_unshare(fd, slot, kept);
+            return false;
+        }
+        st->shared_kept[slot] = kept;
     }
     st->shared_held[slot]++;
     return true;
@@ -99,7 +105,7 @@ void gh_shared_let_go(struct gh_state *st, unsigned slot) {
     bool last = st->shared_held[slot] && !--st->shared_held[slot];
     if (last) {
         int fd = open_file(st);
-        gh_slot_unlock(fd, slot);
+        gh_slot_unshare(fd, slot, st->shared_kept[slot]);
         gh_slot_clear(page, fd, slot);
     }
     gh_unlock(&st->shared_lock);

@@ -2,7 +2,9 @@
 #include "account/slot_lock.h"
 
 #include <fcntl.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -12,8 +14,9 @@
 
 #define OFD_GETLK 36 /* Linux 3.15; not in the headers of old C libraries */
 #define OFD_SETLK 37
-#define KEPT 4096 /* bytes; never read */
-#define HIGH 100  /* some programs rely on low descriptor numbers */
+#define SECOND GH_ACCOUNT_SLOTS /* a slot's second byte comes so many after its first one */
+#define HIGH 100                /* some programs rely on low descriptor numbers */
+#define LOW 0x10000             /* vm.mmap_min_addr, as most systems have it */
 
 int gh_slot_locks_open(const struct gh_state *st) {
     int fd = (int)syscall(SYS_openat, AT_FDCWD, GH_ACCOUNT_FILE, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0);
@@ -30,37 +33,109 @@ void gh_slot_locks_close(int fd) {
         syscall(SYS_close, fd);
 }
 
-static struct flock byte(short type, unsigned slot) {
-    return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
+static bool set(int fd, short type, unsigned at) {
+    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)at, .l_len = 1};
+    return fd >= 0 && !syscall(SYS_fcntl, fd, OFD_SETLK, &lock);
 }
 
+/* The first byte's holder is the only one who may take the second: who has both, was alone. */
 bool gh_slot_lock(int fd, unsigned slot) {
-    struct flock lock = byte(F_WRLCK, slot);
-    return fd >= 0 && !syscall(SYS_fcntl, fd, OFD_SETLK, &lock);
-}
-
-bool gh_slot_share(int fd, unsigned slot) {
-    struct flock lock = byte(F_RDLCK, slot);
-    return fd >= 0 && !syscall(SYS_fcntl, fd, OFD_SETLK, &lock);
+    if (!set(fd, F_WRLCK, slot))
+        return false;
+    if (set(fd, F_WRLCK, slot + SECOND))
+        return true;
+    set(fd, F_UNLCK, slot);
+    return false;
 }
 
 void gh_slot_unlock(int fd, unsigned slot) {
-    struct flock lock = byte(F_UNLCK, slot);
-    syscall(SYS_fcntl, fd, OFD_SETLK, &lock);
+    set(fd, F_UNLCK, slot + SECOND);
+    set(fd, F_UNLCK, slot);
 }
 
-bool gh_slot_locked(int fd, unsigned slot) {
-    struct flock lock = byte(F_WRLCK, slot);
+static bool is_set(int fd, unsigned at) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)at, .l_len = 1};
     return fd < 0 || syscall(SYS_fcntl, fd, OFD_GETLK, &lock) || lock.l_type != F_UNLCK;
 }
 
-void *gh_slot_locks_keep(int fd, int *kept) {
-    void *p = mmap(NULL, KEPT, PROT_NONE, MAP_SHARED, fd, 0);
-    *kept = -1;
-    /* A child may share our descriptors and not our memory (CLONE_FILES): then the driver's files live on by their
-     * descriptors, so the lock has one, too. If the program closes it, the mapping remains. */
-    if (p != MAP_FAILED)
-        *kept = (int)syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, HIGH);
+bool gh_slot_locked(int fd, unsigned slot) { return is_set(fd, slot) || is_set(fd, slot + SECOND); }
+
+/* ---- what keeps the locks ---- */
+
+static int to_high(int fd) {
+    int high = (int)syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, HIGH);
+    if (high < 0)
+        return fd;
     gh_slot_locks_close(fd);
+    return high;
+}
+
+/* A reference to the open file waits in the queue of a socket that nobody reads. The kernel releases what a table of
+ * descriptors held in one round, and what these files held in turn in the next one. */
+static void queue_reference(int fd) {
+    int pair[2];
+    char text = 0;
+    struct iovec one = {&text, 1};
+    union {
+        struct cmsghdr head;
+        char bytes[CMSG_SPACE(sizeof fd)];
+    } control = {.bytes = {0}};
+    struct msghdr message = {
+        .msg_iov = &one, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    control.head.cmsg_len = CMSG_LEN(sizeof fd);
+    control.head.cmsg_level = SOL_SOCKET;
+    control.head.cmsg_type = SCM_RIGHTS;
+    memcpy(CMSG_DATA(&control.head), &fd, sizeof fd);
+    if (syscall(SYS_socketpair, AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
+        return;
+    bool queued = syscall(SYS_sendmsg, pair[0], &message, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
+    gh_slot_locks_close(pair[0]);
+    if (queued)
+        to_high(pair[1]);
+    else
+        gh_slot_locks_close(pair[1]);
+}
+
+int gh_slot_locks_keep(int fd) {
+    queue_reference(fd);
+    return to_high(fd);
+}
+
+/* A place below all other mappings: the kernel lets go of these in the order of their addresses, and releases last what it
+ * let go of first. It takes a hint where it can, raised to the lowest address that it allows. */
+static void *map_low(int fd, unsigned slot) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    uintptr_t at[] = {page, LOW + slot * page};
+    for (unsigned i = 0; i < 2; i++) {
+        void *p = mmap((void *)at[i], page, PROT_NONE, MAP_SHARED, fd, 0);
+        if (p == MAP_FAILED || i || (uintptr_t)p <= LOW)
+            return p;
+        munmap(p, page);
+    }
+    return MAP_FAILED;
+}
+
+/* The lock of the slot's second byte moves from fd to an open file of its own, which a mapping alone keeps. */
+static void *map_second(const struct gh_state *st, int fd, unsigned slot, short type) {
+    void *p = MAP_FAILED;
+    set(fd, F_UNLCK, slot + SECOND);
+    int own = gh_slot_locks_open(st);
+    if (set(own, type, slot + SECOND))
+        p = map_low(own, slot);
+    gh_slot_locks_close(own);
     return p == MAP_FAILED ? NULL : p;
+}
+
+void *gh_slot_keep(const struct gh_state *st, int fd, unsigned slot) { return map_second(st, fd, slot, F_WRLCK); }
+
+void *gh_slot_share(const struct gh_state *st, int fd, unsigned slot) {
+    void *p = set(fd, F_RDLCK, slot) ? map_second(st, fd, slot, F_RDLCK) : NULL;
+    if (!p)
+        gh_slot_unlock(fd, slot);
+    return p;
+}
+
+void gh_slot_unshare(int fd, unsigned slot, void *kept) {
+    munmap(kept, (size_t)sysconf(_SC_PAGESIZE));
+    gh_slot_unlock(fd, slot);
 }

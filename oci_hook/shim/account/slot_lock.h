@@ -1,9 +1,14 @@
 /* The lock of an account slot: the only proof that the memory which the slot counts may still be in use.
  *
- * A GPU's memory goes when the last reference to the driver's open file goes, and fork passes references on. So does our
- * lock: a process locks byte SLOT of the account page (an OFD lock, Linux 3.15) through an open file of its own, before it
- * opens the driver, and keeps that open file by a mapping alone. A forked child inherits the mapping; exec and the end of
- * the process drop it; no descriptor stays open that a program could close or use for something else. */
+ * A GPU's memory goes when the last reference to the driver's open file goes, and fork passes references on. So do our
+ * locks (OFD locks, Linux 3.15), which a process takes before it opens the driver, on two bytes of the account page's file:
+ *
+ * - byte SLOT by an open file that two descriptors keep: one of the file, one of a socket in whose queue a reference waits;
+ * - byte SLOT + 1024 by an open file that a mapping alone keeps.
+ *
+ * A forked child inherits all of them; exec and the end of a process drop them. What a process lets go of is released
+ * later, one file after the other, and each may take long. The first lock outlives every file that a table of descriptors
+ * held, the second one every file that mappings held: docs/internals/account-page.md. A slot is free when both are. */
 #ifndef GPU_HOOK_SLOT_LOCK_H
 #define GPU_HOOK_SLOT_LOCK_H
 
@@ -13,15 +18,19 @@
  * in its place: then every slot counts as locked. */
 int gh_slot_locks_open(const struct gh_state *st);
 void gh_slot_locks_close(int fd);
-/* Locks a slot. False: someone else has it locked, or fd is -1. */
+/* Locks a slot: both bytes. False: someone else has one of them locked, or fd is -1. */
 bool gh_slot_lock(int fd, unsigned slot);
 void gh_slot_unlock(int fd, unsigned slot);
 /* True if someone else has locked a slot. In doubt someone has. */
 bool gh_slot_locked(int fd, unsigned slot);
-/* Makes our lock one for reading, or takes such a one: many may have it. */
-bool gh_slot_share(int fd, unsigned slot);
-/* Closes fd, and keeps its locks as long as this process or a forked child has the mapping. *kept: a descriptor of the same
- * open file; -1: none. NULL: impossible. */
-void *gh_slot_locks_keep(int fd, int *kept);
+/* Keeps fd's locks of first bytes as long as a process has its descriptors. Returns fd, or a higher number in its place. */
+int gh_slot_locks_keep(int fd);
+/* Keeps a slot's second byte, of which fd has the lock, as long as a process has the mapping that is returned. NULL:
+ * impossible. */
+void *gh_slot_keep(const struct gh_state *st, int fd, unsigned slot);
+/* Makes our locks of a slot ones for reading, or takes such ones: many may have them. The second one lasts until
+ * gh_slot_unshare, which gets what this returned. NULL: impossible, and nothing of the slot is locked by fd. */
+void *gh_slot_share(const struct gh_state *st, int fd, unsigned slot);
+void gh_slot_unshare(int fd, unsigned slot, void *kept);
 
 #endif

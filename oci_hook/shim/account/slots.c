@@ -237,8 +237,13 @@ static enum attached attach(struct gh_state *st, struct gh_account_page *page) {
         gh_slot_locks_close(fd);
         return NO_SLOT;
     }
-    st->slot_lock = gh_slot_locks_keep(fd, &st->slot_fd);
-    return st->slot_lock && publish_slot(st, page, slot) ? ATTACHED : NO_LOCKS;
+    st->slot_lock = gh_slot_keep(st, fd, slot);
+    if (!st->slot_lock) {
+        gh_slot_locks_close(fd);
+        return NO_LOCKS;
+    }
+    st->slot_fd = gh_slot_locks_keep(fd);
+    return publish_slot(st, page, slot) ? ATTACHED : NO_LOCKS;
 }
 
 /* Takes our slot. It stays ours as long as we live, since the lock does. */

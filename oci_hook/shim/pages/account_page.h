@@ -14,7 +14,7 @@
  * fixed            a bit for each slot: its process has memory that the driver cannot move to the host
  * owner[slot]      pid:32 | start:32   0 free; shown to people, and proof of nothing
  *
- * A slot is in use while someone holds the lock on byte SLOT of the file (an OFD lock): account/slot_lock.h. */
+ * A slot is in use while someone holds a lock on byte SLOT or SLOT + 1024 of the file (OFD locks): account/slot_lock.h. */
 #ifndef GPU_HOOK_ACCOUNT_PAGE_H
 #define GPU_HOOK_ACCOUNT_PAGE_H
 

@@ -109,8 +109,8 @@ struct gh_state {
     struct gh_account_page *_Atomic account;
     _Atomic uint64_t account_device, account_inode; /* of the page's file */
     _Atomic uint32_t slot;                          /* account slot; 0 none yet */
-    void *slot_lock;                                /* the mapping that keeps its lock */
-    int slot_fd;                                    /* a descriptor of its open file, unless the program closed it */
+    void *slot_lock;                                /* the mapping that keeps its second lock */
+    int slot_fd; /* a descriptor of the first one's file, unless the program closed it */
     _Atomic bool driver_opened;
     _Atomic int64_t swept_ms;
     _Atomic int64_t look_after;   /* ns: no look for exited processes before a figure is shown until then */
@@ -119,6 +119,7 @@ struct gh_state {
     struct gh_mine mine[GH_ACCOUNT_GPUS];
     struct gh_lock shared_lock;
     uint32_t shared_held[GH_ACCOUNT_SLOTS]; /* how often we hold each shared slot: account/shared_slot.h */
+    void *shared_kept[GH_ACCOUNT_SLOTS];    /* what gh_slot_share gave for it */
     /* policy */
     const struct gh_policy_page *_Atomic policy;
     struct gh_pointers pointers;
