@@ -9,6 +9,8 @@
  *   low, close           the driver's descriptors get the lowest numbers; all are closed
  *   files, memory-too    a child that shares the descriptors, or the memory alone
  *   import               another process has made the memory, and has exited
+ * outlive storm MIB CHILDREN: each child tries until it has MIB, says "taken", and begins anew by exec with a lingering
+ * socket.
  * outlive take MIB: says "ready"; once told to begin, tries until it has MIB, and says "taken". */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -263,10 +265,42 @@ static int take(u64 mib) {
     return getchar() == EOF ? 21 : 0;
 }
 
+/* ---- who does it again and again ---- */
+
+static int again(const char *self, const char *mib, const char *port) {
+    u64 at;
+    peer.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    peer.sin_port = (in_port_t)atoi(port);
+    while (start())
+        usleep(500);
+    while (cuMemAlloc_v2(&at, strtoull(mib, NULL, 10) * MIB))
+        usleep(500);
+    puts("taken");
+    fflush(stdout);
+    lingering();
+    execl(self, self, "again", mib, port, NULL);
+    return 30;
+}
+
+static int storm(const char *self, const char *mib, int children) {
+    char port[16];
+    listen_elsewhere();
+    snprintf(port, sizeof port, "%d", peer.sin_port);
+    while (children--)
+        if (!fork())
+            execl(self, self, "again", mib, port, NULL);
+    wait_for_ever(NULL);
+    return 1;
+}
+
 int main(int argc, char **argv) {
     if (argc < 3)
         return 2;
     how = argv + 3;
     u64 mib = strtoull(argv[2], NULL, 10);
+    if (!strcmp(argv[1], "storm"))
+        return storm(argv[0], argv[2], atoi(argv[3]));
+    if (!strcmp(argv[1], "again"))
+        return again(argv[0], argv[2], argv[3]);
     return strcmp(argv[1], "take") ? hold(mib) : take(mib);
 }
