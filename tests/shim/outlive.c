@@ -61,7 +61,7 @@ static int start(void) {
     return r ? r : cuCtxSetCurrent(ctx);
 }
 
-/* ---- what is slow to release ---- */
+/* ---- slow releases ---- */
 
 static void memory(void *at) {
     int fd = (int)syscall(SYS_memfd_create, "slow", 1 /* MFD_CLOEXEC */);
@@ -86,8 +86,11 @@ static void listen_elsewhere(void) {
     setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
     if (bind(fd, (void *)&peer, sizeof peer) || listen(fd, 8) || getsockname(fd, (void *)&peer, &size))
         exit(13);
+    pid_t parent = getpid();
     if (!fork()) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent)
+            _exit(0);
         close(1);
         close(2);
         for (;;)
@@ -249,7 +252,7 @@ static int hold(u64 mib) {
     return 1;
 }
 
-/* ---- who takes the limit next ---- */
+/* ---- the next one to take the limit ---- */
 
 static int take(u64 mib) {
     u64 at;
@@ -265,7 +268,7 @@ static int take(u64 mib) {
     return getchar() == EOF ? 21 : 0;
 }
 
-/* ---- who does it again and again ---- */
+/* ---- again and again ---- */
 
 static int again(const char *self, const char *mib, const char *port) {
     u64 at;

@@ -293,7 +293,7 @@ def test_threads_that_open_one_ipc_handle_hold_it_no_longer_than_they_have_it(bo
 
 def test_a_storm_of_kills_leaves_what_the_gpu_has(box: SimBox, tmp_path: Path) -> None:
     """Processes that allocate and fork, killed at any moment. GH_STORM: how many kills; GH_SEED."""
-    link = [f"-I{ROOT}", str(box.shim / "libcuda.so.1"), "-Wl,--allow-shlib-undefined", "-ldl"]
+    link = [f"-I{ROOT}", str(box.shim / "libcuda.so.1"), "-Wl,--allow-shlib-undefined", "-ldl", "-lpthread"]
     storm = compile_kept("storm", str(HERE / "storm.c"), *link)
     kills, seed = os.environ.get("GH_STORM", "300"), os.environ.get("GH_SEED", "5")
     out = box.run([str(storm), kills, seed, str(box.gpus / "0")], timeout=10 + int(kills) / 10)

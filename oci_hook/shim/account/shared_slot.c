@@ -1,26 +1,11 @@
 #define _GNU_SOURCE
 #include "account/shared_slot.h"
 
-#include <sys/stat.h>
-
 #include "account/account.h"
 #include "account/slot_lock.h"
 #include "process/atomics.h"
 
 #define MOST (GH_ACCOUNT_SLOTS / 2) /* slots in use, beyond which there are none for shared memory */
-
-/* With st->shared_lock held: the open file of our own slot's lock, through which we hold shared slots as well. If the
- * program closed its descriptor, what we hold stays held until the process ends, and there is a new one. */
-static int open_file(struct gh_state *st) {
-    struct stat file;
-    if (st->slot_fd > 0 && !fstat(st->slot_fd, &file) && file.st_dev == st->account_device &&
-        file.st_ino == st->account_inode)
-        return st->slot_fd;
-    int fd = gh_slot_locks_open(st);
-    if (fd >= 0)
-        st->slot_fd = gh_slot_locks_keep(fd);
-    return fd < 0 ? -1 : st->slot_fd;
-}
 
 static bool crowded(struct gh_state *st, struct gh_account_page *page) {
     const _Atomic uint64_t *taken = gh_slots_taken(st, page, false);
@@ -48,7 +33,7 @@ unsigned gh_shared_make(struct gh_state *st, unsigned gpu, uint64_t units, uint6
     struct gh_account_page *page = gh_account_attach(st) ? gh_account_page(st) : NULL;
     if (!page || gpu >= GH_ACCOUNT_GPUS || crowded(st, page) || !gh_lock(&st->shared_lock))
         return 0;
-    int fd = open_file(st);
+    int fd = gh_slot_locks_file(st);
     unsigned slot = fd < 0 ? 0 : gh_slot_take(st, page, fd);
     if (slot && !charge(page, slot, gpu, units, known_by)) {
         gh_slot_unlock(fd, slot); /* the next sweep clears it */
@@ -71,7 +56,7 @@ static bool is_known_by(struct gh_account_page *page, unsigned slot, uint64_t kn
 
 /* With the lock held. What the slot is known by is looked at again once nobody can clear it. */
 static bool hold(struct gh_state *st, struct gh_account_page *page, unsigned slot, uint64_t known_by) {
-    int fd = open_file(st);
+    int fd = gh_slot_locks_file(st);
     if (!st->shared_held[slot]) {
         void *kept = gh_slot_share(st, fd, slot);
         if (!kept)
@@ -104,7 +89,7 @@ void gh_shared_let_go(struct gh_state *st, unsigned slot) {
         return;
     bool last = st->shared_held[slot] && !--st->shared_held[slot];
     if (last) {
-        int fd = open_file(st);
+        int fd = gh_slot_locks_file(st);
         gh_slot_unshare(fd, slot, st->shared_kept[slot]);
         gh_slot_clear(page, fd, slot);
     }

@@ -60,7 +60,7 @@ static bool is_set(int fd, unsigned at) {
 
 bool gh_slot_locked(int fd, unsigned slot) { return is_set(fd, slot) || is_set(fd, slot + SECOND); }
 
-/* ---- what keeps the locks ---- */
+/* ---- keeping the locks ---- */
 
 static int to_high(int fd) {
     int high = (int)syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, HIGH);
@@ -71,7 +71,8 @@ static int to_high(int fd) {
 }
 
 /* A reference to the open file waits in the queue of a socket that nobody reads. The kernel releases what a table of
- * descriptors held in one round, and what these files held in turn in the next one. */
+ * descriptors held in one round, and what these files held in turn in the next one. Where that is impossible, it may release
+ * fd's file before others of its table. */
 static void queue_reference(int fd) {
     int pair[2];
     char text = 0;
@@ -99,6 +100,17 @@ static void queue_reference(int fd) {
 int gh_slot_locks_keep(int fd) {
     queue_reference(fd);
     return to_high(fd);
+}
+
+int gh_slot_locks_file(struct gh_state *st) {
+    struct stat file;
+    if (st->slot_fd > 0 && !fstat(st->slot_fd, &file) && file.st_dev == st->account_device &&
+        file.st_ino == st->account_inode)
+        return st->slot_fd;
+    int fd = gh_slot_locks_open(st);
+    if (fd >= 0)
+        st->slot_fd = gh_slot_locks_keep(fd);
+    return fd < 0 ? -1 : st->slot_fd;
 }
 
 /* A place below all other mappings: the kernel lets go of these in the order of their addresses, and releases last what it

@@ -25,6 +25,9 @@ void gh_slot_unlock(int fd, unsigned slot);
 bool gh_slot_locked(int fd, unsigned slot);
 /* Keeps fd's locks of first bytes as long as a process has its descriptors. Returns fd, or a higher number in its place. */
 int gh_slot_locks_keep(int fd);
+/* With st->shared_lock held: the descriptor of our own slot's lock, through which we hold shared slots as well. If the
+ * program closed it, there is a new one, and what is held by the old one stays so until the process ends. -1: impossible. */
+int gh_slot_locks_file(struct gh_state *st);
 /* Keeps a slot's second byte, of which fd has the lock, as long as a process has the mapping that is returned. NULL:
  * impossible. */
 void *gh_slot_keep(const struct gh_state *st, int fd, unsigned slot);

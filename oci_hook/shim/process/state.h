@@ -118,8 +118,8 @@ struct gh_state {
     _Atomic uint64_t taken[GH_ACCOUNT_SLOTS / 64]; /* bits: slots that have an owner */
     struct gh_mine mine[GH_ACCOUNT_GPUS];
     struct gh_lock shared_lock;
-    uint32_t shared_held[GH_ACCOUNT_SLOTS]; /* how often we hold each shared slot: account/shared_slot.h */
-    void *shared_kept[GH_ACCOUNT_SLOTS];    /* what gh_slot_share gave for it */
+    uint32_t shared_held[GH_ACCOUNT_SLOTS]; /* times that we hold each shared slot: account/shared_slot.h */
+    void *shared_kept[GH_ACCOUNT_SLOTS];    /* result of gh_slot_share for it */
     /* policy */
     const struct gh_policy_page *_Atomic policy;
     struct gh_pointers pointers;
