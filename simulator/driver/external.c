@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "heap.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -34,6 +35,8 @@ API CUresult cuImportExternalMemory(struct external **out, const struct external
     TRY(sim_context(&ctx));
     if (!out || !desc || desc->type != 1 || !desc->size) /* an opaque file descriptor */
         return CUDA_ERROR_INVALID_VALUE;
+    if (fcntl(desc->handle.fd, F_GETFD) < 0)
+        return CUDA_ERROR_INVALID_HANDLE;
     struct external *e = calloc(1, sizeof *e);
     if (!e)
         return CUDA_ERROR_OUT_OF_MEMORY;

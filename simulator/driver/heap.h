@@ -99,12 +99,14 @@ struct handle;
 struct handle *vmm_hold(unsigned long long handle);
 struct handle *vmm_hold_mapped(uint64_t address);
 void vmm_drop(struct handle *handle);
+/* A multicast object's handle; 0: the host is out of memory. Its size by its handle; 0: it is none. */
+unsigned long long vmm_multicast(uint64_t size);
+uint64_t vmm_multicast_size(unsigned long long handle);
 bool vmm_holding(uint64_t address, struct piece *out); /* what is mapped there */
 /* managed.c: the allocation is freed */
 void managed_forget(uint64_t address);
-/* holders.c: the array or multicast object is destroyed; the second one: false, if it is none. */
+/* holders.c: the array or multicast object is destroyed. */
 void holder_gone(const void *owner);
-bool multicast_release(unsigned long long object);
 bool array_is_sparse(const void *array);
 /* An allocation is freed. True: it was exported, and counts as a piece until nobody holds it. */
 bool ipc_forget(struct gpu *gpu, uint64_t address);

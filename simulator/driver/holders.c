@@ -119,11 +119,6 @@ struct multicast_prop { /* CUmulticastObjectProp */
     unsigned long long handle_types, flags;
 };
 
-static struct multicast {
-    size_t size;
-    struct multicast *next;
-} *multicasts;
-
 API CUresult cuMulticastGetGranularity(size_t *out, const struct multicast_prop *prop, int option) {
     TRY(sim_ready());
     (void)option;
@@ -137,40 +132,13 @@ API CUresult cuMulticastCreate(unsigned long long *out, const struct multicast_p
     TRY(sim_ready());
     if (!out || !prop || !prop->devices || !prop->size || prop->size % BLOCK)
         return CUDA_ERROR_INVALID_VALUE;
-    struct multicast *m = calloc(1, sizeof *m);
-    if (!m)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    m->size = prop->size;
-    pthread_mutex_lock(&mutex);
-    m->next = multicasts;
-    multicasts = m;
-    pthread_mutex_unlock(&mutex);
-    *out = (unsigned long long)(uintptr_t)m;
-    return CUDA_SUCCESS;
+    *out = vmm_multicast(prop->size);
+    return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static bool is_multicast(unsigned long long object, size_t end) {
-    pthread_mutex_lock(&mutex);
-    const struct multicast *m = multicasts;
-    while (m && (uint64_t)(uintptr_t)m != object)
-        m = m->next;
-    bool fits = m && end <= m->size;
-    pthread_mutex_unlock(&mutex);
-    return fits;
-}
-
-bool multicast_release(unsigned long long object) {
-    pthread_mutex_lock(&mutex);
-    struct multicast **p = &multicasts, *m;
-    while (*p && (uint64_t)(uintptr_t)*p != object)
-        p = &(*p)->next;
-    if ((m = *p))
-        *p = m->next;
-    pthread_mutex_unlock(&mutex);
-    if (m)
-        holder_gone(m);
-    free(m);
-    return m;
+static bool is_multicast(unsigned long long object, uint64_t end) {
+    uint64_t size = vmm_multicast_size(object);
+    return size && end <= size;
 }
 
 API CUresult cuMulticastAddDevice(unsigned long long object, CUdevice dev) {

@@ -509,6 +509,14 @@ NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses)
 NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2)
 NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3)
 
+/* No sessions of video encoders or frame capture. */
+API nvmlReturn_t nvmlDeviceGetEncoderSessions(nvmlDevice_t d, unsigned *n, void *out) {
+    return (void)out, no_processes(d, n);
+}
+API nvmlReturn_t nvmlDeviceGetFBCSessions(nvmlDevice_t d, unsigned *n, void *out) {
+    return (void)out, no_processes(d, n);
+}
+
 struct process_sample { /* nvmlProcessUtilizationSample_t; time in CPU microseconds */
     unsigned pid;
     unsigned long long time;

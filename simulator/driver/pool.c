@@ -32,8 +32,9 @@ struct pool {
     int device;
     int fd; /* the memory file of a pool that can be shared; -1: none */
     bool imported, destroyed;
-    bool host;    /* in host memory, which takes nothing of the GPU */
-    bool lasting; /* a default one: never destroyed */
+    bool host;     /* in host memory, which takes nothing of the GPU */
+    bool lasting;  /* a default one: never destroyed */
+    uint64_t most; /* that it reserves: its maxSize; 0: as much as there is */
     uint64_t file_end;
     uint64_t reserved, reserved_high, used, used_high, threshold;
     int reuse[3];
@@ -47,6 +48,8 @@ static struct pool *default_pool[GPU_MAX], *device_pool[GPU_MAX];
 
 struct pool_props { /* head of CUmemPoolProps */
     int alloc_type, handle_types, location_type, location_id;
+    void *security;
+    size_t max_size; /* since CUDA 12.2 */
 };
 
 /* Mutex held. */
@@ -124,11 +127,14 @@ static void uncount(struct pool *pool, uint64_t bytes) {
         gpu_release(gpu, bytes);
 }
 
-/* Mutex held. */
+/* Mutex held. A pool whose maximum, or whose GPU, has no room for a whole chunk grows by as little as it can. */
 static bool grow(struct pool *pool, uint64_t size) {
-    uint64_t wanted = size < CHUNK ? CHUNK : round_up(size, BLOCK);
-    if (!count(pool, wanted)) {
-        wanted = round_up(size, BLOCK);
+    uint64_t least = round_up(size, BLOCK), wanted = least < CHUNK ? CHUNK : least;
+    uint64_t room = !pool->most ? UINT64_MAX : pool->most > pool->reserved ? pool->most - pool->reserved : 0;
+    if (least > room)
+        return false;
+    if (wanted > room || !count(pool, wanted)) {
+        wanted = least;
         if (!count(pool, wanted))
             return false;
     }
@@ -409,7 +415,8 @@ API CUresult cuMemPoolCreate(CUmemoryPool *out, const struct pool_props *props) 
     bool managed = props->alloc_type == 2, device_known = props->location_type == 1;
     bool host = !managed && props->location_type >= 2 && props->location_type <= 4;
     int device = device_known ? props->location_id : 0;
-    if (sim_device(device) || (!device_known && !host && !managed) || (props->handle_types && (host || managed)))
+    if (sim_device(device) || (!device_known && !host && !managed) || (props->handle_types && (host || managed)) ||
+        (managed && props->max_size))
         return CUDA_ERROR_INVALID_VALUE;
     struct gpu *gpu = &sim_gpu[device];
     int fd = -1;
@@ -417,8 +424,10 @@ API CUresult cuMemPoolCreate(CUmemoryPool *out, const struct pool_props *props) 
         return CUDA_ERROR_OPERATING_SYSTEM;
     pthread_mutex_lock(&mutex);
     *out = new_pool(device, fd);
-    if (*out)
+    if (*out) {
         (*out)->host = host;
+        (*out)->most = props->max_size;
+    }
     pthread_mutex_unlock(&mutex);
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }

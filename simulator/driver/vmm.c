@@ -15,7 +15,10 @@ struct allocation_prop { /* head of CUmemAllocationProp */
 };
 
 struct handle {
-    int device, references;
+    int device;
+    int handles;    /* returned to the program, and not released yet: without any, its value means nothing */
+    int references; /* these, and all else that holds the memory */
+    bool multicast; /* an object to which memory is bound: it has none itself */
     struct backing memory;
     struct allocation_prop prop;
     struct handle *next;
@@ -33,7 +36,7 @@ struct reservation { /* of addresses */
     struct reservation *next;
 };
 
-static struct handle *handles;
+static struct handle *handles, *gone; /* gone: multicast objects whose bindings end once the mutex is free */
 static struct mapping *mappings;
 static struct reservation *reservations;
 
@@ -56,9 +59,15 @@ static bool reserved(uint64_t address, uint64_t size) {
 /* Mutex held. */
 static struct handle *handle_of(unsigned long long value) {
     struct handle *h = handles;
-    while (h && (uint64_t)(uintptr_t)h != value)
+    while (h && ((uint64_t)(uintptr_t)h != value || !h->handles))
         h = h->next;
     return h;
+}
+
+/* Mutex held. Of memory, not of a multicast object. */
+static struct handle *memory_of(unsigned long long value) {
+    struct handle *h = handle_of(value);
+    return h && !h->multicast ? h : NULL;
 }
 
 /* Mutex held. */
@@ -70,8 +79,24 @@ static void unref(struct handle *h) {
             *p = h->next;
             break;
         }
+    if (h->multicast) {
+        h->next = gone;
+        gone = h;
+        return;
+    }
     backing_drop(&sim_gpu[h->device], &h->memory);
     free(h);
+}
+
+static void unlock(void) {
+    struct handle *list = gone;
+    gone = NULL;
+    pthread_mutex_unlock(&mutex);
+    for (struct handle *next; list; list = next) {
+        next = list->next;
+        holder_gone(list);
+        free(list);
+    }
 }
 
 API CUresult cuMemGetAllocationGranularity(size_t *out, const struct allocation_prop *prop, int option) {
@@ -83,19 +108,38 @@ API CUresult cuMemGetAllocationGranularity(size_t *out, const struct allocation_
     return CUDA_SUCCESS;
 }
 
+static unsigned long long add(struct handle *h) {
+    pthread_mutex_lock(&mutex);
+    h->next = handles;
+    handles = h;
+    pthread_mutex_unlock(&mutex);
+    return (unsigned long long)(uintptr_t)h;
+}
+
 static CUresult new_handle(unsigned long long *out, struct backing memory, const struct allocation_prop *prop) {
     struct handle *h = calloc(1, sizeof *h);
     if (!h) {
         backing_drop(&sim_gpu[prop->location_id], &memory);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *h = (struct handle){.device = prop->location_id, .references = 1, .memory = memory, .prop = *prop};
-    pthread_mutex_lock(&mutex);
-    h->next = handles;
-    handles = h;
-    pthread_mutex_unlock(&mutex);
-    *out = (unsigned long long)(uintptr_t)h;
+    *h = (struct handle){.device = prop->location_id, .handles = 1, .references = 1, .memory = memory, .prop = *prop};
+    *out = add(h);
     return CUDA_SUCCESS;
+}
+
+unsigned long long vmm_multicast(uint64_t size) {
+    struct handle *h = calloc(1, sizeof *h);
+    if (h)
+        *h = (struct handle){.handles = 1, .references = 1, .multicast = true, .memory = {.size = size, .piece = -1}};
+    return h ? add(h) : 0;
+}
+
+uint64_t vmm_multicast_size(unsigned long long value) {
+    pthread_mutex_lock(&mutex);
+    const struct handle *h = handle_of(value);
+    uint64_t size = h && h->multicast ? h->memory.size : 0;
+    pthread_mutex_unlock(&mutex);
+    return size;
 }
 
 API CUresult cuMemCreate(unsigned long long *out, size_t size, const struct allocation_prop *prop,
@@ -116,10 +160,12 @@ API CUresult cuMemRelease(unsigned long long value) {
     TRY(sim_ready());
     pthread_mutex_lock(&mutex);
     struct handle *h = handle_of(value);
-    if (h)
+    if (h) {
+        h->handles--;
         unref(h);
-    pthread_mutex_unlock(&mutex);
-    return h || multicast_release(value) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    }
+    unlock();
+    return h ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 API CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr hint,
@@ -168,7 +214,9 @@ API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, unsigned 
         reserved(address, size)) {
         struct mapping *m = calloc(1, sizeof *m);
         void *there = (void *)(uintptr_t)address;
-        void *at = m ? backing_map(&sim_gpu[h->device], &h->memory, there, size, offset, PROT_NONE) : MAP_FAILED;
+        void *at = !m             ? MAP_FAILED
+                   : h->multicast ? there
+                                  : backing_map(&sim_gpu[h->device], &h->memory, there, size, offset, PROT_NONE);
         if (at == MAP_FAILED) {
             free(m);
             r = CUDA_ERROR_OUT_OF_MEMORY;
@@ -200,7 +248,7 @@ API CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
         free(m);
         found = true;
     }
-    pthread_mutex_unlock(&mutex);
+    unlock();
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -279,6 +327,7 @@ API CUresult cuMemRetainAllocationHandle(unsigned long long *out, void *address)
     pthread_mutex_lock(&mutex);
     struct mapping *m = mapping_at((uint64_t)(uintptr_t)address);
     if (m) {
+        m->handle->handles++;
         m->handle->references++;
         *out = (unsigned long long)(uintptr_t)m->handle;
     }
@@ -288,7 +337,7 @@ API CUresult cuMemRetainAllocationHandle(unsigned long long *out, void *address)
 
 struct handle *vmm_hold(unsigned long long value) {
     pthread_mutex_lock(&mutex);
-    struct handle *h = handle_of(value);
+    struct handle *h = memory_of(value);
     if (h)
         h->references++;
     pthread_mutex_unlock(&mutex);
@@ -296,14 +345,19 @@ struct handle *vmm_hold(unsigned long long value) {
 }
 
 struct handle *vmm_hold_mapped(uint64_t address) {
-    unsigned long long value;
-    return cuMemRetainAllocationHandle(&value, (void *)(uintptr_t)address) ? NULL : (struct handle *)(uintptr_t)value;
+    pthread_mutex_lock(&mutex);
+    const struct mapping *m = mapping_at(address);
+    struct handle *h = m && !m->handle->multicast ? m->handle : NULL;
+    if (h)
+        h->references++;
+    pthread_mutex_unlock(&mutex);
+    return h;
 }
 
 void vmm_drop(struct handle *h) {
     pthread_mutex_lock(&mutex);
     unref(h);
-    pthread_mutex_unlock(&mutex);
+    unlock();
 }
 
 API CUresult cuMemGetAllocationPropertiesFromHandle(struct allocation_prop *out, unsigned long long value) {
@@ -336,7 +390,7 @@ API CUresult cuMemExportToShareableHandle(void *out, unsigned long long value, i
     if (type != 1 || flags) /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
         return CUDA_ERROR_NOT_SUPPORTED;
     pthread_mutex_lock(&mutex);
-    struct handle *h = handle_of(value);
+    struct handle *h = memory_of(value);
     bool exportable = h && out && h->prop.handle_types & 1;
     /* an open file of its own, as with real drivers */
     int fd = exportable && share(h) ? backing_open(&sim_gpu[h->device], &h->memory) : -1;

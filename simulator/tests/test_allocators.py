@@ -88,6 +88,25 @@ print(code("cuMemPoolDestroy", pool_of()), code("cuMemPoolDestroy", p))
     assert out.split() == ["32", "1", "2", "0", "32", "1", "32", "0", "1", "1"]
 
 
+def test_a_pool_keeps_to_its_own_maximum(sim: Sim) -> None:
+    """CUmemPoolProps::maxSize, since CUDA 12.2."""
+    out = sim.python(
+        START
+        + """
+def make(most, kind=1, where=1):
+    p = c_void_p(); props = (c_uint64 * 11)(kind, where, 0, most)
+    return code("cuMemPoolCreate", byref(p), props), p
+def take(n): return code("cuMemAllocFromPoolAsync", byref(at), c_size_t(n * MIB), p, NONE)
+at = c_uint64()
+r, p = make(64 * MIB); print(r, take(40), take(20), take(20), took(), figures(p)[:1])
+cuda.cuMemFreeAsync(at, NONE); print(take(65), take(20), take(5), took())
+r, p = make(10 * MIB); print(r, take(4), take(4), take(4))
+print(make(MIB, kind=2, where=0)[0], make(0, kind=2, where=0)[0])
+"""
+    )
+    assert out.splitlines() == ["0 0 0 2 60 [60]", "2 0 2 60", "0 0 0 2", "1 0"]
+
+
 def test_random_pool_use_adds_up(sim: Sim) -> None:
     """Parts never overlap; `used` is what was allocated; `reserved` is the memory that the GPU has less."""
     out = sim.python(

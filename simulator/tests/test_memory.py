@@ -360,6 +360,41 @@ cuda.cuMemHostRegister_v2(buffer, S(8192), 0); print(code("cuMemHostGetDevicePoi
     assert out.split("\n") == ["0 1 0 1 1", "0 0 101 0 1", "1 1 1 0 1", "0 0", "0", "1", "0", ""]
 
 
+def test_a_released_handle_means_nothing_while_its_memory_is_mapped(sim: Sim) -> None:
+    out = sim.python(
+        """
+context(); S, Z = c_size_t, c_uint64(0); B = 2 * MIB; at, h, again = c_uint64(), c_uint64(), c_uint64(); before = free_bytes()
+def taken(): return (before - free_bytes()) // MIB
+cuda.cuMemCreate(byref(h), S(B), byref(Prop(type=1, location=1, device=0)), Z)
+cuda.cuMemAddressReserve(byref(at), S(2 * B), S(0), Z, Z); cuda.cuMemMap(at, S(B), S(0), h, Z)
+print(code("cuMemRelease", h), code("cuMemRelease", h), code("cuMemRelease", h), taken())
+print(code("cuMemMap", c_uint64(at.value + B), S(B), S(0), h, Z), code("cuMemExportToShareableHandle", byref(c_int()), h, 1, Z))
+print(code("cuMemRetainAllocationHandle", byref(again), at), again.value == h.value)
+print(code("cuMemUnmap", at, S(B)), taken(), code("cuMemRelease", again), code("cuMemRelease", again), taken())
+print(code("cuMemUnmap", at, S(B)), code("cuMemAddressFree", at, S(2 * B)))
+"""
+    )
+    assert out.splitlines() == ["0 1 1 2", "1 1", "0 True", "0 2 0 1 0", "1 0"]
+
+
+def test_a_multicast_object_lives_while_it_is_mapped(sim: Sim) -> None:
+    """And so does what is bound to it."""
+    out = sim.python(
+        """
+context(); S, Z = c_size_t, c_uint64(0); B = 2 * MIB; at, h, mc = c_uint64(), c_uint64(), c_uint64(); before = free_bytes()
+def taken(): return (before - free_bytes()) // MIB
+props = (c_uint64 * 4)(1, B, 1, 0)
+cuda.cuMemCreate(byref(h), S(B), byref(Prop(type=1, location=1, device=0)), Z)
+print(code("cuMulticastCreate", byref(mc), props), code("cuMulticastBindMem", mc, S(0), mc, S(0), S(B), Z))
+print(code("cuMulticastBindMem", mc, S(0), h, S(0), S(B), Z), code("cuMemRelease", h))
+cuda.cuMemAddressReserve(byref(at), S(B), S(0), Z, Z); print(code("cuMemMap", at, S(B), S(0), mc, Z))
+print(code("cuMemRelease", mc), code("cuMulticastUnbind", mc, 0, S(0), S(B)), taken())
+print(code("cuMemUnmap", at, S(B)), taken())
+"""
+    )
+    assert out.splitlines() == ["0 1", "0 0", "0", "0 1 2", "0 0"]
+
+
 def test_large_gpus_cost_no_host_memory(make_sim: Callable[..., Sim]) -> None:
     sim = make_sim(memory_mib=80 << 10, gpus=1)
     assert sim.run(sim.probe, "alloc", str(79 << 10)).stdout == f"alloc {79 << 10} MiB: ok\n"
