@@ -860,6 +860,9 @@ CUresult cuLogicalEndpointBindMem(unsigned id, int device, u64 offset, u64 memor
 CUresult cuLogicalEndpointBindAddr(unsigned id, int device, u64 offset, u64 at, u64 size, u64 flags) {
     return (void)id, (void)device, (void)offset, (void)at, (void)size, (void)flags, OK;
 }
+CUresult cuLogicalEndpointUnbind(unsigned id, int device, u64 offset, u64 size) {
+    return (void)id, (void)device, (void)offset, (void)size, OK;
+}
 CUresult cuDestroyExternalMemory(void *memory) { return array_drop(memory, EXTERNAL); }
 CUresult cuCtxSetLimit(int limit, size_t value) { return (void)limit, (void)value, OK; }
 CUresult cuDeviceGetAttribute(int *value, int attribute, int device) {

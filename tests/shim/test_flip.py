@@ -30,6 +30,7 @@ RESULTS = (
     "cuStreamEndCapture_ptsz",
     "cuCtxAttach",
     "cuGreenCtxCreate",
+    "cuMulticastCreate",
     "cuCtxFromGreenCtx",
     "cuIpcGetMemHandle",
     "cuIpcOpenMemHandle",

@@ -237,6 +237,27 @@ assert cu.used() == 200 * M, "what was bound may live on; the third was not"
     box.python("cu.init(); assert cu.used() == 0")
 
 
+def test_memory_of_a_logical_endpoint_is_charged_until_it_is_unbound(box: Box) -> None:
+    """One call may unbind several bindings; it must enclose each."""
+    box.python("""
+M, u64, lib = cu.MIB, cu.c_uint64, cu.lib
+cu.init()
+def bind(to, at):
+    h = cu.create(100 * M)[1]
+    assert lib.cuLogicalEndpointBindMem(to, 0, u64(at * M), u64(h), u64(0), u64(100 * M), u64(0)) == 0
+    assert lib.cuMemRelease(u64(h)) == 0
+def unbind(to, at, size, device=0):
+    assert lib.cuLogicalEndpointUnbind(to, device, u64(at * M), u64(size * M)) == 0
+    return cu.used() // M
+for at in (0, 100, 200):
+    bind(7, at)
+bind(8, 100)
+assert cu.used() == 400 * M
+assert [unbind(9, 0, 300), unbind(7, 0, 300, 1), unbind(7, 50, 100), unbind(7, 0, 99)] == [400] * 4
+assert [unbind(7, 0, 200), unbind(7, 0, 200), unbind(8, 100, 100), unbind(7, 200, 100)] == [200, 200, 100, 0]
+""")
+
+
 def test_arrays_count_at_their_true_size(box: Box) -> None:
     code = """
 cu.init()

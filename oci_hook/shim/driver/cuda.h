@@ -71,7 +71,8 @@ typedef struct {
 } CUmemLocation;
 /* True if this kind of memory, at this location, is host memory and stays it. Managed memory (CUDA 13.0) may lie on the
  * GPU wherever it prefers to be. */
-enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_ALLOCATION_TYPE_MANAGED = 2 };
+enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_ALLOCATION_TYPE_PINNED = 1, CU_MEM_ALLOCATION_TYPE_MANAGED = 2 };
+enum { CU_MEM_ATTACH_GLOBAL = 1, CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD = 1 };
 static inline bool on_host(const CUmemLocation *l, int type) {
     return l->type >= 2 && l->type <= 4 && type != CU_MEM_ALLOCATION_TYPE_MANAGED;
 }
@@ -299,6 +300,7 @@ CUresult cuCtxDestroy_v2(CUcontext context);
 CUresult cuCtxAttach(CUcontext *context, unsigned flags);
 CUresult cuCtxDetach(CUcontext context);
 CUresult cuCtxSetLimit(int limit, size_t value);
+CUresult cuCtxGetLimit(size_t *value, int limit);
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device);
 CUresult cuCtxSynchronize(void);
 CUresult cuCtxSynchronize_v2(CUcontext context);
@@ -392,6 +394,9 @@ CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr at, size_t byte
 CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned count, CUstream stream);
 CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned count, CUstream stream);
 
+CUresult cuMulticastCreate(CUmemHandle *object, const void *prop);
+CUresult cuMulticastUnbind(CUmemHandle object, CUdevice device, size_t offset, size_t bytes);
+CUresult cuLogicalEndpointUnbind(unsigned id, CUdevice device, uint64_t offset, uint64_t bytes);
 CUresult cuMulticastBindMem(CUmemHandle object, size_t offset, CUmemHandle memory, size_t from, size_t bytes,
                             uint64_t flags);
 CUresult cuMulticastBindMem_v2(CUmemHandle object, CUdevice device, size_t offset, CUmemHandle memory, size_t from,

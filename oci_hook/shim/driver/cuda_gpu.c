@@ -8,7 +8,7 @@ static int find_gpu(struct gh_state *st, CUdevice device) {
     CUuuid uuid;
     /* _v2 returns the UUID of a MIG instance if there is one, the plain call the GPU's. Before 11.4 there is no _v2. */
     if (REAL(cuDeviceGetUuid_v2)(&uuid, device) && REAL(cuDeviceGetUuid)(&uuid, device))
-        return NO_GPU;
+        return NO_ANSWER;
     char text[37], *t = text;
     for (int i = 0; i < 16; i++) {
         if (i == 4 || i == 6 || i == 8 || i == 10)

@@ -5,6 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "driver/real.h"
 #include "memory/cuda_pool.h"
 #include "memory/piece.h"
 
@@ -16,9 +17,18 @@ void end_wait(struct gh_state *st, int gpu, unsigned waited) {
         gh_note_waiting(st, (unsigned)gpu, 0);
 }
 
+/* What a driver calls free it cannot hand out to the last byte, and pools grow by more than was asked for. */
+#define ROUNDING (64ull << 20)
+
+static bool gpu_has(struct gh_state *st, int gpu, uint64_t bytes) {
+    size_t free, total;
+    return current_place(st).gpu == gpu && !REAL(cuMemGetInfo_v2)(&free, &total) &&
+           free >= bytes + bytes / 16 + ROUNDING;
+}
+
 bool wait_for_room(struct gh_state *st, int gpu, uint64_t units, unsigned *waited) {
     uint64_t most = 1000ull * gh_policy_memory_wait(st);
-    if (*waited >= most) {
+    if (*waited >= most || gpu_has(st, gpu, gh_bytes(units))) {
         end_wait(st, gpu, *waited);
         return false;
     }

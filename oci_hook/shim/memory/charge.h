@@ -4,6 +4,7 @@
 
 #include "account/account.h"
 #include "driver/cuda_gpu.h"
+#include "driver/real.h"
 #include "process/note.h"
 
 /* A charge made, while the driver has not answered yet. */
@@ -13,8 +14,19 @@ struct charge {
     uint64_t units;
 };
 
+/* Where a charge is refused, the driver is asked for this much with the program's other arguments. No GPU has it, and there
+ * are no addresses for it. A driver looks at arguments, contexts and captures before it looks for memory, and an error of
+ * its own is the program's answer. */
+#define IMPOSSIBLE (1ull << 62)
+/* That answer. asked: the driver's; good: its answer for as much with good arguments. One that takes the amount itself for
+ * invalid, or lacks the function that was asked, has said nothing of the arguments. */
+static inline CUresult refused(CUresult asked, CUresult good) {
+    bool of_amount = asked == CUDA_ERROR_INVALID_VALUE && good == asked;
+    return asked == CUDA_SUCCESS || asked == GH_MISSING || of_amount ? CUDA_ERROR_OUT_OF_MEMORY : asked;
+}
+
 /* The driver had no room for memory that is within the limit. True: there may be some now, try again; else it takes too long,
- * or nobody makes room. It waits a moment and tells the host, which moves containers that have more than their request.
+ * nobody makes room, or the driver says that the GPU has as much: then it refused for another reason. It waits a moment and tells the host, which moves containers that have more than their request.
  * *waited: milliseconds, 0 at first. */
 bool wait_for_room(struct gh_state *st, int gpu, uint64_t units, unsigned *waited);
 /* The same with a charge, which it undoes, and the driver's answer. */
@@ -22,9 +34,15 @@ bool charge_again(struct charge *c, CUresult r, unsigned *waited);
 /* Tells the host that this wait, of so many milliseconds, is over. wait_for_room does where it returns false. */
 void end_wait(struct gh_state *st, int gpu, unsigned waited);
 /* Charges, asks the driver, and does both again as long as room is made: the answer is in r, and the charge is made if that is
- * CUDA_SUCCESS. */
-#define CHARGE_AND_ASK(r, c, charging, asking) \
-    for (unsigned waited_ms = 0; !((r) = (charging)) && charge_again((c), (r) = (asking), &waited_ms);) {}
+ * CUDA_SUCCESS. Where the charge is refused, the answer is what `refusing` says. */
+#define CHARGE_AND_ASK(r, c, charging, asking, refusing)        \
+    for (unsigned waited_ms = 0;;) {                            \
+        if (((r) = (charging)))                                 \
+            (r) = (refusing);                                   \
+        else if (charge_again((c), (r) = (asking), &waited_ms)) \
+            continue;                                           \
+        break;                                                  \
+    }
 
 /* Charges bytes on the current context's GPU. CUDA_SUCCESS or CUDA_ERROR_OUT_OF_MEMORY; then nothing is charged. */
 CUresult charge(struct charge *c, uint64_t bytes);

@@ -60,16 +60,24 @@ static uint64_t upper_bound(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) {
     return up(bytes, 64 << 10); /* arrays have pages of their own */
 }
 
+static CUresult make_twin(CUarray *made, CUDA_ARRAY3D_DESCRIPTOR d) {
+    d.flags |= CUDA_ARRAY3D_DEFERRED_MAPPING;
+    return REAL(cuArray3DCreate_v2)(made, &d);
+}
+
+static CUresult make_mipmap_twin(CUmipmappedArray *made, CUDA_ARRAY3D_DESCRIPTOR d, unsigned levels) {
+    d.flags |= CUDA_ARRAY3D_DEFERRED_MAPPING;
+    return REAL(cuMipmappedArrayCreate)(made, &d, levels);
+}
+
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d) {
-    CUDA_ARRAY3D_DESCRIPTOR twin = *d;
     CUDA_ARRAY_MEMORY_REQUIREMENTS need = {0};
     CUarray array;
     CUdevice device;
     bool told = false;
     if (!has_memory(d))
         return 0;
-    twin.flags |= CUDA_ARRAY3D_DEFERRED_MAPPING;
-    if (!REAL(cuCtxGetDevice)(&device) && !REAL(cuArray3DCreate_v2)(&array, &twin)) {
+    if (!REAL(cuCtxGetDevice)(&device) && !make_twin(&array, *d)) {
         told = !REAL(cuArrayGetMemoryRequirements)(&need, array, device) && need.size;
         REAL(cuArrayDestroy)(array);
     }
@@ -77,19 +85,44 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d) {
 }
 
 static uint64_t mipmap_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) {
-    CUDA_ARRAY3D_DESCRIPTOR twin = *d;
     CUDA_ARRAY_MEMORY_REQUIREMENTS need = {0};
     CUmipmappedArray array;
     CUdevice device;
     bool told = false;
     if (!has_memory(d))
         return 0;
-    twin.flags |= CUDA_ARRAY3D_DEFERRED_MAPPING;
-    if (!REAL(cuCtxGetDevice)(&device) && !REAL(cuMipmappedArrayCreate)(&array, &twin, levels)) {
+    if (!REAL(cuCtxGetDevice)(&device) && !make_mipmap_twin(&array, *d, levels)) {
         told = !REAL(cuMipmappedArrayGetMemoryRequirements)(&need, array, device) && need.size;
         REAL(cuMipmappedArrayDestroy)(array);
     }
     return told ? need.size : upper_bound(d, levels);
+}
+
+/* The program's answer where a charge was refused: what the driver says of the twin, which takes no memory. If it does not
+ * make any twins, it has said nothing of the array. */
+static CUresult twin_refused(CUresult twin) {
+    CUDA_ARRAY3D_DESCRIPTOR least = {.width = 1, .height = 1, .format = 1, .channels = 1};
+    CUarray array;
+    CUresult any = make_twin(&array, least);
+    if (any == CUDA_SUCCESS)
+        REAL(cuArrayDestroy)(array);
+    return any == CUDA_ERROR_NOT_SUPPORTED ? CUDA_ERROR_OUT_OF_MEMORY : refused(twin, any);
+}
+
+static CUresult array_refused(const CUDA_ARRAY3D_DESCRIPTOR *d) {
+    CUarray array;
+    CUresult r = make_twin(&array, *d);
+    if (r == CUDA_SUCCESS)
+        REAL(cuArrayDestroy)(array);
+    return twin_refused(r);
+}
+
+static CUresult mipmap_refused(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) {
+    CUmipmappedArray array;
+    CUresult r = make_mipmap_twin(&array, *d, levels);
+    if (r == CUDA_SUCCESS)
+        REAL(cuMipmappedArrayDestroy)(array);
+    return twin_refused(r);
 }
 
 /* Given the driver's answer: notes the charge, and only then gives the array to the program. */
@@ -109,7 +142,7 @@ GH_EXPORT CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 
     copy_once(&d, given, sizeof d);
     CUDA_ARRAY3D_DESCRIPTOR same = {d.width, d.height, 0, d.format, d.channels, 0};
     CUresult r;
-    CHARGE_AND_ASK(r, &c, charge(&c, array_bytes(&same)), REAL(cuArrayCreate)(&made, &d));
+    CHARGE_AND_ASK(r, &c, charge(&c, array_bytes(&same)), REAL(cuArrayCreate)(&made, &d), array_refused(&same));
     return finish_array(&c, r, &made, array);
 }
 
@@ -122,7 +155,7 @@ GH_EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR 
     copy_once(&d, given, sizeof d);
     CUDA_ARRAY3D_DESCRIPTOR same = {d.width, d.height, 0, d.format, d.channels, 0};
     CUresult r;
-    CHARGE_AND_ASK(r, &c, charge(&c, array_bytes(&same)), REAL(cuArrayCreate_v2)(&made, &d));
+    CHARGE_AND_ASK(r, &c, charge(&c, array_bytes(&same)), REAL(cuArrayCreate_v2)(&made, &d), array_refused(&same));
     return finish_array(&c, r, &made, array);
 }
 
@@ -135,7 +168,7 @@ GH_EXPORT CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR
     copy_once(&d, given, sizeof d);
     CUDA_ARRAY3D_DESCRIPTOR same = {d.width, d.height, d.depth, d.format, d.channels, d.flags};
     CUresult r;
-    CHARGE_AND_ASK(r, &c, charge(&c, array_bytes(&same)), REAL(cuArray3DCreate)(&made, &d));
+    CHARGE_AND_ASK(r, &c, charge(&c, array_bytes(&same)), REAL(cuArray3DCreate)(&made, &d), array_refused(&same));
     return finish_array(&c, r, &made, array);
 }
 
@@ -147,7 +180,7 @@ GH_EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIP
         return REAL(cuArray3DCreate_v2)(array, given);
     copy_once(&d, given, sizeof d);
     CUresult r;
-    CHARGE_AND_ASK(r, &c, charge(&c, array_bytes(&d)), REAL(cuArray3DCreate_v2)(&made, &d));
+    CHARGE_AND_ASK(r, &c, charge(&c, array_bytes(&d)), REAL(cuArray3DCreate_v2)(&made, &d), array_refused(&d));
     return finish_array(&c, r, &made, array);
 }
 
@@ -160,7 +193,8 @@ GH_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_AR
         return REAL(cuMipmappedArrayCreate)(array, given, levels);
     copy_once(&d, given, sizeof d);
     CUresult r;
-    CHARGE_AND_ASK(r, &c, charge(&c, mipmap_bytes(&d, levels)), REAL(cuMipmappedArrayCreate)(&made, &d, levels));
+    CHARGE_AND_ASK(r, &c, charge(&c, mipmap_bytes(&d, levels)), REAL(cuMipmappedArrayCreate)(&made, &d, levels),
+                   mipmap_refused(&d, levels));
     r = finish_alloc(&c, r, ARRAY, (uintptr_t)made);
     if (r == CUDA_SUCCESS)
         *array = made;

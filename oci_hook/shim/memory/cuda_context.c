@@ -73,30 +73,36 @@ GH_EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice devi
     struct charge c;
     CUcontext made = NULL;
     CUresult r;
-    CHARGE_AND_ASK(r, &c, charge_context(&c, device), REAL(cuCtxCreate)(context ? &made : NULL, flags, device));
+    if (!context)
+        return REAL(cuCtxCreate)(context, flags, device);
+    CHARGE_AND_ASK(r, &c, charge_context(&c, device), REAL(cuCtxCreate)(&made, flags, device), r);
     return created(&c, r, &made, context);
 }
 GH_EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
     struct charge c;
     CUcontext made = NULL;
     CUresult r;
-    CHARGE_AND_ASK(r, &c, charge_context(&c, device), REAL(cuCtxCreate_v2)(context ? &made : NULL, flags, device));
+    if (!context)
+        return REAL(cuCtxCreate_v2)(context, flags, device);
+    CHARGE_AND_ASK(r, &c, charge_context(&c, device), REAL(cuCtxCreate_v2)(&made, flags, device), r);
     return created(&c, r, &made, context);
 }
 GH_EXPORT CUresult cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned flags, CUdevice device) {
     struct charge c;
     CUcontext made = NULL;
     CUresult r;
-    CHARGE_AND_ASK(r, &c, charge_context(&c, device),
-                   REAL(cuCtxCreate_v3)(context ? &made : NULL, affinity, count, flags, device));
+    if (!context)
+        return REAL(cuCtxCreate_v3)(context, affinity, count, flags, device);
+    CHARGE_AND_ASK(r, &c, charge_context(&c, device), REAL(cuCtxCreate_v3)(&made, affinity, count, flags, device), r);
     return created(&c, r, &made, context);
 }
 GH_EXPORT CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CUdevice device) {
     struct charge c;
     CUcontext made = NULL;
     CUresult r;
-    CHARGE_AND_ASK(r, &c, charge_context(&c, device),
-                   REAL(cuCtxCreate_v4)(context ? &made : NULL, parameters, flags, device));
+    if (!context)
+        return REAL(cuCtxCreate_v4)(context, parameters, flags, device);
+    CHARGE_AND_ASK(r, &c, charge_context(&c, device), REAL(cuCtxCreate_v4)(&made, parameters, flags, device), r);
     return created(&c, r, &made, context);
 }
 
@@ -367,8 +373,10 @@ GH_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     CUcontext made = NULL;
     CUresult r;
     uint32_t before = st ? atomic_load(&st->contexts.changes) : 0;
+    if (!context)
+        return REAL(cuDevicePrimaryCtxRetain)(context, device);
     CHARGE_AND_ASK(r, &c, is_active(device, false) ? CUDA_SUCCESS : charge_context(&c, device),
-                   retain(st, context ? &made : NULL, device));
+                   retain(st, &made, device), r);
     if (r) {
         uncharge(&c);
         return r;
@@ -494,7 +502,10 @@ GH_EXPORT CUresult cuCtxSetLimit(int limit, size_t value) {
     struct owed before = begin_free(LIMIT, name);
     struct charge c;
     r = charge(&c, limit_bytes(limit, value));
-    if (r == CUDA_SUCCESS)
+    size_t now;
+    if (r) /* a driver may round down what is impossible here, so it is asked whether the GPU has such a limit */
+        r = refused(REAL(cuCtxGetLimit)(&now, limit), CUDA_SUCCESS);
+    else
         r = finish_alloc(&c, REAL(cuCtxSetLimit)(limit, value), LIMIT, name);
     end_free(&before, CUDA_SUCCESS == r ? r : CUDA_ERROR_INVALID_VALUE);
     return r;

@@ -5,6 +5,7 @@
 #include "driver/real.h"
 #include "gate/cost.h"
 #include "gate/gate.h"
+#include "memory/charge.h"
 #include "memory/cuda_pool.h"
 
 #define NESTED 256 /* levels of child graphs that are read; a deeper graph is refused */
@@ -186,6 +187,12 @@ static void launched(struct gh_state *st, const struct needs *n, bool ok) {
     atomic_store(&st->pools.dirty, 1);
 }
 
+/* A launch cannot be tried. So the driver is asked for the stream alone; the default ones always exist. */
+static CUresult launch_refused(CUstream stream) {
+    int status;
+    return refused(stream ? REAL(cuStreamIsCapturing)(stream, &status) : CUDA_SUCCESS, CUDA_SUCCESS);
+}
+
 typedef CUresult run_call(CUgraphExec, CUstream);
 
 static CUresult run(CUgraphExec exec, CUstream stream, run_call *call, bool launch) {
@@ -196,7 +203,7 @@ static CUresult run(CUgraphExec exec, CUstream stream, run_call *call, bool laun
         return call(exec, stream);
     CUresult r = begin(&g, st, n);
     if (r)
-        return r;
+        return launch_refused(stream);
     r = call(exec, stream);
     if (launch)
         launched(st, n, r == CUDA_SUCCESS);
@@ -304,6 +311,22 @@ static CUresult needs_now(const struct making *m, struct needs **n) {
     return (*n)->failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
+/* Where its memory is refused, a graph is tried without the upload flag, which takes none. No graph stands for one that the
+ * driver does not know. */
+static CUgraph without_upload(CUgraph graph, uint64_t *flags) {
+    size_t count;
+    if (REAL(cuGraphGetNodes)(graph, NULL, &count))
+        return NULL;
+    *flags &= ~CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
+    return graph;
+}
+
+static CUresult make_refused(CUresult asked, CUgraphExec now) {
+    if (asked == CUDA_SUCCESS)
+        REAL(cuGraphExecDestroy)(now);
+    return refused(asked, CUDA_SUCCESS);
+}
+
 /* With the upload flag, the driver takes the graph's memory at once. */
 static CUresult make(struct making *m, CUgraph graph, uint64_t flags) {
     struct needs *n = NULL;
@@ -353,8 +376,13 @@ GH_EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgra
 GH_EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, uint64_t flags) {
     struct making m;
     CUgraphExec now = NULL;
-    CUresult r = make(&m, graph, flags);
-    return r ? r : made(&m, REAL(cuGraphInstantiateWithFlags)(exec ? &now : NULL, graph, flags), &now, exec);
+    if (!exec)
+        return REAL(cuGraphInstantiateWithFlags)(exec, graph, flags);
+    if (!make(&m, graph, flags))
+        return made(&m, REAL(cuGraphInstantiateWithFlags)(&now, graph, flags), &now, exec);
+    graph = without_upload(graph, &flags);
+    CUresult asked = REAL(cuGraphInstantiateWithFlags)(&now, graph, flags);
+    return make_refused(asked, now);
 }
 
 typedef CUresult params_call(CUgraphExec *, CUgraph, CUDA_GRAPH_INSTANTIATE_PARAMS *);
@@ -367,8 +395,11 @@ static CUresult instantiate(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANT
         return call(exec, graph, given);
     copy_once(&params, given, sizeof params);
     CUresult r = make(&m, graph, params.flags);
-    if (r)
-        return r;
+    if (r) {
+        graph = without_upload(graph, &params.flags);
+        r = call(&now, graph, &params);
+        return make_refused(r, now);
+    }
     r = call(&now, graph, &params);
     given->error = params.error;
     given->result = params.result;

@@ -10,11 +10,15 @@
 GH_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned flags) {
     CUcontext primary;
     CUgreenCtx made = NULL;
+    if (!context || !resources)
+        return REAL(cuGreenCtxCreate)(context, resources, device, flags);
     CUresult r = cuDevicePrimaryCtxRetain(&primary, device);
-    if (r)
+    if (r == CUDA_ERROR_OUT_OF_MEMORY)
         return r;
-    r = REAL(cuGreenCtxCreate)(context ? &made : NULL, resources, device, flags);
-    cuDevicePrimaryCtxRelease_v2(device);
+    bool retained = r == CUDA_SUCCESS;
+    r = REAL(cuGreenCtxCreate)(&made, resources, device, flags); /* refuses, if the primary one could not be retained */
+    if (retained)
+        cuDevicePrimaryCtxRelease_v2(device);
     if (r == CUDA_SUCCESS)
         *context = made;
     return r;

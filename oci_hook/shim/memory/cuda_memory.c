@@ -6,22 +6,36 @@
 
 /* The driver writes addresses into variables of ours, and the program gets them after they were noted: what another
  * thread writes to the program's variable meanwhile changes no note. */
+static CUresult alloc_refused(size_t bytes) {
+    CUdeviceptr made = 0;
+    CUresult asked = REAL(cuMemAlloc_v2)(&made, bytes | IMPOSSIBLE);
+    if (asked == CUDA_SUCCESS)
+        REAL(cuMemFree_v2)(made);
+    return refused(asked, CUDA_ERROR_INVALID_VALUE);
+}
+
 GH_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
     struct charge c;
     CUdeviceptr made = 0;
     CUresult r;
-    CHARGE_AND_ASK(r, &c, charge_linear(&c, bytes), REAL(cuMemAlloc_v2)(pointer ? &made : NULL, bytes));
+    if (!pointer)
+        return REAL(cuMemAlloc_v2)(pointer, bytes);
+    CHARGE_AND_ASK(r, &c, charge_linear(&c, bytes), REAL(cuMemAlloc_v2)(&made, bytes), alloc_refused(bytes));
     r = finish_alloc(&c, r, LINEAR, made);
     if (r == CUDA_SUCCESS)
         *pointer = made;
     return r;
 }
 
+/* With 32 bits there is no impossible amount; nothing is what every driver refuses. */
 GH_EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes) {
     struct charge c;
     unsigned made = 0;
     CUresult r;
-    CHARGE_AND_ASK(r, &c, charge_linear(&c, bytes), REAL(cuMemAlloc)(pointer ? &made : NULL, bytes));
+    if (!pointer)
+        return REAL(cuMemAlloc)(pointer, bytes);
+    CHARGE_AND_ASK(r, &c, charge_linear(&c, bytes), REAL(cuMemAlloc)(&made, bytes),
+                   refused(REAL(cuMemAlloc)(&made, 0), CUDA_ERROR_INVALID_VALUE));
     r = finish_alloc(&c, r, LINEAR, made);
     if (r == CUDA_SUCCESS)
         *pointer = made;
@@ -30,6 +44,14 @@ GH_EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes) {
 
 /* All of a managed allocation may lie on any one of the process's GPUs: a prefetch or a kernel there moves it. So all of it
  * is charged on each. */
+static CUresult ask_managed(unsigned flags) {
+    CUdeviceptr made = 0;
+    CUresult r = REAL(cuMemAllocManaged)(&made, IMPOSSIBLE, flags);
+    if (r == CUDA_SUCCESS)
+        REAL(cuMemFree_v2)(made);
+    return r;
+}
+
 GH_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags) {
     struct charge c;
     CUdeviceptr made = 0;
@@ -37,7 +59,7 @@ GH_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigne
         return REAL(cuMemAllocManaged)(pointer, 0, flags);
     CUresult r = charge_everywhere(&c, bytes);
     if (r)
-        return r;
+        return refused(ask_managed(flags), ask_managed(CU_MEM_ATTACH_GLOBAL));
     r = REAL(cuMemAllocManaged)(&made, bytes, flags);
     if (r == CUDA_SUCCESS && c.st)
         gh_note_fixed(c.st);
@@ -58,14 +80,27 @@ static CUresult charge_rows(struct charge *c, uint64_t width, uint64_t height) {
     return charge_linear(c, bytes);
 }
 
+static CUresult ask_pitch(size_t width, size_t height, unsigned element) {
+    CUdeviceptr made = 0;
+    size_t wide, row = width < PITCH ? PITCH : width > IMPOSSIBLE ? IMPOSSIBLE : (width + PITCH - 1) & ~(PITCH - 1);
+    height = !height || height > IMPOSSIBLE / row ? height : IMPOSSIBLE / row;
+    CUresult r = REAL(cuMemAllocPitch_v2)(&made, &wide, width, height, element);
+    if (r == CUDA_SUCCESS)
+        REAL(cuMemFree_v2)(made);
+    return r;
+}
+
 GH_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
                                       unsigned element) {
     struct charge c;
     CUdeviceptr made = 0;
     size_t wide = 0;
     CUresult r;
+    if (!pointer || !pitch)
+        return REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
     CHARGE_AND_ASK(r, &c, charge_rows(&c, width, height),
-                   REAL(cuMemAllocPitch_v2)(pointer ? &made : NULL, pitch ? &wide : NULL, width, height, element));
+                   REAL(cuMemAllocPitch_v2)(&made, &wide, width, height, element),
+                   refused(ask_pitch(width, height, element), ask_pitch(PITCH, 1, 4)));
     if (r == CUDA_SUCCESS && recharge_linear(&c, (uint64_t)wide * height)) {
         REAL(cuMemFree_v2)(made);
         r = CUDA_ERROR_OUT_OF_MEMORY;
@@ -83,8 +118,10 @@ GH_EXPORT CUresult cuMemAllocPitch(unsigned *pointer, unsigned *pitch, unsigned 
     struct charge c;
     unsigned made = 0, wide = 0;
     CUresult r;
-    CHARGE_AND_ASK(r, &c, charge_rows(&c, width, height),
-                   REAL(cuMemAllocPitch)(pointer ? &made : NULL, pitch ? &wide : NULL, width, height, element));
+    if (!pointer || !pitch)
+        return REAL(cuMemAllocPitch)(pointer, pitch, width, height, element);
+    CHARGE_AND_ASK(r, &c, charge_rows(&c, width, height), REAL(cuMemAllocPitch)(&made, &wide, width, height, element),
+                   refused(REAL(cuMemAllocPitch)(&made, &wide, 0, height, element), CUDA_ERROR_INVALID_VALUE));
     if (r == CUDA_SUCCESS && recharge_linear(&c, (uint64_t)wide * height)) {
         REAL(cuMemFree)(made);
         r = CUDA_ERROR_OUT_OF_MEMORY;

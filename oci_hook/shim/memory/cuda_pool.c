@@ -79,6 +79,7 @@ static struct gh_pool *new_pool(struct gh_state *st, void *handle, enum pool_kin
     atomic_store(&pool->charged, 0);
     atomic_store(&pool->grain, FIRST_LEAST);
     atomic_store(&pool->exportable, 0);
+    atomic_store(&pool->most, 0);
     atomic_store(&pool->pieces, 0);
     atomic_store(&pool->touched, 0);
     atomic_store_explicit(&pool->kind, kind, memory_order_release);
@@ -143,7 +144,10 @@ struct gh_pool *graph_pool(struct gh_state *st, CUdevice device, int gpu) {
 
 struct gh_pool *pool_learn(struct gh_state *st, CUmemoryPool handle, CUdevice device) {
     CUmemoryPool own;
+    uint64_t reserved;
     int count = 0;
+    if (REAL(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved))
+        return NULL;
     if (!REAL(cuDeviceGetCount)(&count))
         for (CUdevice d = 0; d < count; d++)
             if (!REAL(cuDeviceGetDefaultMemPool)(&own, d) && own == handle)
@@ -234,6 +238,11 @@ static bool figures(const struct gh_pool *pool, uint64_t *reserved, uint64_t *us
     *reserved = r;
     *used = u;
     return true;
+}
+
+bool pool_full(const struct gh_pool *pool, uint64_t bytes) {
+    uint64_t most = atomic_load(&pool->most), reserved, used;
+    return most && figures(pool, &reserved, &used) && (used > most || bytes > most - used);
 }
 
 uint64_t pool_least(struct gh_state *st) {

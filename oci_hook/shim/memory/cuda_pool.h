@@ -26,7 +26,8 @@ struct gh_pool *pool_find(struct gh_state *st, void *handle, enum pool_kind kind
 struct gh_pool *pool_note(struct gh_state *st, void *handle, enum pool_kind kind, CUdevice device, int gpu);
 /* The pool with this number, as a note tells it. */
 struct gh_pool *pool_numbered(struct gh_state *st, unsigned number);
-/* Notes a pool whose creation we did not see: a device's default pool, or one made by a library that bypassed us. */
+/* Notes a pool whose creation we did not see: a device's default pool, or one made by a library that bypassed us.
+ * NULL: the driver knows no such pool, or no memory. */
 struct gh_pool *pool_learn(struct gh_state *st, CUmemoryPool handle, CUdevice device);
 /* A pool is about to be destroyed, before the driver can give its handle to another one; it was not, after all; it was,
  * and is forgotten once its last piece has been freed. */
@@ -53,6 +54,8 @@ CUresult pool_end(struct growth *g);
 /* Charges the pool for what the driver has reserved now, using or releasing the `foreseen` units charged in advance.
  * CUDA_ERROR_OUT_OF_MEMORY: the pool grew beyond the limit; it is charged all the same. */
 CUresult pool_correct(struct gh_state *st, struct gh_pool *pool, uint64_t foreseen, bool alone);
+/* True if the pool's own maximum is in the way of so many more bytes. */
+bool pool_full(const struct gh_pool *pool, uint64_t bytes);
 /* The smallest growth of a pool, as far as we know, in bytes. */
 uint64_t pool_least(struct gh_state *st);
 /* Notes a piece allocated from a pool. */

@@ -64,6 +64,21 @@ static CUresult ask_driver(const struct variant *v, const struct request *q, CUd
     return q->pool ? v->from_pool(made, q->bytes, q->pool, q->stream) : v->alloc(made, q->bytes, q->stream);
 }
 
+static CUresult ask_impossible(const struct variant *v, struct request q) {
+    CUdeviceptr made = 0;
+    q.bytes |= IMPOSSIBLE;
+    CUresult r = ask_driver(v, &q, &made);
+    if (r == CUDA_SUCCESS)
+        v->free(made, q.stream);
+    return r;
+}
+
+/* Nothing at all, which a driver may round up, is asked for without a place for the answer. */
+static CUresult alloc_refused(const struct variant *v, const struct request *q) {
+    struct request good = {.stream = q->stream};
+    return q->bytes ? refused(ask_impossible(v, *q), ask_impossible(v, good)) : ask_driver(v, q, NULL);
+}
+
 /* Undoes an allocation that nobody charged, and charges its pool for what the driver still keeps of it. */
 static void undo_uncharged(struct gh_state *st, const struct variant *v, const struct request *q, CUdeviceptr made) {
     CUmemoryPool handle = q->pool;
@@ -113,13 +128,13 @@ static CUresult alloc_charged(struct gh_state *st, const struct variant *v, cons
     CUresult r, ended;
     unsigned waited = 0;
     do {
-        if ((r = pool_begin(&g, st, pool, q->pool, q->bytes, 0)))
-            return r;
+        if (pool_begin(&g, st, pool, q->pool, q->bytes, 0))
+            return alloc_refused(v, q);
         r = ask_driver(v, q, made);
         if (r == CUDA_SUCCESS && g.pool) /* before pool_end: an operation that is alone next must know of it */
             pool_put(st, pool, *made, q->bytes);
         ended = pool_end(&g);
-    } while (r == CUDA_ERROR_OUT_OF_MEMORY && g.pool &&
+    } while (r == CUDA_ERROR_OUT_OF_MEMORY && g.pool && !pool_full(pool, q->bytes) &&
              wait_for_room(st, atomic_load(&pool->gpu), gh_units(q->bytes), &waited));
     if (r != CUDA_ERROR_OUT_OF_MEMORY)
         end_wait(st, atomic_load(&pool->gpu), waited);
@@ -142,16 +157,15 @@ static CUresult alloc_from(const struct variant *v, struct request *q, CUdevicep
     CUresult r;
     if (alloc_captured(st, v, q, made, &r))
         return r;
-    if ((r = find_pool(q->stream, &q->pool, &device)))
-        return r;
+    if (find_pool(q->stream, &q->pool, &device))
+        return alloc_refused(v, q);
     struct gh_pool *pool = pool_find(st, q->pool, POOL_ALIVE);
     if (!pool && !(pool = pool_learn(st, q->pool, device)))
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return alloc_refused(v, q);
     return alloc_charged(st, v, q, pool, made);
 }
 
-static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream, struct variant v) {
-    struct request q = {bytes, pool, stream};
+static CUresult alloc_async(CUdeviceptr *pointer, struct request q, struct variant v) {
     CUdeviceptr made = 0;
     if (!pointer)
         return ask_driver(&v, &q, NULL); /* refuses */
@@ -161,18 +175,25 @@ static CUresult alloc_async(CUdeviceptr *pointer, size_t bytes, CUmemoryPool poo
     return r;
 }
 
+/* No pool is an argument that a driver refuses. One that takes it for the current pool is followed. */
+static CUresult from_pool(CUdeviceptr *pointer, struct request q, struct variant v) {
+    CUdeviceptr made = 0;
+    CUresult r = q.pool ? CUDA_ERROR_OUT_OF_MEMORY : v.from_pool(pointer ? &made : NULL, IMPOSSIBLE, NULL, q.stream);
+    return r == CUDA_ERROR_OUT_OF_MEMORY ? alloc_async(pointer, q, v) : r;
+}
+
 GH_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
-    return alloc_async(pointer, bytes, NULL, stream, legacy());
+    return alloc_async(pointer, (struct request){bytes, NULL, stream}, legacy());
 }
 GH_EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
-    return alloc_async(pointer, bytes, NULL, stream, per_thread());
+    return alloc_async(pointer, (struct request){bytes, NULL, stream}, per_thread());
 }
 GH_EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream) {
-    return alloc_async(pointer, bytes, pool, stream, legacy());
+    return from_pool(pointer, (struct request){bytes, pool, stream}, legacy());
 }
 GH_EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool,
                                                 CUstream stream) {
-    return alloc_async(pointer, bytes, pool, stream, per_thread());
+    return from_pool(pointer, (struct request){bytes, pool, stream}, per_thread());
 }
 
 /* The memory is no more, or the driver has given its address anew. */
@@ -282,6 +303,7 @@ GH_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *g
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     atomic_store(&pool->exportable, props.handle_types != 0);
+    atomic_store(&pool->most, props.max_size);
     if (props.handle_types || props.type == CU_MEM_ALLOCATION_TYPE_MANAGED)
         gh_note_fixed(st);
     *handle = made;

@@ -1,5 +1,5 @@
-/* Calls after which memory may live on without a handle or mapping of ours: in sparse arrays, multicast objects and
- * logical endpoints, which we do not follow, so that it stays charged until the process ends; and by descriptors of address ranges. */
+/* Calls after which memory may live on without a handle or mapping of ours: in sparse arrays, which we do not follow, so
+ * that it stays charged until the process ends; by descriptors of address ranges; in multicast objects and logical endpoints. */
 #include <stdlib.h>
 
 #include "driver/real.h"
@@ -50,18 +50,23 @@ static bool list_handle(struct pieces *all, CUmemHandle handle) {
     return true;
 }
 
+/* With the lock held. lasting: what the call has used stays charged until the process ends. */
+static void end_pieces(const struct pieces *all, CUresult r, bool lasting) {
+    for (size_t i = 0; i < all->count; i++) {
+        const struct held *one = &all->list[i];
+        struct piece_call c = {all->st, all->v, one->piece, 0};
+        if (one->by_handle && (r == CUDA_SUCCESS || !c.piece))
+            used_by_handle(&c, one->handle);
+        if (!c.piece)
+            continue;
+        c.piece->permanent |= lasting && r == CUDA_SUCCESS;
+        let_go(&c);
+    }
+}
+
 static CUresult keep(struct pieces *all, CUresult r) {
     if (all->list && gh_lock(&all->v->lock)) {
-        for (size_t i = 0; i < all->count; i++) {
-            const struct held *one = &all->list[i];
-            struct piece_call c = {all->st, all->v, one->piece, 0};
-            if (one->by_handle && (r == CUDA_SUCCESS || !c.piece))
-                used_by_handle(&c, one->handle);
-            if (!c.piece)
-                continue;
-            c.piece->permanent |= r == CUDA_SUCCESS;
-            let_go(&c);
-        }
+        end_pieces(all, r, true);
         gh_unlock(&all->v->lock);
     }
     free(all->list);
@@ -103,7 +108,6 @@ GH_EXPORT CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned count,
     return map_array(list, count, stream, REAL(cuMemMapArrayAsync_ptsz));
 }
 
-/* Memory bound to a multicast object or a logical endpoint was charged when it was made. From now on that may keep it. */
 static bool list_range(struct pieces *all, CUdeviceptr at, size_t bytes) {
     if (!open_list(all, 1))
         return !all->v;
@@ -112,55 +116,6 @@ static bool list_range(struct pieces *all, CUdeviceptr at, size_t bytes) {
             list_piece(all, (struct held){all->v->map[i].piece, 0, false});
     gh_unlock(&all->v->lock);
     return true;
-}
-
-static CUresult bound(struct pieces *all, CUresult r) {
-    if (r == CUDA_SUCCESS && all->st)
-        gh_note_fixed(all->st);
-    return keep(all, r);
-}
-
-GH_EXPORT CUresult cuMulticastBindMem(CUmemHandle object, size_t offset, CUmemHandle memory, size_t from, size_t bytes,
-                                      uint64_t flags) {
-    struct pieces all;
-    if (!list_handle(&all, memory))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    return bound(&all, REAL(cuMulticastBindMem)(object, offset, memory, from, bytes, flags));
-}
-GH_EXPORT CUresult cuMulticastBindMem_v2(CUmemHandle object, CUdevice device, size_t offset, CUmemHandle memory,
-                                         size_t from, size_t bytes, uint64_t flags) {
-    struct pieces all;
-    if (!list_handle(&all, memory))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    return bound(&all, REAL(cuMulticastBindMem_v2)(object, device, offset, memory, from, bytes, flags));
-}
-GH_EXPORT CUresult cuMulticastBindAddr(CUmemHandle object, size_t offset, CUdeviceptr at, size_t bytes,
-                                       uint64_t flags) {
-    struct pieces all;
-    if (!list_range(&all, at, bytes))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    return bound(&all, REAL(cuMulticastBindAddr)(object, offset, at, bytes, flags));
-}
-GH_EXPORT CUresult cuMulticastBindAddr_v2(CUmemHandle object, CUdevice device, size_t offset, CUdeviceptr at,
-                                          size_t bytes, uint64_t flags) {
-    struct pieces all;
-    if (!list_range(&all, at, bytes))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    return bound(&all, REAL(cuMulticastBindAddr_v2)(object, device, offset, at, bytes, flags));
-}
-GH_EXPORT CUresult cuLogicalEndpointBindMem(unsigned id, CUdevice device, uint64_t offset, CUmemHandle memory,
-                                            uint64_t from, uint64_t bytes, uint64_t flags) {
-    struct pieces all;
-    if (!list_handle(&all, memory))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    return bound(&all, REAL(cuLogicalEndpointBindMem)(id, device, offset, memory, from, bytes, flags));
-}
-GH_EXPORT CUresult cuLogicalEndpointBindAddr(unsigned id, CUdevice device, uint64_t offset, CUdeviceptr at,
-                                             uint64_t bytes, uint64_t flags) {
-    struct pieces all;
-    if (!list_range(&all, at, bytes))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    return bound(&all, REAL(cuLogicalEndpointBindAddr)(id, device, offset, at, bytes, flags));
 }
 
 /* ---- descriptors of address ranges, which network adapters use; the driver keeps the memory for them ---- */
@@ -214,4 +169,142 @@ GH_EXPORT CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr at, s
     note_descriptor(&all, fd);
     *(int *)handle = fd;
     return r;
+}
+
+/* ---- multicast objects and logical endpoints ----
+ *
+ * Memory that is bound to one was charged when it was made, and is kept by it: until it is unbound, or the multicast object
+ * has no handle, mapping and export any more. */
+
+struct object {             /* to which memory is bound */
+    struct piece_call call; /* of a multicast object; piece: NULL, if it is not known */
+    CUmemHandle handle;
+    struct bond place;
+};
+
+static struct object multicast(CUmemHandle handle, uint64_t at, uint64_t size) {
+    return (struct object){begin_by_handle(handle), handle, {.at = at, .size = size, .gpu = NO_GPU}};
+}
+
+static struct object multicast_on(CUmemHandle handle, CUdevice device, uint64_t at, uint64_t size) {
+    struct object o = multicast(handle, at, size);
+    if (o.call.st)
+        o.place.gpu = gpu_of_device(o.call.st, device);
+    return o;
+}
+
+static struct object endpoint(unsigned id, CUdevice device, uint64_t at, uint64_t size) {
+    struct gh_state *st = gh_here();
+    struct vmm *v = vmm_if_any(st);
+    struct object o = {{st, v, NULL, v ? vmm_clock(v) : 0}, 0, {.endpoint = id, .at = at, .size = size, .gpu = NO_GPU}};
+    if (st)
+        o.place.gpu = gpu_of_device(st, device);
+    return o;
+}
+
+/* With the lock held: its list of bonds; NULL: there is none, or a handle may stand for another object by now. */
+static struct bond **bonds_of(const struct object *o) {
+    if (!o->handle)
+        return &o->call.v->endpoints;
+    bool same = o->call.piece && piece_of(o->call.st, o->handle) == o->call.piece;
+    return same ? &o->call.piece->bonds : NULL;
+}
+
+static void let_go_of_object(const struct object *o, CUresult r) {
+    if (o->call.piece && r == CUDA_SUCCESS)
+        used_by_handle(&o->call, o->handle);
+    if (o->call.piece)
+        let_go(&o->call);
+}
+
+/* Given the driver's answer: notes a bond of each piece. Ends both calls. The driver says of what is bound by a handle on
+ * which GPU it is only where it is asked (CUDA 13.1); it is the memory's. */
+static CUresult bound(struct pieces *all, struct object *o, CUresult r) {
+    struct vmm *v = o->call.v;
+    if (r == CUDA_SUCCESS && all->st)
+        gh_note_fixed(all->st);
+    if (v && gh_lock(&v->lock)) {
+        struct bond **list = bonds_of(o);
+        for (size_t i = 0; r == CUDA_SUCCESS && list && i < all->count; i++) {
+            struct bond b = o->place;
+            if (!(b.memory = all->list[i].piece))
+                continue;
+            if (b.gpu < 0 && !b.memory->imported)
+                b.gpu = (int)b.memory->gpu;
+            note_bond(v, list, b);
+        }
+        end_pieces(all, r, !list);
+        let_go_of_object(o, r);
+        gh_unlock(&v->lock);
+    }
+    free(all->list);
+    return r;
+}
+
+/* While another thread uses the object's handle, which it may release, what is unbound stays charged until the object goes. */
+static CUresult unbound(struct object *o, CUresult r) {
+    struct vmm *v = o->call.v;
+    if (!v || !gh_lock(&v->lock))
+        return r;
+    struct bond **list = bonds_of(o);
+    if (r == CUDA_SUCCESS && list && (!o->handle || o->call.piece->calls == 1))
+        note_unbind(o->call.st, v, list, o->place, o->call.began);
+    let_go_of_object(o, r);
+    gh_unlock(&v->lock);
+    pieces_reclaim_now_and_then(o->call.st);
+    return r;
+}
+
+GH_EXPORT CUresult cuMulticastCreate(CUmemHandle *object, const void *prop) {
+    struct gh_state *st = gh_here();
+    struct vmm *v = st ? vmm_of(st) : NULL;
+    CUmemHandle made = 0;
+    uint64_t began = v ? vmm_clock(v) : 0;
+    CUresult r = REAL(cuMulticastCreate)(object ? &made : NULL, prop);
+    if (r)
+        return r;
+    if (v)
+        note_piece(st, v, made, (struct piece){0}, began);
+    *object = made;
+    return r;
+}
+
+#define BIND(list, given, ...)           \
+    struct pieces all;                   \
+    if (!(list))                         \
+        return CUDA_ERROR_OUT_OF_MEMORY; \
+    struct object o = given;             \
+    return bound(&all, &o, __VA_ARGS__);
+
+GH_EXPORT CUresult cuMulticastBindMem(CUmemHandle object, size_t offset, CUmemHandle memory, size_t from, size_t bytes,
+                                      uint64_t flags){
+    BIND(list_handle(&all, memory), multicast(object, offset, bytes),
+         REAL(cuMulticastBindMem)(object, offset, memory, from, bytes, flags))} GH_EXPORT CUresult
+    cuMulticastBindMem_v2(CUmemHandle object, CUdevice device, size_t offset, CUmemHandle memory, size_t from,
+                          size_t bytes, uint64_t flags){
+        BIND(list_handle(&all, memory), multicast_on(object, device, offset, bytes),
+             REAL(cuMulticastBindMem_v2)(object, device, offset, memory, from, bytes, flags))} GH_EXPORT CUresult
+    cuMulticastBindAddr(CUmemHandle object, size_t offset, CUdeviceptr at, size_t bytes, uint64_t flags){
+        BIND(list_memory(&all, at, bytes), multicast(object, offset, bytes),
+             REAL(cuMulticastBindAddr)(object, offset, at, bytes, flags))} GH_EXPORT CUresult
+    cuMulticastBindAddr_v2(CUmemHandle object, CUdevice device, size_t offset, CUdeviceptr at, size_t bytes,
+                           uint64_t flags){
+        BIND(list_memory(&all, at, bytes), multicast_on(object, device, offset, bytes),
+             REAL(cuMulticastBindAddr_v2)(object, device, offset, at, bytes, flags))} GH_EXPORT CUresult
+    cuLogicalEndpointBindMem(unsigned id, CUdevice device, uint64_t offset, CUmemHandle memory, uint64_t from,
+                             uint64_t bytes, uint64_t flags){
+        BIND(list_handle(&all, memory), endpoint(id, device, offset, bytes),
+             REAL(cuLogicalEndpointBindMem)(id, device, offset, memory, from, bytes, flags))} GH_EXPORT CUresult
+    cuLogicalEndpointBindAddr(unsigned id, CUdevice device, uint64_t offset, CUdeviceptr at, uint64_t bytes,
+                              uint64_t flags){
+        BIND(list_memory(&all, at, bytes), endpoint(id, device, offset, bytes),
+             REAL(cuLogicalEndpointBindAddr)(id, device, offset, at, bytes, flags))}
+
+GH_EXPORT CUresult cuMulticastUnbind(CUmemHandle object, CUdevice device, size_t offset, size_t bytes) {
+    struct object o = multicast_on(object, device, offset, bytes);
+    return unbound(&o, REAL(cuMulticastUnbind)(object, device, offset, bytes));
+}
+GH_EXPORT CUresult cuLogicalEndpointUnbind(unsigned id, CUdevice device, uint64_t offset, uint64_t bytes) {
+    struct object o = endpoint(id, device, offset, bytes);
+    return unbound(&o, REAL(cuLogicalEndpointUnbind)(id, device, offset, bytes));
 }

@@ -10,6 +10,20 @@
 #include "memory/charge.h"
 #include "memory/piece.h"
 
+/* The low bits stay, since an amount that is not whole granules is refused for that. */
+static CUresult ask_create(size_t bytes, const CUmemAllocationProp *prop, uint64_t flags) {
+    CUmemHandle made = 0;
+    CUresult r = REAL(cuMemCreate)(&made, bytes | IMPOSSIBLE, prop, flags);
+    if (r == CUDA_SUCCESS)
+        REAL(cuMemRelease)(made);
+    return r;
+}
+
+static CUresult create_refused(size_t bytes, const CUmemAllocationProp *prop, uint64_t flags) {
+    CUmemAllocationProp good = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    return refused(ask_create(bytes, prop, flags), ask_create(0, &good, 0));
+}
+
 GH_EXPORT CUresult cuMemCreate(CUmemHandle *handle, size_t bytes, const CUmemAllocationProp *given, uint64_t flags) {
     struct gh_state *st = gh_here();
     struct vmm *v = st ? vmm_of(st) : NULL;
@@ -23,9 +37,11 @@ GH_EXPORT CUresult cuMemCreate(CUmemHandle *handle, size_t bytes, const CUmemAll
     if (!v)
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t began = vmm_clock(v);
-    struct place at = {.gpu = charged ? gpu_of_device(st, prop.location.id) : NO_CONTEXT};
+    struct place at = {.gpu = charged ? gpu_of_device(st, prop.location.id) : NO_CONTEXT,
+                       .error = CUDA_ERROR_OUT_OF_MEMORY};
     CUresult r;
-    CHARGE_AND_ASK(r, &c, charge_at(&c, st, at, bytes), REAL(cuMemCreate)(&made, bytes, &prop, flags));
+    CHARGE_AND_ASK(r, &c, charge_at(&c, st, at, bytes), REAL(cuMemCreate)(&made, bytes, &prop, flags),
+                   create_refused(bytes, &prop, flags));
     if (r) {
         uncharge(&c);
         return r;

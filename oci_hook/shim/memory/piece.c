@@ -35,11 +35,29 @@ static void end_piece(struct gh_state *st, struct vmm *v, struct piece *p) {
     free(p);
 }
 
+static void drop_if_free(struct gh_state *st, struct vmm *v, struct piece *p);
+
+static void end_bond(struct gh_state *st, struct vmm *v, struct bond *b) {
+    b->memory->maps--;
+    drop_if_free(st, v, b->memory);
+    free(b);
+}
+
+/* With the lock held: a multicast object goes. Another process may still have an imported one, and with it our memory. */
+static void end_bonds(struct gh_state *st, struct vmm *v, struct piece *object) {
+    for (struct bond *b; (b = object->bonds);) {
+        object->bonds = b->next;
+        b->memory->permanent |= object->imported;
+        end_bond(st, v, b);
+    }
+}
+
 /* With the lock held. A piece that nobody in this process uses any more ends, or waits for its exports to be closed. */
 static void drop_if_free(struct gh_state *st, struct vmm *v, struct piece *p) {
     if (p->handles || p->maps || p->calls || p->permanent)
         return;
     if (!p->exports) {
+        end_bonds(st, v, p);
         end_piece(st, v, p);
         return;
     }
@@ -71,6 +89,10 @@ bool pieces_reclaim(struct gh_state *st) {
     for (struct piece *p = list, *next; p; p = next) {
         next = p->next;
         if (exports_closed(v, p)) {
+            if (p->bonds && gh_lock(&v->lock)) { /* without it, they stay charged until the process ends */
+                end_bonds(st, v, p);
+                gh_unlock(&v->lock);
+            }
             end_piece(st, v, p);
             atomic_fetch_sub(&v->waits, 1);
             any = true;
@@ -290,6 +312,32 @@ void note_unmap(struct gh_state *st, struct vmm *v, uint64_t at, uint64_t bytes,
         memmove(v->map + i, v->map + i + 1, (v->count - i) * sizeof *v->map);
         m.piece->maps--;
         drop_if_free(st, v, m.piece);
+    }
+}
+
+/* ---- multicast objects and logical endpoints ---- */
+
+void note_bond(struct vmm *v, struct bond **list, struct bond like) {
+    struct bond *b = malloc(sizeof *b);
+    if (!b) {
+        like.memory->permanent = true;
+        return;
+    }
+    *b = like;
+    b->made = ++v->clock;
+    b->next = *list;
+    *list = b;
+    b->memory->maps++;
+}
+
+void note_unbind(struct gh_state *st, struct vmm *v, struct bond **list, struct bond where, uint64_t began) {
+    for (struct bond *b; (b = *list);) {
+        bool within = b->at >= where.at && b->at - where.at <= where.size && b->size <= where.size - (b->at - where.at);
+        if (within && where.gpu >= 0 && b->gpu == where.gpu && b->endpoint == where.endpoint && b->made <= began) {
+            *list = b->next;
+            end_bond(st, v, b);
+        } else
+            list = &b->next;
     }
 }
 

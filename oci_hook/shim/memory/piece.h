@@ -10,12 +10,20 @@
 #include "memory/descriptor.h"
 #include "process/note.h"
 
+struct bond { /* memory that is bound to a place in a multicast object or a logical endpoint, which keeps it */
+    struct piece *memory;
+    unsigned endpoint; /* number of the logical endpoint */
+    int gpu;           /* on which; NO_GPU: not known, so no unbinding ends it */
+    uint64_t at, size, made;
+    struct bond *next;
+};
+
 struct piece {
     uint64_t units; /* 0: imported, or host memory, or a shared slot has them */
     unsigned gpu;
     unsigned slot;          /* the shared slot that is charged for it, or that we hold for an import; 0 none */
     uint64_t known;         /* what others find that slot by */
-    unsigned handles, maps; /* how many of each exist */
+    unsigned handles, maps; /* how many of each exist; a bond counts as a mapping */
     unsigned calls;         /* running calls that may add or remove some */
     uint64_t touched;       /* clock of the last mapping, export or other use by a handle value */
     bool permanent;         /* charged until the process ends */
@@ -23,6 +31,7 @@ struct piece {
     int descriptor; /* of an imported piece: ours, which keeps its maker charged */
     uint64_t inode; /* of that */
     struct watch *exports;
+    struct bond *bonds; /* of a multicast object, which is a piece without memory */
     struct piece *next; /* that waits for its exports to be closed */
 };
 
@@ -48,6 +57,7 @@ struct vmm {
     struct piece *waiting;  /* pieces that nobody here uses, for their exports to be closed */
     _Atomic uint32_t waits; /* how many */
     _Atomic int64_t looked_ms;
+    struct bond *endpoints; /* bonds of logical endpoints */
     struct observers observers;
 };
 
@@ -102,5 +112,9 @@ void note_export(const struct piece_call *c, struct watch *w);
 void note_map(struct vmm *v, struct piece *p, uint64_t at, uint64_t bytes);
 /* began: the clock before the driver's call. What another thread has mapped there since then has a higher number. */
 void note_unmap(struct gh_state *st, struct vmm *v, uint64_t at, uint64_t bytes, uint64_t began);
+/* The memory is bound to an object with this list of bonds. like: where. */
+void note_bond(struct vmm *v, struct bond **list, struct bond like);
+/* What was bound in this place, before `began`, is no more. */
+void note_unbind(struct gh_state *st, struct vmm *v, struct bond **list, struct bond where, uint64_t began);
 
 #endif

@@ -72,6 +72,7 @@ struct gh_pool {
     _Atomic uint32_t inflight;   /* running operations that may change it */
     _Atomic uint32_t alone;      /* 1: one operation relies on the pool's idle memory, so no other may begin */
     _Atomic uint32_t exportable; /* other processes can map its memory */
+    _Atomic uint64_t most;       /* bytes: its maxSize (CUDA 12.2); 0: none was given */
     _Atomic uint64_t charged;    /* units:40 | changes:24 */
     _Atomic uint64_t grain;      /* the pool grows by multiples of this, as far as was seen */
     _Atomic int64_t pieces;      /* number of pieces allocated from it */
