@@ -12,6 +12,7 @@ import pytest
 from conftest import HERE
 from sim_box import SimBox
 
+from gpu_hook_simulator import driver_root
 from oci_hook.shim import build
 from simulator.tests.conftest import build_simulated
 
@@ -81,6 +82,35 @@ def test_the_drivers_own_error_wins(pair: Pair) -> None:
 def test_every_allocating_function_is_called_wrongly() -> None:
     rows = {name for name, kind in build.classes().items() if kind in ("allocates", "context")}
     assert rows & set(build.table("GH_CUDA")) == calls()
+
+
+@pytest.mark.parametrize("state", ["granted", "lost"])
+def test_nvml_says_what_the_driver_says_of_a_wrong_question(pair: Pair, state: str) -> None:
+    for box in pair.boxes.values():
+        with open(box.gpus / "0", "r+b") as f:
+            f.seek(driver_root.FAULTS["lost"])
+            f.write(struct.pack("<I", int(state == "lost")))
+    names = build.table("GH_NVML")
+    bare, share = pair.run("wrong_questions.py", state, *names)
+    theirs = [json.loads(line) for line in bare]
+    answers = {(where, name): said for where, name, said in map(json.loads, share)}
+    assert all(set(said.values()) <= {1, 3} for where, _, said in theirs if where in ("not there", "no more there"))
+    assert {name for _, name, _ in theirs} > {"nvmlDeviceGetEncoderSessions", "nvmlDeviceGetMPSComputeRunningProcesses"}
+    wrong = [(where, name, said, ours) for where, name, said in theirs if (ours := answers[where, name]) != said]
+    assert not wrong, wrong
+
+
+def test_what_nvml_refuses_begins_with_its_start(pair: Pair) -> None:
+    pair.boxes["share"].python(
+        f"""
+import ctypes
+lib = ctypes.CDLL("libnvidia-ml.so.1")
+names = {build.table("GH_NVML_REFUSED")!r}
+assert {{getattr(lib, name)(None) for name in names}} == {{1}}
+assert lib.nvmlInit_v2() == 0
+assert {{getattr(lib, name)(None) for name in names}} == {{4}}
+"""
+    )
 
 
 def test_memory_that_was_bound_is_charged_as_long_as_the_driver_has_it(pair: Pair) -> None:

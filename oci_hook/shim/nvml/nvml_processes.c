@@ -59,6 +59,15 @@ static bool listed(nvmlDevice_t device, struct process *list, unsigned *n) {
     return true;
 }
 
+/* The driver's answer where it was asked how much there is, with no room for it: an error of its own is the program's. A
+ * driver that has no such function still says what the handle is. */
+static nvmlReturn_t driver_error(nvmlDevice_t device, nvmlReturn_t asked) {
+    char uuid[96];
+    if (asked == NVML_ERROR_FUNCTION_NOT_FOUND)
+        return REAL(nvmlDeviceGetUUID)(device, uuid, sizeof uuid);
+    return asked == NVML_ERROR_INSUFFICIENT_SIZE ? NVML_SUCCESS : asked;
+}
+
 static bool mine(const struct process *list, unsigned n, unsigned pid) {
     for (unsigned i = 0; i < n; i++)
         if (list[i].pid == pid)
@@ -76,11 +85,14 @@ static nvmlReturn_t hand_out(unsigned n, unsigned *count, const void *array) {
 #define LIST(name, type, shown, ...)                                                 \
     GH_EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned *count, type *array) { \
         struct process list[MANY];                                                   \
-        unsigned n;                                                                  \
+        unsigned n, theirs = 0;                                                      \
         if (!count || !listed(device, list, &n))                                     \
             return REAL(name)(device, count, array);                                 \
+        nvmlReturn_t r = driver_error(device, REAL(name)(device, &theirs, NULL));    \
+        if (r != NVML_SUCCESS)                                                       \
+            return r;                                                                \
         n = shown ? n : 0;                                                           \
-        nvmlReturn_t r = hand_out(n, count, array);                                  \
+        r = hand_out(n, count, array);                                               \
         for (unsigned i = 0; r == NVML_SUCCESS && i < n; i++)                        \
             array[i] = (type){list[i].pid, list[i].bytes __VA_ARGS__};               \
         return r;                                                                    \
@@ -101,8 +113,12 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device
     unsigned n;
     if (!out || out->version != NVML_PROCESS_DETAIL_LIST_V1 || !listed(device, list, &n))
         return REAL(nvmlDeviceGetRunningProcessDetailList)(device, out);
+    nvmlProcessDetailList_v1_t theirs = {.version = out->version, .mode = out->mode};
+    nvmlReturn_t r = driver_error(device, REAL(nvmlDeviceGetRunningProcessDetailList)(device, &theirs));
+    if (r != NVML_SUCCESS)
+        return r;
     n = out->mode == COMPUTE ? n : 0;
-    nvmlReturn_t r = hand_out(n, &out->count, out->array);
+    r = hand_out(n, &out->count, out->array);
     for (unsigned i = 0; r == NVML_SUCCESS && i < n; i++)
         out->array[i] = (nvmlProcessDetail_v1_t){list[i].pid, list[i].bytes, NONE, NONE, 0};
     return r;
@@ -206,18 +222,22 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, int type, unsig
                                             unsigned *count, void *samples) {
     struct gh_memory_view v;
     bool load = type == NVML_GPU_UTILIZATION_SAMPLES || type == NVML_MEMORY_UTILIZATION_SAMPLES;
-    if (load && memory_view(device, &v))
-        return NVML_ERROR_NOT_SUPPORTED;
-    return REAL(nvmlDeviceGetSamples)(device, type, since, value_type, count, samples);
+    if (!load || !memory_view(device, &v))
+        return REAL(nvmlDeviceGetSamples)(device, type, since, value_type, count, samples);
+    int kind;
+    unsigned n = 0;
+    nvmlReturn_t r = driver_error(
+        device, REAL(nvmlDeviceGetSamples)(device, type, since, value_type ? &kind : NULL, count ? &n : NULL, NULL));
+    return r == NVML_SUCCESS || r == NVML_ERROR_NOT_FOUND ? NVML_ERROR_NOT_SUPPORTED : r;
 }
 
 /* NVML's accounting contains pids and use of other containers. */
 GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned *count, unsigned *pids) {
     struct gh_memory_view v;
     nvmlReturn_t r = REAL(nvmlDeviceGetAccountingPids)(device, count, pids);
-    if (r != NVML_SUCCESS || !memory_view(device, &v))
+    if ((r != NVML_SUCCESS && r != NVML_ERROR_INSUFFICIENT_SIZE) || !memory_view(device, &v))
         return r;
-    for (unsigned i = 0; pids && i < *count; i++)
+    for (unsigned i = 0; r == NVML_SUCCESS && pids && i < *count; i++)
         pids[i] = 0;
     *count = 0;
     return NVML_ERROR_NOT_SUPPORTED;
@@ -235,19 +255,22 @@ GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigne
 /* The structure of later drivers (since 615): not asked for, since its size may grow. */
 GH_EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, void *stats) {
     struct gh_memory_view v;
-    if (!memory_view(device, &v))
+    if (!stats || !memory_view(device, &v))
         return REAL(nvmlDeviceGetAccountingStats_v2)(device, stats);
-    return NVML_ERROR_NOT_SUPPORTED;
+    nvmlReturn_t r = driver_error(device, NVML_ERROR_FUNCTION_NOT_FOUND);
+    return r == NVML_SUCCESS ? NVML_ERROR_NOT_SUPPORTED : r;
 }
 
 /* Video sessions contain pids of other containers. */
 #define SESSIONS(name)                                                                  \
     GH_EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned *count, void *sessions) { \
         struct gh_memory_view v;                                                        \
+        unsigned theirs = 0;                                                            \
         if (!count || !memory_view(device, &v))                                         \
             return REAL(name)(device, count, sessions);                                 \
-        *count = 0;                                                                     \
-        return NVML_SUCCESS;                                                            \
+        nvmlReturn_t r = driver_error(device, REAL(name)(device, &theirs, NULL));       \
+        *count = r == NVML_SUCCESS ? 0 : *count;                                        \
+        return r;                                                                       \
     }
 SESSIONS(nvmlDeviceGetEncoderSessions)
 SESSIONS(nvmlDeviceGetFBCSessions)
