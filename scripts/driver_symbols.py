@@ -1,9 +1,11 @@
 #!/usr/bin/env -S .venv/bin/python
 """data/driver-symbols from driver libraries: one list of exported functions for each.
 
-usage: scripts/driver_symbols.py LIBRARY...      e.g. libcuda.so.555.58.02, libnvidia-ml.so.555.58.02, or pynvml.py
+usage: scripts/driver_symbols.py LIBRARY...      e.g. libcuda.so.555.58.02, libnvidia-ml.so.555.58.02, pynvml.py, or cuda.h
 
-NVIDIA's Python module pynvml.py (wheel nvidia-ml-py) names the functions of an NVML that no package of Debian has yet.
+NVIDIA's Python module pynvml.py (wheel nvidia-ml-py) names the functions of an NVML that no package of Debian has yet, and
+cuda.h (wheel nvidia-cuda-runtime) those of a libcuda: what it and its neighbours declare, and the names of exported
+functions that its macros put in their place.
 It prints the names that data/driver-symbols/classes.txt does not have: classify them there before the next build.
 """
 
@@ -42,6 +44,21 @@ def of_python(module: Path) -> tuple[str, list[str]]:
     return f"nvidia-ml-py-{version[1] if version else 'unknown'}", sorted(set(names))
 
 
+def of_header(header: Path) -> tuple[str, list[str]]:
+    """(name of the list, the functions of cuda.h and of the other headers of its folder)."""
+    names = set[str]()
+    for path in header.parent.glob("cuda*.h"):
+        text = path.read_text(errors="replace")
+        names |= set(re.findall(r"\bCUDAAPI\s+(cu[A-Z]\w*)\s*\(", text))
+        for suffix, name in re.findall(
+            r"^\s*#\s*define\s+cu[A-Z]\w*\s+(?:__CUDA_API_(PT[DS][SZ])\()?(cu[A-Z]\w*)\)?\s*$", text, re.M
+        ):
+            names |= {name, f"{name}_{suffix.lower()}"} if suffix else {name}
+    version = re.search(r"^#define CUDA_VERSION (\d+)", header.read_text(errors="replace"), re.M)
+    major, minor = divmod(int(version[1]) // 10, 100) if version else (0, 0)
+    return f"cuda-header-{major}.{minor}", sorted(names)
+
+
 def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
@@ -51,6 +68,8 @@ def main() -> None:
         file = Path(argument)
         if file.name == "pynvml.py":
             name, names = of_python(file)
+        elif file.suffix == ".h":
+            name, names = of_header(file)
         else:
             name, names = file.name.replace(".so.", "-", 1), listed(file)
         (LISTS / f"{name}.txt").write_text("\n".join(names) + "\n")

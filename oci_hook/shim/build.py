@@ -78,7 +78,8 @@ def classes() -> dict[str, str]:
 
 
 def check() -> None:
-    """Raise SystemExit if a known function has no class, or its class needs an interceptor that is missing."""
+    """Raise SystemExit if a known function has no class, or its class needs an interceptor that is missing; or if one that
+    we intercept is in no list."""
     kinds = classes()
     taken = {
         "GH_CUDA": set(table("GH_CUDA")),
@@ -87,6 +88,8 @@ def check() -> None:
     }
     wrong = []
     for library in LIBRARIES:
+        unlisted = sorted(taken[library.taken] - set(known(library.lists)))
+        wrong += [f"{name}: in intercepts.def, but in no list of data/driver-symbols" for name in unlisted]
         for name in known(library.lists):
             kind = kinds.get(name)
             if kind is None:

@@ -17,6 +17,8 @@ static struct solid solid;
 static uint64_t to[MANY], from[MANY];
 static size_t sizes[MANY];
 static struct op ops[MANY];
+static struct fabric copies[MANY];
+static struct packed packed[MANY];
 
 /* Another thread: everything becomes larger. */
 static void grow(void) {
@@ -30,6 +32,7 @@ static void grow(void) {
         to[i] = from[i] = 1 << 30;
         sizes[i] = 1 << 30;
         ops[i].width = 1 << 30;
+        copies[i].size = packed[i].unpacked = 1 << 30;
     }
 }
 
@@ -43,6 +46,8 @@ static void reset(void) {
         to[i] = from[i] = 1;
         sizes[i] = MEGABYTE;
         ops[i] = (struct op){.from = {.type = 1}, .to = {.type = 1}, .width = MEGABYTE, .height = 1, .depth = 1};
+        copies[i] = (struct fabric){.from = {.type = 1}, .to = {.type = 1}, .size = MEGABYTE};
+        packed[i] = (struct packed){.packed = 1024, .unpacked = MEGABYTE};
     }
 }
 
@@ -93,10 +98,18 @@ static void batches(void) {
         HOLD(seen->n == n && seen->size == n * MEGABYTE && seen->sum == 2 * n);
         HOLD(!CALL("cuMemcpy3DBatchAsync_v2", n, ops, 0ull, NULL));
         HOLD(seen->n == n && seen->size == n * MEGABYTE);
+        HOLD(!CALL("cuFabricCpyBatchAsync", n, copies, 0ull, NULL) && copies[0].size > MEGABYTE);
+        HOLD(seen->n == n && seen->size == n * MEGABYTE);
+        HOLD(!CALL("cuMemBatchDecompressAsync", packed, n, 0, NULL, NULL) && packed[0].unpacked > MEGABYTE);
+        HOLD(seen->n == n && seen->size == n * MEGABYTE);
     }
     HOLD(!CALL("cuMemcpyBatchAsync_v2", to, from, sizes, (size_t)0, NULL, NULL, (size_t)0, NULL) && !seen->n);
     HOLD(CALL("cuMemcpyBatchAsync_v2", to, from, sizes, SIZE_MAX / 8, NULL, NULL, (size_t)0, NULL) == 2);
     HOLD(CALL("cuMemcpy3DBatchAsync_v2", SIZE_MAX / 8, ops, 0ull, NULL) == 2);
+    HOLD(CALL("cuFabricCpyBatchAsync", SIZE_MAX / 8, copies, 0ull, NULL) == 2);
+    HOLD(CALL("cuMemBatchDecompressAsync", packed, SIZE_MAX / 8, 0, NULL, NULL) == 2);
+    HOLD(!CALL("cuFabricCpyBatchAsync", (size_t)0, NULL, 0ull, NULL) && !seen->n);
+    HOLD(!CALL("cuMemBatchDecompressAsync", NULL, (size_t)0, 0, NULL, NULL) && !seen->n);
 }
 
 int main(int argc, char **argv) {

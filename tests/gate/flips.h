@@ -50,6 +50,21 @@ struct op {
     unsigned order, flags;
 };
 
+struct fabric {
+    struct {
+        unsigned type;
+        uint64_t at, hint;
+    } from, to;
+    size_t size;
+    unsigned flags;
+};
+struct packed {
+    size_t packed, unpacked;
+    void *written, *from, *to;
+    int algorithm;
+    unsigned char padding[20];
+};
+
 struct seen {
     unsigned calls;
     size_t n;      /* length of the list */

@@ -110,6 +110,34 @@ def test_an_allocating_function_without_interceptor_fails_the_build(monkeypatch:
         build.check()
 
 
+def test_an_intercepted_function_that_no_list_has_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = build.known
+    monkeypatch.setattr(build, "known", lambda lists: [n for n in real(lists) if n != "cuMemcpyBatchAsync_v2_ptsz"])
+    with pytest.raises(SystemExit, match="cuMemcpyBatchAsync_v2_ptsz: in intercepts.def, but in no list"):
+        build.check()
+
+
+def test_the_lists_have_what_macros_of_newer_headers_make() -> None:
+    """And all variants of a name for streams of each thread, where a list has one."""
+    names = set(build.known("*cuda-*.txt"))
+    assert {"cuEventElapsedTime_v2", "cuStreamGetDevice_ptsz", "cuMemBatchDecompressAsync_ptsz"} < names
+    assert {name[: -len("_ptsz")] for name in names if name.endswith("_ptsz")} < names
+
+
+def test_what_launches_or_copies_by_its_name_passes_the_gate() -> None:
+    """But what only the host, its memory or another GPU is concerned with; each was looked at by hand."""
+    kinds = build.classes()
+    other = re.compile(
+        r"cu(LaunchHostFunc|StreamAddCallback|Stream(Wait|Write)Value|StreamBatchMemOp|(Signal|Wait)External"
+        r"|Memcpy(HtoD|DtoH|HtoA|AtoH)|MemPrefetch|MemDiscard)"
+    )
+    for name, kind in kinds.items():
+        if name.startswith("cu") and kind == "launches":
+            assert other.match(name), name
+        if re.match(r"cu(Launch|Memcpy|Memset|FabricCpy|MemBatchDecompress)", name):
+            assert kind == "gated" or other.match(name), (name, kind)
+
+
 def test_nothing_that_looks_like_an_allocation_is_called_harmless() -> None:
     """Their names suggest an allocation; each was checked by hand and makes none."""
     looked_at = {

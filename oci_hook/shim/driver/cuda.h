@@ -246,6 +246,26 @@ typedef struct {
     unsigned order, flags;
 } CUDA_MEMCPY3D_BATCH_OP;
 
+enum { CU_FABRIC_COPY_OPERAND_TYPE_POINTER = 1 }; /* else a logical endpoint */
+typedef struct {
+    unsigned type;  /* CU_FABRIC_COPY_OPERAND_TYPE_... */
+    CUdeviceptr at; /* or the number of a logical endpoint */
+    uint64_t hint;  /* or an offset in that */
+} CUfabricCpyOperand;
+typedef struct {
+    CUfabricCpyOperand from, to;
+    size_t size;
+    unsigned flags;
+} CUDA_FABRIC_COPY_BATCH_OP;
+typedef struct {
+    size_t packed, unpacked; /* bytes; the second one may be 0 */
+    void *written;
+    const void *from;
+    void *to;
+    int algorithm;
+    unsigned char padding[20];
+} CUmemDecompressParams;
+
 enum {
     CU_STREAM_LEGACY = 1,
     CU_STREAM_PER_THREAD = 2,
@@ -529,7 +549,11 @@ CUresult cuMemcpy3DPeerAsync_ptsz(const CUDA_MEMCPY3D_PEER *copy, CUstream strea
     CUresult cuMemcpyWithAttributesAsync##name(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *attributes,     \
                                                CUstream stream);                                                     \
     CUresult cuMemcpy3DWithAttributesAsync##name(CUDA_MEMCPY3D_BATCH_OP *copy, unsigned long long flags,             \
-                                                 CUstream stream);
+                                                 CUstream stream);                                                   \
+    CUresult cuFabricCpyBatchAsync##name(size_t n, CUDA_FABRIC_COPY_BATCH_OP *list, unsigned long long flags,        \
+                                         CUstream stream);                                                           \
+    CUresult cuMemBatchDecompressAsync##name(CUmemDecompressParams *list, size_t n, unsigned flags, size_t *failed,  \
+                                             CUstream stream);
 GH_BATCHES()
 GH_BATCHES(_ptsz)
 #undef GH_BATCHES
@@ -560,6 +584,7 @@ _Static_assert(sizeof(CUDA_GRAPH_INSTANTIATE_PARAMS) == 32, "instantiation");
 _Static_assert(sizeof(CUmemAllocationProp) == 32 && sizeof(CUarrayMapInfo) == 96, "virtual memory");
 _Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC) == 104, "external memory");
 _Static_assert(sizeof(CUDA_MEMCPY2D) == 128 && sizeof(CUDA_MEMCPY3D) == 200, "copies");
+_Static_assert(sizeof(CUDA_FABRIC_COPY_BATCH_OP) == 64 && sizeof(CUmemDecompressParams) == 64, "batches");
 _Static_assert(sizeof(CUDA_MEMCPY3D_BATCH_OP) == 112, "copies");
 
 #endif

@@ -13,7 +13,7 @@
 #define LEAST (1ull << 16) /* bytes; a shorter call takes as long */
 #define LONG (1ull << 20)  /* bytes; of a shorter call, the greater part may be the same for all sizes */
 
-enum { COPY = 1, FILL }; /* in place of a handle, in keys of costs; no function or graph has this one */
+enum { COPY = 1, FILL, UNPACK }; /* in place of a handle, in keys of costs; no function or graph has this one */
 enum { ELSEWHERE = -1, SOME_GPU = -2 };
 
 static uint64_t at_least(uint64_t bytes, uint64_t least) { return bytes < least ? least : bytes; }
@@ -209,6 +209,8 @@ struct batch {
     CUdeviceptr *to, *from;
     size_t *sizes;
     CUDA_MEMCPY3D_BATCH_OP *boxes;
+    CUDA_FABRIC_COPY_BATCH_OP *copies;
+    CUmemDecompressParams *packed;
     void *copy; /* of what the program gave; NULL: it is the program's own, since nobody looks at it */
 };
 
@@ -267,6 +269,40 @@ static CUresult begin_boxes(struct gate_pass *pass, struct batch *b, size_t n, C
     return CUDA_SUCCESS;
 }
 
+/* A copy to or from a logical endpoint is one to another GPU. */
+static CUresult begin_copies(struct gate_pass *pass, struct batch *b, size_t n, CUstream stream) {
+    enum { POINTER = CU_FABRIC_COPY_OPERAND_TYPE_POINTER };
+    uint64_t within = 0;
+    pass->gate = NULL;
+    if (gate_way() == GATE_OPEN || !b->copies || !n)
+        return CUDA_SUCCESS;
+    if (!copied(b, 1, n, sizeof *b->copies))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    b->copies = memcpy(b->copy, b->copies, n * sizeof *b->copies);
+    for (const CUDA_FABRIC_COPY_BATCH_OP *c = b->copies; c < b->copies + n; c++)
+        if (c->to.type == POINTER && c->from.type == POINTER && within_gpu(c->to.at, c->from.at))
+            within += c->size;
+    begin_arrays(pass, within, stream);
+    return CUDA_SUCCESS;
+}
+
+/* Also where a GPU has an engine of its own for this: what a command takes is learned, and that engine has the GPU's memory. */
+static CUresult begin_packed(struct gate_pass *pass, struct batch *b, size_t n, CUstream stream) {
+    uint64_t here = 0;
+    pass->gate = NULL;
+    if (gate_way() == GATE_OPEN || !b->packed || !n)
+        return CUDA_SUCCESS;
+    if (!copied(b, 1, n, sizeof *b->packed))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    b->packed = memcpy(b->copy, b->packed, n * sizeof *b->packed);
+    for (const CUmemDecompressParams *p = b->packed; p < b->packed + n; p++)
+        if (device_of((uintptr_t)p->to) != ELSEWHERE)
+            here += p->unpacked > p->packed ? p->unpacked : p->packed;
+    if (here)
+        begin(pass, UNPACK, here, stream);
+    return CUDA_SUCCESS;
+}
+
 static CUresult end_batch(struct gate_pass *pass, struct batch *b, CUresult result) {
     free(b->copy);
     return gate_end(pass, result);
@@ -317,6 +353,24 @@ static CUresult end_batch(struct gate_pass *pass, struct batch *b, CUresult resu
         CUresult r = begin_boxes(&pass, &b, 1, of(stream));                                                            \
         if (r == CUDA_SUCCESS)                                                                                         \
             r = REAL(cuMemcpy3DWithAttributesAsync##name)(b.boxes, flags, stream);                                     \
+        return end_batch(&pass, &b, r);                                                                                \
+    }                                                                                                                  \
+    GH_EXPORT CUresult cuFabricCpyBatchAsync##name(size_t n, CUDA_FABRIC_COPY_BATCH_OP *list,                          \
+                                                   unsigned long long flags, CUstream stream) {                        \
+        struct gate_pass pass;                                                                                         \
+        struct batch b = {.copies = list};                                                                             \
+        CUresult r = begin_copies(&pass, &b, n, of(stream));                                                           \
+        if (r == CUDA_SUCCESS)                                                                                         \
+            r = REAL(cuFabricCpyBatchAsync##name)(n, b.copies, flags, stream);                                         \
+        return end_batch(&pass, &b, r);                                                                                \
+    }                                                                                                                  \
+    GH_EXPORT CUresult cuMemBatchDecompressAsync##name(CUmemDecompressParams *list, size_t n, unsigned flags,          \
+                                                       size_t *failed, CUstream stream) {                              \
+        struct gate_pass pass;                                                                                         \
+        struct batch b = {.packed = list};                                                                             \
+        CUresult r = begin_packed(&pass, &b, n, of(stream));                                                           \
+        if (r == CUDA_SUCCESS)                                                                                         \
+            r = REAL(cuMemBatchDecompressAsync##name)(b.packed, n, flags, failed, stream);                             \
         return end_batch(&pass, &b, r);                                                                                \
     }
 BATCHES(, PLAIN)
