@@ -17,7 +17,7 @@ void end_wait(struct gh_state *st, int gpu, unsigned waited) {
         gh_note_waiting(st, (unsigned)gpu, 0);
 }
 
-/* What a driver calls free it cannot hand out to the last byte, and pools grow by more than was asked for. */
+/* A driver cannot hand out to the last byte what it calls free, and pools grow by more than was asked for. */
 #define ROUNDING (64ull << 20)
 
 static bool gpu_has(struct gh_state *st, int gpu, uint64_t bytes) {

@@ -14,8 +14,8 @@ struct charge {
     uint64_t units;
 };
 
-/* Where a charge is refused, the driver is asked for this much with the program's other arguments. No GPU has it, and there
- * are no addresses for it. A driver looks at arguments, contexts and captures before it looks for memory, and an error of
+/* The driver is asked for this much, with the program's other arguments, after a charge was refused. No GPU has it, and
+ * there are no addresses for it. A driver looks at arguments, contexts and captures before it looks for memory, and an error of
  * its own is the program's answer. */
 #define IMPOSSIBLE (1ull << 62)
 /* That answer. asked: the driver's; good: its answer for as much with good arguments. One that takes the amount itself for
@@ -25,9 +25,9 @@ static inline CUresult refused(CUresult asked, CUresult good) {
     return asked == CUDA_SUCCESS || asked == GH_MISSING || of_amount ? CUDA_ERROR_OUT_OF_MEMORY : asked;
 }
 
-/* The driver had no room for memory that is within the limit. True: there may be some now, try again; else it takes too long,
- * nobody makes room, or the driver says that the GPU has as much: then it refused for another reason. It waits a moment and tells the host, which moves containers that have more than their request.
- * *waited: milliseconds, 0 at first. */
+/* The driver had no room for memory that is within the limit. True: there may be some now, try again; else it takes too
+ * long, nobody makes room, or the driver says that the GPU has as much, and has refused for another reason. It waits a
+ * moment and tells the host, which moves containers that have more than their request. *waited: milliseconds, 0 at first. */
 bool wait_for_room(struct gh_state *st, int gpu, uint64_t units, unsigned *waited);
 /* The same with a charge, which it undoes, and the driver's answer. */
 bool charge_again(struct charge *c, CUresult r, unsigned *waited);

@@ -311,7 +311,7 @@ static CUresult needs_now(const struct making *m, struct needs **n) {
     return (*n)->failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
-/* Where its memory is refused, a graph is tried without the upload flag, which takes none. No graph stands for one that the
+/* A graph whose memory is refused is tried without the upload flag, which takes none. No graph stands for one that the
  * driver does not know. */
 static CUgraph without_upload(CUgraph graph, uint64_t *flags) {
     size_t count;

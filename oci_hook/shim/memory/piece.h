@@ -114,7 +114,7 @@ void note_map(struct vmm *v, struct piece *p, uint64_t at, uint64_t bytes);
 void note_unmap(struct gh_state *st, struct vmm *v, uint64_t at, uint64_t bytes, uint64_t began);
 /* The memory is bound to an object with this list of bonds. like: where. */
 void note_bond(struct vmm *v, struct bond **list, struct bond like);
-/* What was bound in this place, before `began`, is no more. */
+/* All bonds in this place that were made before `began` have gone. */
 void note_unbind(struct gh_state *st, struct vmm *v, struct bond **list, struct bond where, uint64_t began);
 
 #endif
