@@ -76,6 +76,16 @@ assert {take}[0] == 0
     assert 850 * MIB < box.peak() <= 1024 * MIB
 
 
+@pytest.mark.parametrize("route", [route for route in ROUND if "Array" not in route])
+def test_a_full_container_is_full_whatever_the_driver_calls_an_impossible_amount(box: Box, route: str) -> None:
+    """The driver is asked for one where the charge is refused."""
+    box.python(
+        CALLS + f"assert cu.alloc(800 * M)[0] == 0 and [{ROUND[route][0]}[0] for _ in range(2)] == [cu.OOM] * 2",
+        FAKE_AMOUNTS_CAN_BE_WRONG="1",
+    )
+    assert box.peak() <= 1024 * MIB
+
+
 def test_what_the_driver_reserves_for_a_pool_counts_both_ways(box: Box) -> None:
     box.python("""
 M = cu.MIB

@@ -18,11 +18,15 @@ struct charge {
  * there are no addresses for it. A driver looks at arguments, contexts and captures before it looks for memory, and an error of
  * its own is the program's answer. */
 #define IMPOSSIBLE (1ull << 62)
-/* That answer. asked: the driver's; good: its answer for as much with good arguments. One that takes the amount itself for
- * invalid, or lacks the function that was asked, has said nothing of the arguments. */
-static inline CUresult refused(CUresult asked, CUresult good) {
-    bool of_amount = asked == CUDA_ERROR_INVALID_VALUE && good == asked;
-    return asked == CUDA_SUCCESS || asked == GH_MISSING || of_amount ? CUDA_ERROR_OUT_OF_MEMORY : asked;
+/* That answer, given the driver's. A driver that lacks the function that was asked has said nothing of the arguments. */
+static inline CUresult refused(CUresult asked) {
+    return asked == CUDA_SUCCESS || asked == GH_MISSING ? CUDA_ERROR_OUT_OF_MEMORY : asked;
+}
+/* The same, of a call whose amount a driver may take for invalid. good: its answer for as much with good arguments, which
+ * is asked for only then. */
+#define REFUSED(asked, good) refused_for((asked), (asked) == CUDA_ERROR_INVALID_VALUE ? (good) : CUDA_SUCCESS)
+static inline CUresult refused_for(CUresult asked, CUresult good) {
+    return refused(asked == CUDA_ERROR_INVALID_VALUE && good == asked ? CUDA_SUCCESS : asked);
 }
 
 /* The driver had no room for memory that is within the limit. True: there may be some now, try again; else it takes too

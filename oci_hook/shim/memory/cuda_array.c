@@ -106,7 +106,7 @@ static CUresult twin_refused(CUresult twin) {
     CUresult any = make_twin(&array, least);
     if (any == CUDA_SUCCESS)
         REAL(cuArrayDestroy)(array);
-    return any == CUDA_ERROR_NOT_SUPPORTED ? CUDA_ERROR_OUT_OF_MEMORY : refused(twin, any);
+    return any == CUDA_ERROR_NOT_SUPPORTED ? CUDA_ERROR_OUT_OF_MEMORY : refused_for(twin, any);
 }
 
 static CUresult array_refused(const CUDA_ARRAY3D_DESCRIPTOR *d) {

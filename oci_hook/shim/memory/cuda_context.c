@@ -504,7 +504,7 @@ GH_EXPORT CUresult cuCtxSetLimit(int limit, size_t value) {
     r = charge(&c, limit_bytes(limit, value));
     size_t now;
     if (r) /* a driver may round down what is impossible here, so it is asked whether the GPU has such a limit */
-        r = refused(REAL(cuCtxGetLimit)(&now, limit), CUDA_SUCCESS);
+        r = refused(REAL(cuCtxGetLimit)(&now, limit));
     else
         r = finish_alloc(&c, REAL(cuCtxSetLimit)(limit, value), LIMIT, name);
     end_free(&before, CUDA_SUCCESS == r ? r : CUDA_ERROR_INVALID_VALUE);

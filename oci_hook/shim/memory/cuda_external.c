@@ -17,7 +17,7 @@ static CUresult import_refused(const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *given) {
     CUresult asked = REAL(cuImportExternalMemory)(&made, &d);
     if (asked == CUDA_SUCCESS)
         REAL(cuDestroyExternalMemory)(made);
-    return refused(asked, CUDA_SUCCESS);
+    return refused(asked);
 }
 
 GH_EXPORT CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *given) {

@@ -190,7 +190,7 @@ static void launched(struct gh_state *st, const struct needs *n, bool ok) {
 /* A launch cannot be tried. So the driver is asked for the stream alone; the default ones always exist. */
 static CUresult launch_refused(CUstream stream) {
     int status;
-    return refused(stream ? REAL(cuStreamIsCapturing)(stream, &status) : CUDA_SUCCESS, CUDA_SUCCESS);
+    return refused(stream ? REAL(cuStreamIsCapturing)(stream, &status) : CUDA_SUCCESS);
 }
 
 typedef CUresult run_call(CUgraphExec, CUstream);
@@ -324,7 +324,7 @@ static CUgraph without_upload(CUgraph graph, uint64_t *flags) {
 static CUresult make_refused(CUresult asked, CUgraphExec now) {
     if (asked == CUDA_SUCCESS)
         REAL(cuGraphExecDestroy)(now);
-    return refused(asked, CUDA_SUCCESS);
+    return refused(asked);
 }
 
 /* With the upload flag, the driver takes the graph's memory at once. */

@@ -11,7 +11,7 @@ static CUresult alloc_refused(size_t bytes) {
     CUresult asked = REAL(cuMemAlloc_v2)(&made, bytes | IMPOSSIBLE);
     if (asked == CUDA_SUCCESS)
         REAL(cuMemFree_v2)(made);
-    return refused(asked, CUDA_ERROR_INVALID_VALUE);
+    return refused_for(asked, CUDA_ERROR_INVALID_VALUE);
 }
 
 GH_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
@@ -35,7 +35,7 @@ GH_EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes) {
     if (!pointer)
         return REAL(cuMemAlloc)(pointer, bytes);
     CHARGE_AND_ASK(r, &c, charge_linear(&c, bytes), REAL(cuMemAlloc)(&made, bytes),
-                   refused(REAL(cuMemAlloc)(&made, 0), CUDA_ERROR_INVALID_VALUE));
+                   refused_for(REAL(cuMemAlloc)(&made, 0), CUDA_ERROR_INVALID_VALUE));
     r = finish_alloc(&c, r, LINEAR, made);
     if (r == CUDA_SUCCESS)
         *pointer = made;
@@ -58,8 +58,10 @@ GH_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigne
     if (!pointer || !bytes) /* the driver refuses these first, even before cuInit (535) */
         return REAL(cuMemAllocManaged)(pointer, 0, flags);
     CUresult r = charge_everywhere(&c, bytes);
-    if (r)
-        return refused(ask_managed(flags), ask_managed(CU_MEM_ATTACH_GLOBAL));
+    if (r) {
+        r = ask_managed(flags);
+        return REFUSED(r, ask_managed(CU_MEM_ATTACH_GLOBAL));
+    }
     r = REAL(cuMemAllocManaged)(&made, bytes, flags);
     if (r == CUDA_SUCCESS && c.st)
         gh_note_fixed(c.st);
@@ -90,6 +92,11 @@ static CUresult ask_pitch(size_t width, size_t height, unsigned element) {
     return r;
 }
 
+static CUresult pitch_refused(size_t width, size_t height, unsigned element) {
+    CUresult asked = ask_pitch(width, height, element);
+    return REFUSED(asked, ask_pitch(PITCH, 1, 4));
+}
+
 GH_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
                                       unsigned element) {
     struct charge c;
@@ -100,7 +107,7 @@ GH_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_
         return REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
     CHARGE_AND_ASK(r, &c, charge_rows(&c, width, height),
                    REAL(cuMemAllocPitch_v2)(&made, &wide, width, height, element),
-                   refused(ask_pitch(width, height, element), ask_pitch(PITCH, 1, 4)));
+                   pitch_refused(width, height, element));
     if (r == CUDA_SUCCESS && recharge_linear(&c, (uint64_t)wide * height)) {
         REAL(cuMemFree_v2)(made);
         r = CUDA_ERROR_OUT_OF_MEMORY;
@@ -121,7 +128,7 @@ GH_EXPORT CUresult cuMemAllocPitch(unsigned *pointer, unsigned *pitch, unsigned 
     if (!pointer || !pitch)
         return REAL(cuMemAllocPitch)(pointer, pitch, width, height, element);
     CHARGE_AND_ASK(r, &c, charge_rows(&c, width, height), REAL(cuMemAllocPitch)(&made, &wide, width, height, element),
-                   refused(REAL(cuMemAllocPitch)(&made, &wide, 0, height, element), CUDA_ERROR_INVALID_VALUE));
+                   refused_for(REAL(cuMemAllocPitch)(&made, &wide, 0, height, element), CUDA_ERROR_INVALID_VALUE));
     if (r == CUDA_SUCCESS && recharge_linear(&c, (uint64_t)wide * height)) {
         REAL(cuMemFree)(made);
         r = CUDA_ERROR_OUT_OF_MEMORY;

@@ -76,7 +76,8 @@ static CUresult ask_impossible(const struct variant *v, struct request q) {
 /* Nothing at all, which a driver may round up, is asked for without a place for the answer. */
 static CUresult alloc_refused(const struct variant *v, const struct request *q) {
     struct request good = {.stream = q->stream};
-    return q->bytes ? refused(ask_impossible(v, *q), ask_impossible(v, good)) : ask_driver(v, q, NULL);
+    CUresult asked = q->bytes ? ask_impossible(v, *q) : CUDA_SUCCESS;
+    return q->bytes ? REFUSED(asked, ask_impossible(v, good)) : ask_driver(v, q, NULL);
 }
 
 /* Undoes an allocation that nobody charged, and charges its pool for what the driver still keeps of it. */

@@ -21,7 +21,8 @@ static CUresult ask_create(size_t bytes, const CUmemAllocationProp *prop, uint64
 
 static CUresult create_refused(size_t bytes, const CUmemAllocationProp *prop, uint64_t flags) {
     CUmemAllocationProp good = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
-    return refused(ask_create(bytes, prop, flags), ask_create(0, &good, 0));
+    CUresult asked = ask_create(bytes, prop, flags);
+    return REFUSED(asked, ask_create(0, &good, 0));
 }
 
 GH_EXPORT CUresult cuMemCreate(CUmemHandle *handle, size_t bytes, const CUmemAllocationProp *given, uint64_t flags) {

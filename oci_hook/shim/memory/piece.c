@@ -330,10 +330,15 @@ void note_bond(struct vmm *v, struct bond **list, struct bond like) {
     b->memory->maps++;
 }
 
+/* CUDA's manual demands the range of the binding for a multicast object, and one that encloses it for a logical endpoint. */
 void note_unbind(struct gh_state *st, struct vmm *v, struct bond **list, struct bond where, uint64_t began) {
+    bool of_endpoint = list == &v->endpoints;
     for (struct bond *b; (b = *list);) {
-        bool within = b->at >= where.at && b->at - where.at <= where.size && b->size <= where.size - (b->at - where.at);
-        if (within && where.gpu >= 0 && b->gpu == where.gpu && b->endpoint == where.endpoint && b->made <= began) {
+        bool enclosed =
+            b->at >= where.at && b->at - where.at <= where.size && b->size <= where.size - (b->at - where.at);
+        bool same = b->at == where.at && b->size == where.size;
+        if ((of_endpoint ? enclosed : same) && where.gpu >= 0 && b->gpu == where.gpu && b->endpoint == where.endpoint &&
+            b->made <= began) {
             *list = b->next;
             end_bond(st, v, b);
         } else
