@@ -122,7 +122,7 @@ static void begin(void) {
 
 /* One round of the pacer. */
 static void round_of(void) {
-    peers_look(&peers, peers_now(&peers));
+    peers_look(&peers, peers_now(&peers), 1);
     uint64_t had = all;
     peers_ask(&peers, &lock);
     HOLD(all - had <= 1); /* one at a time */

@@ -41,7 +41,7 @@ static void begin(uint32_t others) {
     one = (struct usage){0};
     now = GH_S;
     usage_begin(&one, &one_head, now);
-    usage_looked(&one, now, others, false);
+    usage_looked(&one, now, others, others ? GH_PPM / (others + 1) * others : 0, false);
 }
 
 /* One command in so many streams, which takes so many us of time and costs so many; nothing else is in flight. */

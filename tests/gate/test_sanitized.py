@@ -78,7 +78,7 @@ def test_locks_are_asked_for_rarely_whatever_others_write(tmp_path: Path, what: 
     (tmp_path / "run/share/0/slot").mkdir(parents=True)
     build = BUILDS[0]
     flags = ["-std=c11", "-g", *build, "-fno-sanitize-recover=all", f"-I{SHIM}", '-DGH_PRIVATE="run"']
-    files = ("gate/peers", "gate/slot_file", "gate/slot_peer", "pages/slot_view", "gate/decide")
+    files = ("gate/peers", "gate/belief", "gate/slot_file", "gate/slot_peer", "pages/slot_view", "gate/decide")
     sources = [str(HERE / "check_peers.c"), *(str(SHIM / f"{file}.c") for file in files)]
     program = compiled("check_peers", [gcc(build), *flags, "-Wall", "-Werror", "-Wl,--wrap=syscall", *sources])
     command = [str(program), what]

@@ -9,6 +9,7 @@
 #define WAITED (5 * GH_MS)   /* a time that time slices of others do not explain */
 #define UNEVEN (500 * GH_US) /* times that differ by less are described by their mean */
 #define ELASTIC_SAMPLES 4u
+#define QUIET_SAMPLES 4u /* measured while nobody else had work, before the others may shorten nothing */
 #define DEBT_MOST (10 * GH_S)   /* no wait at a cap is longer */
 #define SAMPLES_AT_ONCE 4u      /* a key with fewer samples is measured at each launch */
 #define UNCOUNTED (100 * GH_US) /* a driver's queue holds a thousand commands: a tenth of a second of such */
@@ -90,6 +91,17 @@ uint64_t cost_seen(struct cost *c, uint64_t guess, uint64_t elapsed, uint64_t ow
         return gh_cost_of(&c->cost);
     gh_cost_learn(&c->cost, steady ? elapsed : own_part, steady);
     return stood || cost_elastic(c) ? own_part : gh_cost_charge(&c->cost, own_part, clean);
+}
+
+uint64_t cost_own(const struct cost *c, uint64_t own, uint64_t most, bool capped) {
+    bool known = c->cost.samples[1] >= QUIET_SAMPLES && !cost_elastic(c);
+    uint64_t mean = c->cost.mean[1] / 256;
+    if (c->low && c->low < SHORT) /* these are charged their mean, and no less than their shortest time */
+        return own;
+    if (capped)
+        return known ? max64(own, mean) : most;
+    /* Times that differ may be shorter than their mean. */
+    return max64(own, min64(known ? age64(mean, 2 * c->spread) : 0, most));
 }
 
 bool cost_elastic(const struct cost *c) {

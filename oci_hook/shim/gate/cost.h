@@ -86,6 +86,10 @@ bool cost_due(struct cost *cost, bool anyway);
  * its charge; *waited: the part of the charge in which a collective may only have waited for other processes. */
 uint64_t cost_seen(struct cost *cost, uint64_t guess, uint64_t elapsed, uint64_t own_part, bool queued, bool prompt,
                    bool clean, uint64_t *waited);
+/* A command's own part of its time while others said that they had work, so that these cannot make it less than what was measured
+ * while they were quiet. own: by what they are believed to have had; most: if they had nothing. capped: for a ceiling, which
+ * nobody's word may lift: `most`, unless its cost is known. */
+uint64_t cost_own(const struct cost *cost, uint64_t own, uint64_t most, bool capped);
 /* True if enough was measured to rely on it. */
 bool cost_sure(const struct cost *cost);
 /* True if it is known to take so little that it need not be counted while nobody else is active. */

@@ -209,6 +209,11 @@ static struct crowd crowd_of(const struct gh_gpu *gpu, unsigned me, uint64_t now
     return c;
 }
 
+struct gh_wanting gh_wanting(const struct gh_gpu *gpu, unsigned me, uint64_t now) {
+    struct crowd c = crowd_of(gpu, me, now, 0);
+    return (struct gh_wanting){c.mask, c.weights};
+}
+
 /* A time as a distance in v at the crowd's mean weight, so that the rules do not depend on the unit of weights. */
 static uint64_t as_v(const struct crowd *c, uint64_t time) {
     return mul64(time, GH_WEIGHT_ONE * c->n) / max64(c->weights, 1);

@@ -78,6 +78,12 @@ struct gh_decision {
 
 void gh_rules_default(struct gh_rules *rules);
 
+/* The tenants of my class that want the GPU at `now`, and me: as bits, and their weights together. */
+struct gh_wanting {
+    uint64_t mask, weights;
+};
+struct gh_wanting gh_wanting(const struct gh_gpu *gpu, unsigned me, uint64_t now);
+
 /* May tenant `me` launch a command of estimated GPU time `cost` at `now`? Asked before every launch. gpu->slot[me] is
  * its own slot, up to date; the others are snapshots. A command of cost GH_COST_UNKNOWN is launched alone. */
 struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct gh_own *own, uint64_t now,

@@ -7,10 +7,11 @@
 void gate_look(struct gh_gate *g, uint64_t now, bool must) {
     if (!must && !peers_old(&g->peers, now))
         return;
-    uint32_t cap = peers_share(&g->peers)->cap, others = peers_look(&g->peers, now);
+    uint32_t cap = peers_share(&g->peers)->cap;
+    struct peers_said others = peers_look(&g->peers, now, usage_siblings(&g->usage) + 1);
     if (!cap && peers_share(&g->peers)->cap)
         usage_cap_begins(&g->usage, now);
-    usage_looked(&g->usage, now, others, inflight_halted(&g->inflight));
+    usage_looked(&g->usage, now, others.contexts, others.part, inflight_halted(&g->inflight));
 }
 
 /* ---- our own slot ---- */
@@ -48,7 +49,7 @@ static void read_own(struct gh_gate *g, uint64_t now) {
 }
 
 static void check_inflight(struct gh_gate *g, uint64_t now) {
-    if (!inflight_check(&g->inflight, now, usage_contexts(&g->usage)))
+    if (!inflight_check(&g->inflight, now, usage_pace(&g->usage)))
         usage_unsure(&g->usage);
 }
 
@@ -128,13 +129,15 @@ void gate_retire(struct gh_gate *g, uint64_t now, const struct work *work, uint6
 
 /* Charge for a batch whose last command was measured. */
 static uint64_t learn(struct gh_gate *g, const struct finished *done, uint64_t *waited) {
-    bool clean;
-    uint64_t own = usage_own_part(&g->usage, done->at, done->elapsed, inflight_halted(&g->inflight), &clean);
+    struct usage_part part = usage_own_part(&g->usage, done->at, done->elapsed, inflight_halted(&g->inflight));
     uint64_t estimate = work_estimate(&done->work);
     struct cost *cost = cost_of(&g->costs, done->key);
-    uint64_t charge = cost_seen(cost, done->sampled, done->elapsed, own, done->queued, done->prompt, clean, waited);
+    bool capped = peers_share(&g->peers)->cap;
+    uint64_t own = part.clean ? part.own : cost_own(cost, part.own, part.most, capped);
+    uint64_t charge =
+        cost_seen(cost, done->sampled, done->elapsed, own, done->queued, done->prompt, part.clean, waited);
     gate_note_brief(g, done->key, cost);
-    cost_kin_seen(&g->costs, cost, own, clean || done->queued);
+    cost_kin_seen(&g->costs, cost, own, part.clean || done->queued);
     if (!cost_sure(cost))
         usage_unsure(&g->usage);
     usage_measured(&g->usage, done->elapsed);

@@ -22,7 +22,7 @@ static struct gh_gate *make_gate(const struct gh_gpu_policy *policy, uint32_t cl
     inflight_begin(&g->inflight, peers_scale(&g->peers));
     usage_begin(&g->usage, slot_head(&g->own_slot), now);
     pacer_used(g, now);
-    peers_look(&g->peers, now); /* opens their files */
+    peers_look(&g->peers, now, 1); /* opens their files */
     gate_take_credit(g, now, (int64_t)min64(slot_unpaid(&g->own_slot), UNPAID_MOST));
     if (slot_inherited(
             &g->own_slot)) /* a process was killed in its tenure and started again at once: end that tenure */

@@ -16,7 +16,7 @@
 /* ---- the own clock ---- */
 
 static uint64_t own_now(const struct inflight *f, uint64_t now) {
-    return f->own + (f->halted || !f->contexts ? 0 : age64(now, f->own_at) / f->contexts);
+    return f->own + (f->halted ? 0 : mul64(min64(age64(now, f->own_at), 1000 * GH_S), f->pace) / GH_PPM);
 }
 
 static void own_goes_on(struct inflight *f, uint64_t now) {
@@ -327,11 +327,11 @@ bool inflight_behind_stuck(struct inflight *f, CUcontext context, CUstream strea
     return !overdue_by(f, k, own_now(f, now), STUCK_AFTER << min64(work_of(f, k).count, 7));
 }
 
-bool inflight_check(struct inflight *f, uint64_t now, uint32_t contexts) {
+bool inflight_check(struct inflight *f, uint64_t now, uint32_t pace) {
     uint64_t at = UINT64_MAX;
     bool sure = true;
     own_goes_on(f, now);
-    f->contexts = contexts;
+    f->pace = pace;
     f->stuck = (struct work){0};
     f->running_cost = 0;
     EACH_BUSY(f, i) {

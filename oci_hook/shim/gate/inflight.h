@@ -79,7 +79,7 @@ struct inflight {
     uint64_t done_at;
     /* The own clock: our part of the time, while contexts take turns on the GPU; it stands while we are halted. */
     uint64_t own, own_at, done_own; /* its time at own_at; at done_at */
-    uint32_t contexts;
+    uint32_t pace; /* ppm of the time */
     struct work all;
     uint32_t scale; /* of the clock */
     /* Work that waits for something, and does not count: see inflight_check. */
@@ -188,9 +188,9 @@ void inflight_forget_context(struct inflight *f, CUcontext context);
 /* ---- what runs ---- */
 
 /* Finds the oldest commands in flight, and those that wait for something, perhaps for a launch that we hold at the
- * gate. contexts: processes that share the GPU now. False: nothing can be learned of the tenant's gaps, since work may be
+ * gate. pace: our part of the time from now on, in ppm. False: nothing can be learned of the tenant's gaps, since work may be
  * behind launches that were not counted, or is of unknown cost and overdue: then it may just be long. */
-bool inflight_check(struct inflight *f, uint64_t now, uint32_t contexts);
+bool inflight_check(struct inflight *f, uint64_t now, uint32_t pace);
 /* True if a launch into this stream would come behind work that waits for something. Such a launch can set nothing going,
  * but the thread that makes it may make another one after it: so it may go on after a time that doubles with each
  * command that is there, to a second. */

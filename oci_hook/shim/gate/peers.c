@@ -43,6 +43,7 @@ static void take_over(struct peers *p, const struct gh_gpu_page *page, unsigned 
         slot_close(&peer->slot);
         p->view.slot[slot] = (struct gh_slot){0};
         gh_peers_forget(&p->costs, slot);
+        belief_forget(&p->belief, slot);
     }
     peer->born = page->slot[slot].born;
 }
@@ -101,12 +102,14 @@ const uint32_t *peers_seq_word(const struct peers *p) {
 
 /* ---- the other slots ---- */
 
-unsigned peers_look(struct peers *p, uint64_t now) {
+struct peers_said peers_look(struct peers *p, uint64_t now, uint32_t ours) {
     if (p->page && WORD_LOAD_RELAXED(&p->page->seq) != p->seq)
         read_page(p);
     struct gh_slot *slot = p->view.slot;
     uint64_t elapsed = now - p->view.seen, top = slot[p->me].v;
-    unsigned contexts = 0;
+    uint8_t claimed[GH_SLOTS] = {0};
+    struct peers_said said = {0};
+    bool busy = slot[p->me].launched != slot[p->me].done;
     for (uint64_t left = p->view.present; left; left &= left - 1)
         top = max64(top, slot[__builtin_ctzll(left)].v);
     for (uint64_t left = peers_others(p); left; left &= left - 1) {
@@ -114,10 +117,12 @@ unsigned peers_look(struct peers *p, uint64_t now) {
         struct gh_slot before = slot[i];
         slot[i] = slot_read(&p->peer[i].slot, p->gpu, i, p->peer[i].born, now, &p->view.rules, &before, elapsed, top,
                             &theirs);
-        contexts += theirs;
+        claimed[i] = (uint8_t)theirs;
+        said.contexts += theirs;
     }
     p->view.seen = now;
-    return contexts;
+    said.part = belief_look(&p->belief, &p->view, p->me, now, elapsed, busy, claimed, ours);
+    return said;
 }
 
 bool peers_count(struct peers *p, const struct gh_decision *last, uint64_t now, uint64_t charged) {

@@ -3,6 +3,7 @@
 #ifndef GPU_HOOK_PEERS_H
 #define GPU_HOOK_PEERS_H
 
+#include "gate/belief.h"
 #include "gate/clock.h"
 #include "gate/decide.h"
 #include "gate/slot_peer.h"
@@ -25,6 +26,7 @@ struct peers {
     struct gh_gpu view; /* what gh_decide sees; `seen` is the time of the last look */
     struct peer peer[GH_SLOTS];
     struct gh_peers costs; /* what waiting for each of them has cost */
+    struct belief belief;  /* what each of them is believed to have had beside us */
     uint64_t ask_at;       /* real time until which no container's locks are tested */
     unsigned asked;        /* the slot whose locks were tested last */
 };
@@ -46,9 +48,14 @@ static inline uint64_t peers_window(const struct peers *p) { return gh_window(&p
 static inline uint64_t peers_others(const struct peers *p) { return p->view.present & ~(1ull << p->me); }
 
 static inline bool peers_old(const struct peers *p, uint64_t now) { return now - p->view.seen >= PEERS_LOOK_EVERY; }
-/* Reads the GPU page and the other slots again. Returns how many processes of other containers have work. A page that
- * cannot be read, or is none, leaves what was known of it. */
-unsigned peers_look(struct peers *p, uint64_t now);
+/* The others at a look: how many of their processes have work, by their word; and what part of the time up to the next look they
+ * are believed to have, in ppm. */
+struct peers_said {
+    uint32_t contexts, part;
+};
+/* Reads the GPU page and the other slots again. ours: processes of our container that have work. A page that cannot be read, or
+ * is none, leaves what was known of it. */
+struct peers_said peers_look(struct peers *p, uint64_t now, uint32_t ours);
 /* Before each decision: counts what the last one has cost; gh_peers_count. True: from now on a peer is ignored. */
 bool peers_count(struct peers *p, const struct gh_decision *last, uint64_t now, uint64_t charged);
 /* After a decision to let lower classes' work drain. */

@@ -30,22 +30,29 @@ static void note_look(struct usage *u, const struct usage_look *look) {
 
 void usage_begin(struct usage *u, struct gh_slot_head *head, uint64_t now) {
     u->head = head;
+    u->ours = 1;
     note_look(u, &(struct usage_look){.at = now, .clear_at = now + CLEAR_AFTER, .contexts = 1});
 }
 
 uint32_t usage_contexts(const struct usage *u) { return last_look(u)->contexts; }
+uint32_t usage_pace(const struct usage *u) { return (GH_PPM - last_look(u)->part) / u->ours; }
 bool usage_clear_since(const struct usage *u, uint64_t since) { return last_look(u)->clear_at <= since; }
 
-void usage_looked(struct usage *u, uint64_t now, uint32_t others, bool halted) {
+static uint64_t part_of(uint64_t time, uint64_t ppm) { return mul64(min64(time, 1000 * GH_S), ppm) / GH_PPM; }
+
+void usage_looked(struct usage *u, uint64_t now, uint32_t others, uint32_t part, bool halted) {
     const struct usage_look *last = last_look(u);
-    uint64_t each = (now - last->at) / last->contexts;
-    uint32_t ours = u->siblings + 1, contexts = ours + others;
-    struct usage_look next = {.at = now, .mine = last->mine, .contexts = contexts};
-    if (!halted)
-        next.mine += each;
-    if (u->turns && last->contexts > ours)
-        u->busy_lost += each * (last->contexts - ours);
-    if (contexts > 1)
+    uint64_t elapsed = now - last->at;
+    struct usage_look next = {.at = now, .mine = last->mine, .most = last->most, .part = part};
+    if (!halted) {
+        next.mine += part_of(elapsed, usage_pace(u));
+        next.most += elapsed / u->ours;
+    }
+    if (u->turns)
+        u->busy_lost += part_of(elapsed, last->part);
+    u->ours = u->siblings + 1;
+    next.contexts = u->ours + others;
+    if (next.contexts > 1)
         next.clear_at = UINT64_MAX;
     else
         next.clear_at = last->clear_at == UINT64_MAX ? now + CLEAR_AFTER : last->clear_at;
@@ -70,20 +77,27 @@ static const struct usage_look *look_before(const struct usage *u, uint64_t at, 
     return oldest;
 }
 
-uint64_t usage_own_part(const struct usage *u, uint64_t now, uint64_t elapsed, bool halted, bool *clean) {
+/* The sum at `begin`: between two looks, by their distance; since the last one, by our part of the time. */
+static uint64_t sum_at(const struct usage_look *then, const struct usage_look *after, uint64_t begin, uint64_t from,
+                       uint64_t to, uint64_t pace) {
+    if (after->at > then->at)
+        return from + (to - from) * min64(age64(begin, then->at), after->at - then->at) / (after->at - then->at);
+    return from + part_of(age64(begin, then->at), pace);
+}
+
+struct usage_part usage_own_part(const struct usage *u, uint64_t now, uint64_t elapsed, bool halted) {
     uint64_t begin = now - min64(elapsed, now);
     const struct usage_look *after, *then = look_before(u, begin, &after), *last = last_look(u);
-    *clean = then->clear_at <= begin;
+    struct usage_part part = {.own = elapsed, .most = elapsed, .clean = then->clear_at <= begin};
     if (now <= begin)
-        return elapsed;
-    uint64_t until = last->mine + (halted ? 0 : age64(now, last->at) / last->contexts), from = then->mine;
-    if (after->at > then->at)
-        from +=
-            (after->mine - then->mine) * min64(age64(begin, then->at), after->at - then->at) / (after->at - then->at);
-    else if (begin > then->at)
-        from += (begin - then->at) / then->contexts;
-    return gh_less_switches(min64(until > from ? until - from : 0, elapsed), elapsed,
-                            max64(last->contexts, then->contexts));
+        return part;
+    uint64_t since = halted ? 0 : age64(now, last->at), pace = usage_pace(u), alone = GH_PPM / u->ours;
+    uint64_t own = last->mine + part_of(since, pace), most = last->most + part_of(since, alone);
+    own -= min64(own, sum_at(then, after, begin, then->mine, after->mine, pace));
+    most -= min64(most, sum_at(then, after, begin, then->most, after->most, alone));
+    part.own = gh_less_switches(min64(own, elapsed), elapsed, max64(last->contexts, then->contexts));
+    part.most = min64(most, elapsed);
+    return part;
 }
 
 /* ---- charges ---- */
@@ -113,8 +127,9 @@ void usage_wake(struct usage *u, const struct gh_gpu *gpu, unsigned me) {
 
 uint64_t usage_charge(struct usage *u, const struct gh_gpu *gpu, unsigned me, uint64_t now, uint64_t cost) {
     /* Streams ran in parallel: together they are charged no more than the time that has passed. */
-    uint64_t wall = age64(now, u->busy_since), alone = usage_contexts(u) == 1 ? age64(now, u->busy_until) : 0;
-    if (u->busy_parallel)
+    bool capped = gpu->share[me].cap, sole = capped || usage_contexts(u) == 1;
+    uint64_t wall = age64(now, u->busy_since), alone = sole ? age64(now, u->busy_until) : 0;
+    if (u->busy_parallel && !capped) /* a ceiling holds whatever others say that they had */
         wall -= min64(u->busy_lost, wall);
     uint64_t charge = min64(cost, wall - min64(u->busy_charged, wall));
     u->busy_until = now;

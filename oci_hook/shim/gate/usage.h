@@ -17,9 +17,18 @@
 /* Result of one look at the other containers' slots. */
 struct usage_look {
     uint64_t at;
-    uint64_t mine;     /* GPU time that one process has had so far, if all with work had equal time slices */
+    uint64_t mine;     /* GPU time that one process has had so far, if others had what they are believed to have had */
+    uint64_t most;     /* the same if no other container had any */
     uint64_t clear_at; /* since then the GPU has been ours alone for a while; UINT64_MAX: others have work */
     uint32_t contexts; /* processes with work, with this one */
+    uint32_t part;     /* ppm of the time until the next look that others are believed to have */
+};
+
+/* A command's part of the time that it took. */
+struct usage_part {
+    uint64_t own;  /* less what others are believed to have had */
+    uint64_t most; /* less only what other processes of the container had */
+    bool clean;    /* nobody else had work meanwhile */
 };
 
 struct usage {
@@ -39,6 +48,7 @@ struct usage {
         uint64_t count;
     } ring[USAGE_RINGS];
     uint32_t siblings; /* other processes of the container that have work */
+    uint32_t ours;     /* processes of the container with work at the last look, with this one */
     bool turns;        /* the tenants take turns */
     /* duty: time that was clear, that is without work of others, and the charge in it, so far and when we became idle */
     uint64_t clear, clear_charged, clear_at_idle, charged_at_idle;
@@ -53,18 +63,21 @@ void usage_begin(struct usage *u, struct gh_slot_head *head, uint64_t now);
 
 /* ---- our part of the time ---- */
 
-/* The other slots were read. others: processes there with work; halted: none of our own work could run until now. */
-void usage_looked(struct usage *u, uint64_t now, uint32_t others, bool halted);
+/* The other slots were read. others: processes there with work; part: ppm of the time up to the next look that they are
+ * believed to have; halted: none of our own work could run until now. */
+void usage_looked(struct usage *u, uint64_t now, uint32_t others, uint32_t part, bool halted);
 /* From now on the tenants take turns, or fill each other's gaps. */
 static inline void usage_set_turns(struct usage *u, bool turns) { u->turns = turns; }
 static inline void usage_set_siblings(struct usage *u, uint32_t siblings) { u->siblings = siblings; }
 static inline uint32_t usage_siblings(const struct usage *u) { return u->siblings; }
 /* Number of processes that share the GPU, with this one, at the last look. */
 uint32_t usage_contexts(const struct usage *u);
+/* One process's part of the time since the last look, in ppm. */
+uint32_t usage_pace(const struct usage *u);
 /* Nobody else has had work since, or for a while before. */
 bool usage_clear_since(const struct usage *u, uint64_t since);
-/* Of a command that has just ended after `elapsed`: our part of that time; *clean: nobody else had work meanwhile. */
-uint64_t usage_own_part(const struct usage *u, uint64_t now, uint64_t elapsed, bool halted, bool *clean);
+/* Of a command that has just ended after `elapsed`. */
+struct usage_part usage_own_part(const struct usage *u, uint64_t now, uint64_t elapsed, bool halted);
 
 /* ---- charges ---- */
 

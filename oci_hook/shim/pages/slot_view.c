@@ -3,6 +3,10 @@
 #include "pages/arithmetic.h"
 #include "pages/slot_page.h"
 
+/* A time of one clock that all share lies ahead of a reader by no more than what it slept while it read: `stale` at most. One
+ * that lies further ahead would never age. */
+static uint64_t past(uint64_t now, uint64_t stale, uint64_t then) { return then > now && then - now > stale ? 0 : then; }
+
 struct gh_slot gh_slot_view(const void *bytes, size_t length, uint64_t now, uint64_t stale, unsigned *contexts) {
     struct gh_slot s = {0};
     struct gh_slot_head h;
@@ -20,9 +24,9 @@ struct gh_slot gh_slot_view(const void *bytes, size_t length, uint64_t now, uint
                          .start = h.start,
                          .end = h.end,
                          .probe_until = h.probe_until,
-                         .active_at = h.active_at,
-                         .idle_since = h.idle_since,
-                         .woke_at = h.woke_at,
+                         .active_at = past(now, stale, h.active_at),
+                         .idle_since = past(now, stale, h.idle_since),
+                         .woke_at = past(now, stale, h.woke_at),
                          .linger = h.linger};
     unsigned top = h.top < GH_SLOT_PROCESSES ? h.top : GH_SLOT_PROCESSES;
     for (unsigned i = 0; i < top; i++) {
@@ -32,6 +36,8 @@ struct gh_slot gh_slot_view(const void *bytes, size_t length, uint64_t now, uint
             continue;
         s.launched += record.done;
         s.done += record.done; /* whether it has moved tells that something was finished */
+        record.done_at = past(now, stale, record.done_at);
+        record.heartbeat = past(now, stale, record.heartbeat);
         s.done_at = max64(s.done_at, record.done_at);
         s.heartbeat = max64(s.heartbeat, record.heartbeat);
         if (min64(age64(now, record.heartbeat), age64(now, record.done_at)) > stale)

@@ -1,0 +1,27 @@
+/* Part of the time that other containers may be believed to have had while our commands ran. They say themselves how many
+ * processes of theirs have work, so their word counts within what their weight is owed: whatever they write, our charges
+ * are at most so much too small, and those who share what is left lose nothing by it. Pure. */
+#ifndef GPU_HOOK_BELIEF_H
+#define GPU_HOOK_BELIEF_H
+
+#include <stdbool.h>
+
+#include "gate/decide.h"
+
+#define BELIEF_ROOM (100 * GH_MS) /* most that a container can save up of what it is owed */
+
+struct belief {
+    int64_t room[GH_SLOTS];   /* ns that we may still believe that the container in that slot has beside us */
+    uint32_t part[GH_SLOTS];  /* ppm of the time that we have believed it to have since the last look */
+    uint32_t owed[GH_SLOTS];  /* ppm of the time that its weight was owed then */
+};
+
+/* A container in that slot is another one from now on. */
+void belief_forget(struct belief *b, unsigned slot);
+/* At a look, `elapsed` after the last one; busy: our container had work in flight since. claimed: processes with work, by the
+ * word of each container; ours: the same of our own. Returns the part of the time up to the next look, in ppm, that others
+ * are believed to have. */
+uint32_t belief_look(struct belief *b, const struct gh_gpu *gpu, unsigned me, uint64_t now, uint64_t elapsed, bool busy,
+                     const uint8_t claimed[GH_SLOTS], uint32_t ours);
+
+#endif
