@@ -39,9 +39,11 @@ static uint64_t now;
 static void begin(uint32_t others) {
     one_head = (struct gh_slot_head){0};
     one = (struct usage){0};
+    uint32_t part = GH_PPM / (others + 1) * others;
+    struct believed believed = {part, part};
     now = GH_S;
     usage_begin(&one, &one_head, now);
-    usage_looked(&one, now, others, others ? GH_PPM / (others + 1) * others : 0, false);
+    usage_looked(&one, now, others, believed, false);
 }
 
 /* One command in so many streams, which takes so many us of time and costs so many; nothing else is in flight. */

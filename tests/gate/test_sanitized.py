@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oci_hook.core.tiers import MEMOPS
-from tests.compiled import compiled
+from tests.compiled import compiled, source
 from tests.gate.gpus import LONG, OFFLINE, ONLINE, Tenant, measure
 from tests.long import long
 from tests.sanitize import BUILDS, SHIM, SMALL, gcc, name, shim_library
@@ -96,6 +96,47 @@ def test_what_a_container_is_said_to_want() -> None:
     program = compiled("check_usage", [gcc(build), *flags, "-Wall", "-Werror", *sources])
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+BELIEF = ("gate/belief", "gate/usage", "gate/usage_duty", "gate/cost", "gate/decide")
+
+
+def test_no_word_of_others_makes_a_charge_less_than_it_may_be() -> None:
+    build = BUILDS[0]
+    flags = ["-std=c11", "-g", "-O1", *build, "-fno-sanitize-recover=all", f"-I{SHIM}"]
+    sources = [str(HERE / "check_belief.c"), *(str(SHIM / f"{file}.c") for file in BELIEF)]
+    program = compiled("check_belief", [gcc(build), *flags, "-Wall", "-Wextra", "-Werror", *sources])
+    for seed in range(8 if long() else 2):
+        done = subprocess.run([str(program), "200" if long() else "30", str(seed)], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), seed
+
+
+@pytest.mark.parametrize(
+    ("file", "law", "broken"),
+    [
+        ("gate/belief", "b->part[i] = (uint32_t)min64(part, b->owed[i]);", "b->part[i] = (uint32_t)part;"),
+        ("gate/belief", "if (b->room[i] <= 0)", "if (0)"),
+        ("gate/belief", "contexts += claimed[i];", "contexts += 1;"),
+        ("gate/belief", "rest * weight / resting", "weight * GH_PPM / (w.weights + weight)"),
+        ("gate/belief", "min64(b->part[i], GH_PPM / (ours + claiming))", "b->part[i]"),
+        ("gate/usage", ".clean = last->clear_at <= begin", ".clean = then->clear_at <= begin"),
+        ("gate/cost", "c->varies <= mean / 16 ?", "1 ?"),
+        ("gate/cost", "? max64(own, mean) : most;", "? max64(own, mean) : own;"),
+        ("gate/cost", "!holds_slice(c, most) ? most : own;", "!holds_slice(c, most) ? own : own;"),
+        ("gate/cost", "return max64(own, min64(age64(mean, 2 * c->varies), most));", "return own;"),
+    ],
+)
+def test_a_charge_without_one_of_its_laws_is_noticed(file: str, law: str, broken: str) -> None:
+    text = (SHIM / f"{file}.c").read_text()
+    assert text.count(law) == 1
+    changed = source(f"{Path(file).name}.c", text.replace(law, broken))
+    sources = [str(HERE / "check_belief.c"), *(str(SHIM / f"{f}.c") for f in BELIEF if f != file), str(changed)]
+    cc = shutil.which("gcc")
+    if not cc:
+        pytest.skip("no gcc")
+    program = compiled("check_belief", [cc, "-std=c11", "-O1", "-w", f"-I{SHIM}", f"-I{HERE}", *sources])
+    seeds = (subprocess.run([str(program), "200", str(seed)], capture_output=True).returncode for seed in range(4))
+    assert any(seeds)
 
 
 @pytest.fixture(scope="module", params=BUILDS, ids=name)

@@ -9,7 +9,7 @@
 #define WAITED (5 * GH_MS)   /* a time that time slices of others do not explain */
 #define UNEVEN (500 * GH_US) /* times that differ by less are described by their mean */
 #define ELASTIC_SAMPLES 4u
-#define QUIET_SAMPLES 4u /* measured while nobody else had work, before the others may shorten nothing */
+#define QUIET_SAMPLES 4u        /* measured while nobody else had work, before the others may shorten nothing */
 #define DEBT_MOST (10 * GH_S)   /* no wait at a cap is longer */
 #define SAMPLES_AT_ONCE 4u      /* a key with fewer samples is measured at each launch */
 #define UNCOUNTED (100 * GH_US) /* a driver's queue holds a thousand commands: a tenth of a second of such */
@@ -85,6 +85,10 @@ uint64_t cost_seen(struct cost *c, uint64_t guess, uint64_t elapsed, uint64_t ow
         uint64_t mean = gh_cost_of(&c->cost), off = own_part > mean ? own_part - mean : mean - own_part;
         c->spread = c->cost.samples[0] ? c->spread - c->spread / 16 + off / 16 : 0;
     }
+    if (clean) {
+        uint64_t mean = c->cost.mean[1] / 256, off = elapsed > mean ? elapsed - mean : mean - elapsed;
+        c->varies = c->cost.samples[1] ? c->varies - c->varies / 16 + off / 16 : 0;
+    }
     uint64_t least = low ? c->low : BRIEF;
     *waited = c->collective && own_part > least ? own_part - least : 0;
     if ((sliced || late) && !stood && !cost_elastic(c))
@@ -93,15 +97,17 @@ uint64_t cost_seen(struct cost *c, uint64_t guess, uint64_t elapsed, uint64_t ow
     return stood || cost_elastic(c) ? own_part : gh_cost_charge(&c->cost, own_part, clean);
 }
 
+/* A short command took so long that a time slice of others may be in it. */
+static bool holds_slice(const struct cost *c, uint64_t elapsed) { return elapsed > 3 * c->low + SHORT; }
+
 uint64_t cost_own(const struct cost *c, uint64_t own, uint64_t most, bool capped) {
-    bool known = c->cost.samples[1] >= QUIET_SAMPLES && !cost_elastic(c);
-    uint64_t mean = c->cost.mean[1] / 256;
+    uint64_t mean = c->cost.samples[1] >= QUIET_SAMPLES ? c->cost.mean[1] / 256 : 0;
     if (c->low && c->low < SHORT) /* these are charged their mean, and no less than their shortest time */
-        return own;
+        return capped && !holds_slice(c, most) ? most : own;
+    /* Of times that differ, neighbours can choose which ones are measured. */
     if (capped)
-        return known ? max64(own, mean) : most;
-    /* Times that differ may be shorter than their mean. */
-    return max64(own, min64(known ? age64(mean, 2 * c->spread) : 0, most));
+        return mean && c->varies <= mean / 16 ? max64(own, mean) : most;
+    return max64(own, min64(age64(mean, 2 * c->varies), most));
 }
 
 bool cost_elastic(const struct cost *c) {

@@ -25,6 +25,7 @@ struct cost_what {
 struct cost {
     struct gh_cost cost;
     uint64_t low, spread, unseen;
+    uint64_t varies; /* mean difference of the times that were measured while nobody else had work from their mean */
     uint32_t unseen_count;
     bool collective; /* by its name, it waits for kernels of other processes */
     struct cost_what what;
@@ -88,7 +89,7 @@ uint64_t cost_seen(struct cost *cost, uint64_t guess, uint64_t elapsed, uint64_t
                    bool clean, uint64_t *waited);
 /* A command's own part of its time while others said that they had work, so that these cannot make it less than what was measured
  * while they were quiet. own: by what they are believed to have had; most: if they had nothing. capped: for a ceiling, which
- * nobody's word may lift: `most`, unless its cost is known. */
+ * nobody's word may lift: `most`, unless its cost is known and always the same. */
 uint64_t cost_own(const struct cost *cost, uint64_t own, uint64_t most, bool capped);
 /* True if enough was measured to rely on it. */
 bool cost_sure(const struct cost *cost);

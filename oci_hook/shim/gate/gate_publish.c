@@ -11,7 +11,7 @@ void gate_look(struct gh_gate *g, uint64_t now, bool must) {
     struct peers_said others = peers_look(&g->peers, now, usage_siblings(&g->usage) + 1);
     if (!cap && peers_share(&g->peers)->cap)
         usage_cap_begins(&g->usage, now);
-    usage_looked(&g->usage, now, others.contexts, others.part, inflight_halted(&g->inflight));
+    usage_looked(&g->usage, now, others.contexts, others.believed, inflight_halted(&g->inflight));
 }
 
 /* ---- our own slot ---- */

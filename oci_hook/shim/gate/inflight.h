@@ -79,7 +79,7 @@ struct inflight {
     uint64_t done_at;
     /* The own clock: our part of the time, while contexts take turns on the GPU; it stands while we are halted. */
     uint64_t own, own_at, done_own; /* its time at own_at; at done_at */
-    uint32_t pace; /* ppm of the time */
+    uint32_t pace;                  /* ppm of the time */
     struct work all;
     uint32_t scale; /* of the clock */
     /* Work that waits for something, and does not count: see inflight_check. */

@@ -121,7 +121,7 @@ struct peers_said peers_look(struct peers *p, uint64_t now, uint32_t ours) {
         said.contexts += theirs;
     }
     p->view.seen = now;
-    said.part = belief_look(&p->belief, &p->view, p->me, now, elapsed, busy, claimed, ours);
+    said.believed = belief_look(&p->belief, &p->view, p->me, now, elapsed, busy, claimed, ours);
     return said;
 }
 

@@ -48,10 +48,10 @@ static inline uint64_t peers_window(const struct peers *p) { return gh_window(&p
 static inline uint64_t peers_others(const struct peers *p) { return p->view.present & ~(1ull << p->me); }
 
 static inline bool peers_old(const struct peers *p, uint64_t now) { return now - p->view.seen >= PEERS_LOOK_EVERY; }
-/* The others at a look: how many of their processes have work, by their word; and what part of the time up to the next look they
- * are believed to have, in ppm. */
+/* The others at a look: how many of their processes have work, by their word; and what they are believed to have. */
 struct peers_said {
-    uint32_t contexts, part;
+    uint32_t contexts;
+    struct believed believed;
 };
 /* Reads the GPU page and the other slots again. ours: processes of our container that have work. A page that cannot be read, or
  * is none, leaves what was known of it. */

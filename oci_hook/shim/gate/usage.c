@@ -35,21 +35,22 @@ void usage_begin(struct usage *u, struct gh_slot_head *head, uint64_t now) {
 }
 
 uint32_t usage_contexts(const struct usage *u) { return last_look(u)->contexts; }
-uint32_t usage_pace(const struct usage *u) { return (GH_PPM - last_look(u)->part) / u->ours; }
+uint32_t usage_pace(const struct usage *u) { return (GH_PPM - last_look(u)->others.one) / u->ours; }
+static uint32_t own_pace(const struct usage *u) { return (GH_PPM - last_look(u)->others.part) / u->ours; }
 bool usage_clear_since(const struct usage *u, uint64_t since) { return last_look(u)->clear_at <= since; }
 
 static uint64_t part_of(uint64_t time, uint64_t ppm) { return mul64(min64(time, 1000 * GH_S), ppm) / GH_PPM; }
 
-void usage_looked(struct usage *u, uint64_t now, uint32_t others, uint32_t part, bool halted) {
+void usage_looked(struct usage *u, uint64_t now, uint32_t others, struct believed believed, bool halted) {
     const struct usage_look *last = last_look(u);
     uint64_t elapsed = now - last->at;
-    struct usage_look next = {.at = now, .mine = last->mine, .most = last->most, .part = part};
+    struct usage_look next = {.at = now, .mine = last->mine, .most = last->most, .others = believed};
     if (!halted) {
-        next.mine += part_of(elapsed, usage_pace(u));
+        next.mine += part_of(elapsed, own_pace(u));
         next.most += elapsed / u->ours;
     }
     if (u->turns)
-        u->busy_lost += part_of(elapsed, last->part);
+        u->busy_lost += part_of(elapsed, last->others.part);
     u->ours = u->siblings + 1;
     next.contexts = u->ours + others;
     if (next.contexts > 1)
@@ -88,10 +89,10 @@ static uint64_t sum_at(const struct usage_look *then, const struct usage_look *a
 struct usage_part usage_own_part(const struct usage *u, uint64_t now, uint64_t elapsed, bool halted) {
     uint64_t begin = now - min64(elapsed, now);
     const struct usage_look *after, *then = look_before(u, begin, &after), *last = last_look(u);
-    struct usage_part part = {.own = elapsed, .most = elapsed, .clean = then->clear_at <= begin};
+    struct usage_part part = {.own = elapsed, .most = elapsed, .clean = last->clear_at <= begin};
     if (now <= begin)
         return part;
-    uint64_t since = halted ? 0 : age64(now, last->at), pace = usage_pace(u), alone = GH_PPM / u->ours;
+    uint64_t since = halted ? 0 : age64(now, last->at), pace = own_pace(u), alone = GH_PPM / u->ours;
     uint64_t own = last->mine + part_of(since, pace), most = last->most + part_of(since, alone);
     own -= min64(own, sum_at(then, after, begin, then->mine, after->mine, pace));
     most -= min64(most, sum_at(then, after, begin, then->most, after->most, alone));

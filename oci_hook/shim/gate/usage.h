@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 
+#include "gate/belief.h"
 #include "gate/decide.h"
 #include "pages/slot_page.h"
 #include "process/atomics.h"
@@ -21,7 +22,7 @@ struct usage_look {
     uint64_t most;     /* the same if no other container had any */
     uint64_t clear_at; /* since then the GPU has been ours alone for a while; UINT64_MAX: others have work */
     uint32_t contexts; /* processes with work, with this one */
-    uint32_t part;     /* ppm of the time until the next look that others are believed to have */
+    struct believed others; /* what they are believed to have until the next look */
 };
 
 /* A command's part of the time that it took. */
@@ -63,16 +64,16 @@ void usage_begin(struct usage *u, struct gh_slot_head *head, uint64_t now);
 
 /* ---- our part of the time ---- */
 
-/* The other slots were read. others: processes there with work; part: ppm of the time up to the next look that they are
- * believed to have; halted: none of our own work could run until now. */
-void usage_looked(struct usage *u, uint64_t now, uint32_t others, uint32_t part, bool halted);
+/* The other slots were read. others: processes there with work; believed: what they have up to the next look; halted: none of our
+ * own work could run until now. */
+void usage_looked(struct usage *u, uint64_t now, uint32_t others, struct believed believed, bool halted);
 /* From now on the tenants take turns, or fill each other's gaps. */
 static inline void usage_set_turns(struct usage *u, bool turns) { u->turns = turns; }
 static inline void usage_set_siblings(struct usage *u, uint32_t siblings) { u->siblings = siblings; }
 static inline uint32_t usage_siblings(const struct usage *u) { return u->siblings; }
 /* Number of processes that share the GPU, with this one, at the last look. */
 uint32_t usage_contexts(const struct usage *u);
-/* One process's part of the time since the last look, in ppm. */
+/* One process's part of the time since the last look, in ppm; for commands that may be long. */
 uint32_t usage_pace(const struct usage *u);
 /* Nobody else has had work since, or for a while before. */
 bool usage_clear_since(const struct usage *u, uint64_t since);

@@ -5,7 +5,9 @@
 
 /* A time of one clock that all share lies ahead of a reader by no more than what it slept while it read: `stale` at most. One
  * that lies further ahead would never age. */
-static uint64_t past(uint64_t now, uint64_t stale, uint64_t then) { return then > now && then - now > stale ? 0 : then; }
+static uint64_t past(uint64_t now, uint64_t stale, uint64_t then) {
+    return then > now && then - now > stale ? 0 : then;
+}
 
 struct gh_slot gh_slot_view(const void *bytes, size_t length, uint64_t now, uint64_t stale, unsigned *contexts) {
     struct gh_slot s = {0};
