@@ -19,7 +19,9 @@ V, ACTIVE_AT = 32, 88  # of a slot file's head
 AHEAD = 1 << 60
 
 
-def forged(p: Any, slot: int, count: int, v: str = "most", ahead: int = 0, flicker: float = 0) -> AbstractContextManager[None]:
+def forged(
+    p: Any, slot: int, count: int, v: str = "most", ahead: int = 0, flicker: float = 0
+) -> AbstractContextManager[None]:
     """So many records of processes with work, each as its own process would write it. v: as far ahead, or behind, as is believed.
     ahead: of the clock. flicker: work and rest in turns of so many ms."""
 

@@ -16,6 +16,8 @@
  *   in-time     the same, but it is done just before 0.7 ms, again and again
  *   stuck       work in flight of which nothing is ever done
  *   jumps       the number of done commands jumps
+ *   forged-N-HABIT-V  N records of processes, without a claim, that have work (busy), wait at the gate (held), leave small gaps
+ *               (gaps), or have work and rest in turns of 7 ms (flicker); v as far ahead (most) or behind (least) as it gets
  * Its process record has the lock of a living process. Times are the GPU's. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -110,12 +112,32 @@ static void offline(const char *kind, uint64_t t, uint64_t n) {
     }
 }
 
+static void forge(const char *kind, uint64_t t) {
+    unsigned count = (unsigned)strtoul(kind + strlen("forged-"), NULL, 10);
+    bool held = strstr(kind, "-held"), rests = strstr(kind, "-flicker") && t / (7 * GH_MS) % 2;
+    page->head.top = count;
+    page->head.active_at = t;
+    page->head.v = strstr(kind, "-most") ? t * GH_WEIGHT_ONE : 1;
+    page->head.saturated = !strstr(kind, "-gaps");
+    page->head.duty = page->head.saturated ? GH_PPM : GH_PPM / 2;
+    for (unsigned i = 0; i < count; i++) {
+        struct gh_slot_process *p = page->process + i;
+        *p = (struct gh_slot_process){
+            .launched = 8 + !(held || rests), .done = 8, .residue = GH_MS, .pid = 1, .withheld = 1};
+        p->held = held;
+        p->done_at = p->heartbeat = t;
+        p->owner = 1 + i;
+    }
+}
+
 static void step(const char *kind, uint64_t number, uint64_t n) {
     uint64_t t = now();
     struct gh_slot_head *h = &page->head;
     if (!strcmp(kind, "fuzz")) {
         for (uint64_t i = draw() % 64; i--;)
             fuzz();
+    } else if (!strncmp(kind, "forged-", 7)) {
+        forge(kind, t);
     } else if (!strcmp(kind, "residue") || !strcmp(kind, "in-time") || !strcmp(kind, "stuck") ||
                !strcmp(kind, "jumps")) {
         offline(kind, t, n);
