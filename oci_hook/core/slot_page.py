@@ -39,7 +39,8 @@ class Gate(Value):
     it keeps the GPU after a higher class has work, in seconds; 0: unknown. held_for: (slot, seconds) of each container that has
     held this one at the gate while it had nothing in flight; slots as in `waits_for`. uncharged: seconds of estimated GPU
     time of the commands in flight, which `charged` does not contain yet. shows_work: it shows others work in flight or
-    launches that wait for their turn. claim: the number of its last claim of the GPU.
+    launches that wait for their turn. claim: the number of its last claim of the GPU. beats: of each process record that shows work
+    in flight, when its process last gave a sign of life, in seconds of CLOCK_MONOTONIC.
     """
 
     charged: float = 0.0
@@ -56,6 +57,7 @@ class Gate(Value):
     uncharged: float = 0.0
     shows_work: bool = False
     claim: int = 0
+    beats: tuple[float, ...] = ()
 
 
 def parse(data: bytes, scale: int = 1) -> Gate | None:
@@ -73,6 +75,7 @@ def parse(data: bytes, scale: int = 1) -> Gate | None:
         return None
     launches = waiting = uncharged = 0
     shows_work = False
+    beats = []
     for i in range(min(top, PROCESSES)):
         process = PROCESS.unpack_from(data, PROCESS_OFFSET + PROCESS.size * i)
         launches += min(process[1], SANE)
@@ -80,6 +83,8 @@ def parse(data: bytes, scale: int = 1) -> Gate | None:
             waiting += process[9]
             uncharged += min(process[6], SECOND) if process[1] != process[2] else 0
             shows_work |= process[1] > process[2] or process[8] > 0
+            if process[1] > process[2]:
+                beats.append(min(process[4], SANE) * scale / SECOND)
     return Gate(
         charged=charged * scale / SECOND,
         wanted=wanted * scale / SECOND if counts == 1 else None,
@@ -95,4 +100,5 @@ def parse(data: bytes, scale: int = 1) -> Gate | None:
         uncharged=uncharged * scale / SECOND,
         shows_work=shows_work,
         claim=claim,
+        beats=tuple(beats),
     )

@@ -139,6 +139,17 @@ def test_a_tenant_that_claims_the_gpu_and_does_not_use_it(stage: Stage, root: Pa
         assert {honest, liar} <= stage.runc.living() and not agent.kinds(honest)
 
 
+def test_a_tenant_that_writes_records_of_processes(stage: Stage, root: Path) -> None:
+    """It uses no GPU, and NVML lists none of its processes. Whatever the policy, it is named and goes on."""
+    ask = {**SHARE, "gpu-hook.io/compute": "50"}
+    honest = stage.start(root, "/bin/gpu-probe", "run", "500", "600", annotations=ask)
+    with running(stage, "--policy", "kill", "--interval", "0.5") as agent:
+        forger = ("/bin/liar", "forged-8-busy-most", "0", "--out", "/dev/null", "--scale", "1")
+        liar = stage.start(root, *forger, annotations=ask)
+        wait_for(lambda: "forged-records" in agent.kinds(liar))
+        assert {honest, liar} <= stage.runc.living() and not agent.kinds(honest)
+
+
 @pytest.mark.parametrize(
     ("policy", "how", "done"),
     [

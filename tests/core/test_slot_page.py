@@ -24,7 +24,8 @@ int main(void) {
                  .mode_by = 2, .counts = 1, .epoch = 17, .mode_since = 9 * GH_S, .preempt_bound = 3 * GH_MS, .wanted = 8 * GH_S,
                  .wanted_at = 5, .waited = 2 * GH_S, .ignorings = 1,
                  .held_for = {[2] = 4 * GH_S, [63] = GH_MS}, .held_at = 6},
-        .process = {{.owner = 1, .launched = 100, .done = 90, .held = 2, .waiting = 3, .uncharged = 5 * GH_MS},
+        .process = {{.owner = 1, .launched = 100, .done = 90, .heartbeat = 6 * GH_S, .held = 2, .waiting = 3,
+                 .uncharged = 5 * GH_MS},
                 {.launched = 50, .done = 50, .held = 9, .uncharged = 1}}};
     for (unsigned i = 0; i < GH_WAITS; i++)
         page.head.waits[i] = i;
@@ -33,6 +34,7 @@ int main(void) {
 }
 """
 GATE = Gate(7.0, 8.0, 150, 3, tuple(range(16)), 2.0, "frozen", 9.0, 2, 0.003, ((3, 4.0), (64, 0.001)), 0.005, True, 17)
+GATE = GATE.replace(beats=(6.0,))
 
 
 def made(**words: int) -> bytes:
@@ -45,7 +47,7 @@ def made(**words: int) -> bytes:
         *(n["mode"], n["by"], n["counts"], n["since"], n["bound"], 0, n["wanted"], 0, n["waited"], *range(16)),
         *(4 * 10**9 * (slot == 2) + 10**6 * (slot == 63) for slot in range(64)),
     )
-    processes = slot_page.PROCESS.pack(1, 100, 90, 0, 0, 0, 5 * 10**6, 77, 2, 3, 0) + slot_page.PROCESS.pack(
+    processes = slot_page.PROCESS.pack(1, 100, 90, 0, 6 * 10**9, 0, 5 * 10**6, 77, 2, 3, 0) + slot_page.PROCESS.pack(
         0, 50, 50, 0, 0, 0, 1, 78, 9, 0, 0
     )
     return (page.ljust(slot_page.PROCESS_OFFSET, b"\0") + processes).ljust(SLOT_FILE_SIZE, b"\0")
@@ -67,7 +69,7 @@ def test_python_reads_what_c_wrote(tmp_path: Path) -> None:
 def test_times_are_this_machines() -> None:
     """On a slowed-down GPU; waits are in real time as they are."""
     slow = parse(made(), 10)
-    slower = GATE.replace(held_for=((3, 40.0), (64, 0.01)), uncharged=0.05)
+    slower = GATE.replace(held_for=((3, 40.0), (64, 0.01)), uncharged=0.05, beats=(60.0,))
     assert slow == slower.replace(charged=70.0, wanted=80.0, since=90.0, preempt_bound=0.03)
 
 

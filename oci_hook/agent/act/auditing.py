@@ -17,6 +17,7 @@ from oci_hook.ledger.slot_files import read_gate
 from oci_hook.linux.schedstat import run_delays
 from oci_hook.observe.account import UNIT, Usage
 
+LIVES = 1.0  # seconds: a process that shows work gives signs of life all the time; one that was killed does not
 LACKING = 3  # per cent of the GPU by which a container has less than its guarantee, to count as harmed
 
 
@@ -57,9 +58,15 @@ class Auditing:
         gates = ((key, uuid, gate) for key, watched in node.watched.items() for uuid, gate in watched.gates.items())
         # A process shows itself in the slot file from cuInit on, before it comes to the gate.
         gated = frozenset((key, uuid) for key, uuid, gate in gates if gate.launches or gate.waiting or gate.charged)
+        since = time.monotonic() - LIVES
+        working = {
+            (key, uuid): sum(beat > since for beat in gate.beats)
+            for key, watched in node.watched.items()
+            for uuid, gate in watched.gates.items()
+        }
         mine = {pid: owner for pid, owner in processes.items() if owner[0] in grants}
         stopped = frozenset(node.grants) - frozenset(grants)
-        judged = seen.replace(grants=grants, processes=mine)
+        judged = seen.replace(grants=grants, processes=mine, working=working)
         self.verdict = self._auditor.judge(judged, gated, stopped, tuple(self._find_hogs(judged)))
         self._write_surcharges(accounts)
         self._measure()

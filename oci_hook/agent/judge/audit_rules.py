@@ -21,6 +21,7 @@ charged-elsewhere NVML lists more memory for the container's processes than the 
 keeps-lent-memory the container has more memory than it requests, cannot be moved off the GPU, and keeps one that is within its
                   request waiting (agent/judge/turns.py)
 hogs-gate         others are held at the gate for the container, which does not use the GPU meanwhile (agent/judge/hogs.py)
+forged-records    more process records in its slot file show work in flight than NVML lists processes of the container on the GPU
 holds-lease       a process of the container holds a lease on a file that gpu-hook or the driver needs (agent/watch/leases.py)
 
 A container that takes memory which its neighbours were granted is judged separately, and sooner (agent/judge/protect_rules.py).
@@ -46,10 +47,11 @@ KINDS = (
     "charged-elsewhere",
     "keeps-lent-memory",
     "hogs-gate",
+    "forged-records",
     "holds-lease",
 )
 # No policy freezes or kills for these: what other tenants write, or what managed memory looks like.
-REPORTED = ("hogs-gate", "charged-elsewhere")
+REPORTED = ("hogs-gate", "charged-elsewhere", "forged-records")
 UNPROVED = "no proof of kernels past the gate: NVML counts allocations, copies and memsets as well"
 
 What = tuple[str, str, str, int, int, bool]  # a finding without its figures
@@ -109,7 +111,8 @@ class Load(Value):
 
 
 class Seen(Value):
-    """One look. grants: by key. gpus: NVML's samples by UUID, without GPUs that it could not sample. processes: by pid, (the
+    """One look. working: by (key, UUID), how many process records of the container's slot file show work in flight and a sign of
+    life. grants: by key. gpus: NVML's samples by UUID, without GPUs that it could not sample. processes: by pid, (the
     grant's key, the process), for containers with a grant. accounts: the account pages' figures, by key. unread: keys of
     pages that could not be read, which says nothing of the container. moved: by key, until when the container's memory was on
     its way from or to its GPUs, as far as known, in seconds of the monotonic clock."""
@@ -120,6 +123,7 @@ class Seen(Value):
     accounts: dict[str, Kept]
     unread: frozenset[str] = frozenset()
     moved: dict[str, float] = {}
+    working: dict[tuple[str, str], int] = {}
 
     def kept(self, key: str, i: int) -> int:
         """Bytes of exited processes that the account page has for the container's i-th GPU."""
@@ -179,6 +183,7 @@ class Auditor:
         suspects besides."""
         uses, unknown = driver_uses(seen)
         found = self._memory_findings(seen, uses)
+        found += _forged(seen, uses)
         past = frozenset((f.uuid, f.pid) for f in found if f.kind == "no-shim" and f.what in self._suspected)
         found += self._compute_findings(seen, uses, gated, past)
         suspected = {f.what: f for f in (*found, *more)}
@@ -327,6 +332,19 @@ def _allowed(grant: Grant, share: Share, gated: bool) -> tuple[int, str]:
     if gated:
         return 100, "all of it"
     return guaranteed(grant, share), f"none of it through the gate, guarantee {guaranteed(grant, share)} %"
+
+
+def _forged(seen: Seen, uses: dict[tuple[str, str], Use]) -> list[Finding]:
+    """A process that shows work has a context, so NVML lists it. Where it lists nobody on a GPU, that says nothing."""
+    found = []
+    for (key, uuid), working in seen.working.items():
+        gpu, listed = seen.gpus.get(uuid), len(uses.get((key, uuid), Use(0, 0, ())).processes)
+        if key in seen.grants and gpu and gpu.processes and working > listed:
+            what = (
+                f"{working} process records in its slot file show work in flight, NVML lists {listed} of its processes"
+            )
+            found.append(Finding("forged-records", key, uuid, 0, 0, what))
+    return found
 
 
 def driver_uses(seen: Seen) -> tuple[dict[tuple[str, str], Use], dict[str, tuple[int, int]]]:

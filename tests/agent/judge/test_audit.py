@@ -384,3 +384,22 @@ def test_memory_that_is_charged_to_another_cgroup_is_reported() -> None:
         assert kinds(seen) == ([("charged-elsewhere", GPU, 0)] if look == 2 else [])
     assert "charged-elsewhere" in REPORTED
     assert not case.look({GPU: charged(100, (101, 110 * MIB))}, account(111, 101)).findings
+
+
+def test_process_records_without_processes() -> None:
+    """Twice in a row, and never where NVML lists nobody: it may not tell processes on that GPU."""
+    assert "forged-records" in REPORTED
+    case = Case(grants=(grant("a"), grant("b")))
+    busy = {GPU: sample((101, 0), (102, 0))}
+    processes = {101: process(101), 102: process(102, "b")}
+
+    def look(working: int, gpus: dict[str, GpuSample] = busy) -> list[str]:
+        said = {("a", GPU): working, ("b", GPU): 1}
+        verdict = case.auditor.judge(Seen(case.grants, gpus, processes, {}, working=said))
+        return [f"{f.key} {f.evidence}" for f in verdict.findings if f.kind == "forged-records"]
+
+    assert not look(1) and not look(1)
+    assert not look(3)
+    assert look(3) == ["a 3 process records in its slot file show work in flight, NVML lists 1 of its processes"]
+    assert not look(1)
+    assert not look(112, {GPU: sample()}) and not look(112, {GPU: sample()})
