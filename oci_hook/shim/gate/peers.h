@@ -26,7 +26,7 @@ struct peers {
     struct gh_gpu view; /* what gh_decide sees; `seen` is the time of the last look */
     struct peer peer[GH_SLOTS];
     struct gh_peers costs; /* what waiting for each of them has cost */
-    struct belief belief;  /* what each of them is believed to have had beside us */
+    struct belief belief;  /* the time that each of them is believed to have had */
     uint64_t ask_at;       /* real time until which no container's locks are tested */
     unsigned asked;        /* the slot whose locks were tested last */
 };

@@ -22,7 +22,7 @@ struct usage_look {
     uint64_t most;     /* the same if no other container had any */
     uint64_t clear_at; /* since then the GPU has been ours alone for a while; UINT64_MAX: others have work */
     uint32_t contexts; /* processes with work, with this one */
-    struct believed others; /* what they are believed to have until the next look */
+    struct believed others; /* their part until the next look, as believed */
 };
 
 /* A command's part of the time that it took. */
