@@ -238,7 +238,7 @@ class Agent:
             return
         self._driver.release()
         self._sampler.stop(RELEASED)
-        self._moves.stop()  # what it has begun is ended when the driver is there again
+        self._moves.stop()  # moves under way are ended when the driver is there again
 
     def _tell(self) -> None:
         """Write for commands where we are, and whether we keep off the driver."""

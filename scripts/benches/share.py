@@ -31,6 +31,11 @@ def s(weight: int, kernel: float = 80, **more: object) -> Json:
     return {**SATURATED, "kernel": kernel, "weight": weight, **more}
 
 
+def fixed(percent: int) -> Json:
+    """fixed-share: its percent is guarantee and ceiling."""
+    return s(percent, cap=percent)
+
+
 def bound(weight: int, kernel: float = 8) -> Json:
     return {**launch_bound(kernel), "weight": weight}
 
@@ -73,6 +78,10 @@ CELLS = (
     Cell("cap 30, graphs of 4 ms", "cap", {**GRAPH, "cap": 30}, native=False),
     Cell("cap 30, launch-bound", "cap", {**launch_bound(), "cap": 30}, native=False),
     Cell("caps 30 + 70", "caps", {**SATURATED, "cap": 30, "weight": 30}, {**SATURATED, "cap": 70, "weight": 70}),
+    Cell("fixed-share 60 + burst-share 30", "policies", fixed(60), s(30, 500)),
+    Cell("fixed-share 60 + burst-share 30 + best-effort", "policies", fixed(60), s(30, 500), s(10, 200)),
+    Cell("fixed-share 30 + burst-share 60 + best-effort", "policies", fixed(30), s(60, 500), s(10, 200)),
+    Cell("fixed-share 60 + 2 best-effort", "policies", fixed(60), s(20, 500), s(20, 200)),
     Cell("burst 30 + 70, the 30 in phases of 1 s", "burst", s(30, on=1000000, off=1000000), s(70), seconds=6),
 )
 
@@ -314,6 +323,7 @@ ERRORS = {  # budgets in points, and the groups of cells that they are for
     "mixed": (3, ("mixed", "launch-bound")),
     "long": (2, ("long",)),
     "longest": (5, ("longest",)),
+    "policies": (2, ("policies",)),
     "shapes": (2, ("shapes",)),
     "many": (2, ("many",)),
     "ahead": (3, ("ahead",)),

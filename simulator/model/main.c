@@ -42,7 +42,7 @@ static const struct key config_keys[] = {
     R(tenure_sum), R(recheck),        R(idle_release),   R(mix_slack),    R(bank),           R(wake_idle),
     R(wake_lag),   R(wake_hold),      R(probe),          R(probe_every),  R(active_within),  R(heartbeat_stale),
     R(silent),     R(progress_stale), R(linger_max),     R(finish),       R(drain_max),      R(pacer_min),
-    R(pacer_max),  R(patience),       R(burst),          R(window_light),
+    R(pacer_max),  R(patience),       R(burst),          R(window_light), R(burst_beside),   R(patience_least),
 #undef C
 #undef R
 };

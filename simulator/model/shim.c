@@ -75,7 +75,7 @@ void shim_poll(struct sim *sim, unsigned i) {
         sim->violations.v_went_back += v < s->v;
         s->v = v;
         t->charged += charge;
-        t->own.bucket = gh_bucket_at(t->own.bucket, sim->published.share[i].cap, sim->config.rules.burst, now);
+        t->own.bucket = gh_bucket_at(t->own.bucket, t->view.share[i].cap, gh_savings(&t->view, i, now), now);
         t->own.bucket = gh_bucket_take(t->own.bucket, (int64_t)(charge - reserved));
         t->own.inflight -= min64(t->own.inflight, reserved);
     }

@@ -286,7 +286,8 @@ static int cap_exceeded(const struct sim *sim, unsigned i) {
     const struct tenant *t = &sim->tenant[i];
     if (!sim->config.share[i].cap || sim->config.policy != LEDGER || sim->config.charge != EXACT)
         return 0;
-    int64_t bound = (int64_t)(sim->config.rules.burst + sim->config.rules.window + t->longest_kernel), excess = 0;
+    int64_t bound = (int64_t)(sim->config.rules.burst_beside + sim->config.rules.window + t->longest_kernel),
+            excess = 0;
     bound += bound / GH_PPM * sim->config.share[i].cap;
     for (unsigned w = 0; w < WINDOWS && w < sim->config.length / WINDOW_LENGTH; w++) {
         excess += (int64_t)t->window[w] - (int64_t)(WINDOW_LENGTH / GH_PPM * sim->config.share[i].cap);

@@ -187,7 +187,7 @@ static void any_neighbours(void) {
     if (gpu.share[me].freeze)
         CHECK(10, !d.go);
     if (d.go && gpu.share[me].cap) {
-        struct gh_bucket b = gh_bucket_at(own.bucket, gpu.share[me].cap, gpu.rules.burst, now);
+        struct gh_bucket b = gh_bucket_at(own.bucket, gpu.share[me].cap, gh_savings(&gpu, me, now), now);
         CHECK(11, b.level > 0); /* I8 */
     }
     int higher = 0, lower = 0, equals = 0;
@@ -197,7 +197,7 @@ static void any_neighbours(void) {
             higher += gpu.share[i].class_ > gpu.share[me].class_;
             lower += gpu.share[i].class_ < gpu.share[me].class_;
             equals += gpu.share[i].class_ == gpu.share[me].class_;
-            int working = s->launched != s->done && !s->ended && s->heartbeat <= now &&
+            int working = !gpu.share[i].freeze && s->launched != s->done && !s->ended && s->heartbeat <= now &&
                           now - s->heartbeat < 50 * GH_MS && s->done_at <= now && now - s->done_at < GH_S;
             if (working && gpu.share[i].class_ > gpu.share[me].class_)
                 CHECK(12, !d.go); /* I9 */
@@ -212,9 +212,9 @@ static void any_neighbours(void) {
         CHECK(35, d.go && !gpu.share[me].cap && window == gpu.rules.window && !gpu.share[me].freeze);
         CHECK(36, left <= open && d.spare <= open - left && cost <= open - left - d.spare);
     }
-    int free_ =
-        !gpu.share[me].freeze && !higher && !lower &&
-        (!gpu.share[me].cap || (gh_bucket_at(own.bucket, gpu.share[me].cap, gpu.rules.burst, now).level > 0 && empty));
+    int free_ = !gpu.share[me].freeze && !higher && !lower &&
+                (!gpu.share[me].cap ||
+                 (gh_bucket_at(own.bucket, gpu.share[me].cap, gh_savings(&gpu, me, now), now).level > 0 && empty));
     uint64_t bound = d.mode == GH_OPEN ? gpu.rules.window_open : window;
     int sibling = cost > bound && own.siblings > bound;
     if (d.mode == GH_OPEN && cost >= GH_COST_UNKNOWN && own.waited >= gpu.rules.recheck)

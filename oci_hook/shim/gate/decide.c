@@ -36,6 +36,8 @@ void gh_rules_default(struct gh_rules *rules) {
         .pacer_max = 200 * GH_US,
         .patience = 30 * GH_MS,
         .burst = 4 * GH_MS,
+        .burst_beside = 20 * GH_MS,
+        .patience_least = 8 * GH_MS,
     };
 }
 
@@ -453,7 +455,7 @@ struct gh_decision gh_decide(const struct gh_gpu *gpu, unsigned me, const struct
 
     int empty = gpu->slot[me].launched == gpu->slot[me].done || own->idle;
     if (share->cap) {
-        struct gh_bucket b = gh_bucket_at(own->bucket, share->cap, r->burst, now);
+        struct gh_bucket b = gh_bucket_at(own->bucket, share->cap, gh_savings(gpu, me, now), now);
         if (b.level <= 0) {
             d.mode = GH_CAPPED;
             uint64_t refill = (uint64_t)(-(b.level + 1)) / share->cap + 2;
@@ -564,12 +566,13 @@ void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, c
     struct crowd c = crowd_of(gpu, me, now, 0);
     const struct gh_slot *mine = &gpu->slot[me];
     uint64_t waited = mine->launched == mine->done ? min64(t, age64(now, mine->idle_since)) : 0;
-    uint64_t own = weight_of(&gpu->share[me]), all = 0, weights = 0, parts = 0, beside = 0, contexts = 1;
+    uint64_t own = weight_of(&gpu->share[me]), all = 0, weights = 0, parts = 0, beside = 0, contexts = 1, n = 0;
     /* Peers with a part: those that want the GPU, and those that still owe something. */
     EACH_SLOT (gpu->present & ~(1ull << me), i) {
         if (gpu->share[i].class_ != gpu->share[me].class_)
             continue;
         int has_part = (c.mask >> i & 1) || p->beyond[i] > 0;
+        n++;
         parts |= (uint64_t)has_part << i;
         weights += has_part ? weight_of(&gpu->share[i]) : 0;
         all += weight_of(&gpu->share[i]);
@@ -596,7 +599,9 @@ void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, c
         p->beyond[i] += (int64_t)held;
         if (unpaid)
             p->beyond[i] += (int64_t)had;
-        judge(p, (unsigned)i, (int64_t)(r->patience * weight / all + tenure), (int64_t)(p->surplus * weight / all));
+        /* A command of a peer with a small weight overruns its tenure by more than the part of that weight. */
+        uint64_t patience = max64(r->patience * weight / all, min64(r->patience_least, 4 * r->patience / n));
+        judge(p, (unsigned)i, (int64_t)(patience + tenure), (int64_t)(p->surplus * weight / all));
     }
     EACH_SLOT (~gpu->present & p->ignored, i)
         p->ignored &= ~(1ull << i);
@@ -646,6 +651,11 @@ uint32_t gh_weight(const struct gh_gpu *gpu, unsigned me, uint64_t now) {
         part -= need;
         weights -= theirs;
     }
+}
+
+uint64_t gh_savings(const struct gh_gpu *gpu, unsigned me, uint64_t now) {
+    int alone = gh_wanting(gpu, me, now).mask == 1ull << me;
+    return alone ? gpu->rules.burst : gpu->rules.burst_beside;
 }
 
 struct gh_bucket gh_bucket_at(struct gh_bucket bucket, uint32_t cap, uint64_t burst, uint64_t now) {

@@ -112,9 +112,10 @@ uint32_t gh_weight(const struct gh_gpu *gpu, unsigned me, uint64_t now);
  *
  * In time t a tenant of weight w, in a crowd of weight W that wants the GPU, may be kept waiting for t x (1 - 0.95 w/W).
  * Each peer of the crowd has its part of that by weight; a peer that has cost more and is idle now counts to the crowd
- * until its parts make up for that. A peer that has cost rules.patience (by weight) and a tenure too much is ignored until
- * half of that is made up for. So peers that write anything leave the tenant 0.95 w/W of the time, less these amounts
- * once. A wait that makes up for GPU time beyond its own part, as after a long command, is no cost.
+ * until its parts make up for that. A peer that has cost rules.patience (by weight, rules.patience_least at least) and a
+ * tenure too much is ignored until half of that is made up for. So peers that write anything leave the tenant 0.95 w/W of
+ * the time, less these amounts once. A wait that makes up for GPU time beyond its own part, as after a long command, is no
+ * cost.
  * charged: GPU time that the tenant was charged so far. */
 void gh_peers_count(struct gh_peers *peers, const struct gh_gpu *gpu, unsigned me, const struct gh_decision *last,
                     uint64_t now, uint64_t charged);
@@ -123,6 +124,10 @@ void gh_peers_count(struct gh_peers *peers, const struct gh_gpu *gpu, unsigned m
 void gh_peers_forget(struct gh_peers *peers, unsigned i);
 /* After each decision with the mode GH_DRAIN. */
 void gh_peers_drain(struct gh_peers *peers, const struct gh_gpu *gpu, unsigned me, uint64_t now);
+
+/* Most that a capped tenant can save up now: gh_bucket_at. Beside others, what it cannot use until its turn comes is its own
+ * still. */
+uint64_t gh_savings(const struct gh_gpu *gpu, unsigned me, uint64_t now);
 
 /* The bucket at `now`; and less `charge` ns of GPU time (negative: returned), which may leave a debt. The estimate is
  * taken at launch, the difference to the charge when the command is done, so a full bucket loses nothing meanwhile. */

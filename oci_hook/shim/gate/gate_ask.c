@@ -42,7 +42,7 @@ static struct gh_own told(const struct gh_gate *g, uint64_t now, uint64_t came, 
     if (behind) /* what waits for something does not count otherwise */
         own.inflight = add64(own.inflight, 2 * GH_UNKNOWN_MOST * GH_COST_UNKNOWN);
     if (share->cap)
-        own.bucket = usage_bucket(&g->usage, share->cap, peers_rules(&g->peers)->burst, now);
+        own.bucket = usage_bucket(&g->usage, share->cap, peers_savings(&g->peers, now), now);
     return own;
 }
 

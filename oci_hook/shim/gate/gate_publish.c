@@ -113,7 +113,9 @@ void gate_yield(struct gh_gate *g, uint64_t now) {
 /* ---- what is done ---- */
 
 void gate_take_credit(struct gh_gate *g, uint64_t now, int64_t charge) {
-    usage_take_credit(&g->usage, peers_share(&g->peers)->cap, peers_rules(&g->peers)->burst, now, charge);
+    uint32_t cap = peers_share(&g->peers)->cap;
+    if (cap)
+        usage_take_credit(&g->usage, cap, peers_savings(&g->peers, now), now, charge);
 }
 
 void gate_retire(struct gh_gate *g, uint64_t now, const struct work *work, uint64_t charge, uint64_t waited) {

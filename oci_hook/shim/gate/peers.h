@@ -43,6 +43,7 @@ static inline const struct gh_rules *peers_rules(const struct peers *p) { return
 /* Our own slot, as the last peers_own has it. */
 static inline const struct gh_slot *peers_mine(const struct peers *p) { return &p->view.slot[p->me]; }
 static inline void peers_own(struct peers *p, const struct gh_slot *mine) { p->view.slot[p->me] = *mine; }
+static inline uint64_t peers_savings(const struct peers *p, uint64_t now) { return gh_savings(&p->view, p->me, now); }
 static inline uint64_t peers_window(const struct peers *p) { return gh_window(&p->view, p->me); }
 /* The others on the GPU, as bits. */
 static inline uint64_t peers_others(const struct peers *p) { return p->view.present & ~(1ull << p->me); }

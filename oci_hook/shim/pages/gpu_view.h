@@ -83,6 +83,8 @@ struct gh_rules {
     uint64_t pacer_min, pacer_max; /* bounds of the interval at which a process looks for its finished commands */
     uint64_t patience;             /* a peer that has cost a tenant so much beyond its part is ignored (gh_peers) */
     uint64_t burst;                /* most unused GPU time that a capped tenant can save up */
+    uint64_t burst_beside;         /* the same while it waits for turns of others */
+    uint64_t patience_least;       /* as much of it has a peer of any weight */
 };
 
 struct gh_gpu {
