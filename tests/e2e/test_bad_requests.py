@@ -27,7 +27,7 @@ BAD = {
     "long": ({P + "devices": "0," * 40_000}, ["GH-105"]),
     "1 MB beside it": ({**T9K, "other": "x" * (1 << 20)}, ["GH-105"]),
     "capability": ({**T9K, P + "capabilities": "graphics"}, ["GH-106"]),
-    "all at once": ({P + "memory": "x", P + "gpus": "0", P + "x": "1"}, ["GH-101", "GH-101", "GH-102"]),
+    "all at once": ({P + "memory": "x", P + "gpus": "-1", P + "x": "1"}, ["GH-101", "GH-101", "GH-102"]),
 }
 
 

@@ -3,7 +3,9 @@
 import fcntl
 import json
 import os
+import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +268,9 @@ def test_a_daemon_that_ends_at_the_reload_is_an_error(machine: Machine, tmp_path
     program = tmp_path / "dockerd"  # the process's name is the script's
     program.write_text("#!/bin/sh\nwhile sleep 1; do :; done\n")
     program.chmod(0o755)
-    dockerd = subprocess.Popen([program, f"--config-file={machine.daemon_json}"])
+    # Whoever runs the tests by nohup has the signal ignored.
+    heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
+    dockerd = subprocess.Popen([program, f"--config-file={machine.daemon_json}"], preexec_fn=heard)
     try:
         assert until(lambda: list(daemons.readers("docker", machine.daemon_json)))
         output = machine.run("install", "--engine", "docker", "--restart", status=1)
