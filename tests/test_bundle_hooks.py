@@ -63,24 +63,27 @@ def test_a_refusal(prefix: Install, bundle: Bundle, runc: Runc) -> None:
 
 
 @pytest.mark.parametrize("edits", ["left", "of a fresh file"])
-@pytest.mark.parametrize("end", ["by itself", "deleted"])
+@pytest.mark.parametrize("end", ["by itself", "deleted", "deleted while it runs"])
 def test_a_bundle_that_the_wrapper_has_run(prefix: Install, bundle: Bundle, runc: Runc, edits: str, end: str) -> None:
     """README's way, then runc.md's, with the same id: the edits of the wrapper go, and its grant is no other container's."""
-    folder = bundle(ASK, args=["true"])
+    folder = bundle(ASK, args=["sleep", "300"] if end == "deleted while it runs" else ["true"])
     config = folder / "config.json"
     fresh = config.read_text()
-    done = runc.run(folder, prefix)
+    how = ("--detach",) if end == "deleted while it runs" else ()
+    same = runc.new_id()
+    done = runc("run", *how, "--bundle", str(folder), same, program=prefix.program)
     assert done.returncode == 0, done.stderr
-    same = runc.ids[-1]
-    if end == "deleted":
+    if end.startswith("deleted"):
         runc("delete", "--force", same, program=prefix.program)
     if edits == "of a fresh file":
         config.write_text(fresh)
     gpu_hook(prefix, "bundle", str(folder))
     for _ in range(2):
-        done = runc("run", "--bundle", str(folder), same)
+        done = runc("run", *how, "--bundle", str(folder), same)
         assert done.returncode == 0, done.stderr
-        assert prefix.grants() == ()
+        assert len(prefix.grants()) == len(how)  # never one for each of the two containers
+        if how:
+            runc("delete", "--force", same)
     gpu_hook(prefix, "bundle", "--remove", str(folder))
     left = json.loads(config.read_text())
     assert left["linux"].pop("devices", []) == [] and left == json.loads(fresh)

@@ -118,7 +118,7 @@ class Judge:
             return grant
         if waits and lives.expected(life) and (life.creator is None or proc.is_running(life.creator)):
             return grant
-        if life.cgroup_inode and lives.occupied(life):
+        if life.cgroup_inode and lives.occupied(life, self._new):
             return grant
         if life.init is not None and life.cgroup_inode:
             return None  # the container's init has ended, and so have all processes of its cgroup
@@ -126,7 +126,7 @@ class Judge:
         if kept is not None:
             last, has_cgroup = kept
             # If the runtime's file names another container of this id, the cgroup is that container's.
-            if proc.is_running(last.init) or (reported is None and lives.occupied(last)):
+            if proc.is_running(last.init) or (reported is None and lives.occupied(last, self._new)):
                 return grant.replace(life=last)
             if has_cgroup:
                 return None
