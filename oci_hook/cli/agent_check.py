@@ -36,6 +36,7 @@ FIXES = {
     "cluster": "journalctl -u gpu-hook-agent",
     "suspend": "gpu-hook events{option}",
     "driver": "gpu-hook agent take-driver{option}",
+    "page": "ss -ltnp",
 }
 
 
@@ -84,7 +85,7 @@ def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[CheckR
         return  # reported by another check
     if why := whereabouts.why_nowhere(settings.state_dir):
         message = f"runs{of}, and cannot be asked: {why.removeprefix('GH-321: ')}"
-        yield CheckResult("agent", WARN, message, "GH-321", "ss -ltnp")
+        yield CheckResult("agent", WARN, message, "GH-321", FIXES["page"])
         return
     if address == "none":
         yield CheckResult("agent", OK, f"runs{of}; it cannot be asked, since its address is set to none")

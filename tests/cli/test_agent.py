@@ -17,7 +17,7 @@ import fcntl, signal, sys, time
 from oci_hook.agent.options import Options
 from oci_hook.agent.serve import whereabouts
 file = open(sys.argv[1], "w"); fcntl.flock(file, fcntl.LOCK_EX)
-def off(*_): whereabouts.tell(file.fileno(), Options(), sys.argv[2] == "lets go")
+def off(*_): whereabouts.tell(file.fileno(), Options(), off=sys.argv[2] == "lets go")
 signal.signal(signal.SIGUSR1, off); signal.signal(signal.SIGUSR2, lambda *_: whereabouts.tell(file.fileno(), Options()))
 print("ready", flush=True)
 while True: time.sleep(100)
