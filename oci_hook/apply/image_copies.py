@@ -66,6 +66,7 @@ def listed(
     copies = Copies()
     known: set[str] = set()
     more: list[str] = []  # where links lead out of compat folders
+    variants: set[str] = set()  # glibc-hwcaps, or where it leads as a link: each folder in it may be preferred
     for whole in (True, False):
         start = compat if whole else (*places, *more)
         todo = [place for place in dict.fromkeys(canonical(tree, place) for place in start) if place not in known]
@@ -88,10 +89,12 @@ def listed(
                 if name.startswith(beside) and not name.startswith(LIBRARIES):
                     copies.add(copies.other, f"{place}/{name}")
             folders: Iterable[str] = PREFERRED.intersection(names)
-            if whole or place.endswith("/glibc-hwcaps"):
+            if whole or place in variants or place.endswith("/glibc-hwcaps"):
                 folders = [name for name in names if not name.startswith((*LIBRARIES, *beside))]
             for name in folders:
                 below = canonical(tree, f"{place}/{name}")
+                if name == "glibc-hwcaps":
+                    variants.add(below)
                 if whole and not below.startswith(place + "/"):
                     more.append(below)
                 elif below not in known:

@@ -28,6 +28,10 @@ PREFIX_VARIABLES = ("CONDA_PREFIX", "CONDA_DIR", "MAMBA_ROOT_PREFIX", "VIRTUAL_E
 # Folders of a newer driver, in NVIDIA's images and for vLLM; files that are loaded by these paths.
 COMPAT_VARIABLES = ("_CUDA_COMPAT_PATH", "VLLM_CUDA_COMPATIBILITY_PATH")
 FILE_VARIABLES = ("LD_PRELOAD", "NUMBA_CUDA_DRIVER")
+TOKENS = (
+    ("LIB", ("lib", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")),
+    ("PLATFORM", ("x86_64", "haswell", "xeon_phi", "aarch64")),
+)
 CONDAS = ("conda", "miniconda3", "miniforge3", "mambaforge", "anaconda3", "micromamba")
 CONDA_PLACES = ("/opt", "/root")
 USUAL = ("", "/", "/usr", "/usr/local")  # whose folders are looked at in any case
@@ -62,7 +66,18 @@ def command(spec: "Spec") -> Command:
 def folders(value: str) -> list[str]:
     """The absolute folders of a search path, less those with a longer name than any path can have."""
     places = value[:MAX_VARIABLE].replace(";", ":").split(":", MAX_FOLDERS)[:MAX_FOLDERS]
-    return [place for place in places if place.startswith("/") and len(place) <= MAX_PATH]
+    return [
+        one for place in places if place.startswith("/") and len(place) <= MAX_PATH for one in _without_tokens(place)
+    ]
+
+
+def _without_tokens(place: str) -> list[str]:
+    """The folders that glibc's loader may make of $LIB and $PLATFORM there (ld.so(8), dynamic string tokens)."""
+    found = [place]
+    for token, values in TOKENS if "$" in place else ():
+        for name in (f"${token}", f"${{{token}}}"):
+            found = [one.replace(name, value) for one in found for value in (values if name in one else ("",))]
+    return found
 
 
 def compat_folders(command: Command) -> list[str]:

@@ -370,6 +370,28 @@ def test_copies_in_folders_that_the_loader_prefers(rootfs: Path) -> None:
     assert look(str(rootfs), MOUNTS).cover_cuda == tuple(f"/{name}" for name in names)
 
 
+@pytest.mark.parametrize("where", (f"usr/lib/{MULTI}", "usr/local/lib", "usr/local/cuda-12/compat"))
+@pytest.mark.parametrize("to", ("/opt/variants", "../" * 9 + "opt/variants"))
+def test_a_link_to_folders_that_the_loader_prefers(rootfs: Path, where: str, to: str) -> None:
+    copy = rootfs / "opt/variants/x86-64-v2/libcuda.so.1"
+    copy.parent.mkdir(parents=True)
+    copy.write_text("")
+    link(rootfs, f"{where}/glibc-hwcaps", to)
+    assert look(str(rootfs), MOUNTS).cover_cuda == ("/opt/variants/x86-64-v2/libcuda.so.1",)
+
+
+@pytest.mark.parametrize("token", ("$LIB", "${LIB}", "$LIB/$PLATFORM"))
+@pytest.mark.parametrize("folder", ("lib64", f"lib/{MULTI}"))
+def test_what_the_loader_replaces_in_a_search_path(rootfs: Path, token: str, folder: str) -> None:
+    folder += "/haswell" if "PLATFORM" in token else ""
+    copy = rootfs / "srv/z" / folder / "libcuda.so.1"
+    copy.parent.mkdir(parents=True)
+    copy.write_text("")
+    for env in ({"LD_LIBRARY_PATH": f"/srv/z/{token}"}, {"LD_PRELOAD": f"/srv/z/{token}/libcuda.so.1"}):
+        found = look(str(rootfs), MOUNTS, Command(env=env)).cover_cuda
+        assert found == (f"/srv/z/{folder}/libcuda.so.1",), env
+
+
 def test_places_that_lead_out_are_not_read(rootfs: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -134,7 +134,9 @@ def test_past_the_shim_it_is_killed(
     assert not answers(node, other)
     if calls != ALL:  # else its process may be lost in a restore without room, and then it harms nobody
         wait_for(lambda: tenant.id not in node.stage.runc.living())
-        assert any(answer.startswith("killed") for answer in answers(node, tenant))  # one that is long in ending is told, too
+        assert any(
+            answer.startswith("killed") for answer in answers(node, tenant)
+        )  # one that is long in ending is told, too
 
 
 # Functions that may bring memory to the GPU, or have a process keep some, and are charged nothing themselves.

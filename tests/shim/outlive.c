@@ -6,6 +6,7 @@
  *   memory, mapped       a memfd of 256 MiB, by a descriptor or a mapping alone
  *   linger               a socket that waits for its peer when it is closed
  *   threads, late        more threads; one that is late to let go of the descriptors
+ *   low-taken            the lowest addresses are taken before, as by programs that run others
  *   low, close           the driver's descriptors get the lowest numbers; all are closed
  *   files, memory-too    a child that shares the descriptors, or the memory alone
  *   import               another process has made the memory, and has exited
@@ -212,6 +213,8 @@ static int get(u64 mib) {
     return write(in[1], "", 1) != 1 || waitpid(pid, NULL, 0) != pid || failed;
 }
 
+#define LOW_TAKEN (5 << 20)
+
 static int hold(u64 mib) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     /* the first small mapping goes above the place for the slow one, the driver's file goes below */
@@ -220,6 +223,9 @@ static int hold(u64 mib) {
     munmap(top, page);
     if (asked("linger"))
         listen_elsewhere();
+    if (asked("low-taken") &&
+        mmap((void *)0x10000, LOW_TAKEN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED)
+        return 14;
     if (get(mib))
         return 10;
     puts("full");

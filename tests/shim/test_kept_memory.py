@@ -321,6 +321,7 @@ SLOWLY_RELEASED = [
     "exit_group memory threads",
     "exit_group memory late threads",
     "close mapped",
+    "close mapped low-taken",
     "kill memory",
     "kill memory low",
     "kill memory threads",

@@ -17,6 +17,8 @@
 #define SECOND GH_ACCOUNT_SLOTS /* a slot's second byte comes so many after its first one */
 #define HIGH 100                /* some programs rely on low descriptor numbers */
 #define LOW 0x10000             /* vm.mmap_min_addr, as most systems have it */
+#define LOW_END 0x1010000
+#define FIXED_NOREPLACE 0x100000 /* Linux 4.17; before, the address is a hint */
 
 int gh_slot_locks_open(const struct gh_state *st) {
     int fd = (int)syscall(SYS_openat, AT_FDCWD, GH_ACCOUNT_FILE, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0);
@@ -114,17 +116,18 @@ int gh_slot_locks_file(struct gh_state *st) {
 }
 
 /* A place below all other mappings: the kernel lets go of these in the order of their addresses, and releases last what it
- * let go of first. It takes a hint where it can, raised to the lowest address that it allows. */
-static void *map_low(int fd, unsigned slot) {
+ * let go of first. It takes a hint where it can, raised to the lowest address that it allows. Programs that run others
+ * (Wine) have the first megabyte. */
+static void *map_low(int fd) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    uintptr_t at[] = {page, LOW + slot * page};
-    for (unsigned i = 0; i < 2; i++) {
-        void *p = mmap((void *)at[i], page, PROT_NONE, MAP_SHARED, fd, 0);
-        if (p == MAP_FAILED || i || (uintptr_t)p <= LOW)
-            return p;
+    void *p = mmap((void *)page, page, PROT_NONE, MAP_SHARED, fd, 0);
+    for (uintptr_t at = LOW; p != MAP_FAILED && (uintptr_t)p > at && at < LOW_END; at += page) {
         munmap(p, page);
+        p = mmap((void *)at, page, PROT_NONE, MAP_SHARED | FIXED_NOREPLACE, fd, 0);
+        if (p == MAP_FAILED) /* something is there, or vm.mmap_min_addr is above */
+            p = mmap((void *)(at + page), page, PROT_NONE, MAP_SHARED, fd, 0);
     }
-    return MAP_FAILED;
+    return p;
 }
 
 /* The lock of the slot's second byte moves from fd to an open file of its own, which a mapping alone keeps. */
@@ -133,7 +136,7 @@ static void *map_second(const struct gh_state *st, int fd, unsigned slot, short 
     set(fd, F_UNLCK, slot + SECOND);
     int own = gh_slot_locks_open(st);
     if (set(own, type, slot + SECOND))
-        p = map_low(own, slot);
+        p = map_low(own);
     gh_slot_locks_close(own);
     return p == MAP_FAILED ? NULL : p;
 }
