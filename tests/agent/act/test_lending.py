@@ -149,7 +149,10 @@ def test_all_get_their_turns(node: Node, agent: Agent) -> None:
     )  # each once it is there; slow moves, long turns
     digests = [tenant.program.hear() for tenant in tenants]
     assert len(set(digests)) == 3 and all(len(d) == 64 for d in digests)
-    assert node.stage.used_mib() <= GPU_MIB and not moved(node, "not-resumed")
+    # One of an earlier test may have been deleted on its way back.
+    assert node.stage.used_mib() <= GPU_MIB and not {tenant.id for tenant in tenants}.intersection(
+        moved(node, "not-resumed")
+    )
 
 
 def test_a_container_with_two_gpus_comes_back_once_both_have_room(node: Node, agent: Agent) -> None:
