@@ -75,9 +75,11 @@ def _without_tokens(place: str) -> list[str]:
     """The folders that glibc's loader may make of $LIB and $PLATFORM there (ld.so(8), dynamic string tokens)."""
     found = [place]
     for token, values in TOKENS if "$" in place else ():
-        for name in (f"${token}", f"${{{token}}}"):
-            found = [one.replace(name, value) for one in found for value in (values if name in one else ("",))]
-    return found
+        if token in place:
+            found = [
+                one.replace(f"${{{token}}}", value).replace(f"${token}", value) for one in found for value in values
+            ]
+    return list(dict.fromkeys(found))
 
 
 def compat_folders(command: Command) -> list[str]:

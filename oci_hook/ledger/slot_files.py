@@ -21,6 +21,8 @@ from oci_hook.linux import label
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from oci_hook.core.grant import Grant, Share
     from oci_hook.core.slot_page import Gate
 
@@ -134,7 +136,7 @@ def set_slots(state_dir: str, uuid: str, before: bytes, now: bytes, mount: bool 
     try:
         for name in os.listdir(top):
             if name not in used:
-                _remove(f"{top}/{name}")
+                _despite_flags(os.unlink, f"{top}/{name}")
     except FileNotFoundError:  # mounted in another mount namespace, or removed
         return True
     for slot in fresh:
@@ -176,14 +178,9 @@ def trim(state_dir: str, uuid: str) -> bool:
         path = f"{top}/{name}"
         if os.lstat(path).st_size > SLOT_FILE_SIZE:
             try:
-                _cut(path)
+                _despite_flags(_cut, path)
             except BlockingIOError:
                 continue
-            except PermissionError:  # its tenant has forbidden that
-                from oci_hook.linux import inode_flags
-
-                inode_flags.free(path)
-                _cut(path)
             cut = True
     return cut
 
@@ -209,20 +206,20 @@ def _grow(path: str) -> None:
 def drop_slot(state_dir: str, uuid: str, slot: int) -> None:
     """Remove the slot's file if it is there. A container that has it mounted keeps the inode, which no other one sees."""
     try:
-        _remove(slot_path(state_dir, uuid, slot))
+        _despite_flags(os.unlink, slot_path(state_dir, uuid, slot))
     except FileNotFoundError:
         pass
 
 
-def _remove(path: str) -> None:
-    """Remove a slot file. Raises OSError."""
+def _despite_flags(act: "Callable[[str], None]", path: str) -> None:
+    """Do something to a slot file whose tenant may have forbidden that. Raises OSError."""
     try:
-        os.unlink(path)
-    except PermissionError:  # its tenant has forbidden that
+        act(path)
+    except PermissionError:
         from oci_hook.linux import inode_flags
 
         inode_flags.free(path)
-        os.unlink(path)
+        act(path)
 
 
 def write_page(path: str, number: int, data: bytes) -> bool:
