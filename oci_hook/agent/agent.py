@@ -26,7 +26,7 @@ from oci_hook.agent.act.protection import Protection
 from oci_hook.agent.act.response import Response
 from oci_hook.agent.node import Node
 from oci_hook.agent.serve import web, whereabouts
-from oci_hook.agent.serve.http import Server
+from oci_hook.agent.serve.doors import Doors
 from oci_hook.agent.serve.notify import Notifier
 from oci_hook.agent.serve.publish import Publisher
 from oci_hook.agent.watch.accounts import Accounts
@@ -48,7 +48,6 @@ class Agent:
     """`run` until SIGTERM. Clocks are monotonic; the wall clock is only shown."""
 
     def __init__(self, prefix: str, given: options.Options) -> None:
-        self._token = options.token(given)
         self._node = node = Node(prefix, given)
         self._selector = selectors.DefaultSelector()
         self._notifier = Notifier(dict(os.environ))
@@ -78,11 +77,13 @@ class Agent:
             self._boundary_server,
             self._reporter,
         )
-        self._server: Server | None = None
+        pages = web.pages(self._publisher)
+        self._doors = Doors(node, self._selector, options.token(given), pages, self._publisher.healthy)
         self._wakeup: tuple[socket.socket, socket.socket] | None = None
         self._lock, self._locked = -1, ""  # of which state directory
-        self._told, self._why = given.replace(address="none"), ""  # to commands, by the lock's file
-        self._off: bool | None = None  # the same: whether no process of ours uses the driver
+        self._off: bool | None = (
+            None  # told to commands, by the lock's file: whether no process of ours uses the driver
+        )
         self._stop = False
         self._told_by = 0  # a signal that is not followed yet: RELEASE or TAKE
 
@@ -104,8 +105,7 @@ class Agent:
                     self._tick(now)
                 if self._ledger.due and now >= self._ledger.due:
                     self._ledger.read(now)
-                if self._server:
-                    self._server.check(now)
+                self._doors.check(now)
                 self._protection.look_when_due(now)
                 self._sampler.check(now)
                 self._boundary_server.check(now)
@@ -124,7 +124,7 @@ class Agent:
             self._hold()
             self._off = None
             self._tell()
-        self._listen()
+        self._doors.open()
         node.problem("disk", full(node.state_dir))
         self._ledger.tick(now)
         self._response.tick()
@@ -159,7 +159,7 @@ class Agent:
         until = [latest, *self._protection.guard.due.values()]
         if self._ledger.due:
             until.append(self._ledger.due)
-        if self._server and (deadline := self._server.next_deadline()) is not None:
+        if (deadline := self._doors.next_deadline()) is not None:
             until.append(deadline)
         for key, _ in self._selector.select(max(0.0, min(until) - time.monotonic())):
             key.data(time.monotonic())
@@ -175,26 +175,8 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT, RELEASE, TAKE):
             signal.signal(number, self._on_signal)
         self._selector.register(read.fileno(), selectors.EVENT_READ, lambda now: _drain(read))
-        self._listen()
+        self._doors.open()
         self._tell()
-
-    def _listen(self) -> None:
-        """Serve the pages, unless this goes on already. They are for show: whoever has their port keeps the agent from nothing
-        else, and it tries again. Commands are told to ask at that port only while it is ours."""
-        given = self._node.options
-        if given.address == "none" or self._server:
-            return
-        host, port = options.split(given.address)
-        at, why = "none", ""
-        try:
-            pages, healthy = web.pages(self._publisher), self._publisher.healthy
-            self._server = Server(self._selector, host, port, self._token, pages, healthy)
-            at = f"{host}:{self._server.port}" if ":" not in host else f"[{host}]:{self._server.port}"
-        except OSError as e:
-            why = f"GH-321: nothing is served at agent.address {given.address}: {e.strerror}; choose another, or none"
-        self._node.problem("page", why)
-        if (at, why) != (self._told.address, self._why):
-            self._told, self._why, self._off = given.replace(address=at), why, None
 
     def _hold(self) -> None:
         """Be the one agent of the state directory that the settings name now. Raises NodeError GH-320, GH-303."""
@@ -212,8 +194,7 @@ class Agent:
         self._boundary_server.stop("the agent ends")
         self._moves.stop()
         self._reporter.stop()
-        if self._server:
-            self._server.close()
+        self._doors.close()
         self._leases.close()
         self._accounts.close()
         self._ledger.close()
@@ -241,18 +222,15 @@ class Agent:
         self._moves.stop()  # moves under way are ended when the driver is there again
 
     def _tell(self) -> None:
-        """Write for commands where we are, and whether we keep off the driver."""
+        """Write for commands whether we keep off the driver."""
         uses = self._sampler.exists or self._boundary_server.exists or self._driver.asks
         off = self._driver.released and not uses
         if off != self._off:
             self._off = off
-            whereabouts.tell(self._lock, self._told, self._why, off)
+            whereabouts.tell(self._lock, off)
 
     def _where(self) -> str:
-        if self._server is None:
-            return "no web page"
-        host, _ = options.split(self._node.options.address)
-        return f"web page http://{f'[{host}]' if ':' in host else host}:{self._server.port}/"
+        return f"web page http://{self._node.page}/" if self._node.page else "no web page"
 
 
 def _drain(s: socket.socket) -> None:
@@ -275,7 +253,7 @@ def only_one(state_dir: str) -> int:
         holder = os.pread(fd, 32, 0).decode("ascii", "replace").partition("\n")[0] or "?"
         os.close(fd)
         raise refuse("GH-320", f"process {holder} is the agent of {state_dir}; stop it first") from None
-    whereabouts.tell(fd, options.Options(address="none"))  # more is known when it listens
+    whereabouts.tell(fd)
     return fd
 
 

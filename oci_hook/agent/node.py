@@ -18,7 +18,8 @@ from oci_hook.errors import GhError
 
 class Node:
     """grants, watched: by key. inventory: None where the cached one does not hold. gpus: NVML's last samples, by UUID.
-    problems: texts, by what is wrong (metrics.PROBLEMS). shown: whether what is published is up to date."""
+    problems: texts, by what is wrong (metrics.PROBLEMS). shown: whether what is published is up to date.
+    page: HOST:PORT of the web page, "" where there is none."""
 
     def __init__(self, prefix: str, options: Options) -> None:
         self.prefix = prefix
@@ -31,6 +32,7 @@ class Node:
         self.problems: dict[str, str] = {}
         self.counters = Counters()
         self.shown = False
+        self.page = ""
 
     @property
     def state_dir(self) -> str:

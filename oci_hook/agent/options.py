@@ -11,12 +11,13 @@ TOKEN_MIN = 16
 
 
 class Options(Value):
-    """address: HOST:PORT or "none". token_file, textfile: a path or "none". policy: protect | report | freeze | kill.
-    tolerance: MiB. compute_tolerance: points of a GPU's time. interval: seconds."""
+    """address: HOST:PORT or "none". token_file, textfile: a path or "none". group: a name or "none".
+    policy: protect | report | freeze | kill. tolerance: MiB. compute_tolerance: points of a GPU's time. interval: seconds."""
 
     address: str = "127.0.0.1:9409"
     token_file: str = "none"
     textfile: str = "none"
+    group: str = "none"
     policy: str = "protect"
     tolerance: int = 256
     compute_tolerance: int = 15

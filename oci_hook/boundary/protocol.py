@@ -15,7 +15,6 @@ launcher/boundary_client.c writes the first form, "clear" and "end", and looks o
 """
 
 import socket
-import struct
 import time
 
 from oci_hook.boundary.nvml_limits import LimitError
@@ -118,10 +117,3 @@ def _do(keeper: "Keeper", what: str, request: "Packet") -> "Packet":
     if what == "get":
         return {"figures": [[uuid, cgroup, f.soft, f.hard, f.used] for uuid, cgroup, f in keeper.figures(key)]}
     raise ValueError(what)
-
-
-def peer_uid(connection: socket.socket) -> int:
-    """The user of the process at the other end, as our user namespace has it (unix(7), SO_PEERCRED)."""
-    size = struct.calcsize("3i")
-    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return int(uid)

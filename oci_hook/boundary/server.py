@@ -17,6 +17,7 @@ from oci_hook.boundary import cgroups, protocol, records
 from oci_hook.boundary.keeper import Keeper
 from oci_hook.boundary.nvml_limits import LimitError, Nvml, open_nvml
 from oci_hook.config import settings as node_settings
+from oci_hook.linux import unix_socket
 from oci_hook.linux.lock import own_dir
 
 TYPE_CHECKING = False
@@ -87,7 +88,7 @@ class Server:
             client, _ = self._listener.accept()
         except OSError:  # it has gone, or there are no more descriptors
             return
-        if len(self._clients) >= CLIENTS_MAX or protocol.peer_uid(client) != 0:
+        if len(self._clients) >= CLIENTS_MAX or unix_socket.peer_uid(client) != 0:
             client.close()
             return
         client.setblocking(False)

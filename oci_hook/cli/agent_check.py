@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from oci_hook import __version__
-from oci_hook.agent import options
 from oci_hook.agent.serve import whereabouts
 from oci_hook.boundary import records
 from oci_hook.cli import live, named, output
 from oci_hook.config.settings import Settings
 from oci_hook.core import words
 from oci_hook.core.grant import Grant
-from oci_hook.core.layout import AGENT_LOCK
+from oci_hook.core.layout import AGENT_LOCK, AGENT_SOCKET
 from oci_hook.engines.doctor import NOTE, OK, WARN, CheckResult
 from oci_hook.errors import GhError
 from oci_hook.ledger import events, inventory
@@ -37,6 +36,7 @@ FIXES = {
     "suspend": "gpu-hook events{option}",
     "driver": "gpu-hook agent take-driver{option}",
     "page": "ss -ltnp",
+    "socket": "ls -l {state_dir}.sock",
 }
 
 
@@ -61,7 +61,7 @@ def _lent(settings: Settings) -> tuple[bool, str]:
 
 
 def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[CheckResult]:
-    pid, node = whereabouts.holder(f"{settings.state_dir}/{AGENT_LOCK}"), live.ask(settings, prefix)
+    pid, node = whereabouts.holder(f"{settings.state_dir}/{AGENT_LOCK}"), live.ask(settings)
     here = any(os.path.exists(f"{folder}/{UNIT}.service") for folder in UNIT_FOLDERS)
     managed = here and shutil.which("systemctl") is not None
     if not pid and node is None:
@@ -79,19 +79,8 @@ def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[CheckR
     of = f" (process {pid})" if pid else ""  # only root can see who holds the lock
     if not pid and not managed:
         restart = f"sudo gpu-hook doctor{option}"  # `kill 0` would end the shell that it is pasted into
-    try:
-        address = whereabouts.used(settings.state_dir, options.load(prefix)).address
-    except GhError:
-        return  # reported by another check
-    if why := whereabouts.why_nowhere(settings.state_dir):
-        message = f"runs{of}, and cannot be asked: {why.removeprefix('GH-321: ')}"
-        yield CheckResult("agent", WARN, message, "GH-321", FIXES["page"])
-        return
-    if address == "none":
-        yield CheckResult("agent", OK, f"runs{of}; it cannot be asked, since its address is set to none")
-        return
     if node is None:
-        message = f"runs{of}, but does not answer on {address}"
+        message = f"runs{of}, but does not answer at {settings.state_dir}{AGENT_SOCKET}"
         yield CheckResult("agent", WARN, message, "", restart)
         return
     agent = node["agent"]
@@ -104,4 +93,5 @@ def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[CheckR
         fix = FIXES.get(name, restart).format(option=option, state_dir=settings.state_dir)
         yield CheckResult("agent", WARN, f"degraded: {name}: {output.printable(what)}", "", fix)
     if not agent["problems"]:
-        yield CheckResult("agent", OK, f"{output.printable(version)} runs{of} on {address}")
+        where = f"web page http://{agent['page']}/" if agent.get("page") else "no web page"
+        yield CheckResult("agent", OK, f"{output.printable(version)} runs{of}, {where}")

@@ -93,13 +93,13 @@ def reader(settings: Settings, prefix: str) -> Callable[[], list[dict[str, Any]]
     try:
         named.check_may_read(settings)
     except GhError:
-        if live.ask(settings, prefix) is None:
+        if live.ask(settings) is None:
             raise
         click.echo("(by the agent: the last events; root sees all)", err=True)
         seen: set[str] = set()
 
         def told() -> list[dict[str, Any]]:
-            new = {json.dumps(event): event for event in live.told(settings, prefix)}
+            new = {json.dumps(event): event for event in live.told(settings)}
             found = [event for text, event in new.items() if text not in seen]
             seen.update(new)
             return found

@@ -1,13 +1,10 @@
 """The node's current state for `top` and `why`: from the agent if one runs, else from the ledger and account pages."""
 
-import base64
 import json
 import os
-import socket
 import time
 from typing import Any
 
-from oci_hook.agent import options
 from oci_hook.agent.serve import whereabouts
 from oci_hook.agent.serve.view import view
 from oci_hook.agent.watched import Watched
@@ -15,10 +12,11 @@ from oci_hook.cli import named
 from oci_hook.config.settings import Settings
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import Inventory
-from oci_hook.core.layout import AGENT_LOCK
+from oci_hook.core.layout import AGENT_LOCK, AGENT_SOCKET
 from oci_hook.errors import GhError
 from oci_hook.ledger import inventory as cache
 from oci_hook.ledger.slot_files import read_gate
+from oci_hook.linux import unix_socket
 from oci_hook.observe import account
 from oci_hook.observe.event_text import text_of
 from oci_hook.observe.processes import accounted
@@ -30,9 +28,9 @@ NO_MAKER = "no agent runs to make it; start one by `gpu-hook agent`"
 MAX = 16 << 20  # bytes of its answer
 
 
-def node(settings: Settings, prefix: str) -> dict[str, Any]:
+def node(settings: Settings) -> dict[str, Any]:
     """The form of agent.view.view(); agent.state is "none" if no agent of this install answers. Raises NodeError GH-303."""
-    return ask(settings, prefix) or alone(settings)
+    return ask(settings) or alone(settings)
 
 
 def agent_runs(settings: Settings) -> bool:
@@ -40,29 +38,28 @@ def agent_runs(settings: Settings) -> bool:
     return whereabouts.holder(f"{settings.state_dir}/{AGENT_LOCK}") > 0
 
 
-def ask(settings: Settings, prefix: str) -> dict[str, Any] | None:
+def ask(settings: Settings) -> dict[str, Any] | None:
     """The answer of this install's agent; None if there is none."""
-    data = fetch(settings, prefix, "/api/node")
-    # Another program may use the port, or the agent may be that of another install.
+    data = fetch(settings, "/api/node")
     if not isinstance(data, dict) or not isinstance(data.get("agent"), dict) or not {"containers", "gpus"} <= set(data):
         return None
-    return data if data["agent"].get("state_dir") == settings.state_dir else None
+    return data
 
 
-def processes(settings: Settings, prefix: str, node: dict[str, Any]) -> list[dict[str, Any]]:
+def processes(settings: Settings, node: dict[str, Any]) -> list[dict[str, Any]]:
     """The processes that use the node's GPUs, as agent.processes.processes() has them: NVML's, from the agent that `node` is
     from; without one, those on the account pages of containers."""
     if node["agent"]["state"] != "none":
-        data = fetch(settings, prefix, "/api/processes")
+        data = fetch(settings, "/api/processes")
         found = data.get("processes") if isinstance(data, dict) else None
         if isinstance(found, list):
             return found
     return accounted(named.snapshot(settings))
 
 
-def told(settings: Settings, prefix: str) -> list[dict[str, Any]]:
+def told(settings: Settings) -> list[dict[str, Any]]:
     """The last events, oldest first, as the agent tells them to everybody (agent/serve/recent.py); none without an agent."""
-    data = fetch(settings, prefix, "/api/events")
+    data = fetch(settings, "/api/events")
     try:
         # "events" first: it has the order of those with the same time.
         parts = (e for part in ("events", "refused") for e in reversed(data[part]))
@@ -77,33 +74,22 @@ def words(event: dict[str, Any]) -> str:
     return str(event["text"]) if "text" in event else text_of(event)
 
 
-def fetch(settings: Settings, prefix: str, path: str) -> Any:
-    """The JSON that whoever listens on the agent's address has at this path; None if there is none."""
-    if os.geteuid() == 0 and not agent_runs(settings):
-        return None  # another program may listen there, which must not get the agent's token, nor be believed
+def fetch(settings: Settings, path: str) -> Any:
+    """The JSON that the agent has at this path; None if none runs, or if it does not tell this user. Nobody else can answer in its
+    place, and nobody makes us wait for longer than SECONDS."""
+    end = time.monotonic() + SECONDS
+    data = b""
     try:
-        given = whereabouts.used(settings.state_dir, options.load(prefix))
-        if given.address == "none":
-            return None
-        token = options.token(given)
-        host, port = options.split(given.address)
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        listener = socket.create_connection((host, port), SECONDS)
-    except (OSError, ValueError, GhError):
+        owner = os.stat(settings.state_dir).st_uid
+        with unix_socket.connect(settings.state_dir + AGENT_SOCKET, owner, SECONDS) as s:
+            s.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            while (part := s.recv(1 << 16)) and len(data) < MAX:
+                data += part
+                s.settimeout(max(0.001, end - time.monotonic()))
+        head, _, body = data.partition(b"\r\n\r\n")
+        return json.loads(body) if head.split(b" ", 2)[1] == b"200" else None
+    except (OSError, ValueError, LookupError):
         return None
-    import http.client  # a fifth of the start of commands that find no agent
-
-    connection = http.client.HTTPConnection(host, port)
-    connection.sock = listener
-    try:
-        credential = base64.b64encode(f"gpu-hook:{token}".encode()).decode()
-        connection.request("GET", path, headers={"Authorization": f"Basic {credential}"} if token else {})
-        answer = connection.getresponse()
-        return json.loads(answer.read(MAX)) if answer.status == 200 else None
-    except (OSError, ValueError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
 
 
 def alone(settings: Settings) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
     try:
         grants = sorted(named.snapshot(settings), key=lambda grant: (grant.created, grant.who.id))
     except GhError:
-        if os.geteuid() == 0 or not (node := live.ask(settings, prefix)):
+        if os.geteuid() == 0 or not (node := live.ask(settings)):
             raise
         return as_the_agent_says(node)
     inventory, warnings = usable_inventory(settings)

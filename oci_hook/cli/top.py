@@ -315,9 +315,9 @@ def top(prefix: str, interval: float, as_json: bool, once: bool, processes: bool
     """
     try:
         settings = node_settings.load(prefix)
-        screen = Screen(live.node(settings, prefix), settings, processes)
+        screen = Screen(live.node(settings), settings, processes)
         if processes:
-            screen.known.refresh(live.processes(settings, prefix, screen.node), screen.node, WAIT)
+            screen.known.refresh(live.processes(settings, screen.node), screen.node, WAIT)
     except GhError as e:
         output.fail(e, as_json)
     if as_json:
@@ -340,9 +340,9 @@ def watch(screen: Screen, console: Console, settings: Settings, prefix: str, int
             if now >= due:
                 due = now + interval
                 try:
-                    screen.node = live.node(settings, prefix)
+                    screen.node = live.node(settings)
                     if screen.processes:
-                        screen.known.refresh(live.processes(settings, prefix, screen.node), screen.node)
+                        screen.known.refresh(live.processes(settings, screen.node), screen.node)
                 except GhError as e:
                     screen.message = str(e)[:100]
             display.update(screen.draw(console.width, console.height), refresh=True)

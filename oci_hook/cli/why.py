@@ -88,7 +88,7 @@ def why(
         if request is None:
             return output.Report({"fits": True, "changes": []}, ["these annotations request no GPU"])
         return room(settings, request, [])
-    node = live.node(settings, prefix)
+    node = live.node(settings)
     living = [
         c for c in node["containers"] if matches(c["id"], "/".join((c["namespace"], c["pod"], c["name"])), container)
     ]
@@ -102,7 +102,7 @@ def why(
     try:
         named.check_may_read(settings)
     except GhError:  # so it is the agent that said which containers live
-        return past(settings, container, live.told(settings, prefix), ["(by the agent; root sees more)"])
+        return past(settings, container, live.told(settings), ["(by the agent; root sees more)"])
     if too_short := admit.too_short(store.snapshot(settings.state_dir), container):
         raise refuse("GH-410", too_short)
     return past(settings, container, log)

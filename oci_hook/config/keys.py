@@ -176,6 +176,7 @@ AGENT = (
     "agent.address",
     "agent.token_file",
     "agent.textfile",
+    "agent.group",
     "agent.policy",
     "agent.tolerance",
     "agent.compute_tolerance",

@@ -51,6 +51,7 @@ EVENTS = "events"  # lines of JSON; EVENTS.1 the older ones
 CLAIMS_DIR = "claims"  # UID.json: what a prepared ResourceClaim gives (ledger/resource_claims.py)
 BOUNDARY_DIR = "boundary"  # KEY: which limits the driver was told for this grant; lock (boundary/records.py)
 BOUNDARY_SOCKET = "boundary.sock"  # boundary/server.py listens there
+AGENT_SOCKET = ".sock"  # after the state directory's name, beside it: only root can enter the directory itself
 AGENT_LOCK = "agent.lock"  # locked by the agent, so that only one runs
 STATE_OWNER = "owner"  # the prefix of the one install whose directory it is
 

@@ -41,6 +41,13 @@ def textfile(value: "Value") -> str:
     return file
 
 
+def group(value: "Value") -> str:
+    """The name of a group of users (useradd(8)); "none"."""
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", value):
+        raise ValueError("is no name of a group")
+    return value
+
+
 def name(value: "Value") -> str:
     """The name of an object of Kubernetes (RFC 1123 subdomain)."""
     if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", value):
@@ -53,6 +60,7 @@ AGENT: "dict[str, Reader]" = {
     "address": address,
     "token_file": path_or_none,
     "textfile": textfile,
+    "group": group,
     "policy": one_of("protect", "report", "freeze", "kill"),
     "tolerance": memory(0),
     "compute_tolerance": whole(1, 100),

@@ -85,6 +85,7 @@ cluster: "off"
 agent.address: 127.0.0.1:9409   # web page and metrics; or none. Another address than loopback needs agent.token_file
 agent.token_file: none          # a file that root alone can read; every request must carry its first line
 agent.textfile: none            # a *.prom file in node_exporter's textfile directory
+agent.group: none               # whose members may ask the agent by `gpu-hook ps`, `top`, `why`, `events`, whoever may read the page
 agent.policy: protect           # a cheat: protect (kill who takes what others were granted), report, freeze or kill
 agent.tolerance: 256Mi          # how far a container may be above its memory limit before that is a finding
 agent.compute_tolerance: 15     # how many per cent of a GPU it may be above its ceiling; 100 finds nobody

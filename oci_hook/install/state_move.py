@@ -19,6 +19,7 @@ from oci_hook.errors import refuse
 from oci_hook.install import state_owner
 from oci_hook.install.files import write
 from oci_hook.ledger import claims, events, slot_files, store
+from oci_hook.linux import unix_socket
 from oci_hook.linux.lock import lock_file
 
 
@@ -113,5 +114,6 @@ def empty(prefix: str, state_dir: str) -> None:
     with contextlib.suppress(OSError):  # a running agent keeps its lock file: without it a second agent could start
         fd = lock_file(os.path.join(state_dir, layout.AGENT_LOCK), fcntl.LOCK_EX, wait=False)
         os.unlink(os.path.join(state_dir, layout.AGENT_LOCK))
+        unix_socket.remove(state_dir + layout.AGENT_SOCKET)
         os.close(fd)
     state_owner.release(prefix, state_dir)

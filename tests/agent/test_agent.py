@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from oci_hook.agent.options import Options
 from oci_hook.agent.serve import whereabouts
-from oci_hook.cli import agent_check, top, why
+from oci_hook.cli import agent_check, live, top, why
 from oci_hook.cli.main import cli
+from oci_hook.config import settings as node_settings
 from oci_hook.config.settings import load
 from oci_hook.core.layout import REAL_LIBCUDA
 from oci_hook.observe import account
@@ -63,7 +63,8 @@ def test_it_goes_with_its_state_directory(stage: Stage) -> None:
             done = CliRunner().invoke(cli, ["settings", "set", f"state_dir={folder}", "--prefix", str(stage.prefix)])
             assert done.exit_code == 0, done.output
             wait_for(lambda folder=folder: whereabouts.holder(f"{folder}/agent.lock") == agent.process.pid)  # type: ignore[misc]
-            wait_for(lambda folder=folder: whereabouts.used(folder, Options()).address.endswith(f":{agent.port}"))  # type: ignore[misc]
+            answered = wait_for(lambda: live.ask(node_settings.load(str(stage.prefix))))
+            assert answered["agent"]["state_dir"] == folder and answered["agent"]["page"] == f"127.0.0.1:{agent.port}"
             other = CliRunner().invoke(cli, ["agent", "--prefix", str(stage.prefix), "--address", "none"])
             assert other.exit_code == 1 and f"GH-320: process {agent.process.pid} is the agent" in other.output
         wait_for(lambda: not os.path.exists(moved))
@@ -488,8 +489,14 @@ def test_whoever_has_its_port_keeps_it_from_nothing_else(stage: Stage, root: Pat
             assert "GH-321: nothing is served at agent.address" in agent.log.read_text()
             r = CliRunner().invoke(cli, ["doctor", "--json", "--prefix", str(stage.prefix)], catch_exceptions=False)
             (said,) = [f for f in json.loads(r.output)["findings"] if f["check"] == "agent"]
-            assert said["state"] == "warn" and said["code"] == "GH-321" and "Address already in use" in said["message"]
-            r = CliRunner().invoke(cli, ["ps", "--prefix", str(stage.prefix)], catch_exceptions=False)
+            assert said["state"] == "warn" and said["message"].startswith(
+                "degraded: page: GH-321: nothing is served at"
+            )
+            assert "Address already in use" in said["message"] and said["fix"] == "ss -ltnp"
+            for command in ("ps", "top"):
+                line = [command, *(["--once"] if command == "top" else []), "--prefix", str(stage.prefix)]
+                r = CliRunner().invoke(cli, line, catch_exceptions=False)
+                assert r.exit_code == 0 and "no agent" not in r.output, r.output
             other.setblocking(False)
             with pytest.raises(BlockingIOError):  # no command has asked there
                 other.accept()
@@ -517,12 +524,13 @@ def test_doctor_has_a_line_on_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) 
     try:
         with running(stage) as agent:  # at another address than the settings say
             (there,) = said("ok")
-            assert f"runs (process {agent.process.pid}) on 127.0.0.1:{agent.port}" in there["message"]
+            where = f"web page http://127.0.0.1:{agent.port}/"
+            assert there["message"].endswith(f"runs (process {agent.process.pid}), {where}")
         file.write_text(before.replace("127.0.0.1:9409", address))
         assert "does not run" in said("note")[0]["message"]
         with running(stage, "--address", address) as agent:
             pid = agent.process.pid
-            assert f"runs (process {pid}) on {address}" in said("ok")[0]["message"]
+            assert f"runs (process {pid}), web page http://{address}/" in said("ok")[0]["message"]
             CliRunner().invoke(cli, ["sim", "fault", "--gpu", "1", "--lost", "--prefix", str(stage.prefix)])
             (degraded,) = wait_for(lambda: said("warn"))
             assert "is lost" in degraded["message"] and degraded["fix"] == "dmesg | grep -i xid"
@@ -535,7 +543,10 @@ def test_doctor_has_a_line_on_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) 
             agent.process.send_signal(signal.SIGSTOP)
             (silent,) = said("warn")
             agent.process.send_signal(signal.SIGCONT)
-            assert f"runs (process {pid}), but does not answer on {address}" in silent["message"] and silent["fix"]
+            assert (
+                f"runs (process {pid}), but does not answer at {stage.state}.sock" in silent["message"]
+                and silent["fix"]
+            )
     finally:
         file.write_text(before)
         for words in (["sim", "fault"], ["gpus", "--refresh"]):

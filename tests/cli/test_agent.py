@@ -14,11 +14,10 @@ from tests.cli.box import Install
 
 AGENT = """
 import fcntl, signal, sys, time
-from oci_hook.agent.options import Options
 from oci_hook.agent.serve import whereabouts
 file = open(sys.argv[1], "w"); fcntl.flock(file, fcntl.LOCK_EX)
-def off(*_): whereabouts.tell(file.fileno(), Options(), off=sys.argv[2] == "lets go")
-signal.signal(signal.SIGUSR1, off); signal.signal(signal.SIGUSR2, lambda *_: whereabouts.tell(file.fileno(), Options()))
+def off(*_): whereabouts.tell(file.fileno(), off=sys.argv[2] == "lets go")
+signal.signal(signal.SIGUSR1, off); signal.signal(signal.SIGUSR2, lambda *_: whereabouts.tell(file.fileno()))
 print("ready", flush=True)
 while True: time.sleep(100)
 """

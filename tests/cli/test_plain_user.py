@@ -4,6 +4,7 @@ import encodings.idna  # noqa: F401  loaded by the first connection
 import http.server
 import json
 import os
+import socketserver
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -92,29 +93,25 @@ def agent(node: Install, told: dict[str, Any]) -> Iterator[None]:
 
         def log_message(self, *args: object) -> None: ...
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Agent) as server:
+    with socketserver.ThreadingUnixStreamServer(f"{node.state}.sock", Agent) as server:
+        os.chmod(server.server_address, 0o666)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        node.text("settings", "set", f"agent.address=127.0.0.1:{server.server_port}")
         try:
             yield
         finally:
             server.shutdown()
+            os.unlink(server.server_address)
 
 
 def test_ps_prints_what_a_running_agent_tells_everybody(node: Install) -> None:
-    """As root's table has it, but for what the ledger alone knows; an agent of another install is not believed."""
+    """As root's table has it, but for what the ledger alone knows."""
     told = live.alone(node.settings)
     as_root = node.text("ps").splitlines()
-    with agent(node, {"/api/node": told}):
-        with plain_user():
-            lines = node.text("ps").splitlines()
-            (container,) = node.data("ps")["containers"]
-        told["agent"]["state_dir"] = "/elsewhere"
-        with plain_user():
-            other = node.text("ps", status=1)
+    with agent(node, {"/api/node": told}), plain_user():
+        lines = node.text("ps").splitlines()
+        (container,) = node.data("ps")["containers"]
     assert lines == [*as_root, "(by the agent; root sees more)"] and "web" in lines[1]
     assert container["gpus"][0]["memory_mib"] == 4096
-    assert other.startswith("GH-303")
 
 
 INSPECTED = """#!/bin/sh
@@ -162,18 +159,16 @@ def test_why_says_what_a_running_agent_tells_everybody(node: Install, monkeypatc
 
 
 def test_events_are_those_that_a_running_agent_tells_everybody(node: Install) -> None:
-    """By the engine's name and by the id, and no agent of another install is believed."""
+    """By the engine's name and by the id."""
     state = str(node.state)
     events.record(state, "refused", id="e" * 64, name="eager", messages=["GH-201: no room"])
     told = {"/api/node": live.alone(node.settings), "/api/events": Recent(state).read()}
     as_root = node.text("events")
-    with agent(node, told):
-        with plain_user():
-            said, one = node.run("events"), node.run("events", "-c", "eager", "--json")
-            nobody = node.text("events", "-c", "nobody", status=1)
-        told["/api/node"]["agent"]["state_dir"] = "/elsewhere"
-        with plain_user():
-            other = node.text("events", status=1)
+    with agent(node, told), plain_user():
+        said, one = node.run("events"), node.run("events", "-c", "eager", "--json")
+        nobody = node.text("events", "-c", "nobody", status=1)
+    with plain_user():
+        other = node.text("events", status=1)
     assert said.stdout == as_root and "  eager  GH-201: no room\n" in as_root
     assert said.stderr == "(by the agent: the last events; root sees all)\n"
     assert json.loads(one.stdout)["text"] == "GH-201: no room"

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from oci_hook.cli.main import cli
 from oci_hook.engines import daemons, edits
 from oci_hook.ledger import events
+from oci_hook.linux import unix_socket
 from tests.engines.box import until
 
 
@@ -80,8 +81,10 @@ def test_uninstall_leaves_no_simulated_gpu_no_event_and_no_lock(machine: Machine
     output = machine.run("uninstall")
     assert "its state directory stays" in output and "stays, since it" not in output and not machine.prefix.exists()
     machine.run("install")
+    unix_socket.listen(f"{machine.state}.sock", 0o600).close()  # as an agent that was killed leaves it
     machine.run("uninstall")
     assert not machine.prefix.exists() and not (tmp_path / "lock").exists()
+    assert not os.path.lexists(f"{machine.state}.sock")
 
 
 def test_an_install_that_the_nvidia_runtime_calls_stays(machine: Machine) -> None:

@@ -4,6 +4,7 @@ The standard library's servers have a thread per client and no bound. Here the n
 the size of its request are limited, whatever a client sends or does not read. One request per connection.
 """
 
+import os
 import selectors
 import socket
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from errno import EMFILE, ENFILE, ENOBUFS, ENOMEM
 
 from oci_hook.core.hmac_sha256 import same
 from oci_hook.core.value import Value
+from oci_hook.linux import unix_socket
 from oci_hook.observe.browser import LOG_IN, SAFE, credential, names_this_machine
 
 CLIENTS = 32
@@ -31,8 +33,11 @@ Page = Callable[[], tuple[str, bytes]]  # content type, body
 
 
 class Client:
-    def __init__(self, connection: socket.socket, deadline: float) -> None:
+    """ours: of root's or the agent's own user, by a unix socket."""
+
+    def __init__(self, connection: socket.socket, deadline: float, ours: bool) -> None:
         self.connection = connection
+        self.ours = ours
         self.deadline = deadline
         self.received = b""
         self.to_send = memoryview(b"")
@@ -70,23 +75,37 @@ def parse(data: bytes) -> HttpRequest | None:
     return HttpRequest(method, target.split("?", 1)[0], headers)
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """Raises OSError if the address cannot be bound."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(64)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
 class Server:
     """`pages`: by path. token: every request must have it; "": none is needed. healthy: what HEALTH answers by, to everybody,
     since probes have neither tokens nor this machine's names; it says this one bit only.
 
-    If no token is needed, the Host header must name this machine itself (observe/browser.py).
+    If no token is needed, the Host header must name this machine itself (observe/browser.py). may_ask: in place of both, for a
+    unix socket, which no browser reaches.
     """
 
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        host: str,
-        port: int,
-        token: str,
+        listener: socket.socket,
         pages: dict[str, Page],
         healthy: Callable[[], bool],
+        *,
+        token: str = "",
+        may_ask: Callable[[socket.socket], bool] | None = None,
     ) -> None:
-        """Raises OSError when the address cannot be bound."""
         self._selector = selector
         self._token = token
         self._pages = pages
@@ -94,17 +113,10 @@ class Server:
         self._clients: dict[int, Client] = {}
         self._pause = 0.0  # until then the listener is not in the selector
         self.refused = 0
-        self._listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._listener.bind((host, port))
-            self._listener.listen(64)
-            self._listener.setblocking(False)
-        except BaseException:
-            self._listener.close()
-            raise
-        self.port = int(self._listener.getsockname()[1])
-        selector.register(self._listener, selectors.EVENT_READ, self.accept)
+        self._listener = listener
+        self._may_ask = may_ask
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ, self.accept)
 
     def close(self) -> None:
         for client in list(self._clients.values()):
@@ -124,10 +136,11 @@ class Server:
                 return
             if len(self._clients) >= CLIENTS:
                 self.refused += 1
-                oldest = min(self._clients.values(), key=lambda c: c.deadline)
-                self._end(oldest)  # a new client is served in place of the oldest one
+                oldest = min(self._clients.values(), key=lambda c: (c.ours, c.deadline))
+                self._end(oldest)  # a new client is served in place of the oldest one, which is root's last
             connection.setblocking(False)
-            client = Client(connection, now + SECONDS)
+            ours = self._may_ask is not None and unix_socket.peer_uid(connection) in (0, os.geteuid())
+            client = Client(connection, now + SECONDS, ours)
             self._clients[connection.fileno()] = client
             self._selector.register(connection, selectors.EVENT_READ, lambda now, c=client: self._ready(c))
 
@@ -160,7 +173,7 @@ class Server:
             return self._end(client)
         client.received += data
         if b"\r\n\r\n" in client.received:
-            status, kind, body, more = self._answer(parse(client.received))
+            status, kind, body, more = self._answer(parse(client.received), client.connection)
         elif len(client.received) >= REQUEST_MAX:
             status, kind, body, more = 431, "text/plain", b"the request is too long\n", ""
         elif not client.received[:1].isalpha():
@@ -182,7 +195,7 @@ class Server:
         if not client.to_send:
             self._end(client)
 
-    def _answer(self, request: HttpRequest | None) -> tuple[int, str, bytes, str]:
+    def _answer(self, request: HttpRequest | None, connection: socket.socket) -> tuple[int, str, bytes, str]:
         """(status, content type, body, further headers)"""
         plain = "text/plain; charset=utf-8"
         if request is None:
@@ -191,7 +204,10 @@ class Server:
             return 405, plain, b"only GET\n", "Allow: GET, HEAD\r\n"
         if request.path == HEALTH:
             return (200, plain, b"ok\n", "") if self._healthy() else (503, plain, b"degraded\n", "")
-        if self._token:
+        if self._may_ask:
+            if not self._may_ask(connection):
+                return 403, plain, b"only root and the members of agent.group may ask here\n", ""
+        elif self._token:
             if not same(credential(request.headers.get("authorization", "")), self._token.encode()):
                 return (
                     401,

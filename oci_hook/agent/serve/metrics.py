@@ -46,7 +46,7 @@ SHARE = (
 WAITS = tuple(f"{bound:.7g}" for bound in WAIT_BOUNDS[::2])  # every second one: half as many series
 PROBLEMS = (
     *("settings", "disk", "ledger", "inventory", "nvml", "gpus", "devices", "accounts", "locks", "textfile"),
-    *("boundary", "cluster", "suspend", "driver", "page"),
+    *("boundary", "cluster", "suspend", "driver", "page", "socket"),
 )
 
 

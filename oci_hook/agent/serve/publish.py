@@ -60,6 +60,7 @@ class Publisher:
             "state": "degraded" if node.problems else "ok",
             "problems": dict(node.problems),
             "version": __version__,
+            "page": node.page,
             "nvml": self._sampler.state,
             "state_dir": node.state_dir,
             "policy": node.options.policy,

@@ -23,7 +23,9 @@ class Loop:
         self.selector = selectors.DefaultSelector()
         pages = {"/": lambda: ("text/plain", b"hello"), "/big": lambda: ("text/plain", BIG), "/bad": self.bad}
         self.healthy = True
-        self.server = Server(self.selector, "127.0.0.1", 0, token, pages, lambda: self.healthy)
+        listener = http.listen("127.0.0.1", 0)
+        self.port = listener.getsockname()[1]
+        self.server = Server(self.selector, listener, pages, lambda: self.healthy, token=token)
         self.speed = speed
         self.stop = False
         self.thread = threading.Thread(target=self.run)
@@ -46,7 +48,7 @@ class Loop:
         self.selector.close()
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.server.port), timeout=60)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     def ask(self, data: bytes) -> bytes:
         """The whole answer; b"" where the connection is closed without one."""
@@ -203,9 +205,10 @@ def test_many_at_once_do_not_keep_others_out(loop: Loop) -> None:
 
 def test_one_turn_of_the_loop_does_not_go_on_for_ever() -> None:
     with selectors.DefaultSelector() as selector:
-        server = Server(selector, "127.0.0.1", 0, "", {}, lambda: True)
+        listener = http.listen("127.0.0.1", 0)
+        server = Server(selector, listener, {}, lambda: True)
         server._listener.listen(100)
-        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(100)]
+        clients = [socket.create_connection(listener.getsockname(), timeout=60) for _ in range(100)]
         accepted = []
         for _ in range(2):
             for key, _ in selector.select(60):
@@ -253,8 +256,9 @@ def test_health_is_for_every_probe(token: str) -> None:
 def test_a_client_that_no_descriptor_is_left_for_does_not_keep_the_loop_busy() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with selectors.DefaultSelector() as selector:
-        server = Server(selector, "127.0.0.1", 0, "", {"/": lambda: ("text/plain", b"hello")}, lambda: True)
-        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+        listener = http.listen("127.0.0.1", 0)
+        server = Server(selector, listener, {"/": lambda: ("text/plain", b"hello")}, lambda: True)
+        with socket.create_connection(listener.getsockname(), timeout=5) as client:
             client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
             try:

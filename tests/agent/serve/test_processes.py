@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from oci_hook.agent import options
 from oci_hook.agent.judge.audit_rules import Process
 from oci_hook.agent.judge.gpu_sample import GpuSample
 from oci_hook.agent.serve.processes import processes as listed
@@ -61,18 +60,16 @@ def test_memory_of_an_exited_process_that_a_child_keeps(stage: Stage, root: Path
     assert len(found) == 1 and found[0]["start"] == 0 and len(accounted(stage, id)) == 1
 
 
-def test_by_the_agent(stage: Stage, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_the_agent(stage: Stage, root: Path) -> None:
     prefix = str(stage.prefix)
     settings = node_settings.load(prefix)
-    with running(stage) as agent:
-        given = options.load(prefix).replace(address=f"127.0.0.1:{agent.port}")
-        monkeypatch.setattr(live.options, "load", lambda _: given)
+    with running(stage):
         share = {**SHARE, "gpu-hook.io/compute": "30"}
         id, cheat = stage.start(root, *HOLD, annotations=share), stage.start(root, "/bin/bypass", "200")
         (pid, start), (other, _) = (held.life.init for held in (grant(stage, id), grant(stage, cheat)) if held)  # type: ignore[misc]
 
         def seen() -> dict[int, dict[str, Any]]:
-            return {p["pid"]: p for p in live.processes(settings, prefix, live.node(settings, prefix))}
+            return {p["pid"]: p for p in live.processes(settings, live.node(settings))}
 
         wait_for(lambda: {pid, other} <= set(seen()))
         wait_for(lambda: seen()[pid]["used_mib"] >= 100 and seen()[other]["used_mib"] >= 200)

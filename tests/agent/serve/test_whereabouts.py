@@ -1,4 +1,4 @@
-"""Where the agent is, by the file that it locks."""
+"""Who the agent is and whether it keeps off the driver, by the file that it locks."""
 
 import fcntl
 import os
@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.agent.options import Options
 from oci_hook.agent.serve import whereabouts
-
-SETTINGS = Options(address="127.0.0.1:9409")
-OTHER = Options(address="127.0.0.1:1234", token_file="/etc/token")
 
 
 @pytest.fixture
@@ -22,31 +18,25 @@ def lock(tmp_path: Path) -> Iterator[int]:
 
 
 def test_it_counts_while_the_lock_is_held(tmp_path: Path, lock: int) -> None:
-    whereabouts.tell(lock, OTHER)
-    assert whereabouts.used(str(tmp_path), SETTINGS) == SETTINGS
+    path = str(tmp_path / "agent.lock")
+    whereabouts.tell(lock)
+    assert whereabouts.holder(path) == 0
     fcntl.flock(lock, fcntl.LOCK_EX)
-    found = whereabouts.used(str(tmp_path), SETTINGS)
-    assert (found.address, found.token_file) == (OTHER.address, OTHER.token_file)
-    whereabouts.tell(lock, Options(address="none"))
-    assert whereabouts.used(str(tmp_path), SETTINGS).address == "none"
+    assert whereabouts.holder(path) == os.getpid()
     fcntl.flock(lock, fcntl.LOCK_UN)
-    assert whereabouts.used(str(tmp_path), SETTINGS) == SETTINGS
+    assert whereabouts.holder(path) == 0
 
 
-@pytest.mark.parametrize(
-    "text", [b"", b"1\n", b"PID\n", b"1\n127.0.0.1:5\nnone\n", b"\xff\n\n\n\n", b"PID\n127.0.0.1:5\nnone"]
-)
-def test_what_it_does_not_say(tmp_path: Path, lock: int, text: bytes) -> None:
-    """An older agent's file has its process alone; a full disk leaves less; another process's is stale."""
-    os.pwrite(lock, text.replace(b"PID", str(os.getpid()).encode()), 0)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    assert whereabouts.used(str(tmp_path), SETTINGS) == SETTINGS
+def test_off_the_driver(tmp_path: Path, lock: int) -> None:
+    for off in (False, True, False):
+        whereabouts.tell(lock, off)
+        assert whereabouts.is_off(str(tmp_path)) == off
 
 
 def test_no_file(tmp_path: Path) -> None:
-    assert whereabouts.used(str(tmp_path), SETTINGS) == SETTINGS and whereabouts.holder(str(tmp_path / "x")) == 0
+    assert whereabouts.holder(str(tmp_path / "x")) == 0 and not whereabouts.is_off(str(tmp_path))
 
 
 def test_a_full_disk() -> None:
     with open("/dev/full", "r+b", buffering=0) as full:
-        whereabouts.tell(full.fileno(), OTHER)
+        whereabouts.tell(full.fileno())
