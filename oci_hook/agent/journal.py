@@ -8,6 +8,7 @@ import contextlib
 import os
 import socket
 import sys
+import time
 
 SOCKET = "/run/systemd/journal/socket"
 ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6  # syslog(3)
@@ -27,7 +28,8 @@ def write(message: str, priority: int = INFO, **fields: str) -> None:
                 s.sendto(b"".join(field(name, value) for name, value in entry), SOCKET)
             return
     with contextlib.suppress(OSError):
-        os.write(sys.stderr.fileno(), f"{prefix}{message}\n".encode("utf-8", "replace"))
+        at = "" if prefix else time.strftime("%Y-%m-%d %H:%M:%S ")  # where the journal does not say when
+        os.write(sys.stderr.fileno(), f"{prefix}{at}{message}\n".encode("utf-8", "replace"))
 
 
 def to_journal() -> bool:

@@ -12,6 +12,7 @@ from oci_hook.cli import live, named, output
 from oci_hook.config import settings as node_settings
 from oci_hook.config.settings import Settings
 from oci_hook.errors import GhError, refuse
+from oci_hook.ledger.admit import MIN_PREFIX
 from oci_hook.observe import engine_names
 from oci_hook.observe.event_log import Follower
 
@@ -113,7 +114,7 @@ def concerns(event: dict[str, Any], container: str, whole: bool) -> bool:
     name, id = str(event.get("name", "")), str(event.get("id", ""))
     if not container or whole:
         return container in ("", id)
-    return id.startswith(container) or container in (name, *name.split("/"))
+    return container in (name, *name.split("/")) or (len(container) >= MIN_PREFIX and id.startswith(container))
 
 
 def line(event: dict[str, Any]) -> str:

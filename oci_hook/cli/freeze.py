@@ -80,7 +80,9 @@ def alter(settings: Settings, key: str, since: int, what: str) -> output.Report:
         "changed": done,
         "in_effect": delivered,
     }
-    lines = [f"container {events.title(after.who)} {what if done else f'was {what} already'}"]
+    lines = [
+        f"container {events.title(after.who)} {what if done else 'is frozen already' if since else 'is not frozen'}"
+    ]
     if delivered:
         return output.Report(data, lines)
     return output.Report(data, [*lines, PENDING.format(old="the former state")], exit_status=PENDING_STATUS)

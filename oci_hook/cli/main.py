@@ -65,12 +65,28 @@ SUMMARIES = {
 # Other tools' names for these commands: no spelling leads from one to the other.
 OTHER_WORDS = {
     "apply": "set", "attach": "top", "check": "doctor", "config": "settings", "continue": "resume", "convert": "translate",
-    "delete": "release", "devices": "gpus", "dry-run": "explain", "gpu": "gpus", "kill": "release", "limit": "set",
+    "delete": "release", "devices": "gpus", "dry-run": "explain", "gpu": "gpus", "limit": "set",
     "list": "ps", "log": "events", "logs": "events", "ls": "ps", "monitor": "top", "nvidia-smi": "gpus", "pause": "freeze",
-    "remove": "uninstall", "resize": "set", "rm": "release", "setup": "install", "show": "ps", "simulate": "sim",
-    "simulator": "sim", "stats": "top", "status": "ps", "stop": "freeze", "thaw": "resume", "unfreeze": "resume",
+    "remove": "uninstall", "resize": "set", "setup": "install", "show": "ps", "simulate": "sim",
+    "simulator": "sim", "stats": "top", "status": "ps", "thaw": "resume", "unfreeze": "resume",
     "unpause": "resume", "update": "set", "validate": "doctor", "watch": "top",
 }  # fmt: skip
+
+ENGINES_WORDS = (
+    "build",
+    "cp",
+    "create",
+    "exec",
+    "images",
+    "inspect",
+    "kill",
+    "pull",
+    "push",
+    "restart",
+    "rm",
+    "start",
+    "stop",
+)
 
 HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PACKAGED = "/usr/lib/gpu-hook"  # where the packages for Debian and Red Hat have their Python code
@@ -144,6 +160,8 @@ def suggestion(word: str) -> str:
     from difflib import get_close_matches
 
     word = word.lower()
+    if word in ENGINES_WORDS:
+        return f" The engine does that: docker {word}, podman {word}."
     near = get_close_matches(word, COMMANDS, n=2, cutoff=0.7)
     if other := OTHER_WORDS.get(word):
         near = [other, *(name for name in near if name != other)]

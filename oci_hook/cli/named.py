@@ -4,13 +4,14 @@ import contextlib
 import os
 from collections.abc import Iterator
 from errno import EACCES
+from typing import Any
 
 import click
 
 from oci_hook.config.settings import Settings, load
 from oci_hook.core.grant import Grant
 from oci_hook.core.layout import DEFAULT_PREFIX
-from oci_hook.errors import GhError, refuse
+from oci_hook.errors import GhError, Problem, refuse
 from oci_hook.ledger import admit, events, store
 from oci_hook.observe import engine_names
 
@@ -43,9 +44,16 @@ def key(settings: Settings, container: str) -> Iterator[str]:
     try:
         yield grant.key
     except GhError as e:
-        if {problem.code for problem in e.problems} != {"GH-410"}:
-            raise
-        raise refuse("GH-410", f"container {events.title(grant.who)} has ended") from None
+        if {problem.code for problem in e.problems} == {"GH-410"}:
+            raise refuse("GH-410", f"container {events.title(grant.who)} has ended") from None
+        id, known = f"container {grant.who.id[:64]} ", f"container {events.title(grant.who)} "  # core knows ids alone
+        raise type(e)(*(Problem(p.code, p.message.replace(id, known)) for p in e.problems)) from None
+
+
+def title(c: dict[str, Any]) -> str:
+    """A container of the node's JSON, in a line: its name and its id."""
+    name, id = "/".join(filter(None, (c["namespace"], c["pod"], c["name"]))), events.short(c["id"])
+    return f"{name} ({id})" if name and name != id else id
 
 
 def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -76,23 +76,21 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
     waiting = {} if runs else live.waiting({grant.key: grant for grant in grants})
     for entry in data:
         for mib in [-(-size // MIB) for (key, _), size in waiting.items() if key == entry["key"]]:
-            lines.append(f"{output.short(entry['id'])}: an allocation of {mib} MiB waits for room, and {live.NO_MAKER}")
+            lines.append(f"{named.title(entry)}: an allocation of {mib} MiB waits for room, and {live.NO_MAKER}")
         if entry["lent_to"] and not runs:
             id = output.short(entry["id"])
-            lines.append(f"{id}: it made room for another container, and {live.NOT_BACK.format(id)}")
+            lines.append(f"{named.title(entry)}: it made room for another container, and {live.NOT_BACK.format(id)}")
         if entry["account_problem"]:
-            lines.append(f"account page of {output.short(entry['id'])}: {entry['account_problem']}")
+            lines.append(f"account page of {named.title(entry)}: {entry['account_problem']}")
         if entry["boundary_failed"]:
-            lines.append(f"{output.short(entry['id'])}: memory limit held by the shim alone: {entry['boundary_why']}")
+            lines.append(f"{named.title(entry)}: memory limit held by the shim alone: {entry['boundary_why']}")
         elif entry["boundary"] == DRIVER and entry["boundary_why"]:
-            lines.append(f"{output.short(entry['id'])}: {entry['boundary_why']}")
+            lines.append(f"{named.title(entry)}: {entry['boundary_why']}")
         for gpu in entry["gpus"]:
             if gpu["kept_mib"]:
                 on = gpu["uuid"] if gpu["index"] is None else f"GPU {gpu['index']}"
                 size = output.size(gpu["kept_mib"])
-                lines.append(
-                    f"{output.short(entry['id'])}: {size} on {on} is memory of an exited process, kept by a child"
-                )
+                lines.append(f"{named.title(entry)}: {size} on {on} is memory of an exited process, kept by a child")
     return output.Report({"containers": data}, lines, warnings)
 
 

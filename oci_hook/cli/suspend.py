@@ -36,7 +36,8 @@ def report(moved: mover.Moved, what: str) -> output.Report:
         "in_effect": moved.delivered,
         "seconds": moved.seconds,
     }
-    lines = [f"container {events.title(grant.who)} {what if moved.changed else f'was {what} already'}"]
+    already = "is suspended already" if grant.suspended else "is not suspended"
+    lines = [f"container {events.title(grant.who)} {what if moved.changed else already}"]
     if moved.changed and grant.suspended:
         lines.append(f"  {output.size(grant.host_mib)} are in the host's memory; its GPUs can be granted to others")
     if moved.delivered:

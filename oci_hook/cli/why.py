@@ -2,7 +2,8 @@
 With --cluster it proposes moves that make room in a cluster."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -94,11 +95,13 @@ def why(
     ]
     living = [c for c in living if c["id"] == container] or living
     if len(living) > 1:
-        ids = ", ".join(title(c) for c in living[:5])
+        ids = ", ".join(named.title(c) for c in living[:5])
         raise refuse("GH-410", f"{len(living)} containers match {container}: {ids}; name one by its id")
     log = Follower(settings.state_dir, old=True).read()
     if living:
-        return running(living[0], node, log, node["agent"]["state"] != "none" or live.agent_runs(settings))
+        return running(
+            living[0], node, log, node["agent"]["state"] != "none" or live.agent_runs(settings), contexts(settings)
+        )
     try:
         named.check_may_read(settings)
     except GhError:  # so it is the agent that said which containers live
@@ -172,16 +175,25 @@ def past(
             f"  {time.strftime('%H:%M:%S', time.localtime(e['at']))} {e['event']}: {live.words(e)}"
             for e in life(log, last)
         ]
-        lines = [f"{last.get('id')} {ended}", *had, *filter(None, [stopped]), *end]
+        lines = [f"{named_event(last, container)} {ended}", *had, *filter(None, [stopped]), *end]
         state = "released" if last["event"] == "released" else "ended"
         return output.Report({"id": last.get("id"), "state": state, "stopped_by_agent": stopped}, fold_lines(lines))
     messages = last.get("messages") or [live.words(last)]
-    lines = [f"{last.get('id') or container} was refused at {when}:", *(f"  {text}" for text in messages), *end]
+    lines = [f"{named_event(last, container)} was refused at {when}:", *(f"  {text}" for text in messages), *end]
     lines = [output.printable(text) for text in lines]
     request = request_of(last.get("request"))
     if request is None:
         return output.Report({"id": last.get("id"), "state": "refused", "messages": messages}, lines)
     return room(settings, request, lines, identity_of(last))
+
+
+def named_event(event: dict[str, Any], container: str) -> str:
+    """The container of an event as people know it. container: how the user called it."""
+    id = str(event.get("id") or "")
+    name = str(event.get("name") or "")
+    if name in ("", short(id)) and not matches(id, "", short(container)):
+        name = container
+    return named.title({"id": id, "namespace": "", "pod": "", "name": name})
 
 
 def different(found: list[dict[str, Any]], container: str, ids: set[str]) -> list[tuple[str, dict[str, Any]]]:
@@ -262,10 +274,24 @@ VERBS = {  # by the state; else it runs
 }
 
 
-def running(c: dict[str, Any], node: dict[str, Any], log: list[dict[str, Any]], kept: bool = True) -> output.Report:
+def contexts(settings: node_settings.Settings) -> dict[str, int]:
+    """MiB that a program's context takes, by the GPU's UUID; nothing if this user may not read that."""
+    try:
+        return {gpu.uuid: gpu.context_mib for gpu in cache.load(settings).gpus}
+    except GhError:
+        return {}
+
+
+def running(
+    c: dict[str, Any],
+    node: dict[str, Any],
+    log: list[dict[str, Any]],
+    kept: bool = True,
+    context_mib: Mapping[str, int] = MappingProxyType({}),
+) -> output.Report:
     """The things that slow down a running container: its state, its share, its neighbours, and what the GPUs report. kept:
-    whether an agent runs."""
-    node = {**node, "kept": kept}
+    whether an agent runs. context_mib: contexts()."""
+    node = {**node, "kept": kept, "context_mib": context_mib}
     reasons = by_state(c, by_agent(log, c["id"]), kept, node["containers"])
     if c.get("account_problem"):
         reasons.append(f"its memory use is unknown, since its account page cannot be read: {c['account_problem']}")
@@ -274,17 +300,11 @@ def running(c: dict[str, Any], node: dict[str, Any], log: list[dict[str, Any]], 
         reasons += [f"{where}: {text}" for reason in ON_GPU for text in reason(c, share, node)]
     reasons += [f"finding {f['kind']}: {f['evidence']}" for f in c["findings"]]
     verb = VERBS.get(c["state"], "runs")
-    lines = [f"{title(c)} {verb} with policy {c['policy']}, class {c['class']}"]
+    lines = [f"{named.title(c)} {verb} with policy {c['policy']}, class {c['class']}"]
     lines += [f"  {text}" for text in reasons] or ["  gpu-hook knows of nothing that slows it down"]
     if node["agent"]["state"] == "none":
         lines.append("(no agent runs, so the use of the GPUs is unknown; start one by `gpu-hook agent`)")
     return output.Report({"id": c["id"], "state": c["state"], "reasons": reasons}, fold_lines(lines))
-
-
-def title(c: dict[str, Any]) -> str:
-    """A container that runs, in a line: its name and its id."""
-    name, id = "/".join(filter(None, (c["namespace"], c["pod"], c["name"]))), output.short(c["id"])
-    return f"{name} ({id})" if name and name != id else id
 
 
 def by_state(c: dict[str, Any], agent: str, kept: bool = True, others: Sequence[dict[str, Any]] = ()) -> Reasons:
@@ -301,7 +321,7 @@ def by_state(c: dict[str, Any], agent: str, kept: bool = True, others: Sequence[
     if c["state"] == "suspended":
         since, held = time.strftime("%H:%M:%S", time.localtime(c["suspended_since"])), output.size(c["host_mib"])
         if c.get("lent_to"):
-            whom = next((title(o) for o in others if o["id"] == c["lent_to"]), output.short(c["lent_to"]))
+            whom = next((named.title(o) for o in others if o["id"] == c["lent_to"]), output.short(c["lent_to"]))
             then = "the agent brings it back once there is room, or at its turn"
             return [
                 f"it had more GPU memory than it requests, and container {whom} needed it: since {since}, {held} are"
@@ -350,6 +370,13 @@ def memory(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Re
     ]
 
 
+def tight(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Reasons:
+    context, limit = node["context_mib"].get(share["uuid"], 0), share["memory_mib"]
+    if share["whole"] or not context or limit - context >= context:
+        return []
+    return [f"one program's context takes {context} of its {limit} MiB; no second program fits"]
+
+
 def wait_for_memory(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Reasons:
     if not (waits := share.get("waits_mib")):
         return []
@@ -370,7 +397,7 @@ def neighbours(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -
     what = compute_of(c["class"])
     theirs = sum(s["compute"] for o, s in others if compute_of(o["class"]) == what)
     found = [f"{own}; {beside}, with {theirs} % guaranteed"]
-    higher = [output.short(o["id"]) for o, _ in others if rank(o["class"]) > rank(c["class"])]
+    higher = [named.title(o) for o, _ in others if rank(o["class"]) > rank(c["class"])]
     if higher:
         promised = share["compute"] and not c.get("competes")
         until = "; while they have work, its guarantee is not in force" if promised else ""
@@ -388,7 +415,8 @@ def at_the_gate(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) 
     gate = share.get("gate")
     if not gate or gate["mode"] not in WAITS:
         return []
-    behind = f" (container {output.short(share['waits_for'])})" if share.get("waits_for") else ""
+    first = share.get("waits_for")
+    behind = next((f" (container {named.title(o)})" for o in node["containers"] if first and o["id"] == first), "")
     return [f"its launches {WAITS[gate['mode']]}{behind}; threads that wait now: {gate['waiting']}"]
 
 
@@ -405,7 +433,7 @@ def compute(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> R
 
 
 # In the order of their lines.
-ON_GPU = (gpu_problem, memory, wait_for_memory, neighbours, ceiling, at_the_gate, compute)
+ON_GPU = (gpu_problem, memory, tight, wait_for_memory, neighbours, ceiling, at_the_gate, compute)
 
 
 def rank(word: str) -> int:

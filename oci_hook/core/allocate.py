@@ -354,6 +354,13 @@ def _agrees(gpu: Gpu, wish: GpuRequest, percent: int, rules: Rules) -> bool:
     return any(abs(asked * 100 - percent * total) < total for total in totals)
 
 
+def meant(number: int, gpu: Gpu) -> str:
+    """A size for a number without its unit that is too little in MiB: GiB if the GPU has so many, else per cent; or ""."""
+    if number <= MOST_GIB and number << 10 <= gpu.memory_mib:
+        return f"{number}Gi"
+    return f"{number}%" if 0 < number <= 100 else ""
+
+
 def _held_alone(wish: GpuRequest, request: Request, rules: Rules) -> bool:
     """True if no other container may be on the GPU beside it."""
     return request.exclusive or (wish.whole and rules.whole_gpus == "exclusive")
@@ -405,7 +412,7 @@ def _obstacle(use: Usage, wish: GpuRequest, request: Request, rules: Rules) -> s
         asked = wish.memory[1] if wish.memory else 0
         return f"{name} has {use.gpu.memory_mib} MiB, of which {request.same_percent} % {DISAGREES} {asked} MiB"
     if need.memory_mib < use.gpu.context_mib:
-        unit = f" (did you mean {need.memory_mib}Gi?)" if need.memory_mib <= MOST_GIB else ""
+        unit = f" (did you mean {likely}?)" if (likely := meant(need.memory_mib, use.gpu)) else ""
         return f"{name} takes {use.gpu.context_mib} MiB {TOO_SMALL}, {need.memory_mib} MiB asked{unit}"
     if use.whole:
         return f"{name} has {containers} without limits"
@@ -469,8 +476,7 @@ def _refusal(
             full.append(reason)
         else:
             notes.append((use.gpu.uuid, "has room, but not enough GPUs have"))
-    whole = any(use.alone for use in uses) or request.exclusive or wishes[0][0].whole
-    advice = "ask for a share" if whole and later else "ask for less"
+    advice = "ask for a share" if (request.exclusive or wishes[0][0].whole) and later else "ask for less"
     advice += ", or wait until a container ends (`gpu-hook ps`)" if later else ""
     head = "no room" if len(wishes) == 1 else f"no room on {len(wishes)} GPUs at once"
     code = "GH-201"

@@ -1,6 +1,6 @@
 """Changes the limits in a living grant: `gpu-hook set`. Pure; a change that does not fit raises and changes nothing."""
 
-from oci_hook.core.allocate import MOST_GIB, TOO_SMALL, Usage, in_force, memory_of, request_mib, round_up, usage
+from oci_hook.core.allocate import TOO_SMALL, Usage, in_force, meant, memory_of, request_mib, round_up, usage
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.inventory import MOVES_SINCE, Gpu, Inventory
 from oci_hook.core.rules import Rules
@@ -86,7 +86,7 @@ def _too_little(gpu: Gpu, new: Share, wish: GrantChange) -> list[Problem]:
         return []
     name = f"GPU {gpu.index} {gpu.uuid}"
     why = f"too little memory: {name} takes {gpu.context_mib} MiB {TOO_SMALL}, {new.memory_mib} asked"
-    fix = f"did you mean {new.memory_mib}Gi?" if new.memory_mib <= MOST_GIB else "ask for more"
+    fix = f"did you mean {likely}?" if (likely := meant(new.memory_mib, gpu)) else "ask for more"
     return [Problem("GH-201", f"{why}; {fix}")]
 
 

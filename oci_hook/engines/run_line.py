@@ -49,8 +49,8 @@ def ask(command: Sequence[str]) -> tuple[int, str]:
 def choose(name: str | None = None, ask: Ask = ask, which: Callable[[str], str | None] = shutil.which) -> Engine:
     """The engine of that name; without a name docker, if it is there and its daemon answers, else podman.
 
-    Raises SettingsError GH-505 where there is none or this user may not use docker's socket, GH-510 where docker does not know
-    our runtime.
+    Raises SettingsError GH-505 where there is none or this user may not use docker's socket, GH-510 where the engine does
+    not know our runtime.
     """
     instead = ""
     problem = "neither docker nor podman is on this machine; with plain runc, see docs/guide/runc.md"
@@ -65,6 +65,9 @@ def choose(name: str | None = None, ask: Ask = ask, which: Callable[[str], str |
     elif name:
         problem = f"{name} is not on this machine"
     if name in (None, "podman") and which("podman"):
+        status, said = ask(("podman", "--runtime", NAME, "info", "--format", "{{.Host.OCIRuntime.Name}}"))
+        if status and "not found" in said:
+            raise refuse("GH-510", "podman does not know the runtime gpu-hook; `gpu-hook install --engine podman`")
         return Engine("podman", True, True, instead=instead)
     raise refuse("GH-505", problem)
 

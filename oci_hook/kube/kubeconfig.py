@@ -57,10 +57,14 @@ class Credential(Value):
 
 
 def files(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The existing files of KUBECONFIG or, without that variable, ~/.kube/config, as for kubectl; [] if there are none."""
+    """The existing files of KUBECONFIG or, without that variable, ~/.kube/config, as for kubectl; [] if there are none. Raises
+    ClusterError GH-608 if the variable names files and none is there."""
     named = environment.get("KUBECONFIG", "")
     listed = named.split(os.pathsep) if named else [os.path.expanduser("~/.kube/config")]
-    return [path for path in listed if path and os.path.exists(path)]
+    found = [path for path in listed if path and os.path.exists(path)]
+    if named and not found:
+        raise refuse("GH-608", f"KUBECONFIG names {named:.200}, which does not exist; correct or unset it")
+    return found
 
 
 def parse_yaml(text: str) -> Any:

@@ -106,7 +106,7 @@ def well(laid: tuple[Node, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(registered, "running", lambda program: iter(()))
     monkeypatch.setattr(registered, "version", lambda program: None)
     monkeypatch.setattr(agent_check, "UNIT_FOLDERS", ())
-    monkeypatch.setattr(agent_check.live, "ask", lambda settings, prefix: None)
+    monkeypatch.setattr(agent_check.live, "ask", lambda settings: None)
     node, saved = laid
     prefix = node.prefix
     for folder, part in ((prefix.parent, "root"), (node.state, "state")):
@@ -767,11 +767,11 @@ def test_daemons_of_this_machine(tmp_path: Path) -> None:
 def test_an_agent_whose_process_is_not_seen(well: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user other than root cannot read the state directory: no "process 0", and no command that would kill it."""
     answer = {"agent": {"version": "0", "problems": {}}}
-    monkeypatch.setattr(agent_check.live, "ask", lambda settings, prefix: answer)
+    monkeypatch.setattr(agent_check.live, "ask", lambda settings: answer)
     monkeypatch.setattr(agent_check, "UNIT_FOLDERS", ())
     found = [f for f in well.doctor()[1] if f["check"] == "agent"]
     assert [f["fix"] for f in found] == ["", f"sudo gpu-hook doctor --prefix {well.prefix}"][::-1]
-    assert not any("process 0" in f["message"] for f in found) and "runs on " in found[-1]["message"]
+    assert not any("process 0" in f["message"] for f in found) and found[-1]["message"].endswith(" runs, no web page")
 
 
 def test_each_problem_of_the_agent_has_a_next_step() -> None:

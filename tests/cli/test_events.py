@@ -28,10 +28,24 @@ def test_each_kind_has_its_line(install: Install) -> None:
 
 
 def test_of_one_container(install: Install) -> None:
-    for id, name in (("abcdef", "ns/pod/web"), ("abcdee", "ns/pod/db"), ("abcdee2", "ns/pod/db2")):
+    for id, name in (
+        ("abcdef1", "ns/pod/web"),
+        ("abcdef2", "ns/pod/db"),
+        ("abcdef22", "ns/pod/db2"),
+        ("b", "ns/pod/a"),
+    ):
         events.record(str(install.state), "ended", id=id, name=name)
-    for name, count in (("abcd", 3), ("abcdef", 1), ("abcdee", 1), ("abcdee2", 1), ("db", 1), ("ns/pod/web", 1)):
+    for name, count in (
+        ("abcdef", 3),
+        ("abcdef1", 1),
+        ("abcdef2", 1),
+        ("db", 1),
+        ("ns/pod/web", 1),
+        ("a", 1),
+        ("b", 1),
+    ):
         assert len(install.text("events", "-c", name).splitlines()) == count, name
+    assert install.run("events", "-c", "abcde").exit_code == 1  # as in every command, six letters are the least
     nothing = install.run("events", "-c", "no\x1bbody")
     message = "no event is about no?body; `gpu-hook events` lists all"
     assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (1, "", f"GH-410: {message}\n")
@@ -41,7 +55,7 @@ def test_of_one_container(install: Install) -> None:
 def test_the_last_ones(install: Install) -> None:
     now = int(time.time())
     for hours in (50, 30, 3, 1):
-        text = json.dumps({"at": now - 3600 * hours, "event": "ended", "id": f"h{hours}"})
+        text = json.dumps({"at": now - 3600 * hours, "event": "ended", "id": f"hhhhhh{hours}"})
         with open(install.state / "events", "a") as log:
             log.write(text + "\n")
 
@@ -57,9 +71,9 @@ def test_the_last_ones(install: Install) -> None:
         f"{local:%Y-%m-%d %H:%M:%S}",
         f"{date.isoformat()}",
     ):
-        assert shown("--since", since) == ["h1"], since
-    assert shown("--since", "1d12h") == ["h30", "h3", "h1"] and shown("--since", f"{local:%Y}-01-01")
-    assert shown("--since", "2d", "--tail", "2", "-c", "h") == ["h3", "h1"]
+        assert shown("--since", since) == ["hhhhhh1"], since
+    assert shown("--since", "1d12h") == ["hhhhhh30", "hhhhhh3", "hhhhhh1"] and shown("--since", f"{local:%Y}-01-01")
+    assert shown("--since", "2d", "--tail", "2", "-c", "hhhhhh") == ["hhhhhh3", "hhhhhh1"]
     assert [len(shown("-n", n)) for n in ("1", "4", "5")] == [1, 4, 4]
     assert install.run("events", "--since", "0s").stderr == "no events since then\n"
     for wrong in ("", "10", "10 m", "m", "yesterday", "-1h", "9" * 400 + "d", "2026-13-01"):

@@ -50,7 +50,7 @@ def test_freeze_and_resume(install: Install, batch: Grant) -> None:
         "in_effect": True,
     }
     assert frozen["frozen_since"] > 1_700_000_000
-    assert install.text("freeze", "batch") == "container batch was frozen already\n"
+    assert install.text("freeze", "batch") == "container batch is frozen already\n"
     assert install.text("resume", "batch") == "container batch resumed\n"
     assert install.data("resume", "batch")["frozen_since"] is None and not in_ledger(install).frozen
     told = [json.loads(line) for line in install.text("events", "--json").splitlines()]

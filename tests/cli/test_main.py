@@ -120,6 +120,8 @@ def test_version_and_unknown_command() -> None:
         ("evnts", "'evnts'. Did you mean 'events'?"),
         ("instal", "'instal'. Did you mean 'install' or 'uninstall'?"),
         ("PS", "'PS'. Did you mean 'ps'?"),
+        ("stop", "'stop'. The engine does that: docker stop, podman stop."),
+        ("rm", "'rm'. The engine does that: docker rm, podman rm."),
         ("unfreeze", "'unfreeze'. Did you mean 'resume' or 'freeze'?"),
         ("status", "'status'. Did you mean 'ps'?"),
         ("xyzzy", "'xyzzy'."),

@@ -189,3 +189,10 @@ def test_those_that_do_not_live(install: Install, web: Grant, tmp_path: Path) ->
     assert install.text("why", "big", status=1) == said
     assert "ended at" in install.text("why", second)
     assert "no event is about bi;" in install.text("events", "-c", "bi", status=1)
+
+
+def test_what_core_says_of_an_id_is_said_of_the_name(install: Install) -> None:
+    install.grant("e" * 64, Share("GPU-0", 24576, whole=True), who={"container": "trainer"})
+    for words in (("set", "trainer", "--memory", "1Gi"), ("freeze", "trainer"), ("suspend", "trainer")):
+        (line,) = install.text(*words, status=1).splitlines()
+        assert line.startswith(f"GH-411: container trainer ({'e' * 12}) ") and "e" * 13 not in line, line

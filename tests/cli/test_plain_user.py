@@ -146,13 +146,14 @@ def test_why_says_what_a_running_agent_tells_everybody(node: Install, monkeypatc
     assert web.startswith("web starts with policy")
     for text in ended:
         assert (
-            f"{'b' * 12} ended at " in text
+            f"trainer ({'b' * 12}) ended at " in text
             and " ended: its share was released; the agent saw it use at most 1Gi\n" in text
         )
         assert " granted: GPU-0: 2Gi, compute 20% (took 10.0 ms)\n" in text and "GPU-0: 1Gi" not in text
         assert text.endswith("\n(by the agent; root sees more)\n")
     assert " granted: GPU-0: 2Gi, compute 20% (took 10.0 ms)\n" in as_root and "by the agent" not in as_root
-    assert by_name == by_id and f"{'e' * 12} was refused at " in by_id and "\n  GH-201: no room\n" in by_id
+    assert by_name == f"eager ({by_id[:12]}){by_id[12:]}"
+    assert by_id.startswith(f"{'e' * 12} was refused at ") and "\n  GH-201: no room\n" in by_id
     of_others = "GH-410: no container {} holds a share, and the last events that the agent tells are of others"
     assert nobody.startswith(of_others.format("nobody") + "; a container whose name is not known was refused at ")
     assert untold == of_others.format("trainer") + "\n"

@@ -207,7 +207,7 @@ def test_freeze_and_resume(install: Install, two: tuple[Grant, Grant]) -> None:
     assert install.text("freeze", "batch") == "container batch frozen\n"
     frozen = now(install, batch)
     assert frozen.frozen > 1_700_000_000 and now(install, web) == web
-    assert install.text("freeze", "batch") == "container batch was frozen already\n"
+    assert install.text("freeze", "batch") == "container batch is frozen already\n"
     assert now(install, batch) == frozen
     assert "frozen since" in install.text("ps")
     assert [g["state"] for g in install.data("ps")["containers"]] == ["starting", "frozen"]
@@ -215,7 +215,7 @@ def test_freeze_and_resume(install: Install, two: tuple[Grant, Grant]) -> None:
     assert now(install, batch).frozen == frozen.frozen
     done = {"id": "batch", "key": batch.key, "frozen_since": None, "changed": True, "in_effect": True}
     assert install.data("resume", "batch") == done
-    assert install.text("resume", "batch") == "container batch was resumed already\n"
+    assert install.text("resume", "batch") == "container batch is not frozen\n"
     assert now(install, batch).frozen == 0
 
 

@@ -48,7 +48,8 @@ def test_where_kubectl_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert kubeconfig.files({}) == []
     own = written(tmp_path / ".kube/config")
     assert kubeconfig.files({}) == kubeconfig.files({"KUBECONFIG": ""}) == [own]
-    assert kubeconfig.files({"KUBECONFIG": f"{tmp_path}/none"}) == []
+    with pytest.raises(ClusterError, match="GH-608: KUBECONFIG names .*/none, which does not exist"):
+        kubeconfig.files({"KUBECONFIG": f"{tmp_path}/none"})
 
 
 def test_a_pod(tmp_path: Path) -> None:

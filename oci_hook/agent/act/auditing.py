@@ -13,6 +13,7 @@ from oci_hook.agent.watch.process_owner import ProcessOwners
 from oci_hook.core.gpu_page import promised
 from oci_hook.core.terms import CLASS_NUMBERS
 from oci_hook.core.units import MIB
+from oci_hook.ledger import events
 from oci_hook.ledger.slot_files import read_gate
 from oci_hook.linux.schedstat import run_delays
 from oci_hook.observe.account import UNIT, Usage
@@ -108,7 +109,7 @@ class Auditing:
         for uuid, gpu in seen.gpus.items():
             gates = {key: w.gates.get(uuid) for key, w in node.watched.items()}
             parties = hogs.parties(uuid, gpu, seen, gates, starved)
-            names = {p.key: (node.grants[p.key].who.id or p.key)[:12] for p in parties}
+            names = {p.key: events.title(node.grants[p.key].who) for p in parties}
             for hog in self._hogs.look(now, uuid, parties):
                 if hog.again:
                     found.append(Finding("hogs-gate", hog.key, uuid, 0, 0, hogs.evidence(hog, names)))

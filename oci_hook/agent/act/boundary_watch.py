@@ -136,7 +136,7 @@ class BoundaryWatch:
             self._look()
             who = grant.who.id
             said = "the driver's memory limits were missing or different, and are set again"
-            journal.write(f"container {who[:100]}: {said}", journal.WARNING, container=who)
+            journal.write(f"container {events.title(grant.who)}: {said}", journal.WARNING, container=who)
             name = events.full_name(grant.who)[:256]
             events.record(self._node.state_dir, "boundary-repaired", id=who[:256], name=name, key=key)
 

@@ -14,6 +14,7 @@ from oci_hook.agent.watch.child import Child
 from oci_hook.core.grant import Grant
 from oci_hook.core.terms import CLASS_NUMBERS
 from oci_hook.core.units import MIB
+from oci_hook.ledger import events
 from oci_hook.observe.account import Usage
 from oci_hook.observe.stage import paused
 from oci_hook.suspend.hold import CANNOT, NO_ROOM, cut_off
@@ -49,7 +50,7 @@ class MoveWatch:
                 child.worked()
                 child.stop()
         cut = [grant for grant in self._node.grants.values() if cut_off(self._node.state_dir, grant)]
-        names = ", ".join(grant.who.id[:64] for grant in cut)
+        names = ", ".join(events.title(grant.who) for grant in cut)
         self._node.problem("suspend", f"half moved between GPU and host memory: {names}" if cut else "")
         keys = {grant.key for grant in cut}
         moving = {key for key, grant in self._node.grants.items() if grant.moving}
@@ -335,7 +336,7 @@ class _Lent:
             return
         claim, over = (next(t for t in tenants if t.key == key) for key in found)
         self._known[over.key].refused = -(1 << 30)  # once
-        name = self._node.grants[claim.key].who.id[:64]
+        name = events.title(self._node.grants[claim.key].who)
         what = (
             f"{over.used // MIB} MiB in use, request {over.request // MIB} MiB; {name} waits for {claim.need // MIB} MiB within its"
             f" request, and this container's memory cannot be moved: {self._known[over.key].why}"

@@ -116,7 +116,7 @@ class Response:
         who = self._node.grants[finding.key].who
         on = f" on GPU {finding.uuid}" if finding.uuid else ""
         journal.write(
-            f"container {who.id[:100]}: {finding.kind}{on}: {finding.evidence}; {what}",
+            f"container {events.title(who)}: {finding.kind}{on}: {finding.evidence}; {what}",
             priority,
             container=who.id,
             finding=finding.kind,

@@ -112,7 +112,7 @@ class Publisher:
     def events(self) -> dict[str, Any]:
         if self._recent.state_dir != self._node.state_dir:
             self._recent = Recent(self._node.state_dir)
-        return self._recent.read()
+        return self._recent.read(grant.who for grant in self._node.grants.values())
 
     def healthy(self) -> bool:
         return not self._node.problems

@@ -1,12 +1,16 @@
 """The node's last events, for the web page."""
 
 from collections import deque
+from collections.abc import Iterable
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from oci_hook.ledger.events import short
+from oci_hook.ledger.events import full_name, short
 from oci_hook.observe.event_log import Follower
 from oci_hook.observe.event_text import text_of
+
+if TYPE_CHECKING:
+    from oci_hook.core.grant import Identity
 
 MOST = 50
 TEXT_MAX = 600
@@ -21,16 +25,17 @@ class Recent:
         self._events: deque[dict[str, Any]] = deque(maxlen=MOST)
         self._refused: deque[dict[str, Any]] = deque(maxlen=MOST)
 
-    def read(self) -> dict[str, list[dict[str, Any]]]:
+    def read(self, living: "Iterable[Identity]" = ()) -> dict[str, list[dict[str, Any]]]:
         """Each event: at (Unix seconds), event (its kind), id (as engines show it), container (its name, else its id), text. A
-        name that any event has, as its end has docker's, is that of all with this id."""
+        name that any event has, as its end has docker's, or one of these containers that live, is that of all with this id."""
         for event in self._log.read():
             if shown := as_shown(event):
                 self._events.append(shown)
                 if shown["event"] == "refused":
                     self._refused.append(shown)
         shown = {"events": self._events, "refused": self._refused}
-        names = {
+        names = {short(who.id): name for who in living if (name := full_name(who))}
+        names |= {
             e["id"]: e["container"] for part in shown.values() for e in part if e["id"] not in ("", e["container"])
         }
         return {

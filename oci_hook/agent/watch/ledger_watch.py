@@ -165,7 +165,7 @@ class LedgerWatch:
         watched = self._node.watched.pop(grant.key, Watched())
         self._node.counters.ended += 1
         if is_running(grant.life.init):  # `release --force` has recorded it
-            journal.write(f"container {grant.who.id[:100]} runs on without its share", container=grant.who.id)
+            journal.write(f"container {events.title(grant.who)} runs on without its share", container=grant.who.id)
             return
         events.record(
             self._node.state_dir,
@@ -175,7 +175,7 @@ class LedgerWatch:
             key=grant.key,
             peak_mib=max(watched.peaks.values(), default=None),
         )
-        journal.write(f"container {grant.who.id[:100]} ended; its share is free", container=grant.who.id)
+        journal.write(f"container {events.title(grant.who)} ended; its share is free", container=grant.who.id)
 
     def _watch_folder(self) -> None:
         """Have the kernel report new grants; once more when the folder was made anew."""
