@@ -19,14 +19,14 @@ from oci_hook.core.decision import DecidedShare, DecidedTerms, Decision
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.rules import Rules
 from oci_hook.kube.answers.overview import Waiting
-from oci_hook.kube.controller.act.copy import Copy
+from oci_hook.kube.controller.copy import Copy
 from oci_hook.kube.controller.serve.page import Page
 from oci_hook.kube.controller.serve.router import Router
-from oci_hook.kube.controller.serve.server import Server
+from oci_hook.kube.controller.serve.server import HttpsServer
 from oci_hook.kube.controller.serve.service import Service
 from oci_hook.kube.formats import names
 from oci_hook.kube.formats.node_info import Digest, NodeInventory, digest_text, inventory_text
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 from scripts.browser import Browser
 
 REPO = Path(__file__).resolve().parents[1]
@@ -122,7 +122,7 @@ class Scene:
 @asynccontextmanager
 async def served(page: Page, port: int = 0) -> AsyncIterator[str]:
     """The URL of the page on the loopback. port: 0 for any."""
-    server = Server(*_unasked(), page)
+    server = HttpsServer(*_unasked(), page)
     with socket.create_server(("127.0.0.1", port)) as found:
         port = int(found.getsockname()[1])
     await server.listen_page("127.0.0.1", port)

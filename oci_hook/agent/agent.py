@@ -3,7 +3,7 @@ what it sees.
 
 One thread waits for everything at once: ends of processes (pidfd), changes of the ledger (inotify), the NVML process,
 HTTP clients, signals, the clock. No container needs the agent: it may be killed and started again at any time. This
-file is the loop and puts the parts together; agent/node.py lists them.
+file is the loop and puts the parts together; agent/node_state.py lists them.
 """
 
 import contextlib
@@ -17,23 +17,23 @@ import time
 
 from oci_hook.agent import journal, options
 from oci_hook.agent.act.auditing import Auditing
-from oci_hook.agent.act.boundary_watch import BoundaryWatch
-from oci_hook.agent.act.driver_watch import RELEASED, DriverWatch
-from oci_hook.agent.act.gpu_watch import GpuWatch
-from oci_hook.agent.act.lease_watch import LeaseWatch
-from oci_hook.agent.act.move_watch import MoveWatch
+from oci_hook.agent.act.driver_changes import RELEASED, DriverChanges
+from oci_hook.agent.act.driver_limits import DriverLimits
+from oci_hook.agent.act.moving import Moving
+from oci_hook.agent.act.no_leases import NoLeases
 from oci_hook.agent.act.protection import Protection
 from oci_hook.agent.act.response import Response
-from oci_hook.agent.node import Node
+from oci_hook.agent.act.sampling import Sampling
+from oci_hook.agent.node_state import NodeState
 from oci_hook.agent.serve import web, whereabouts
 from oci_hook.agent.serve.doors import Doors
 from oci_hook.agent.serve.notify import Notifier
 from oci_hook.agent.serve.publish import Publisher
 from oci_hook.agent.watch.accounts import Accounts
 from oci_hook.agent.watch.boundary_server import BoundaryServer
+from oci_hook.agent.watch.cluster_process import ClusterProcess
 from oci_hook.agent.watch.ledger_watch import LedgerWatch
 from oci_hook.agent.watch.process_owner import ProcessOwners
-from oci_hook.agent.watch.reporter import Reporter
 from oci_hook.agent.watch.sampler import Sampler
 from oci_hook.core.layout import AGENT_LOCK
 from oci_hook.errors import refuse
@@ -47,8 +47,8 @@ ROOM, ROOM_FILES = 128 << 10, 16  # bytes and files to be free in the state dire
 class Agent:
     """`run` until SIGTERM. Clocks are monotonic; the wall clock is only shown."""
 
-    def __init__(self, prefix: str, given: options.Options) -> None:
-        self._node = node = Node(prefix, given)
+    def __init__(self, prefix: str, given: options.AgentOptions) -> None:
+        self._node = node = NodeState(prefix, given)
         self._selector = selectors.DefaultSelector()
         self._notifier = Notifier(dict(os.environ))
         self._sampler = Sampler(selector=self._selector, hear=lambda now: self._gpus.answered(now))
@@ -56,15 +56,15 @@ class Agent:
         self._accounts = Accounts(node)
         self._response = Response(node)
         self._ledger = LedgerWatch(node, self._selector, self._grants_changed)
-        self._driver = DriverWatch(node)
-        self._leases = LeaseWatch(node, self._owners, self._accounts, self._response)
+        self._driver = DriverChanges(node)
+        self._leases = NoLeases(node, self._owners, self._accounts, self._response)
         self._protection = Protection(node, self._ledger, self._sampler, self._owners, self._accounts, self._response)
         self._auditing = Auditing(node, self._owners, self._accounts, self._protection, self._response)
-        self._gpus = GpuWatch(node, self._sampler, self._driver, self._auditing, self._protection)
+        self._gpus = Sampling(node, self._sampler, self._driver, self._auditing, self._protection)
         self._boundary_server = BoundaryServer(self._selector)
-        self._boundary = BoundaryWatch(node, self._boundary_server)
-        self._moves = MoveWatch(node, self._accounts, self._auditing, self._response)
-        self._reporter = Reporter(node, self._selector)
+        self._boundary = DriverLimits(node, self._boundary_server)
+        self._moves = Moving(node, self._accounts, self._auditing, self._response)
+        self._reporter = ClusterProcess(node, self._selector)
         self._publisher = Publisher(
             node,
             self._ledger,

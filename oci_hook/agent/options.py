@@ -10,7 +10,7 @@ from oci_hook.observe.browser import is_loopback
 TOKEN_MIN = 16
 
 
-class Options(Value):
+class AgentOptions(Value):
     """address: HOST:PORT or "none". token_file, textfile: a path or "none". group: a name or "none".
     policy: protect | report | freeze | kill. tolerance: MiB. compute_tolerance: points of a GPU's time. interval: seconds."""
 
@@ -24,9 +24,11 @@ class Options(Value):
     interval: float = 5
 
 
-def load(prefix: str) -> Options:
+def load(prefix: str) -> AgentOptions:
     """Raises SettingsError GH-501."""
-    return Options(**{name: said for name, said in agent_settings.load(prefix).items() if name in Options.FIELDS})
+    return AgentOptions(
+        **{name: said for name, said in agent_settings.load(prefix).items() if name in AgentOptions.FIELDS}
+    )
 
 
 def split(address: str) -> tuple[str, int]:
@@ -35,7 +37,7 @@ def split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def token(options: Options) -> str:
+def token(options: AgentOptions) -> str:
     """The token that requests must have; "": none. Raises SettingsError GH-501 if other users could read or set it, and
     if the address is not of this machine alone and there is none."""
     if options.token_file == "none":

@@ -6,7 +6,7 @@ import time
 from oci_hook.agent.judge.audit_rules import Use
 from oci_hook.agent.judge.meter import Meter
 from oci_hook.core.slot_page import Gate
-from oci_hook.observe.account import Usage
+from oci_hook.observe.account import PageFigures
 
 SAMPLES = 120  # remembered for each container on each GPU
 
@@ -15,7 +15,7 @@ class Watched:
     """The agent's knowledge of one container beyond its grant."""
 
     def __init__(self) -> None:
-        self.account: Usage | str | None = None  # what its account page says
+        self.account: PageFigures | str | None = None  # what its account page says
         self.peaks: dict[str, int] = {}
         self.history: dict[str, list[tuple[float, int, int]]] = {}
         self.uses: dict[str, Use] = {}

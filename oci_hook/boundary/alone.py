@@ -12,7 +12,7 @@ from oci_hook.linux.process import die_with_parent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from oci_hook.boundary.nvml_limits import Nvml
+    from oci_hook.boundary.nvml_limits import NvmlLimits
     from oci_hook.boundary.protocol import Packet
     from oci_hook.config.settings import Settings
     from oci_hook.core.inventory import Inventory
@@ -61,10 +61,10 @@ class _Connection:
     """NVML, started once, with success or without."""
 
     def __init__(self) -> None:
-        self._nvml: Nvml | None = None
+        self._nvml: NvmlLimits | None = None
         self._error: LimitError | None = None
 
-    def __call__(self, inventory: "Inventory") -> "Nvml":
+    def __call__(self, inventory: "Inventory") -> "NvmlLimits":
         if self._error is not None:
             raise self._error
         if self._nvml is None:

@@ -1,7 +1,7 @@
 """Sets, changes, checks and clears the driver's limits of grants. The server and the helper both run this code.
 
 Only the ledger is trusted: what to set is the grant's, the process that is named must have the grant's policy page
-mounted, and no other container may run with that grant (boundary/owner.py). A record (boundary/records.py) is written
+mounted, and no other container may run with that grant (boundary/owner.py). A record (boundary/limit_records.py) is written
 before the first limit is set. All changes are made under one lock, so that no limit of a cgroup that is gone is cleared
 after a new container of the same path has set its own.
 """
@@ -9,11 +9,11 @@ after a new container of the same path has set its own.
 import os
 import time
 
-from oci_hook.boundary import cgroups, leaks, owner, records
+from oci_hook.boundary import cgroups, leaks, limit_records, owner
 from oci_hook.boundary.cgroups import NoCgroup
 from oci_hook.boundary.leaks import Leak
-from oci_hook.boundary.nvml_limits import INVALID_ARGUMENT, NOT_FOUND, Figures, LimitError
-from oci_hook.boundary.records import FAILED, SET, SETTING, Record
+from oci_hook.boundary.limit_records import FAILED, SET, SETTING, LimitRecord
+from oci_hook.boundary.nvml_limits import INVALID_ARGUMENT, NOT_FOUND, LimitError, LimitFigures
 from oci_hook.core.boundary import NO_LIMIT, Limit, lacks, limits_of, limits_on
 from oci_hook.core.layout import LEDGER_DIR
 from oci_hook.errors import GhError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oci_hook.boundary.cgroups import Place
-    from oci_hook.boundary.nvml_limits import Nvml
+    from oci_hook.boundary.nvml_limits import NvmlLimits
     from oci_hook.config.settings import Settings
     from oci_hook.core.grant import Grant
     from oci_hook.core.inventory import Inventory
@@ -43,7 +43,7 @@ class Keeper:
     (time.monotonic(); 0: as for any lock)."""
 
     def __init__(
-        self, load: "Callable[[], Settings]", connect: "Callable[[Inventory], Nvml]", until: float = 0
+        self, load: "Callable[[], Settings]", connect: "Callable[[Inventory], NvmlLimits]", until: float = 0
     ) -> None:
         self._load = load
         self._connect = connect
@@ -65,7 +65,7 @@ class Keeper:
                 raise LimitError(f"GPU {uuid} cannot have one any more; run `gpu-hook gpus --refresh`")
             if not limits or (all(limit.hard == NO_LIMIT for limit in limits) and not cgroups.keeps_limits_of_gone()):
                 return False
-            record = Record(key, grant.who.id[:256], boot_id(), SETTING, limits=limits)
+            record = LimitRecord(key, grant.who.id[:256], boot_id(), SETTING, limits=limits)
             try:
                 places = cgroups.places(pid, grant.life.cgroup)
             except NoCgroup as e:
@@ -86,10 +86,10 @@ class Keeper:
                 raise LimitError(f"grant {key} has other GPUs than those that are named")
             nvml = self._nvml(settings)
             new = record.replace(limits=limits)
-            records.write(settings.state_dir, new.replace(state=SETTING))
+            limit_records.write(settings.state_dir, new.replace(state=SETTING))
             for limit, place in _each(new):
                 nvml.set(limit, place[0])
-            records.write(settings.state_dir, new.replace(state=SET))
+            limit_records.write(settings.state_dir, new.replace(state=SET))
 
     def check(self, key: str) -> bool:
         """Make the driver's limits of a container that runs what its grant says. Whether one was different or missing.
@@ -100,7 +100,7 @@ class Keeper:
         self._connect_early(settings)
         with self._lock(settings):
             grant = self._grant(settings, key)
-            found = records.read(settings.state_dir, key)
+            found = limit_records.read(settings.state_dir, key)
             if found is None or not found.limits:
                 self._restore(settings, grant, found)
                 return True
@@ -108,7 +108,7 @@ class Keeper:
             limits = self._limits(grant, record, settings)
             nvml, repaired = self._nvml(settings), False
             if limits != record.limits or record.state != SET:
-                records.write(settings.state_dir, record.replace(limits=limits, state=SETTING))
+                limit_records.write(settings.state_dir, record.replace(limits=limits, state=SETTING))
                 repaired = True
             for limit, (path, inode) in _each(record.replace(limits=limits)):
                 if cgroups.inode(path) != inode:
@@ -118,7 +118,7 @@ class Keeper:
                 if at_driver.hard != limit.hard or (lowest and at_driver.soft != limit.soft):
                     nvml.set(limit, path)
                     repaired = True
-            records.write(settings.state_dir, record.replace(limits=limits, state=SET))
+            limit_records.write(settings.state_dir, record.replace(limits=limits, state=SET))
             return repaired
 
     def end(self, key: str) -> None:
@@ -127,7 +127,7 @@ class Keeper:
         settings = self._settings()
         self._connect_early(settings, [key])
         with self._lock(settings):
-            record = records.read(settings.state_dir, key)
+            record = limit_records.read(settings.state_dir, key)
             if record is None or not record.reserves or record.boot != boot_id():
                 return
             ended = record.replace(limits=_without_soft(record.limits), ending=int(time.monotonic()))
@@ -136,7 +136,7 @@ class Keeper:
             for limit, (path, inode) in _each(ended):
                 if cgroups.inode(path) == inode:
                     self._nvml(settings).set(limit, path)
-            records.write(settings.state_dir, ended)
+            limit_records.write(settings.state_dir, ended)
 
     def leaks(self) -> list[Leak]:
         """What the driver still sets aside for cgroups that are gone. Raises LimitError."""
@@ -149,10 +149,10 @@ class Keeper:
             leaks.write(settings.state_dir, found)
             return found
 
-    def figures(self, key: str) -> "list[tuple[str, str, Figures]]":
+    def figures(self, key: str) -> "list[tuple[str, str, LimitFigures]]":
         """(GPU's UUID, cgroup, what the driver says) for each limit of the record. Raises LimitError."""
         settings = self._settings()
-        record = records.read(settings.state_dir, key)
+        record = limit_records.read(settings.state_dir, key)
         if record is None:
             raise LimitError(f"no limit is recorded for grant {key}")
         nvml = self._nvml(settings)
@@ -166,9 +166,9 @@ class Keeper:
         settings = self._settings()
         self._connect_early(settings, [key])
         with self._lock(settings):
-            record = records.read(settings.state_dir, key)
+            record = limit_records.read(settings.state_dir, key)
             if record is None:
-                records.remove(settings.state_dir, key)  # a damaged one, which names no limit
+                limit_records.remove(settings.state_dir, key)  # a damaged one, which names no limit
                 return
             if not force and self._lives(settings, record):
                 raise LimitError(f"the container of grant {key} still runs")
@@ -177,13 +177,13 @@ class Keeper:
     def sweep(self) -> list[str]:
         """Clear the limits of all grants that the ledger no longer has; their keys. Raises LimitError."""
         settings = self._settings()
-        self._connect_early(settings, records.left(settings.state_dir))
+        self._connect_early(settings, limit_records.left(settings.state_dir))
         with self._lock(settings):
             return self._sweep(settings)
 
     def keys(self) -> list[str]:
         """The grants that have a record."""
-        return records.keys(self._settings().state_dir)
+        return limit_records.keys(self._settings().state_dir)
 
     def warm(self) -> None:
         """Start NVML, so that no container waits for it. Raises LimitError."""
@@ -191,7 +191,7 @@ class Keeper:
 
     def _connect_early(self, settings: "Settings", keys: "list[str] | None" = None) -> None:
         """Start NVML before the lock is taken, unless none of these grants has a limit to clear (None: it is needed)."""
-        found = [records.read(settings.state_dir, key) for key in keys or ()]
+        found = [limit_records.read(settings.state_dir, key) for key in keys or ()]
         if keys is not None and not any(r is not None and r.cgroups and r.boot == boot_id() for r in found):
             return
         try:
@@ -207,10 +207,10 @@ class Keeper:
     def _check_owner(self, settings: "Settings", grant: "Grant", pid: int) -> None:
         if not owner.is_holder(pid, grant.key):
             raise LimitError(f"process {pid} is not of the container that holds grant {grant.key}")
-        if owner.is_anothers(grant, records.read(settings.state_dir, grant.key), pid):
+        if owner.is_anothers(grant, limit_records.read(settings.state_dir, grant.key), pid):
             raise LimitError(f"another container, {grant.who.id[:100]}, runs with grant {grant.key}")
 
-    def _put(self, settings: "Settings", record: Record) -> None:
+    def _put(self, settings: "Settings", record: LimitRecord) -> None:
         self._clear_earlier(settings, record)
         try:
             nvml = self._nvml(settings)
@@ -218,21 +218,21 @@ class Keeper:
         except LimitError as e:
             self._failed(settings, record, e)
             raise
-        records.write(settings.state_dir, record)
+        limit_records.write(settings.state_dir, record)
         try:
             for limit, (path, _) in _each(record):
                 nvml.set(limit, path)
         except LimitError as e:
-            records.write(settings.state_dir, record.replace(state=FAILED, why=str(e)[:300]))
+            limit_records.write(settings.state_dir, record.replace(state=FAILED, why=str(e)[:300]))
             try:
                 self._unset(settings, record)
                 self._failed(settings, record, e)
             except LimitError:
                 pass  # the record says where limits may be left
             raise
-        records.write(settings.state_dir, record.replace(state=SET))
+        limit_records.write(settings.state_dir, record.replace(state=SET))
 
-    def _restore(self, settings: "Settings", grant: "Grant", record: Record | None) -> None:
+    def _restore(self, settings: "Settings", grant: "Grant", record: LimitRecord | None) -> None:
         """Set the limits of a container that runs without. record: of its start, where there is one."""
         why = record.why if record is not None else ""
         limits = limits_of(grant, _inventory(settings), settings.rules)
@@ -244,39 +244,41 @@ class Keeper:
             raise LimitError(why or f"the cgroup of grant {grant.key} is not known")
         if {path for path, _ in places} & self._used_by_others(settings, grant.key):
             raise LimitError(f"another container has its limit on the cgroup of grant {grant.key}")
-        self._put(settings, Record(grant.key, grant.who.id[:256], boot_id(), SETTING, cgroups=places, limits=limits))
+        self._put(
+            settings, LimitRecord(grant.key, grant.who.id[:256], boot_id(), SETTING, cgroups=places, limits=limits)
+        )
 
-    def _clear_earlier(self, settings: "Settings", record: Record) -> None:
+    def _clear_earlier(self, settings: "Settings", record: LimitRecord) -> None:
         """Clear the limits of a container with the same name that crashed."""
-        earlier = records.read(settings.state_dir, record.key)
+        earlier = limit_records.read(settings.state_dir, record.key)
         if earlier is not None and earlier.cgroups:
             left = tuple(place for place in earlier.cgroups if place not in record.cgroups)
             self._clear(settings, earlier.replace(cgroups=left))
 
-    def _failed(self, settings: "Settings", record: Record, e: Exception) -> None:
+    def _failed(self, settings: "Settings", record: LimitRecord, e: Exception) -> None:
         """Record that the grant has no limit, and why."""
-        records.write(settings.state_dir, record.replace(state=FAILED, limits=(), why=str(e)[:300]))
+        limit_records.write(settings.state_dir, record.replace(state=FAILED, limits=(), why=str(e)[:300]))
 
     def _sweep(self, settings: "Settings") -> list[str]:
         done = []
-        for key in records.left(settings.state_dir):
-            record = records.read(settings.state_dir, key)
+        for key in limit_records.left(settings.state_dir):
+            record = limit_records.read(settings.state_dir, key)
             try:
                 if record is not None:
                     self._clear(settings, record)
                 else:
-                    records.remove(settings.state_dir, key)
+                    limit_records.remove(settings.state_dir, key)
                 done.append(key)
             except LimitError:
                 pass  # it stays for the next sweep
         return done
 
-    def _clear(self, settings: "Settings", record: Record) -> None:
+    def _clear(self, settings: "Settings", record: LimitRecord) -> None:
         if record.boot == boot_id():  # after another boot, the driver has no old limits
             self._unset(settings, record)
-        records.remove(settings.state_dir, record.key)
+        limit_records.remove(settings.state_dir, record.key)
 
-    def _unset(self, settings: "Settings", record: Record) -> None:
+    def _unset(self, settings: "Settings", record: LimitRecord) -> None:
         others = self._used_by_others(settings, record.key)
         gone = [place for place in record.cgroups if cgroups.inode(place[0]) != place[1]]
         if gone and not cgroups.keeps_limits_of_gone():
@@ -322,10 +324,14 @@ class Keeper:
 
     def _used_by_others(self, settings: "Settings", key: str) -> set[str]:
         """The cgroups that another grant's record names: their limits are that grant's now."""
-        found = (records.read(settings.state_dir, other) for other in records.keys(settings.state_dir) if other != key)
+        found = (
+            limit_records.read(settings.state_dir, other)
+            for other in limit_records.keys(settings.state_dir)
+            if other != key
+        )
         return {path for record in found if record is not None and record.limits for path, inode in record.cgroups}
 
-    def _lives(self, settings: "Settings", record: Record) -> bool:
+    def _lives(self, settings: "Settings", record: LimitRecord) -> bool:
         if not os.path.lexists(f"{settings.state_dir}/{LEDGER_DIR}/{record.key}.json"):
             return False
         if any(cgroups.inode(p) == inode and cgroups.populated(p) for p, inode in record.cgroups):
@@ -335,8 +341,8 @@ class Keeper:
         except LimitError:
             return False  # a damaged grant, which the ledger reports
 
-    def _set_record(self, settings: "Settings", key: str) -> Record:
-        record = records.read(settings.state_dir, key)
+    def _set_record(self, settings: "Settings", key: str) -> LimitRecord:
+        record = limit_records.read(settings.state_dir, key)
         if record is None or not record.cgroups or not record.limits:
             raise LimitError(f"the driver has no limit for grant {key}")
         return record
@@ -347,13 +353,13 @@ class Keeper:
         except (OSError, GhError) as e:
             raise LimitError(f"grant {key} cannot be read: {e}") from None
 
-    def _limits(self, grant: "Grant", record: Record, settings: "Settings") -> tuple[Limit, ...]:
+    def _limits(self, grant: "Grant", record: LimitRecord, settings: "Settings") -> tuple[Limit, ...]:
         """The grant's present limits for the GPUs that were given limits, whatever the inventory says by now."""
         limits = limits_on(grant, [limit.uuid for limit in record.limits], settings.rules)
         ends = record.ending and time.monotonic() - record.ending < ENDS_SECONDS
         return _without_soft(limits) if ends else limits
 
-    def _nvml(self, settings: "Settings") -> "Nvml":
+    def _nvml(self, settings: "Settings") -> "NvmlLimits":
         return self._connect(_inventory(settings))
 
     def _settings(self) -> "Settings":
@@ -373,7 +379,7 @@ class Lock:
 
     def __enter__(self) -> None:
         try:
-            self._fd = records.lock(self._state_dir, self._seconds)
+            self._fd = limit_records.lock(self._state_dir, self._seconds)
         except (OSError, GhError) as e:
             raise LimitError(f"{e}") from None
 
@@ -388,7 +394,7 @@ def _inventory(settings: "Settings") -> "Inventory":
         raise LimitError(str(e)) from None
 
 
-def _each(record: Record) -> "list[tuple[Limit, Place]]":
+def _each(record: LimitRecord) -> "list[tuple[Limit, Place]]":
     """What to set where. The soft limit is the lowest cgroup's alone: the driver adds it to those above."""
     lowest = record.cgroups[-1:]
     return [

@@ -1,11 +1,11 @@
 """Soft limits whose cgroup was removed before they were made 0, STATE/boundary/leaks. The cgroups above may keep them in
 theirs, so that memory stays set aside for nobody: NVIDIA's documents differ (docs/guide/boundary.md). Written under the
-lock of the records (boundary/records.py).
+lock of the records (boundary/limit_records.py).
 """
 
 import os
 
-from oci_hook.boundary.records import folder
+from oci_hook.boundary.limit_records import folder
 from oci_hook.core.value import Value
 from oci_hook.ledger import messages
 from oci_hook.linux.cgroup_tree import MOUNTED

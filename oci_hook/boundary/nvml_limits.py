@@ -28,7 +28,7 @@ class LimitError(Exception):
         self.code = code
 
 
-class Figures(Value):
+class LimitFigures(Value):
     """The driver's figures for one cgroup on one GPU, in bytes. used: charged to the cgroup."""
 
     soft: int
@@ -44,7 +44,7 @@ class _Get(ctypes.Structure):  # nvmlGetMemoryLimits_v1_t
     _fields_ = [*_Set._fields_, ("used", ctypes.c_ulonglong)]
 
 
-class Nvml:
+class NvmlLimits:
     """An initialised NVML. Raises LimitError. Handles are asked for once."""
 
     def __init__(self, library: str, environment: "tuple[tuple[str, str], ...]" = ()) -> None:
@@ -82,12 +82,12 @@ class Nvml:
         """Remove the limit. Raises LimitError, also where it is still set afterwards."""
         self.set(Limit(uuid, 0, NO_LIMIT), cgroup)
 
-    def get(self, uuid: str, cgroup: str) -> Figures:
+    def get(self, uuid: str, cgroup: str) -> LimitFigures:
         """Raises LimitError."""
         asked = _Get(os.fsencode(cgroup), 0, 0, 0)
         what = f"reading the limit of {cgroup[-80:]}"
         self._call("nvmlDeviceGetMemoryLimits_v1", (self._handle(uuid), ctypes.byref(asked)), what)
-        return Figures(asked.soft, asked.hard, asked.used)
+        return LimitFigures(asked.soft, asked.hard, asked.used)
 
     def knows(self, function: str) -> bool:
         return hasattr(self._library, function)
@@ -118,6 +118,6 @@ class Nvml:
             return f"NVML error {code}"
 
 
-def open_nvml(inventory: "Inventory") -> Nvml:
+def open_nvml(inventory: "Inventory") -> NvmlLimits:
     """NVML as the inventory knows it. Raises LimitError."""
-    return Nvml(inventory.libnvml, inventory.environment)
+    return NvmlLimits(inventory.libnvml, inventory.environment)

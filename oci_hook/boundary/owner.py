@@ -9,7 +9,7 @@ from oci_hook.linux.proc import boot_id, is_running, pid_space
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from oci_hook.boundary.records import Record
+    from oci_hook.boundary.limit_records import LimitRecord
     from oci_hook.core.grant import Grant, Life
 
 
@@ -21,13 +21,13 @@ def is_holder(pid: int, key: str) -> bool:
         return False
 
 
-def is_anothers(grant: "Grant", record: "Record | None", pid: int) -> bool:
+def is_anothers(grant: "Grant", record: "LimitRecord | None", pid: int) -> bool:
     """True if another container than the one whose first process is pid runs with this grant: the record names a cgroup
     with other processes, or the grant's own first process lives."""
     return _has_other_processes(record, grant, pid) or init_lives(grant, pid)
 
 
-def _has_other_processes(record: "Record | None", grant: "Grant", pid: int) -> bool:
+def _has_other_processes(record: "LimitRecord | None", grant: "Grant", pid: int) -> bool:
     if record is None or record.boot != boot_id():
         return False
     try:

@@ -13,9 +13,9 @@ import sys
 import threading
 import time
 
-from oci_hook.boundary import cgroups, protocol, records
+from oci_hook.boundary import cgroups, limit_records, protocol
 from oci_hook.boundary.keeper import Keeper
-from oci_hook.boundary.nvml_limits import LimitError, Nvml, open_nvml
+from oci_hook.boundary.nvml_limits import LimitError, NvmlLimits, open_nvml
 from oci_hook.config import settings as node_settings
 from oci_hook.linux import unix_socket
 from oci_hook.linux.lock import own_dir
@@ -29,11 +29,11 @@ SILENT = 5.0  # seconds until a client that says nothing is left
 HANGS = 8.0  # seconds
 
 
-class Connection:
+class OpenNvml:
     """NVML, opened with the first use."""
 
     def __init__(self) -> None:
-        self._nvml: Nvml | None = None
+        self._nvml: NvmlLimits | None = None
         self._stamp: object = None
 
     def renew(self) -> None:
@@ -42,7 +42,7 @@ class Connection:
             self._nvml.close()
             self._nvml = None
 
-    def __call__(self, inventory: "Inventory") -> Nvml:
+    def __call__(self, inventory: "Inventory") -> NvmlLimits:
         if self._nvml is not None and inventory.stamp != self._stamp:
             os._exit(0)  # the old library is in this process for good; the agent starts another
         if self._nvml is None:
@@ -51,17 +51,17 @@ class Connection:
         return self._nvml
 
 
-class Server:
+class LimitServer:
     """prefix: of the install. Raises NodeError GH-303, SettingsError, OSError if it cannot listen."""
 
     def __init__(self, prefix: str) -> None:
         settings = node_settings.load(prefix)
         own_dir(settings.state_dir)
-        own_dir(records.folder(settings.state_dir))
-        self._nvml = Connection()
+        own_dir(limit_records.folder(settings.state_dir))
+        self._nvml = OpenNvml()
         self.keeper = Keeper(lambda: node_settings.load(prefix), self._nvml)
         self.busy_since = 0.0
-        self._listener = _listen(protocol.path(settings.state_dir), records.folder(settings.state_dir))
+        self._listener = _listen(protocol.path(settings.state_dir), limit_records.folder(settings.state_dir))
         self._clients: dict[socket.socket, float] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -133,7 +133,7 @@ def _listen(path: str, folder: str) -> socket.socket:
     return listener
 
 
-def _watch(server: Server) -> None:
+def _watch(server: LimitServer) -> None:
     """End the process when an operation hangs in the driver; ctypes lets this thread run meanwhile."""
     while True:
         time.sleep(0.5)
@@ -153,7 +153,7 @@ def main(arguments: list[str]) -> int:
     if not cgroups.is_pid_1s_namespace():
         sys.stderr.write("this process has a cgroup namespace of its own and cannot name the containers' cgroups\n")
         return 4
-    server = Server(arguments[0])
+    server = LimitServer(arguments[0])
     threading.Thread(target=_watch, args=(server,), daemon=True).start()
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:

@@ -3,7 +3,7 @@ happens when neither can."""
 
 import os
 
-from oci_hook.boundary import alone, cgroups, owner, protocol, records
+from oci_hook.boundary import alone, cgroups, limit_records, owner, protocol
 from oci_hook.boundary.nvml_limits import LimitError
 from oci_hook.core.layout import LEDGER_DIR
 from oci_hook.core.terms import DRIVER
@@ -48,12 +48,12 @@ def at_start(key: str, pid: int, settings: "Settings", patience: float = 0, help
     except (protocol.NoServer, LimitError):
         pass  # the server's own trouble must not be the container's
     try:
-        if records.hung(settings.state_dir) and _grant(settings, key).terms.boundary != DRIVER:
+        if limit_records.hung(settings.state_dir) and _grant(settings, key).terms.boundary != DRIVER:
             raise LimitError("the driver did not answer a container before; the agent tries again")
         try:
             alone.run(settings, request, helper)
         except alone.NoAnswerError:
-            records.note_hung(settings.state_dir)
+            limit_records.note_hung(settings.state_dir)
             raise
     except LimitError as e:
         grant = _grant(settings, key)
@@ -64,17 +64,17 @@ def at_start(key: str, pid: int, settings: "Settings", patience: float = 0, help
 def at_end(key: str, settings: "Settings", helper: float = alone.SECONDS, what: str = "clear") -> None:
     """Clear the limits of a container that has ended; nothing where there are none. what: "end" for one that is about to.
     The server was asked already. Raises LimitError: the record stays, and the next start, or the agent, clears them."""
-    if os.path.lexists(f"{records.folder(settings.state_dir)}/{key}"):
+    if os.path.lexists(f"{limit_records.folder(settings.state_dir)}/{key}"):
         try:
             alone.run(settings, {"do": what, "grant": key}, helper)
         except alone.NoAnswerError:
-            records.note_hung(settings.state_dir)
+            limit_records.note_hung(settings.state_dir)
             raise
 
 
 def clear_ended(settings: "Settings", patience: float = protocol.SECONDS, helper: float = alone.SECONDS) -> None:
     """Clear the limits of grants that the ledger no longer has; what cannot be cleared stays recorded."""
-    if records.left(settings.state_dir):
+    if limit_records.left(settings.state_dir):
         try:
             ask(settings, {"do": "sweep"}, patience, helper)
         except LimitError:
@@ -83,7 +83,7 @@ def clear_ended(settings: "Settings", patience: float = protocol.SECONDS, helper
 
 def _without(grant: "Grant", pid: int, why: str, settings: "Settings") -> None:
     """The limits could not be set. Raises ApplyError GH-414 for a container that insists on them."""
-    if owner.is_anothers(grant, records.read(settings.state_dir, grant.key), pid):
+    if owner.is_anothers(grant, limit_records.read(settings.state_dir, grant.key), pid):
         raise refuse(
             "GH-414",
             f"another container, {grant.who.id[:100]}, runs with the grant that this container's config.json names; "
@@ -92,7 +92,7 @@ def _without(grant: "Grant", pid: int, why: str, settings: "Settings") -> None:
     if grant.terms.boundary == DRIVER:
         if owner.is_holder(pid, grant.key):  # another container's grant stays
             admit.release(grant.key, settings, force=True)
-            records.forget_failed(settings.state_dir, grant.key)
+            limit_records.forget_failed(settings.state_dir, grant.key)
         raise refuse(
             "GH-414",
             f"boundary: driver is asked for, and the driver's memory limit cannot be set: {why[:250]}; "
@@ -109,13 +109,15 @@ def _note(grant: "Grant", pid: int, why: str, settings: "Settings") -> None:
         return
     try:
         places = cgroups.places(pid, grant.life.cgroup)
-        held = records.lock(settings.state_dir)
+        held = limit_records.lock(settings.state_dir)
     except (cgroups.NoCgroup, OSError, GhError):
         return
     try:
-        if records.read(settings.state_dir, grant.key) is None:
-            failed = records.Record(grant.key, grant.who.id[:256], boot_id(), records.FAILED, places, (), why[:300])
-            records.write(settings.state_dir, failed)
+        if limit_records.read(settings.state_dir, grant.key) is None:
+            failed = limit_records.LimitRecord(
+                grant.key, grant.who.id[:256], boot_id(), limit_records.FAILED, places, (), why[:300]
+            )
+            limit_records.write(settings.state_dir, failed)
     except OSError:
         pass
     finally:

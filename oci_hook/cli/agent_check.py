@@ -7,8 +7,8 @@ from contextlib import suppress
 
 from oci_hook import __version__
 from oci_hook.agent.serve import whereabouts
-from oci_hook.boundary import records
-from oci_hook.cli import live, named, output
+from oci_hook.boundary import limit_records
+from oci_hook.cli import named, node_now, output
 from oci_hook.config.settings import Settings
 from oci_hook.core import words
 from oci_hook.core.grant import Grant
@@ -43,7 +43,7 @@ FIXES = {
 def _has_records(state_dir: str) -> bool:
     """True if containers were given limits by the driver."""
     try:
-        return bool(records.keys(state_dir))
+        return bool(limit_records.keys(state_dir))
     except OSError:  # only root can see them
         return False
 
@@ -61,7 +61,7 @@ def _lent(settings: Settings) -> tuple[bool, str]:
 
 
 def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[CheckResult]:
-    pid, node = whereabouts.holder(f"{settings.state_dir}/{AGENT_LOCK}"), live.ask(settings)
+    pid, node = whereabouts.holder(f"{settings.state_dir}/{AGENT_LOCK}"), node_now.ask(settings)
     here = any(os.path.exists(f"{folder}/{UNIT}.service") for folder in UNIT_FOLDERS)
     managed = here and shutil.which("systemctl") is not None
     if not pid and node is None:

@@ -5,13 +5,13 @@ import subprocess
 from typing import Any
 
 from oci_hook.errors import GhError, refuse
-from oci_hook.kube import kubeconfig as kube_config
-from oci_hook.kube.dra.overview import ClaimObjects
+from oci_hook.kube.answers.claims import ClaimObjects
 from oci_hook.kube.formats import shallow
 from oci_hook.kube.formats.claim_words import GROUP
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.link import kubeconfig as kube_config
+from oci_hook.kube.link.api import FAILURES, Api, ApiError
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.preemption.disruption import Budget, budget
-from oci_hook.kube.reporter.api import FAILURES, Api, ApiError
 
 MAX_DUMP = 2 << 30  # bytes
 TIMEOUT = 30  # seconds

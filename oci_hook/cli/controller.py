@@ -7,7 +7,7 @@ import click
 from oci_hook.cli import logs, output
 from oci_hook.core.rules import BY_CLASS
 from oci_hook.errors import GhError
-from oci_hook.kube import kubeconfig
+from oci_hook.kube.link import kubeconfig
 from oci_hook.kube.pod.node_orders import NODE_ORDERS
 
 NEEDS = "the controller needs more packages than a node: `pip install 'gpu-hook[cluster]'`"
@@ -96,7 +96,7 @@ def options_of(given: dict[str, Any], options: Any) -> Any:
     namespace = given["namespace"] or kubeconfig.load(files).namespace or "gpu-hook"
     page = given["page_address"]
     page_host, page_port = options.loopback(page) if page else ("127.0.0.1", 0)
-    return options.Options(
+    return options.ControllerOptions(
         host,
         port,
         namespace,

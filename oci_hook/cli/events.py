@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from oci_hook.cli import live, named, output
+from oci_hook.cli import named, node_now, output
 from oci_hook.config import settings as node_settings
 from oci_hook.config.settings import Settings
 from oci_hook.errors import GhError, refuse
@@ -94,13 +94,13 @@ def reader(settings: Settings, prefix: str) -> Callable[[], list[dict[str, Any]]
     try:
         named.check_may_read(settings)
     except GhError:
-        if live.ask(settings) is None:
+        if node_now.ask(settings) is None:
             raise
         click.echo("(by the agent: the last events; root sees all)", err=True)
         seen: set[str] = set()
 
         def told() -> list[dict[str, Any]]:
-            new = {json.dumps(event): event for event in live.told(settings)}
+            new = {json.dumps(event): event for event in node_now.told(settings)}
             found = [event for text, event in new.items() if text not in seen]
             seen.update(new)
             return found
@@ -121,4 +121,4 @@ def line(event: dict[str, Any]) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at"]))
     kind = event["event"]
     who = output.printable(event.get("name") or output.short(str(event.get("id", ""))) or "-")
-    return f"{when}  {output.printable(kind):<15}  {who}  {output.printable(live.words(event))}"
+    return f"{when}  {output.printable(kind):<15}  {who}  {output.printable(node_now.words(event))}"

@@ -26,7 +26,7 @@ def report(path: str, objects: Objects) -> output.Report:
     known = tuple(name for name in dialects.NAMES if name != "qgpu")  # its memory unit is an option of the controller
     left_out: set[str] = set()
     modes = frozenset((node["metadata"].get("labels") or {}).get(names.T9K_MODE, "") for node in objects[0]) - {""}
-    roles = manifest.roles(text, mutate.Options(Rules(dialects=known), modes=modes), left_out=left_out)
+    roles = manifest.roles(text, mutate.WebhookOptions(Rules(dialects=known), modes=modes), left_out=left_out)
     answer = gang.dry_run(state_of(*objects), roles, hosts=Hosts(*objects))
     data = {**gang.as_data(answer), "left_out": sorted(left_out)}
     warnings = (QGPU,) if "tencent.com/qgpu" in text else ()
@@ -34,7 +34,7 @@ def report(path: str, objects: Objects) -> output.Report:
     return output.Report(data, list(map(output.printable, shown)), warnings, 0 if answer.all_fit else 1)
 
 
-def lines(answer: gang.Answer) -> list[str]:
+def lines(answer: gang.DryRunAnswer) -> list[str]:
     total, fits = sum(one.count for one in answer.roles), sum(one.fits for one in answer.roles)
     said = "all have room at once" if answer.all_fit else f"{fits} of {total} have room at once"
     shown = [f"{output.count(total, 'pod')}: {said}"]

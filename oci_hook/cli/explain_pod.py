@@ -6,9 +6,9 @@ from typing import Any
 from oci_hook.cli import output
 from oci_hook.cli.cluster_objects import Objects, state_of
 from oci_hook.errors import refuse
+from oci_hook.kube.answers import claims
+from oci_hook.kube.answers.claims import ClaimObjects
 from oci_hook.kube.answers.explain import Explanation, GpuView, NodeView, explain
-from oci_hook.kube.dra import overview
-from oci_hook.kube.dra.overview import ClaimObjects
 from oci_hook.kube.pod.asked import ENDED, words
 from oci_hook.kube.pod.hosts import Hosts
 from oci_hook.kube.preemption.disruption import Budget, Budgets
@@ -18,9 +18,9 @@ SHOWN = 20  # nodes in the text; --json has all
 
 
 def report(
-    name: str, objects: Objects, budgets: list[Budget] | None, claims: Callable[[], ClaimObjects] = ClaimObjects
+    name: str, objects: Objects, budgets: list[Budget] | None, read_claims: Callable[[], ClaimObjects] = ClaimObjects
 ) -> output.Report:
-    """name: NAMESPACE/NAME, or NAME in the namespace default. budgets: None if they cannot be read. claims: reads them; called for a
+    """name: NAMESPACE/NAME, or NAME in the namespace default. budgets: None if they cannot be read. read_claims: called for a
     pod that has claims, or may get some."""
     namespace, _, short = name.rpartition("/")
     namespace = namespace or "default"
@@ -33,7 +33,7 @@ def report(
     if (obj.get("status") or {}).get("phase") in ENDED:
         ended = Explanation(words(obj), False, (obj.get("spec") or {}).get("nodeName") or "", False, (), ())
         return output.Report(as_data(ended), [output.printable(f"pod {namespace}/{short} has ended; it holds nothing")])
-    found = by_claims(obj, claims)
+    found = by_claims(obj, read_claims)
     if found is None:
         protection = Budgets(budgets or (), known=budgets is not None)
         found = explain(state_of(nodes, pods), obj, Hosts(nodes, pods), protection)
@@ -41,10 +41,10 @@ def report(
     return output.Report(as_data(found), lines(found), exit_status=0 if fits else 1)
 
 
-def by_claims(obj: dict[str, Any], claims: Callable[[], ClaimObjects]) -> Explanation | None:
+def by_claims(obj: dict[str, Any], read_claims: Callable[[], ClaimObjects]) -> Explanation | None:
     """None where none of the pod's claims is ours. Raises ClusterError GH-608."""
     try:
-        return overview.explain(words(obj), obj, claims()) if overview.may_ask(obj) else None
+        return claims.explain(words(obj), obj, read_claims()) if claims.may_ask(obj) else None
     except (LookupError, TypeError, ValueError, AttributeError) as e:
         what = "the pod, a ResourceClaim, ResourceSlice or DeviceClass has an unexpected form"
         raise refuse("GH-608", f"{what}: {type(e).__name__} {e}") from None

@@ -10,12 +10,12 @@ from oci_hook.core import tiers
 from oci_hook.core.grant import Grant, booked_compute, booked_memory, memory_limits
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.terms import AUTO, DRIVER, SHIM
-from oci_hook.discovery import tiers as probed
+from oci_hook.discovery import survey_tiers as probed
 from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import Problem
 from oci_hook.ledger import inventory as cache
 from oci_hook.ledger import store
-from oci_hook.ledger import tiers as tiers_seen
+from oci_hook.ledger import tier_file as tiers_seen
 
 HEADER = ("INDEX", "UUID", "NAME", "MEMORY", "MINOR", "TIER", "GRANTED MEMORY", "GRANTED COMPUTE", "CONTAINERS")
 UNWANTED = "the setting `boundary` is shim; the driver can hold that of a container that asks for it"

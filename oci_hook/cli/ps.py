@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from oci_hook.cli import live, named, output
+from oci_hook.cli import named, node_now, output
 from oci_hook.config import settings as node_settings
 from oci_hook.core import words
 from oci_hook.core.boundary import expected
@@ -19,8 +19,8 @@ from oci_hook.errors import GhError, Problem
 from oci_hook.ledger import events
 from oci_hook.ledger import inventory as node_inventory
 from oci_hook.ledger.slot_files import read_gate
-from oci_hook.observe import boundary
-from oci_hook.observe.account import Usage, look
+from oci_hook.observe import boundary_now
+from oci_hook.observe.account import PageFigures, look
 from oci_hook.observe.stage import in_words, stage, stopped
 
 HEADER = (
@@ -58,7 +58,7 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
     try:
         grants = sorted(named.snapshot(settings), key=lambda grant: (grant.created, grant.who.id))
     except GhError:
-        if os.geteuid() == 0 or not (node := live.ask(settings)):
+        if os.geteuid() == 0 or not (node := node_now.ask(settings)):
             raise
         return as_the_agent_says(node)
     inventory, warnings = usable_inventory(settings)
@@ -72,14 +72,14 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
     for grant, entry, found in zip(grants, data, waits, strict=True):
         rows += as_rows(entry, state_words(grant, found, grants))
     lines = output.table(HEADER, rows, SPARE) if rows else ["no container holds a share"]
-    runs = live.agent_runs(settings)
-    waiting = {} if runs else live.waiting({grant.key: grant for grant in grants})
+    runs = node_now.agent_runs(settings)
+    waiting = {} if runs else node_now.waiting({grant.key: grant for grant in grants})
     for entry in data:
         for mib in [-(-size // MIB) for (key, _), size in waiting.items() if key == entry["key"]]:
-            lines.append(f"{named.title(entry)}: an allocation of {mib} MiB waits for room, and {live.NO_MAKER}")
+            lines.append(f"{named.title(entry)}: an allocation of {mib} MiB waits for room, and {node_now.NO_MAKER}")
         if entry["lent_to"] and not runs:
             id = output.short(entry["id"])
-            lines.append(f"{named.title(entry)}: it made room for another container, and {live.NOT_BACK.format(id)}")
+            lines.append(f"{named.title(entry)}: it made room for another container, and {node_now.NOT_BACK.format(id)}")
         if entry["account_problem"]:
             lines.append(f"account page of {named.title(entry)}: {entry['account_problem']}")
         if entry["boundary_failed"]:
@@ -117,8 +117,8 @@ def gpu_indices(inventory: Inventory | None) -> dict[str, int | str]:
 def boundary_data(settings: node_settings.Settings, grant: Grant, inventory: Inventory | None) -> dict[str, Any]:
     """The holder of the memory limit, with the reason if it is not the driver or has another limit. boundary_failed: the
     driver could, on this node."""
-    found, record = boundary.look(settings.state_dir, grant, inventory)
-    why = boundary.differs(record, grant, settings.rules)
+    found, record = boundary_now.look(settings.state_dir, grant, inventory)
+    why = boundary_now.differs(record, grant, settings.rules)
     planned = expected(grant, inventory).name if inventory else SHIM
     failed = planned == DRIVER != found.name and grant.life.init is not None and not why
     return {"boundary": DRIVER if why else found.name, "boundary_why": why or found.why, "boundary_failed": failed}
@@ -139,10 +139,10 @@ def waits_for(state_dir: str, grant: Grant, grants: list[Grant]) -> Wait | None:
 def as_data(grant: Grant, indices: dict[str, int | str], wait: Wait | None = None) -> dict[str, Any]:
     """One container of the --json document."""
     usage = look(grant)
-    used = [-(-n // MIB) for n in usage.totals] if isinstance(usage, Usage) else [None] * len(grant.shares)
+    used = [-(-n // MIB) for n in usage.totals] if isinstance(usage, PageFigures) else [None] * len(grant.shares)
     if grant.suspended:
         used = [0] * len(grant.shares)  # the account page has what it gets back
-    kept = [-(-n // MIB) for n in usage.kept] if isinstance(usage, Usage) else [None] * len(grant.shares)
+    kept = [-(-n // MIB) for n in usage.kept] if isinstance(usage, PageFigures) else [None] * len(grant.shares)
     gpus = [
         {
             "index": indices.get(share.uuid),

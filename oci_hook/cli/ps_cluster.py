@@ -9,22 +9,22 @@ from oci_hook.cli.cluster_objects import Objects, state_of
 from oci_hook.core import decision
 from oci_hook.core.terms import CLASS_NUMBERS, data_name
 from oci_hook.errors import GhError, Problem
+from oci_hook.kube.answers import claims
+from oci_hook.kube.answers.claims import ClaimObjects
 from oci_hook.kube.answers.explain import Held, holders
-from oci_hook.kube.dra import overview
-from oci_hook.kube.dra.overview import ClaimObjects
 from oci_hook.kube.formats.names import ALLOC
 
 HEADER = ("NAMESPACE", "POD", "NODE", "GPU", "UUID", "MEMORY", "COMPUTE", "CLASS", "LEDGER")
 SPARE = ("UUID", "CLASS", "NAMESPACE", "COMPUTE")
 
 
-def report(objects: Objects, claims: Callable[[], ClaimObjects] = ClaimObjects) -> output.Report:
-    """claims: reads them, or raises GhError."""
+def report(objects: Objects, read_claims: Callable[[], ClaimObjects] = ClaimObjects) -> output.Report:
+    """read_claims: may raise GhError."""
     nodes, pods = objects
     found = holders(state_of(nodes, pods), classes(pods))
     warnings: list[Problem] = []
     try:
-        found += overview.holders(claims())
+        found += claims.holders(read_claims())
     except GhError as e:  # as without the right to list them
         warnings += e.problems
     except (LookupError, TypeError, ValueError, AttributeError) as e:

@@ -2,7 +2,7 @@
 
 import click
 
-from oci_hook.boundary import live
+from oci_hook.boundary import running
 from oci_hook.cli import named, output
 from oci_hook.config import settings as node_settings
 from oci_hook.core.grant import Grant
@@ -33,7 +33,7 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
     settings = node_settings.load(prefix)
     if key:
         found = by_force(settings, key, living(settings)) if force else admit.release(key, settings)
-        return answer([key] if found else [], f"grant {key}", live.drop(settings, [key]))
+        return answer([key] if found else [], f"grant {key}", running.drop(settings, [key]))
     with store.open_ledger(settings.state_dir) as ledger:
         swept, grants = ledger.swept, ledger.grants
     swept, grants = engine_names.named(swept), engine_names.named(grants)
@@ -56,7 +56,7 @@ def release(prefix: str, container: str, key: str, force: bool) -> output.Report
             raise refuse("GH-407", f"{how} containers match {container[:100]}; choose one by --key: {keys}")
         by_force(settings, grant.key, (grant,))
     released = [grant.key for grant in matching]
-    return answer(released, f"container {container}", live.drop(settings, released))
+    return answer(released, f"container {container}", running.drop(settings, released))
 
 
 def living(settings: node_settings.Settings) -> tuple[Grant, ...]:

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
-from oci_hook.boundary import live
+from oci_hook.boundary import running
 from oci_hook.cli import named, output
 from oci_hook.config import settings as node_settings
 from oci_hook.core import units, value_parsers
@@ -93,7 +93,7 @@ def set_(
 
     try:
         with named.key(settings, container) as key:
-            return report(live.alter(settings, key, change, commit))
+            return report(running.alter(settings, key, change, commit))
     except GhError:
         for grant, new in told:
             if grant in store.snapshot(settings.state_dir):  # as on a full disk: the event must not stay the last word
@@ -116,7 +116,7 @@ DRIVER_PENDING = (
 DRIVER_WITHOUT = "  the shim alone holds the limit: the driver has none for this container: {why}"
 
 
-def report(done: live.Altered) -> output.Report:
+def report(done: running.Altered) -> output.Report:
     """The share as it is and as it was."""
     before, after, delivered = done.old, done.new, done.delivered
     old, new = as_data(before), as_data(after)
@@ -134,7 +134,7 @@ def report(done: live.Altered) -> output.Report:
 def over(grant: Grant) -> list[str]:
     """A line for each GPU on which the container uses more than its limit now is."""
     usage = account.look(grant)
-    if not isinstance(usage, account.Usage):
+    if not isinstance(usage, account.PageFigures):
         return []
     used = [(share, -(-n // MIB)) for share, n in zip(grant.shares, usage.totals, strict=False)]
     then = "it keeps that, and gets no more until it has freed enough to be below"

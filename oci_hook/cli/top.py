@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from oci_hook.cli import live, output, terminal, top_help, top_processes
+from oci_hook.cli import node_now, output, terminal, top_help, top_processes
 from oci_hook.cli.freeze import frozen
 from oci_hook.cli.top_text import Part, bar, fit, label, name
 from oci_hook.config import settings as node_settings
@@ -315,9 +315,9 @@ def top(prefix: str, interval: float, as_json: bool, once: bool, processes: bool
     """
     try:
         settings = node_settings.load(prefix)
-        screen = Screen(live.node(settings), settings, processes)
+        screen = Screen(node_now.node(settings), settings, processes)
         if processes:
-            screen.known.refresh(live.processes(settings, screen.node), screen.node, WAIT)
+            screen.known.refresh(node_now.processes(settings, screen.node), screen.node, WAIT)
     except GhError as e:
         output.fail(e, as_json)
     if as_json:
@@ -340,9 +340,9 @@ def watch(screen: Screen, console: Console, settings: Settings, prefix: str, int
             if now >= due:
                 due = now + interval
                 try:
-                    screen.node = live.node(settings)
+                    screen.node = node_now.node(settings)
                     if screen.processes:
-                        screen.known.refresh(live.processes(settings, screen.node), screen.node)
+                        screen.known.refresh(node_now.processes(settings, screen.node), screen.node)
                 except GhError as e:
                     screen.message = str(e)[:100]
             display.update(screen.draw(console.width, console.height), refresh=True)

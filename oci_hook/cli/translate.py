@@ -10,7 +10,7 @@ from oci_hook.core.dialects import qgpu
 from oci_hook.core.rules import Rules
 from oci_hook.errors import GhError, refuse
 from oci_hook.kube.manifests import translate as kube
-from oci_hook.kube.pod.translate_pod import Pod
+from oci_hook.kube.pod.translate_pod import TranslatedPod
 
 
 @click.command()
@@ -63,7 +63,7 @@ def text_of(file: IO[bytes]) -> str:
         raise refuse("GH-107", f"{file.name}: {e.strerror}") from None
 
 
-def as_data(pods: list[Pod]) -> list[dict[str, Any]]:
+def as_data(pods: list[TranslatedPod]) -> list[dict[str, Any]]:
     return [
         {
             "kind": pod.kind,

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from oci_hook.cli import live, named, output
+from oci_hook.cli import named, node_now, output
 from oci_hook.cli.explain import keys_without_prefix, pairs
 from oci_hook.config import settings as node_settings
 from oci_hook.core.allocate import NOBODY, Refusal, allocate
@@ -89,7 +89,7 @@ def why(
         if request is None:
             return output.Report({"fits": True, "changes": []}, ["these annotations request no GPU"])
         return room(settings, request, [])
-    node = live.node(settings)
+    node = node_now.node(settings)
     living = [
         c for c in node["containers"] if matches(c["id"], "/".join((c["namespace"], c["pod"], c["name"])), container)
     ]
@@ -100,12 +100,12 @@ def why(
     log = Follower(settings.state_dir, old=True).read()
     if living:
         return running(
-            living[0], node, log, node["agent"]["state"] != "none" or live.agent_runs(settings), contexts(settings)
+            living[0], node, log, node["agent"]["state"] != "none" or node_now.agent_runs(settings), contexts(settings)
         )
     try:
         named.check_may_read(settings)
     except GhError:  # so it is the agent that said which containers live
-        return past(settings, container, live.told(settings), ["(by the agent; root sees more)"])
+        return past(settings, container, node_now.told(settings), ["(by the agent; root sees more)"])
     if too_short := admit.too_short(store.snapshot(settings.state_dir), container):
         raise refuse("GH-410", too_short)
     return past(settings, container, log)
@@ -172,13 +172,13 @@ def past(
         ended = ENDED[last["event"]].format(when)
         stopped = by_agent(log, str(last.get("id")))
         had = [
-            f"  {time.strftime('%H:%M:%S', time.localtime(e['at']))} {e['event']}: {live.words(e)}"
+            f"  {time.strftime('%H:%M:%S', time.localtime(e['at']))} {e['event']}: {node_now.words(e)}"
             for e in life(log, last)
         ]
         lines = [f"{named_event(last, container)} {ended}", *had, *filter(None, [stopped]), *end]
         state = "released" if last["event"] == "released" else "ended"
         return output.Report({"id": last.get("id"), "state": state, "stopped_by_agent": stopped}, fold_lines(lines))
-    messages = last.get("messages") or [live.words(last)]
+    messages = last.get("messages") or [node_now.words(last)]
     lines = [f"{named_event(last, container)} was refused at {when}:", *(f"  {text}" for text in messages), *end]
     lines = [output.printable(text) for text in lines]
     request = request_of(last.get("request"))
@@ -215,7 +215,7 @@ def unnamed(log: list[dict[str, Any]], since: float) -> list[str]:
     if last is None or last.get("name") not in (None, "", short(str(last.get("id")))):
         return []
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["at"]))
-    code = str((last.get("messages") or [live.words(last)])[0]).partition(":")[0]
+    code = str((last.get("messages") or [node_now.words(last)])[0]).partition(":")[0]
     id = short(str(last.get("id") or ""))[:64]
     see = f"`gpu-hook why {id}`" if id else "`gpu-hook events`"
     return [f"a container whose name is not known was refused at {when} ({code}): {see} says more"]
@@ -325,7 +325,7 @@ def by_state(c: dict[str, Any], agent: str, kept: bool = True, others: Sequence[
             then = "the agent brings it back once there is room, or at its turn"
             return [
                 f"it had more GPU memory than it requests, and container {whom} needed it: since {since}, {held} are"
-                f" in the host's memory; {then if kept else live.NOT_BACK.format(output.short(c['id']))}"
+                f" in the host's memory; {then if kept else node_now.NOT_BACK.format(output.short(c['id']))}"
             ]
         return [f"it is suspended since {since}, with {held} in the host's memory; `gpu-hook resume` continues it"]
     if c["state"] == "moving":
@@ -380,7 +380,7 @@ def tight(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Rea
 def wait_for_memory(c: dict[str, Any], share: dict[str, Any], node: dict[str, Any]) -> Reasons:
     if not (waits := share.get("waits_mib")):
         return []
-    maker = ", which the agent makes" if node["kept"] else f", and {live.NO_MAKER}"
+    maker = ", which the agent makes" if node["kept"] else f", and {node_now.NO_MAKER}"
     return [f"an allocation of {waits} MiB waits for room{maker} (docs/guide/lending.md)"]
 
 

@@ -9,12 +9,12 @@ from oci_hook.cli.cluster_objects import Objects, state_of
 from oci_hook.cli.explain_pod import by_claims
 from oci_hook.core.units import show
 from oci_hook.errors import Problem, refuse
-from oci_hook.kube.dra.overview import ClaimObjects
+from oci_hook.kube.answers.claims import ClaimObjects
 from oci_hook.kube.moves import defrag
-from oci_hook.kube.moves.defrag import Move, Plan
+from oci_hook.kube.moves.defrag import Move, MovePlan
 from oci_hook.kube.moves.movable import movers
 from oci_hook.kube.placing.choose import Question
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.pod.asked import ENDED, words
 from oci_hook.kube.pod.hosts import Hosts, requests
 from oci_hook.kube.preemption.disruption import Budget
@@ -31,12 +31,12 @@ def report(
     most: int,
     objects: Objects,
     budgets: list[Budget] | None,
-    claims: Callable[[], ClaimObjects] = ClaimObjects,
+    read_claims: Callable[[], ClaimObjects] = ClaimObjects,
 ) -> output.Report:
-    """name: NAMESPACE/NAME of a waiting pod, or NAME in the namespace default; "" to free GPUs. most: moves to propose. claims: as
+    """name: NAMESPACE/NAME of a waiting pod, or NAME in the namespace default; "" to free GPUs. most: moves to propose. read_claims: as
     explain_pod.report has it."""
     nodes, pods = objects
-    obj = waiting(name, pods, claims) if name else None
+    obj = waiting(name, pods, read_claims) if name else None
     state = state_of(nodes, pods)
     try:
         hosts = Hosts(nodes, pods)
@@ -60,7 +60,7 @@ def report(
     return output.Report(data, lines(name, most, plan, fixed, addresses), warnings, status)
 
 
-def waiting(name: str, pods: list[dict[str, Any]], claims: Callable[[], ClaimObjects]) -> dict[str, Any]:
+def waiting(name: str, pods: list[dict[str, Any]], read_claims: Callable[[], ClaimObjects]) -> dict[str, Any]:
     namespace, _, short = name.rpartition("/")
     wanted = (namespace or "default", short)
     for obj in pods:
@@ -69,7 +69,7 @@ def waiting(name: str, pods: list[dict[str, Any]], claims: Callable[[], ClaimObj
                 raise refuse("GH-608", f"pod {show(name)} is on node {node}; moves are proposed only for waiting pods")
             if (obj.get("status") or {}).get("phase") in ENDED:
                 raise refuse("GH-608", f"pod {show(name)} has ended; moves are proposed only for waiting pods")
-            if by_claims(obj, claims) is not None:
+            if by_claims(obj, read_claims) is not None:
                 what = f"pod {show(name)} asks by ResourceClaims, which Kubernetes places; no moves are proposed for it"
                 raise refuse("GH-608", f"{what}: `gpu-hook explain --pod` shows where they have room")
             return obj
@@ -95,7 +95,7 @@ def addresses_of(state: ClusterState) -> dict[tuple[str, str], str]:
 # --- the answer
 
 
-def as_data(name: str, plan: Plan, fixed: dict[str, int], addresses: dict[tuple[str, str], str]) -> dict[str, Any]:
+def as_data(name: str, plan: MovePlan, fixed: dict[str, int], addresses: dict[tuple[str, str], str]) -> dict[str, Any]:
     def gpus(node: str, uuids: tuple[str, ...]) -> dict[str, Any]:
         return {"node": node, "gpus": [{"address": addresses[node, uuid], "uuid": uuid} for uuid in uuids]}
 
@@ -124,7 +124,9 @@ def as_data(name: str, plan: Plan, fixed: dict[str, int], addresses: dict[tuple[
     }
 
 
-def lines(name: str, most: int, plan: Plan, fixed: dict[str, int], addresses: dict[tuple[str, str], str]) -> list[str]:
+def lines(
+    name: str, most: int, plan: MovePlan, fixed: dict[str, int], addresses: dict[tuple[str, str], str]
+) -> list[str]:
     def at(node: str, uuids: tuple[str, ...]) -> str:
         return f"{node} GPU {','.join(addresses[node, uuid] for uuid in uuids)}"
 
@@ -145,7 +147,7 @@ def lines(name: str, most: int, plan: Plan, fixed: dict[str, int], addresses: di
     return list(map(output.printable, shown))
 
 
-def head(name: str, most: int, plan: Plan) -> str:
+def head(name: str, most: int, plan: MovePlan) -> str:
     before, after = plan.free
     moves = output.count(len(plan.moves), "move")
     upto = f"series of up to {output.count(most, 'move')}"

@@ -93,7 +93,7 @@ def needs_step(grant: "Grant", inventory: "Inventory") -> bool:
 
 
 def expected(grant: "Grant", inventory: "Inventory") -> Boundary:
-    """The boundary that this grant is to have; boundary/records.py says what it has."""
+    """The boundary that this grant is to have; boundary/limit_records.py says what it has."""
     if grant.terms.boundary == SHIM:
         return Boundary(SHIM, "the setting `boundary` is shim")
     limited = [share for share in grant.shares if not share.whole]

@@ -70,7 +70,7 @@ class Stopped(Full):
     key = "error"
 
 
-class Driver:
+class CheckpointDriver:
     def __init__(self, library: str) -> None:
         self._cuda = ctypes.CDLL(library)
         if not hasattr(self._cuda, "cuCheckpointProcessLock"):
@@ -124,7 +124,7 @@ class Driver:
             raise Refused(process, f"cuCheckpointProcess{name}: CUDA error {code}", code)
 
 
-def lock(driver: Driver, processes: list[Process], needs: Needs) -> dict[str, Any]:
+def lock(driver: CheckpointDriver, processes: list[Process], needs: Needs) -> dict[str, Any]:
     try:
         for process in processes:
             if driver.state(process) == RUNNING:
@@ -134,7 +134,7 @@ def lock(driver: Driver, processes: list[Process], needs: Needs) -> dict[str, An
         return undone(e, driver, processes, needs)
 
 
-def suspend(driver: Driver, processes: list[Process], needs: Needs) -> dict[str, Any]:
+def suspend(driver: CheckpointDriver, processes: list[Process], needs: Needs) -> dict[str, Any]:
     if "done" not in (said := lock(driver, processes, needs)):
         return said
     try:
@@ -147,11 +147,11 @@ def suspend(driver: Driver, processes: list[Process], needs: Needs) -> dict[str,
         return undone(e, driver, processes, needs)
 
 
-def undone(e: Refused, driver: Driver, processes: list[Process], needs: Needs) -> dict[str, Any]:
+def undone(e: Refused, driver: CheckpointDriver, processes: list[Process], needs: Needs) -> dict[str, Any]:
     return failure(e, half="done" not in resume(driver, processes, needs))
 
 
-def resume(driver: Driver, processes: list[Process], needs: Needs) -> dict[str, Any]:
+def resume(driver: CheckpointDriver, processes: list[Process], needs: Needs) -> dict[str, Any]:
     states = [driver.state(process) for process in processes]
     away = [process for process, state in zip(processes, states, strict=True) if state == CHECKPOINTED]
     came: list[Process] = []
@@ -176,7 +176,7 @@ def resume(driver: Driver, processes: list[Process], needs: Needs) -> dict[str, 
         return failure(e, half=True)
 
 
-def is_lost(driver: Driver, e: Refused) -> bool:
+def is_lost(driver: CheckpointDriver, e: Refused) -> bool:
     """True if a restore that failed cannot be repeated."""
     try:
         driver.call("Restore", e.process)
@@ -186,7 +186,7 @@ def is_lost(driver: Driver, e: Refused) -> bool:
         return again.code == LOST
 
 
-def sent_back(driver: Driver, came: list[Process]) -> bool:
+def sent_back(driver: CheckpointDriver, came: list[Process]) -> bool:
     """Move memory that came back to the host again; the processes are still locked. Whether that succeeded."""
     try:
         for process in came:
@@ -196,7 +196,7 @@ def sent_back(driver: Driver, came: list[Process]) -> bool:
         return False
 
 
-def check(driver: Driver, processes: list[Process], wanted: int) -> None:
+def check(driver: CheckpointDriver, processes: list[Process], wanted: int) -> None:
     for process in processes:
         state = driver.state(process)
         if state not in (None, wanted):
@@ -207,7 +207,7 @@ def failure(e: Refused, half: bool, lost: bool = False) -> dict[str, Any]:
     return {"failed": e.process[0], "why": str(e), "half": half, **({"lost": True} if lost else {})}
 
 
-def look(driver: Driver, processes: list[Process], needs: Needs) -> dict[str, Any]:
+def look(driver: CheckpointDriver, processes: list[Process], needs: Needs) -> dict[str, Any]:
     states = {process[0]: state for process in processes if (state := driver.state(process)) is not None}
     used = by_nvml()
     mine = None if used is None else {pid: used[pid] for pid, _ in processes if pid in used}
@@ -236,7 +236,7 @@ def main(library: str, what: str, words: list[str]) -> dict[str, Any]:
     needs = {uuid: int(size) for uuid, is_need, size in (word.partition("=") for word in words) if is_need}
     processes = [(int(pid), int(start)) for pid, _, start in (w.partition(":") for w in words if "=" not in w)]
     try:
-        driver = Driver(library)
+        driver = CheckpointDriver(library)
         return {"look": look, "lock": lock, "suspend": suspend, "resume": resume}[what](driver, processes, needs)
     except (OSError, AttributeError) as e:
         return {"error": str(e)}

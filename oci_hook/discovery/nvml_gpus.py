@@ -17,7 +17,7 @@ from typing import Any
 import pynvml  # type: ignore[import-untyped]
 
 from oci_hook.boundary import cgroups
-from oci_hook.boundary.nvml_limits import LimitError, Nvml
+from oci_hook.boundary.nvml_limits import LimitError, NvmlLimits
 from oci_hook.core.units import MIB
 from oci_hook.discovery.nvml_memory import usable
 from oci_hook.discovery.nvml_mig import is_split, parts
@@ -91,7 +91,7 @@ def limits_answers(uuids: list[str]) -> dict[str, str]:
     """UUID -> the driver's answer when asked for a cgroup's memory limit, in the words that core/boundary.py's why_not reads."""
     found = {}
     try:
-        nvml = Nvml("libnvidia-ml.so.1")
+        nvml = NvmlLimits("libnvidia-ml.so.1")
         if not nvml.knows("nvmlDeviceSetMemoryLimits_v1"):
             return dict.fromkeys(uuids, "missing")
     except LimitError as e:

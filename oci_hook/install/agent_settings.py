@@ -55,7 +55,7 @@ def name(value: "Value") -> str:
     return value
 
 
-# By the name in agent/options.py or kube/reporter/options.py, where the defaults are.
+# By the name in agent/options.py or kube/link/node_settings.py, where the defaults are.
 AGENT: "dict[str, Reader]" = {
     "address": address,
     "token_file": path_or_none,

@@ -24,7 +24,7 @@ from oci_hook.errors import GhError, NodeError, Problem, refuse
 from oci_hook.install import own_path, settings_check, settings_edit, state_move, state_owner
 from oci_hook.install.files import LOCK, locked, make_folder, os_refusal, remove_empty, unlock, write
 from oci_hook.install.settings_template import default_settings_yaml
-from oci_hook.ledger import claims, events, store
+from oci_hook.ledger import events, gpu_owner, store
 from oci_hook.linux import label
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -237,7 +237,7 @@ def _remove(root: Path, prefix: str, force: bool, simulated: Iterable[Path]) -> 
             made.parent.rmdir()
     if state_dir is not None and not others:
         state_move.empty(prefix, state_dir)
-        claims.forget(state_dir)
+        gpu_owner.forget(state_dir)
     _remove_files(root)
     left = {str(path) for path in root.rglob("*") if path != root / LOCK} if root.exists() else set()
     if state_dir is not None and not others:

@@ -9,7 +9,7 @@ from oci_hook.config.settings import Reading, Settings
 from oci_hook.core.units import show
 from oci_hook.errors import SettingsError
 from oci_hook.install import agent_settings, answer, own_path, state_owner
-from oci_hook.ledger import claims
+from oci_hook.ledger import gpu_owner
 
 RUNTIME_NAME = "gpu-hook-runtime"
 
@@ -45,7 +45,7 @@ def checked(prefix: str, data: bytes) -> Settings:
 
 def is_own(state_dir: str) -> bool:
     """True if it is neither the machine's root directory nor the directory of the claims of all installs."""
-    return state_dir != "/" and not f"{state_dir}/".startswith(f"{claims.CLAIMS}/")
+    return state_dir != "/" and not f"{state_dir}/".startswith(f"{gpu_owner.CLAIMS}/")
 
 
 def check_state_dir(reading: Reading, prefix: str, state_dir: str) -> None:

@@ -11,14 +11,14 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from oci_hook.boundary import live, records
+from oci_hook.boundary import limit_records, running
 from oci_hook.config import settings as node_settings
 from oci_hook.config.settings import state_in_use
 from oci_hook.core import layout
 from oci_hook.errors import refuse
 from oci_hook.install import state_owner
 from oci_hook.install.files import write
-from oci_hook.ledger import claims, events, slot_files, store
+from oci_hook.ledger import events, gpu_owner, slot_files, store
 from oci_hook.linux import unix_socket
 from oci_hook.linux.lock import lock_file
 
@@ -42,7 +42,7 @@ def moving(prefix: str, state_dir: str) -> Iterator[None]:
             write(os.path.join(prefix, layout.STATE_IN_USE), f"{state_dir}\n")
         if old:  # still locked: a start that waits for the lock fails, and the next start uses the new directory
             empty(prefix, old)
-            claims.forget(old)
+            gpu_owner.forget(old)
     finally:
         if fd >= 0:
             os.close(fd)
@@ -81,12 +81,12 @@ def clear_limits(prefix: str, state_dir: str, force: bool = False) -> None:
 
     force: go on where that fails. Raises SettingsError GH-504.
     """
-    found = records.keys(state_dir)
+    found = limit_records.keys(state_dir)
     if not found:
         return
     reading = node_settings.parse(prefix, node_settings.read(prefix))
     settings = node_settings.interpret(prefix, reading).replace(state_dir=state_dir)
-    why = live.drop(settings, found)
+    why = running.drop(settings, found)
     if why and not force:
         raise refuse("GH-504", f"the driver keeps a memory limit that cannot be cleared: {why[:160]}; try again")
 

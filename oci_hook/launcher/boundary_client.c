@@ -24,7 +24,7 @@
 #define HELPER "oci-gpu-hook"  /* lies beside this program */
 #define SUCCESS "{\"ok\":true" /* protocol.py OK */
 #define SECONDS 3              /* protocol.py SECONDS */
-#define HUNG "hung"            /* boundary/records.py HUNG */
+#define HUNG "hung"            /* boundary/limit_records.py HUNG */
 #define HUNG_SECONDS 60
 #define MAX_STATE (1 << 24) /* 1 Mi characters of annotations (core/collect.py), at most 6 bytes each */
 #define MAX_PID (1 << 22)   /* oci/state.py PID_MAX */

@@ -14,8 +14,8 @@
 #include "grant_folder.h"
 
 #define RECORDS "boundary"             /* core/layout.py BOUNDARY_DIR */
-#define RESERVES "\"reserves\":true"   /* boundary/records.py write */
-#define MAX_RECORD_OF_LIMITS (1 << 20) /* boundary/records.py MAX */
+#define RESERVES "\"reserves\":true"   /* boundary/limit_records.py write */
+#define MAX_RECORD_OF_LIMITS (1 << 20) /* boundary/limit_records.py MAX */
 #define CLIENT "bin/gpu-hook-boundary"
 
 static bool reserves(const char *state_dir, const char *key) {

@@ -13,7 +13,7 @@ from oci_hook.core.request import Request
 from oci_hook.core.value import Value
 from oci_hook.errors import GhError, NoRoomError, refuse
 from oci_hook.ledger import events, store
-from oci_hook.ledger.claims import Claims
+from oci_hook.ledger.gpu_owner import Claims
 from oci_hook.ledger.inventory import load_at_boot
 from oci_hook.ledger.life import NO_END, valid_id
 from oci_hook.ledger.proof import PATIENT, QUICK, is_being_made
@@ -167,7 +167,7 @@ def _same_bundle(one: str, other: str) -> bool:
 def _tiers(settings: Settings, inventory: Inventory) -> "dict[str, int] | None":
     if not os.path.exists(f"{settings.state_dir}/{TIERS}"):
         return None
-    from oci_hook.ledger.tiers import usable
+    from oci_hook.ledger.tier_file import usable
 
     return usable(settings, inventory)
 

@@ -89,7 +89,7 @@ class DamagedPage(Exception):
     """The file in the page's place is not a valid page, or there is no room for one; the text says why."""
 
 
-class Usage(Value):
+class PageFigures(Value):
     """A page's contents. totals, surcharges: bytes per GPU, in the order of the grant's shares. totals is of the slots in
     use, without the memory that processes have ready for their next allocation, which any of them can have. owners: (pid
     in the container, low 32 bits of the start time) of each process that took one of these slots. by_process: what each
@@ -173,7 +173,7 @@ class Account:
         finally:
             os.close(path)
 
-    def read(self, gpus: int, by_process: bool = False) -> Usage | None:
+    def read(self, gpus: int, by_process: bool = False) -> PageFigures | None:
         """The usage of the first `gpus` GPUs; None: the container has no page yet. Raises OSError, DamagedPage."""
         try:
             fd = self._open(os.O_RDONLY)
@@ -382,7 +382,7 @@ def parse(
     entries: "Mapping[tuple[int, int], bytes] | None" = None,
     slots: "Sequence[tuple[int, int]] | None" = None,
     exited: "Sequence[tuple[int, int]]" = (),
-) -> Usage | None:
+) -> PageFigures | None:
     """The usage in a page's first bytes; None where nothing was accounted yet (all zero). ready: the page's bytes from
     FREE_CACHES_OFFSET, or b"". gone, exited: the slots, as slots_of has them, that do not count, and those that count
     though their process has exited. entries: their part of the page from ENTRIES_OFFSET, and that of the slots wanted in
@@ -420,7 +420,7 @@ def parse(
         if slot in exited:
             kept = [n + m for n, m in zip(kept, own, strict=True)]
     not_used = set(gone)
-    return Usage(
+    return PageFigures(
         tuple(max(n, 0) * UNIT for n in used),
         tuple(min(w[1], VALUE_MAX) * UNIT for w in words),
         frozenset(owner_of(slot[1]) for slot in slots or slots_of(data) if slot not in not_used),
@@ -429,7 +429,7 @@ def parse(
     )
 
 
-def look(grant: Grant, by_process: bool = False) -> "Usage | str | None":
+def look(grant: Grant, by_process: bool = False) -> "PageFigures | str | None":
     """A container's page; a text: its fault; None: there is nothing to read (the container
     has not started, uses no CUDA yet or has ended, or we may not look)."""
     if grant.life.init is not None and grant.shares:

@@ -19,13 +19,13 @@ REMEMBERED = 4096  # command lines
 
 
 def accounted(grants: Iterable[Grant]) -> list[dict[str, Any]]:
-    """The processes in the account pages, in the form of agent/serve/processes.py. pid: None where the process has exited and a forked
+    """The processes in the account pages, in the form of agent/serve/process_view.py. pid: None where the process has exited and a forked
     child keeps its memory, or where it was not found; utilization: never known."""
     found = []
     end = time.thread_time() + SECONDS
     for grant in grants:
         usage = account.look(grant, by_process=True)
-        if not isinstance(usage, account.Usage) or not usage.by_process or grant.life.init is None:
+        if not isinstance(usage, account.PageFigures) or not usage.by_process or grant.life.init is None:
             continue
         listed = inside.pids(grant.life.init[0], grant.life.cgroup)
         table = inside.Table(listed, max(0.0, end - time.thread_time()))
@@ -45,7 +45,7 @@ def accounted(grants: Iterable[Grant]) -> list[dict[str, Any]]:
     return found
 
 
-def by_pid(usage: account.Usage, table: inside.Table) -> list[tuple[int | None, int, tuple[int, ...]]]:
+def by_pid(usage: account.PageFigures, table: inside.Table) -> list[tuple[int | None, int, tuple[int, ...]]]:
     """(pid, start time, bytes per GPU) of the processes on an account page; all that were not found are one."""
     found: dict[tuple[int | None, int], tuple[int, ...]] = {}
     for owner, used in usage.by_process.items():

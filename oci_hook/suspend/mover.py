@@ -25,9 +25,9 @@ from oci_hook.linux import memory_room, proc
 from oci_hook.linux.lock import lock_file
 from oci_hook.observe import inside
 from oci_hook.observe.stage import paused
-from oci_hook.suspend import processes
+from oci_hook.suspend import gpu_processes
+from oci_hook.suspend.gpu_processes import Found
 from oci_hook.suspend.hold import Hold
-from oci_hook.suspend.processes import Found
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,10 +67,10 @@ def suspend(settings: "Settings", key: str, lent_to: str = "") -> Moved:
             return Moved(grant, False)
         rules.check_suspendable(grant)
         _check_runs(grant, "suspended")
-        found = processes.find(grant, inventory, (hold.fd,))
-        processes.check_movable(grant, inventory, found)
+        found = gpu_processes.find(grant, inventory, (hold.fd,))
+        gpu_processes.check_movable(grant, inventory, found)
         _check_cgroup(grant, found.used_mib)
-        processes.note(hold.fd, found)
+        gpu_processes.note(hold.fd, found)
 
         def begun(grant: Grant, others: tuple[Grant, ...]) -> Grant:
             free, total = (size // MIB for size in memory_room.of_node())
@@ -158,8 +158,8 @@ class _RoomKept:
             ):  # one order: none wait for each other
                 path = f"{self._state}/{LEDGER_DIR}/{uuid.replace('/', '_')}.return"
                 advice = "another container's memory comes back to this GPU; wait for it"
-                self._locks.append(lock_file(path, fcntl.LOCK_EX, seconds=processes.MOVE_SECONDS, advice=advice))
-            self._hold(time.monotonic_ns() + min(HOLD_MOST, int(1e9 * processes.seconds_for(self._mib))))
+                self._locks.append(lock_file(path, fcntl.LOCK_EX, seconds=gpu_processes.MOVE_SECONDS, advice=advice))
+            self._hold(time.monotonic_ns() + min(HOLD_MOST, int(1e9 * gpu_processes.seconds_for(self._mib))))
         except BaseException:
             self._unlock()
             raise
@@ -224,13 +224,15 @@ def _send(settings: "Settings", grant: Grant, inventory: "Inventory", found: Fou
     much that is. Raises ApplyError GH-410, GH-415, GH-417."""
     for _ in range(ROUNDS):
         for what in ("lock", "suspend"):
-            seconds, needs = processes.seconds_for(found.used_mib), processes.needs(grant, found.used_mib)
-            said = processes.call(inventory, what, found.processes, seconds, locks, needs)
+            seconds, needs = gpu_processes.seconds_for(found.used_mib), gpu_processes.needs(grant, found.used_mib)
+            said = gpu_processes.call(inventory, what, found.processes, seconds, locks, needs)
             if said.get("done") is not True:
                 raise _refusal(grant, "suspended", _why(said), _code(said))
-            processes.check_movable(grant, inventory, found)  # once more: no call is under way in those that are locked
-        found = processes.together(found, processes.find(grant, inventory, locks))
-        processes.note(locks[0], found)
+            gpu_processes.check_movable(
+                grant, inventory, found
+            )  # once more: no call is under way in those that are locked
+        found = gpu_processes.together(found, gpu_processes.find(grant, inventory, locks))
+        gpu_processes.note(locks[0], found)
         _book(settings, grant.key, found.used_mib)
         if found.gone:
             return
@@ -247,14 +249,14 @@ def _book(settings: "Settings", key: str, mib: int) -> None:
 def _come_back(grant: Grant, inventory: "Inventory", locks: tuple[int, ...]) -> "dict[str, object]":
     """The helper's answer. locks: the container's is the first. Raises ApplyError GH-410."""
     try:
-        there = processes.listed(grant)
+        there = gpu_processes.listed(grant)
     except GhError as e:
         if e.problems[0].code == "GH-410":
             raise
         return {"error": str(e)}
     # What has ended needs no room. The container's page is not asked: one without room enough would be lost.
-    needs = processes.needs(grant, max(0, grant.host_mib - processes.ended_mib(locks[0])))
-    said = processes.call(inventory, "resume", there, processes.seconds_for(grant.host_mib), locks, needs)
+    needs = gpu_processes.needs(grant, max(0, grant.host_mib - gpu_processes.ended_mib(locks[0])))
+    said = gpu_processes.call(inventory, "resume", there, gpu_processes.seconds_for(grant.host_mib), locks, needs)
     if said.get("lost"):  # it would wait for ever in its next call of CUDA
         for pid, start in there:
             if pid == said["failed"] and proc.is_running((pid, start)):

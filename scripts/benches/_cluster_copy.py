@@ -15,11 +15,11 @@ READER = """
 import asyncio, gc, json, os, ssl, sys, time
 begun = time.monotonic()
 from oci_hook.kube.controller import controller
-from oci_hook.kube.kubeconfig import Credential
+from oci_hook.kube.link.kubeconfig import Credential
 from oci_hook.kube.controller.api.client import Client
 from oci_hook.kube.controller.options import Options
 from oci_hook.kube.controller.trust.own_secret import Own
-from oci_hook.kube.controller.trust.keys import Secrets
+from oci_hook.kube.controller.trust.generations import Secrets
 from oci_hook.core.rules import Rules
 
 async def main():

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from oci_hook.kube.answers import admission, extender
 from oci_hook.kube.formats.signing import Signer
 from oci_hook.kube.placing.choose import Question, judge
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.placing.fit import Fit
-from oci_hook.kube.placing.state import ClusterState
 from oci_hook.kube.preemption.fragments import Fragments
 from scripts.benches._cluster_objects import binding, bound, node, pod
 

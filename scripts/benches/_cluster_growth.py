@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from oci_hook.kube.answers import admission, extender
 from oci_hook.kube.formats.signing import Signer
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 from scripts.benches._cluster_objects import binding, bound, node, pod
 
 MEMORY = 81559

@@ -10,7 +10,7 @@ import time
 
 from oci_hook.kube.answers import admission, extender
 from oci_hook.kube.formats.signing import Signer
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 from scripts.benches._cluster_objects import binding, bound, node, pod
 
 NODES, GPUS, PODS = 5000, 8, 50_000

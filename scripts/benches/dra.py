@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import yaml
 
-from oci_hook.kube.dra import slices
+from oci_hook.kube.formats import slices
 from oci_hook.kube.formats.claim_words import DRIVER, GROUP, SHARE_CLASS
 from scripts.benches import _cluster_real as real
 from scripts.cluster_lab import plain_nodes, programs

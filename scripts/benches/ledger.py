@@ -30,7 +30,7 @@ from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.layout import MARKER, SLOT_DIR, slot_file
 from oci_hook.core.request import GpuRequest, Request
 from oci_hook.errors import GhError
-from oci_hook.ledger import admit, claims, messages, slot_files, store
+from oci_hook.ledger import admit, gpu_owner, messages, slot_files, store
 from oci_hook.ledger.deliver import page_file
 from oci_hook.ledger.proof import Judge
 from oci_hook.linux.proc import boot_id, process_life
@@ -59,11 +59,11 @@ def own_life() -> Life:
 def state_dir():
     """A fresh state directory on tmpfs, as an install has it."""
     path = tempfile.mkdtemp(prefix="gh-ledger-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
-    before, claims.CLAIMS = claims.CLAIMS, path + "/claims"
+    before, gpu_owner.CLAIMS = gpu_owner.CLAIMS, path + "/claims"
     try:
         yield path + "/state"
     finally:
-        claims.CLAIMS = before
+        gpu_owner.CLAIMS = before
         for name in os.listdir(path):
             slot_files.drop(f"{path}/{name}")
         shutil.rmtree(path)

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from load.report import figure
 
-from oci_hook.agent.act.move_watch import BUSY_SECONDS, IDLE_SECONDS
-from oci_hook.agent.judge.turns import Pace, Tenant, decide
+from oci_hook.agent.act.moving import BUSY_SECONDS, IDLE_SECONDS
+from oci_hook.agent.judge.turns import LentTenant, Pace, decide
 
 GIB = 1 << 30
 OUT, BACK = 1.9 * GIB, 4.6 * GIB  # bytes a second (docs/internals/validation/H200-580)
@@ -44,9 +44,9 @@ class Gpu:
         self.work = dict.fromkeys([f"t{i}" for i in range(len(sizes))], 0.0)
         self.moves = 0
         for i, size in enumerate(sizes):
-            self.tenants[f"t{i}"] = Tenant(f"t{i}", 0, 0, int(request * GIB), int(size * GIB), here=0.0)
+            self.tenants[f"t{i}"] = LentTenant(f"t{i}", 0, 0, int(request * GIB), int(size * GIB), here=0.0)
         if server:
-            self.tenants["server"] = Tenant("server", 2, 0, int(server * GIB))
+            self.tenants["server"] = LentTenant("server", 2, 0, int(server * GIB))
         self.move, self.arrives = None, 0.0
 
     def step(self):

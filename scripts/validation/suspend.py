@@ -56,11 +56,11 @@ class Driver:
     def helper(self, what: str, *pids: int) -> Json:
         """What the shipped helper answers."""
         from oci_hook.linux.proc import process_life
-        from oci_hook.suspend import processes
+        from oci_hook.suspend import gpu_processes
 
         fd = os.open(os.devnull, os.O_RDONLY)
         try:
-            return processes.call(self.node.inventory, what, tuple(process_life(p) for p in pids), 120.0, (fd,))
+            return gpu_processes.call(self.node.inventory, what, tuple(process_life(p) for p in pids), 120.0, (fd,))
         finally:
             os.close(fd)
 

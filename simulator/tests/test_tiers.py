@@ -9,9 +9,9 @@ from oci_hook.core.gpu_page import tiers_of
 from oci_hook.core.grant import Share
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.tiers import MEMOPS
-from oci_hook.discovery import tiers
+from oci_hook.discovery import survey_tiers
 from oci_hook.ledger import inventory
-from oci_hook.ledger import tiers as seen_tiers
+from oci_hook.ledger import tier_file as seen_tiers
 from simulator.tests.test_cli import Install
 from simulator.tests.test_cli import install as install
 
@@ -44,7 +44,7 @@ def test_findings_expire(install: Install) -> None:
     install.run("sim", "up")
     there, settings = the_inventory(install), load(str(install.prefix))
     seen = {"memops": {"held": True, "resumed": True, "written": True, "resume_us": 9.0, "beside": 1.0}}
-    tiers.save(settings, there, {there.gpus[0].uuid: seen, "GPU-gone": seen})
+    survey_tiers.save(settings, there, {there.gpus[0].uuid: seen, "GPU-gone": seen})
     assert list(seen_tiers.load(settings, there)) == [there.gpus[0].uuid]
     assert "0.5" in install.run("gpus").splitlines()[2].split()
     assert seen_tiers.load(settings, there.replace(boot_id="another")) == {}
@@ -72,8 +72,10 @@ def test_a_driver_that_hangs_is_given_up(install: Install, tmp_path: Path) -> No
     there = the_inventory(install)
     os.mkfifo(tmp_path / "libcuda")
     begin = time.monotonic()
-    assert "no answer" in tiers.probe(there.replace(libcuda=str(tmp_path / "libcuda")), there.gpus[0], 1)["error"]
+    assert (
+        "no answer" in survey_tiers.probe(there.replace(libcuda=str(tmp_path / "libcuda")), there.gpus[0], 1)["error"]
+    )
     assert time.monotonic() - begin < 30
-    gone = tiers.probe(there.replace(libcuda=str(tmp_path / "none")), there.gpus[0])
+    gone = survey_tiers.probe(there.replace(libcuda=str(tmp_path / "none")), there.gpus[0])
     assert "cannot open" in str(gone["error"])
     assert tiers_of(b"") == 0

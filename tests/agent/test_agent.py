@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from oci_hook.agent.serve import whereabouts
-from oci_hook.cli import agent_check, live, top, why
+from oci_hook.cli import agent_check, node_now, top, why
 from oci_hook.cli.main import cli
 from oci_hook.config import settings as node_settings
 from oci_hook.config.settings import load
@@ -63,7 +63,7 @@ def test_it_goes_with_its_state_directory(stage: Stage) -> None:
             done = CliRunner().invoke(cli, ["settings", "set", f"state_dir={folder}", "--prefix", str(stage.prefix)])
             assert done.exit_code == 0, done.output
             wait_for(lambda folder=folder: whereabouts.holder(f"{folder}/agent.lock") == agent.process.pid)  # type: ignore[misc]
-            answered = wait_for(lambda: live.ask(node_settings.load(str(stage.prefix))))
+            answered = wait_for(lambda: node_now.ask(node_settings.load(str(stage.prefix))))
             assert answered["agent"]["state_dir"] == folder and answered["agent"]["page"] == f"127.0.0.1:{agent.port}"
             other = CliRunner().invoke(cli, ["agent", "--prefix", str(stage.prefix), "--address", "none"])
             assert other.exit_code == 1 and f"GH-320: process {agent.process.pid} is the agent" in other.output

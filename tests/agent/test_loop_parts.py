@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from oci_hook.agent import agent
-from oci_hook.agent.act import driver_watch, enforce, response
+from oci_hook.agent.act import driver_changes, enforce, response
 from oci_hook.agent.agent import full, only_one
 from oci_hook.agent.judge.audit_rules import Finding
 from oci_hook.agent.judge.gpu_sample import GpuSample
-from oci_hook.agent.node import Node
-from oci_hook.agent.options import Options
+from oci_hook.agent.node_state import NodeState
+from oci_hook.agent.options import AgentOptions
 from oci_hook.agent.watch.accounts import Accounts
 from oci_hook.agent.watch.boundary_server import BoundaryServer
 from oci_hook.agent.watch.ledger_watch import LedgerWatch
@@ -36,8 +36,8 @@ pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="ne
 
 
 @pytest.fixture
-def node(prefix: Install) -> Node:
-    return Node(str(prefix.prefix), Options())
+def node(prefix: Install) -> NodeState:
+    return NodeState(str(prefix.prefix), AgentOptions())
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def grant(pid: int, key: str = "a" * 32) -> Grant:
     return Grant(key, who, Life(boot_id(), process_life(pid)), (Share("GPU-0", 1024),))
 
 
-def test_an_end_is_noticed_at_once(node: Node, child: "subprocess.Popen[bytes]") -> None:
+def test_an_end_is_noticed_at_once(node: NodeState, child: "subprocess.Popen[bytes]") -> None:
     with selectors.DefaultSelector() as selector:
         ended: list[set[str]] = []
         watch = LedgerWatch(node, selector, ended.append)
@@ -74,7 +74,7 @@ def test_an_end_is_noticed_at_once(node: Node, child: "subprocess.Popen[bytes]")
         watch.close()
 
 
-def test_one_whose_share_was_released_by_force_has_not_ended(node: Node, child: "subprocess.Popen[bytes]") -> None:
+def test_one_whose_share_was_released_by_force_has_not_ended(node: NodeState, child: "subprocess.Popen[bytes]") -> None:
     given = grant(child.pid)
     given = given.replace(life=given.life.replace(init=process_life(child.pid)))
     with selectors.DefaultSelector() as selector:
@@ -88,7 +88,7 @@ def test_one_whose_share_was_released_by_force_has_not_ended(node: Node, child: 
 def test_a_new_container_of_the_same_id_is_not_the_one_that_was_killed(
     prefix: Install, monkeypatch: pytest.MonkeyPatch, child: "subprocess.Popen[bytes]"
 ) -> None:
-    node = Node(str(prefix.prefix), Options(policy="kill"))
+    node = NodeState(str(prefix.prefix), AgentOptions(policy="kill"))
     hit: list[str] = []
     monkeypatch.setattr(enforce, "kill", lambda grant, others: (hit.append(grant.key), "")[1])
     answers, ended, given = response.Response(node), [], grant(child.pid).replace(born=1)
@@ -106,7 +106,7 @@ def test_a_new_container_of_the_same_id_is_not_the_one_that_was_killed(
         watch.close()
 
 
-def test_a_ledger_that_cannot_be_read_is_a_problem_until_it_can(node: Node) -> None:
+def test_a_ledger_that_cannot_be_read_is_a_problem_until_it_can(node: NodeState) -> None:
     with selectors.DefaultSelector() as selector:
         watch = LedgerWatch(node, selector, lambda ended: None)
         watch.tick(time.monotonic())
@@ -120,7 +120,7 @@ def test_a_ledger_that_cannot_be_read_is_a_problem_until_it_can(node: Node) -> N
         watch.close()
 
 
-def test_a_ledger_whose_folder_is_none_is_a_problem(node: Node) -> None:
+def test_a_ledger_whose_folder_is_none_is_a_problem(node: NodeState) -> None:
     with selectors.DefaultSelector() as selector:
         watch = LedgerWatch(node, selector, lambda ended: None)
         watch.tick(time.monotonic())
@@ -132,7 +132,7 @@ def test_a_ledger_whose_folder_is_none_is_a_problem(node: Node) -> None:
         watch.close()
 
 
-def test_a_container_without_a_page_has_no_usage(node: Node, child: "subprocess.Popen[bytes]") -> None:
+def test_a_container_without_a_page_has_no_usage(node: NodeState, child: "subprocess.Popen[bytes]") -> None:
     accounts = Accounts(node)
     starting = grant(child.pid)
     running = starting.replace(key="b" * 32, life=starting.life.replace(init=starting.life.creator))
@@ -160,7 +160,7 @@ def test_a_finding_is_answered_by_the_policy(
     harm: bool,
     done: str,
 ) -> None:
-    node = Node(str(prefix.prefix), Options(policy=policy))
+    node = NodeState(str(prefix.prefix), AgentOptions(policy=policy))
     given = grant(child.pid)
     node.grants, node.watched = {given.key: given}, {given.key: Watched()}
     monkeypatch.setattr(enforce, "freeze", lambda grant: "")
@@ -193,7 +193,7 @@ def test_a_state_directory_where_its_unit_may_not_write(tmp_path: Path, monkeypa
         only_one(str(tmp_path))
 
 
-def test_a_ledger_that_was_removed_is_not_made_anew(node: Node) -> None:
+def test_a_ledger_that_was_removed_is_not_made_anew(node: NodeState) -> None:
     """As by `settings set state_dir=DIR`: only a tick, which knows the new directory, makes a ledger."""
     folder = Path(node.state_dir, "ledger")
     with selectors.DefaultSelector() as selector:
@@ -208,7 +208,7 @@ def test_a_ledger_that_was_removed_is_not_made_anew(node: Node) -> None:
         watch.close()
 
 
-def test_the_ledger_says_when_a_container_was_moved(node: Node, child: "subprocess.Popen[bytes]") -> None:
+def test_the_ledger_says_when_a_container_was_moved(node: NodeState, child: "subprocess.Popen[bytes]") -> None:
     """Also where both ways are over before the next look at the GPUs."""
     with selectors.DefaultSelector() as selector:
         watch = LedgerWatch(node, selector, lambda ended: None)
@@ -224,11 +224,11 @@ def test_the_ledger_says_when_a_container_was_moved(node: Node, child: "subproce
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_discovery_does_not_resolve_is_discovered_seldom(
-    prefix: Install, node: Node, monkeypatch: pytest.MonkeyPatch, fails: bool
+    prefix: Install, node: NodeState, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     """Such as a GPU in MIG mode without an instance, beside others. A new difference is discovered at once."""
     asked: list[int] = []
-    watch = driver_watch.DriverWatch(node)
+    watch = driver_changes.DriverChanges(node)
 
     def discover(root: str) -> Inventory:
         asked.append(now)
@@ -236,7 +236,7 @@ def test_what_discovery_does_not_resolve_is_discovered_seldom(
             raise refuse("GH-302", "no")
         return prefix.inventory
 
-    monkeypatch.setattr(driver_watch, "discover", discover)
+    monkeypatch.setattr(driver_changes, "discover", discover)
     seen = {gpu.uuid: GpuSample(0, 0, -1, ()) for gpu in prefix.inventory.gpus}
     seen["GPU-split"] = GpuSample(0, 0, -1, ())
     for now in range(0, 800, 5):
@@ -251,16 +251,16 @@ def test_what_discovery_does_not_resolve_is_discovered_seldom(
 
 
 class Machine:
-    """A real driver's signs, as a DriverWatch sees them; nothing of it is there."""
+    """A real driver's signs, as DriverChanges sees them; nothing of it is there."""
 
-    def __init__(self, node: Node, inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, node: NodeState, inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
         self.files, self.module, self.asked = "old", "old", 0
         self.inventory = inventory
-        monkeypatch.setattr(driver_watch.cache, "load", self._load)
-        monkeypatch.setattr(driver_watch, "is_loaded", lambda root: self.module == self.files != "")
-        monkeypatch.setattr(driver_watch, "discover", self._discover)
-        monkeypatch.setattr(driver_watch, "save_inventory", lambda settings, found: None)
-        self.watch = driver_watch.DriverWatch(node)
+        monkeypatch.setattr(driver_changes.cache, "load", self._load)
+        monkeypatch.setattr(driver_changes, "is_loaded", lambda root: self.module == self.files != "")
+        monkeypatch.setattr(driver_changes, "discover", self._discover)
+        monkeypatch.setattr(driver_changes, "save_inventory", lambda settings, found: None)
+        self.watch = driver_changes.DriverChanges(node)
 
     def _load(self, settings: object) -> Inventory:
         if self.files == self.module == "old":
@@ -278,7 +278,7 @@ class Machine:
 
 
 def test_a_driver_that_comes_late_is_discovered_at_once(
-    prefix: Install, node: Node, monkeypatch: pytest.MonkeyPatch
+    prefix: Install, node: NodeState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The GPU Operator lets our pod come back before its driver pod has loaded the module: backing off, we would miss it by
     minutes."""
@@ -297,7 +297,7 @@ def test_a_driver_that_comes_late_is_discovered_at_once(
     "steps", ["unload remove install load", "remove unload load install", "remove install unload load"]
 )
 def test_what_was_released_is_asked_nothing_before_it_is_another_one(
-    prefix: Install, node: Node, monkeypatch: pytest.MonkeyPatch, steps: str
+    prefix: Install, node: NodeState, monkeypatch: pytest.MonkeyPatch, steps: str
 ) -> None:
     machine = Machine(node, prefix.inventory, monkeypatch)
     machine.look(0.0)
@@ -318,7 +318,7 @@ def test_what_was_released_is_asked_nothing_before_it_is_another_one(
 
 
 def test_what_was_released_may_come_back_as_it_was(
-    prefix: Install, node: Node, monkeypatch: pytest.MonkeyPatch
+    prefix: Install, node: NodeState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(node, prefix.inventory, monkeypatch)
     machine.watch.release()
@@ -330,7 +330,7 @@ def test_what_was_released_may_come_back_as_it_was(
 
 
 def test_what_was_released_and_stays_is_taken_when_told(
-    prefix: Install, node: Node, monkeypatch: pytest.MonkeyPatch
+    prefix: Install, node: NodeState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(node, prefix.inventory, monkeypatch)
     machine.watch.release()

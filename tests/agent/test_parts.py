@@ -25,9 +25,9 @@ from oci_hook.agent.act import device_nodes, enforce, facts, protection
 from oci_hook.agent.act.auditing import Auditing
 from oci_hook.agent.act.response import Response
 from oci_hook.agent.counters import Counters
-from oci_hook.agent.judge.audit_rules import Finding, Process
-from oci_hook.agent.node import Node
-from oci_hook.agent.options import Options
+from oci_hook.agent.judge.audit_rules import Finding, TenantProcess
+from oci_hook.agent.node_state import NodeState
+from oci_hook.agent.options import AgentOptions
 from oci_hook.agent.serve import textfile
 from oci_hook.agent.serve.metrics import exposition
 from oci_hook.agent.serve.notify import Notifier
@@ -44,7 +44,7 @@ from oci_hook.errors import CODES, GhError, Problem
 from oci_hook.ledger import events
 from oci_hook.ledger import inventory as cache
 from oci_hook.linux.proc import process_life
-from oci_hook.observe.account import Usage
+from oci_hook.observe.account import PageFigures
 from oci_hook.observe.event_log import Follower
 from tests.cli.box import Install
 from tests.e2e.stage import Stage
@@ -232,29 +232,34 @@ def test_two_looks_within_a_tenth_of_a_second_are_one_point(monkeypatch: pytest.
 
 def test_another_address_needs_a_token(tmp_path: Path) -> None:
     file = tmp_path / "token"
-    assert options.token(Options()) == options.token(Options("[::1]:9")) == options.token(Options("none")) == ""
+    assert (
+        options.token(AgentOptions())
+        == options.token(AgentOptions("[::1]:9"))
+        == options.token(AgentOptions("none"))
+        == ""
+    )
     for address in ("0.0.0.0:9409", "10.0.0.1:9409", "[::]:9409"):
         with pytest.raises(GhError, match="GH-501.*not loopback"):
-            options.token(Options(address))
+            options.token(AgentOptions(address))
     with pytest.raises(GhError, match="No such file"):
-        options.token(Options("0.0.0.0:1", str(file)))
+        options.token(AgentOptions("0.0.0.0:1", str(file)))
     file.write_text("short\n")
     file.chmod(0o600)
     with pytest.raises(GhError, match="16 or more"):
-        options.token(Options("0.0.0.0:1", str(file)))
+        options.token(AgentOptions("0.0.0.0:1", str(file)))
     file.write_text("0123456789abcdef\n")
-    assert options.token(Options("0.0.0.0:1", str(file))) == "0123456789abcdef"
+    assert options.token(AgentOptions("0.0.0.0:1", str(file))) == "0123456789abcdef"
     file.chmod(0o644)
     with pytest.raises(GhError, match="can be read or changed by others"):
-        options.token(Options("0.0.0.0:1", str(file)))
+        options.token(AgentOptions("0.0.0.0:1", str(file)))
 
 
 def test_settings(tmp_path: Path) -> None:
     install = Install(tmp_path)
-    assert options.load(str(tmp_path)) == Options()
+    assert options.load(str(tmp_path)) == AgentOptions()
     yaml = (tmp_path / "etc/settings.yaml").read_text()
     install.say(yaml.replace("policy: protect  ", "policy: freeze ").replace("interval: 5 ", "interval: 9 "))
-    assert options.load(str(tmp_path)) == Options(policy="freeze", interval=9)
+    assert options.load(str(tmp_path)) == AgentOptions(policy="freeze", interval=9)
     assert load(str(tmp_path)).state_dir == str(install.state)
     install.say(
         yaml.replace("127.0.0.1:9409", "localhost:9409").replace("interval: 5 ", "interval: 0 ") + "agent.color: red\n"
@@ -593,7 +598,7 @@ def test_first_it_acts_and_then_it_describes(
     monkeypatch.setattr(enforce, "kill", lambda *_: (done.append("kill"), "")[1])
     monkeypatch.setattr(enforce, "freeze", lambda *_: (done.append("freeze"), "")[1])
     install = Install(tmp_path)
-    node = Node(str(tmp_path), Options("none", policy=policy))
+    node = NodeState(str(tmp_path), AgentOptions("none", policy=policy))
     node.grants, node.watched = {"k": grant("k", "c")}, {"k": Watched()}
     Response(node).answer(Finding("over-memory", "k", "GPU-0", 7, 8, "too much"))
     assert done == [policy, "describe"]
@@ -606,7 +611,7 @@ def test_processes_that_are_slow_to_describe_hold_the_agent_up_for_a_second(
 ) -> None:
     """Of one container or of many, at each tick; each of them once."""
     install = Install(tmp_path)
-    node, asked = Node(str(tmp_path), Options("none")), []
+    node, asked = NodeState(str(tmp_path), AgentOptions("none")), []
     node.grants, node.watched = {"k": grant("k", "c")}, {"k": Watched()}
     monkeypatch.setattr(facts, "describe", lambda pid: (asked.append(pid), time.sleep(0.4), "somebody")[-1])
     response = Response(node)
@@ -625,7 +630,7 @@ def test_one_that_cannot_be_killed_is_waited_for_once_at_each_tick(
 ) -> None:
     """However many of its processes are found: the next tick kills them all."""
     Install(tmp_path)
-    node, hit = Node(str(tmp_path), Options("none", policy="kill")), []
+    node, hit = NodeState(str(tmp_path), AgentOptions("none", policy="kill")), []
     node.grants, node.watched = {"k": grant("k", "c")}, {"k": Watched()}
     monkeypatch.setattr(enforce, "kill", lambda _, others: (hit.append(others), "1 of its processes still runs")[1])
     response = Response(node)
@@ -639,7 +644,7 @@ def test_one_that_cannot_be_killed_is_waited_for_once_at_each_tick(
 def test_who_was_to_be_killed_and_lives_is_killed_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And is not called killed before it is gone."""
     install = Install(tmp_path)
-    node = Node(str(tmp_path), Options("none", policy="kill"))
+    node = NodeState(str(tmp_path), AgentOptions("none", policy="kill"))
     node.grants, node.watched = {"k": grant("k", "c")}, {"k": Watched()}
     response = Response(node)
     answers = iter(["2 of its processes still run", "2 of its processes still run", "", "", "one is back", ""])
@@ -661,7 +666,7 @@ def test_who_was_to_be_killed_and_lives_is_killed_again(monkeypatch: pytest.Monk
 def test_who_was_frozen_and_goes_on_is_watched_as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Who could not be frozen is frozen at the next tick, if that is still to be."""
     install = Install(tmp_path)
-    node = Node(str(tmp_path), Options("none", policy="freeze"))
+    node = NodeState(str(tmp_path), AgentOptions("none", policy="freeze"))
     node.grants, node.watched = {"k": grant("k", "c")}, {"k": Watched()}
     response, watched, finding = Response(node), node.watched["k"], Finding("over-memory", "k", "GPU-0", 0, 0, "9 MiB")
     answers, thawed = iter(["busy", "", "busy"]), iter([False, True])
@@ -685,7 +690,7 @@ def test_who_could_not_be_frozen_is_frozen_while_one_reason_stands(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     Install(tmp_path)
-    node, tried = Node(str(tmp_path), Options("none", policy="freeze")), []
+    node, tried = NodeState(str(tmp_path), AgentOptions("none", policy="freeze")), []
     node.grants, node.watched = {"k": grant("k", "c")}, {"k": Watched()}
     monkeypatch.setattr(enforce, "freeze", lambda _: tried.append(1) or "busy")
     first, second = (Finding(kind, "k", "GPU-0", 0, 0, "") for kind in ("over-memory", "over-compute"))
@@ -706,13 +711,13 @@ def test_who_harmed_others_and_could_not_be_frozen_is_left_when_that_is_over(
 ) -> None:
     """Also where the audit never had it: that takes two looks. If it harms them once more, it is answered once more."""
     Install(tmp_path)
-    node, tried = Node(str(tmp_path), Options("none", policy="freeze")), []
+    node, tried = NodeState(str(tmp_path), AgentOptions("none", policy="freeze")), []
     node.grants, node.watched = {"k": grant("k", "c")}, {"k": Watched()}
     monkeypatch.setattr(enforce, "freeze", lambda _: tried.append(1) or "busy")
     response, watched = Response(node), node.watched["k"]
     auditing = Auditing(
         node,
-        SimpleNamespace(find=lambda _: {7: ("k", Process(7, 8, "x", 7))}),  # type: ignore[arg-type]
+        SimpleNamespace(find=lambda _: {7: ("k", TenantProcess(7, 8, "x", 7))}),  # type: ignore[arg-type]
         SimpleNamespace(read=lambda *_: ({}, frozenset())),  # type: ignore[arg-type]
         SimpleNamespace(by_process=list, look=lambda *_: None),  # type: ignore[arg-type]
         response,
@@ -733,7 +738,7 @@ def test_nobody_is_judged_as_if_one_that_has_come_back_to_its_gpu_were_away(
 ) -> None:
     """The ledger was read before that. The GPU's memory is lent: a neighbour was granted what is not free."""
     Install(tmp_path)
-    node = Node(str(tmp_path), Options("none"))
+    node = NodeState(str(tmp_path), AgentOptions("none"))
     node.inventory, init = inventory(gpus=1), process_life(os.getpid())
     now = {
         key: grant(key, key).replace(life=Life("b", None, init), shares=(Share("GPU-0", mib),))
@@ -742,13 +747,13 @@ def test_nobody_is_judged_as_if_one_that_has_come_back_to_its_gpu_were_away(
     late = {"suspended": 7} if back == "k" else {"moving": 7}
     node.grants, node.watched = {**now, back: now[back].replace(**late)}, {key: Watched() for key in now}
     monkeypatch.setattr(protection.store, "peek", lambda _: tuple(now.values()))
-    read = {k: Usage((n << 30,), (0,), frozenset({(1, 1)})) for k, n in zip("kn", pages, strict=True)}
+    read = {k: PageFigures((n << 30,), (0,), frozenset({(1, 1)})) for k, n in zip("kn", pages, strict=True)}
     killed: list[Finding] = []
     judge = protection.Protection(
         node,
         SimpleNamespace(take=lambda living, _: setattr(node, "grants", {g.key: g for g in living})),  # type: ignore[arg-type]
         SimpleNamespace(look=lambda uuid: None),  # type: ignore[arg-type]
-        SimpleNamespace(find=lambda *_, **__: {1: ("k", Process(1, 1, "x", 1))}),  # type: ignore[arg-type]
+        SimpleNamespace(find=lambda *_, **__: {1: ("k", TenantProcess(1, 1, "x", 1))}),  # type: ignore[arg-type]
         SimpleNamespace(read=lambda *_: (read, frozenset())),  # type: ignore[arg-type]
         SimpleNamespace(answer=lambda finding, **_: killed.append(finding)),  # type: ignore[arg-type]
     )

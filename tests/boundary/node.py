@@ -11,8 +11,8 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from oci_hook.boundary import records
-from oci_hook.boundary.nvml_limits import LimitError, Nvml
+from oci_hook.boundary import limit_records
+from oci_hook.boundary.nvml_limits import LimitError, NvmlLimits
 from oci_hook.cli.main import cli
 from oci_hook.config import settings
 from oci_hook.core.grant import Grant
@@ -32,7 +32,7 @@ DRIVER = {**ASK, "gpu-hook.io/boundary": "driver"}
 
 def figures(library: Path, files: str, cgroup: str, uuids: Sequence[str]) -> list[int]:
     """The hard limits in MiB that the driver has for this cgroup; -1: none, -2: it knows no such cgroup."""
-    nvml = Nvml(str(library), (("GPU_HOOK_SIM_GPUS", files),))
+    nvml = NvmlLimits(str(library), (("GPU_HOOK_SIM_GPUS", files),))
     found = []
     for uuid in uuids:
         try:
@@ -130,8 +130,8 @@ class Node:
             self.server.communicate()
             self.server = None
 
-    def records(self) -> list[records.Record]:
-        return records.every(str(self.state))
+    def records(self) -> list[limit_records.LimitRecord]:
+        return limit_records.every(str(self.state))
 
     def grants(self) -> tuple[Grant, ...]:
         return store.snapshot(str(self.state))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from oci_hook.agent.act import boundary_watch
+from oci_hook.agent.act import driver_limits
 from oci_hook.core.boundary import Boundary
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.linux.proc import read_file
@@ -112,13 +112,13 @@ def set_limit(node: Node, cgroup: str, size: int) -> None:
 @pytest.mark.parametrize("year", [1971, 2099])
 def test_a_wrong_clock_changes_nothing(year: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container without a record, whose limits the agent may set once its start does not any more."""
-    monkeypatch.setattr(boundary_watch, "expected", lambda *_: Boundary("driver"))
+    monkeypatch.setattr(driver_limits, "expected", lambda *_: Boundary("driver"))
 
     def wanted(seconds: int) -> bool:
         ticks = int((time.clock_gettime(time.CLOCK_BOOTTIME) - seconds) * os.sysconf("SC_CLK_TCK"))
         who = Identity("/run/runc", "c1", "/b")
         grant = Grant("k", who, Life("boot", init=(1, ticks)), (), created=(year - 1970) * 31_557_600)
-        watch = boundary_watch.BoundaryWatch(SimpleNamespace(grants={"k": grant}, inventory=object()), None)  # type: ignore[arg-type]
+        watch = driver_limits.DriverLimits(SimpleNamespace(grants={"k": grant}, inventory=object()), None)  # type: ignore[arg-type]
         return watch._wants_check("k", None)
 
     assert not wanted(20) and wanted(60)

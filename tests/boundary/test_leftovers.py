@@ -2,8 +2,8 @@
 
 import pytest
 
-from oci_hook.boundary import protocol, records
-from oci_hook.boundary.records import SET, SETTING, Record
+from oci_hook.boundary import limit_records, protocol
+from oci_hook.boundary.limit_records import SET, SETTING, LimitRecord
 from oci_hook.core.boundary import Limit
 from oci_hook.linux.proc import boot_id
 from tests.boundary.node import ASK, Node, Stub
@@ -19,7 +19,7 @@ def leave(node: Node, cgroup: str, inode: int, mib: int, state: str = SET, boot:
     """A record of a grant that the ledger does not have."""
     limits = (Limit(node.uuids[0], mib * MIB, mib * MIB),)
     (node.state / "boundary").mkdir(mode=0o700, exist_ok=True)
-    records.write(str(node.state), Record(KEY, "gone", boot or boot_id(), state, ((cgroup, inode),), limits))
+    limit_records.write(str(node.state), LimitRecord(KEY, "gone", boot or boot_id(), state, ((cgroup, inode),), limits))
 
 
 def put(stub: Stub, node: Node, cgroup: str, mib: int) -> None:

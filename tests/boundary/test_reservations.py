@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from oci_hook.boundary import protocol, records
-from oci_hook.boundary.nvml_limits import LimitError, Nvml
+from oci_hook.boundary import limit_records, protocol
+from oci_hook.boundary.nvml_limits import LimitError, NvmlLimits
 from oci_hook.linux.mount import mountinfo
 from tests.boundary.node import ASK, Node, Stub
 from tests.boundary.test_agent import Agent, wait_for
@@ -26,7 +26,7 @@ Start = Callable[..., str]
 
 
 def soft_of(library: Path, files: str, cgroup: str, uuid: str) -> int:
-    nvml = Nvml(str(library), (("GPU_HOOK_SIM_GPUS", files),))
+    nvml = NvmlLimits(str(library), (("GPU_HOOK_SIM_GPUS", files),))
     try:
         return nvml.get(uuid, cgroup).soft >> 20
     except LimitError:
@@ -135,7 +135,7 @@ def test_one_that_lives_on_gets_its_soft_limit_back(node: Node, pod: Slice) -> N
     node.serve()
     request = {"do": "check", "grant": record.key}
     assert protocol.ask(str(node.state), request, 60) == {"ok": True, "repaired": False}
-    records.write(str(node.state), record.replace(ending=1))
+    limit_records.write(str(node.state), record.replace(ending=1))
     assert protocol.ask(str(node.state), request, 60) == {"ok": True, "repaired": True}
     assert pod.soft() == 1024 and node.limits(node.cgroup(id)) == [2048]
     assert protocol.ask(str(node.state), request, 60) == {"ok": True, "repaired": False}
@@ -176,7 +176,7 @@ def test_of_two_cgroups_only_the_lower_one_has_a_soft_limit(node: Node, pod: Sli
     [record] = node.records()
     upper = f"/sys/fs/cgroup{pod.name}"
     inode = (pod.top / pod.name[1:]).stat().st_ino
-    records.write(str(node.state), record.replace(cgroups=((upper, inode), *record.cgroups)))
+    limit_records.write(str(node.state), record.replace(cgroups=((upper, inode), *record.cgroups)))
     request = {"do": "check", "grant": record.key}
     assert [protocol.ask(str(node.state), request, 60)["repaired"] for _ in range(3)] == [True, False, False]
     assert node.limits(upper) == node.limits(node.cgroup(id)) == [2048] and pod.soft() == 1024

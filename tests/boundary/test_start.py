@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from oci_hook.boundary import records
+from oci_hook.boundary import limit_records
 from oci_hook.oci import cgroup_mounts
 from tests.boundary.node import ASK, DRIVER, Node, Stub
 from tests.conftest import Bundle
@@ -187,7 +187,7 @@ def test_many_at_once_without_the_server(node: Node, bundle: Bundle) -> None:
 def test_nobody_is_told_to_end_a_helper(node: Node, bundle: Bundle) -> None:
     """A lock that is held for longer than the helper may take."""
     (node.state / "boundary").mkdir(mode=0o700)
-    lock = records.lock(str(node.state))
+    lock = limit_records.lock(str(node.state))
     try:
         done = node.create(bundle(DRIVER))
     finally:

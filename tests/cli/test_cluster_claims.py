@@ -9,10 +9,10 @@ from click.testing import CliRunner, Result
 
 from oci_hook.cli.main import cli
 from oci_hook.core.rules import Rules
-from oci_hook.kube.dra import slices
+from oci_hook.kube.formats import slices
 from tests.conftest import UUIDS, make_inventory
+from tests.kube.answers.test_claims import a_class
 from tests.kube.cluster_objects import pod
-from tests.kube.dra.test_overview import a_class
 
 Files = dict[str, Any]
 

@@ -106,7 +106,7 @@ def well(laid: tuple[Node, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(registered, "running", lambda program: iter(()))
     monkeypatch.setattr(registered, "version", lambda program: None)
     monkeypatch.setattr(agent_check, "UNIT_FOLDERS", ())
-    monkeypatch.setattr(agent_check.live, "ask", lambda settings: None)
+    monkeypatch.setattr(agent_check.node_now, "ask", lambda settings: None)
     node, saved = laid
     prefix = node.prefix
     for folder, part in ((prefix.parent, "root"), (node.state, "state")):
@@ -767,7 +767,7 @@ def test_daemons_of_this_machine(tmp_path: Path) -> None:
 def test_an_agent_whose_process_is_not_seen(well: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user other than root cannot read the state directory: no "process 0", and no command that would kill it."""
     answer = {"agent": {"version": "0", "problems": {}}}
-    monkeypatch.setattr(agent_check.live, "ask", lambda settings: answer)
+    monkeypatch.setattr(agent_check.node_now, "ask", lambda settings: answer)
     monkeypatch.setattr(agent_check, "UNIT_FOLDERS", ())
     found = [f for f in well.doctor()[1] if f["check"] == "agent"]
     assert [f["fix"] for f in found] == ["", f"sudo gpu-hook doctor --prefix {well.prefix}"][::-1]

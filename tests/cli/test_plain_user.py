@@ -16,7 +16,7 @@ import click
 import pytest
 
 from oci_hook.agent.serve.recent import Recent
-from oci_hook.cli import live, main
+from oci_hook.cli import main, node_now
 from oci_hook.core.grant import Share
 from oci_hook.ledger import events, slot_files, store
 from tests.cli.box import Install
@@ -105,7 +105,7 @@ def agent(node: Install, told: dict[str, Any]) -> Iterator[None]:
 
 def test_ps_prints_what_a_running_agent_tells_everybody(node: Install) -> None:
     """As root's table has it, but for what the ledger alone knows."""
-    told = live.alone(node.settings)
+    told = node_now.alone(node.settings)
     as_root = node.text("ps").splitlines()
     with agent(node, {"/api/node": told}), plain_user():
         lines = node.text("ps").splitlines()
@@ -132,7 +132,7 @@ def test_why_says_what_a_running_agent_tells_everybody(node: Install, monkeypatc
     docker.write_text(INSPECTED % eager)
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", str(docker.parent), prepend=":")
-    told = {"/api/node": live.alone(node.settings), "/api/events": Recent(state).read()}
+    told = {"/api/node": node_now.alone(node.settings), "/api/events": Recent(state).read()}
     told["/api/node"]["agent"]["state"] = "ok"
     asked = ("web", "trainer", bygone[:8], bygone, "eager", eager)
     with agent(node, told):
@@ -163,7 +163,7 @@ def test_events_are_those_that_a_running_agent_tells_everybody(node: Install) ->
     """By the engine's name and by the id."""
     state = str(node.state)
     events.record(state, "refused", id="e" * 64, name="eager", messages=["GH-201: no room"])
-    told = {"/api/node": live.alone(node.settings), "/api/events": Recent(state).read()}
+    told = {"/api/node": node_now.alone(node.settings), "/api/events": Recent(state).read()}
     as_root = node.text("events")
     with agent(node, told), plain_user():
         said, one = node.run("events"), node.run("events", "-c", "eager", "--json")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.boundary import records
-from oci_hook.boundary.records import FAILED, SET, SETTING, Record
+from oci_hook.boundary import limit_records
+from oci_hook.boundary.limit_records import FAILED, SET, SETTING, LimitRecord
 from oci_hook.cli import ps
 from oci_hook.core.boundary import NO_LIMIT, Limit
 from oci_hook.core.grant import Grant, Life, Share
@@ -122,7 +122,7 @@ def test_who_holds_the_memory_limit(install: Install) -> None:
     (install.state / "boundary").mkdir(mode=0o700)
     size = 4096 * MIB
     limit = (Limit("GPU-0", size, size),)
-    good = Record(grant.key, "c1", boot_id(), SET, (("/sys/fs/cgroup/x", 7),), limit)
+    good = LimitRecord(grant.key, "c1", boot_id(), SET, (("/sys/fs/cgroup/x", 7),), limit)
     for record, held in (
         (good, "driver"),
         (good.replace(boot="another"), "shim"),
@@ -132,10 +132,10 @@ def test_who_holds_the_memory_limit(install: Install) -> None:
         (good.replace(cgroups=()), "shim"),
         (good.replace(state=FAILED, why="no luck"), "shim"),
     ):
-        records.write(str(install.state), record)
+        limit_records.write(str(install.state), record)
         assert seen()[0] == held, record
     assert seen() == ("shim", "no luck", True)
-    records.write(str(install.state), good)
+    limit_records.write(str(install.state), good)
     text = file.read_text()
     file.write_text(text.replace("GPU-0", "GPU-9"))
     assert seen() == ("driver", "", False), "its GPU has left the inventory"

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from oci_hook.cli import live, top, top_processes
+from oci_hook.cli import node_now, top, top_processes
 from oci_hook.cli.top_text import inside
 from oci_hook.core.grant import Share
 from oci_hook.linux import proc
@@ -43,7 +43,7 @@ def busy(install: Install) -> Install:
 
 
 def test_the_screen(busy: Install) -> None:
-    screen = top.Screen(live.node(busy.settings))
+    screen = top.Screen(node_now.node(busy.settings))
     lines = drawn(screen).splitlines()
     assert lines[0].startswith("gpu-hook  driver 1.2  simulated GPUs  no agent: use of the GPUs is unknown")
     memory = next(line for line in lines if line.startswith("  memory  "))
@@ -60,7 +60,7 @@ def test_the_screen(busy: Install) -> None:
 
 
 def test_keys(busy: Install) -> None:
-    screen = top.Screen(live.node(busy.settings))
+    screen = top.Screen(node_now.node(busy.settings))
 
     def order() -> list[str]:
         return [c["id"][:3] for c in screen.containers()]
@@ -91,7 +91,7 @@ LONG = "a-name-of-63-characters-" + "x" * 39
 def test_it_fits_the_terminal(busy: Install, width: int, height: int, gpus: int) -> None:
     """Every line within the width and all of them within the height; numbers are never cut."""
     busy.grant("long", Share("GPU-0", 1024, 10), who={"namespace": LONG, "pod": LONG, "container": LONG})
-    node = live.node(busy.settings)
+    node = node_now.node(busy.settings)
     node["gpus"] = [{**node["gpus"][i % 2], "index": i} for i in range(gpus)]
     node["agent"] = {**node["agent"], "state": "degraded", "problems": {"gpus": "is lost; " + "x" * 300}}
     for c in node["containers"]:
@@ -118,7 +118,7 @@ def test_it_fits_the_terminal(busy: Install, width: int, height: int, gpus: int)
 def test_labels_never_run_together(busy: Install, width: int, many: int) -> None:
     """Names that fill their parts of the bar, next to each other: each word in the bar is (the beginning of) one name."""
     names = [f"{'abcdefghijkl'[i]}{'x' * 40}" for i in range(many)]
-    node = live.node(busy.settings)
+    node = node_now.node(busy.settings)
     c, gpu = node["containers"][0], {**node["gpus"][0], "granted_compute": 96}
     share = {**c["gpus"][0], "uuid": gpu["uuid"], "memory_mib": gpu["memory_mib"] // many, "compute": 96 // many}
     for i, other in enumerate(names):
@@ -143,7 +143,7 @@ def test_a_name_in_a_part_of_a_bar(columns: int, expected: str) -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(40, 24), (80, 24), (200, 50), (40, 5)])
 def test_the_help(busy: Install, width: int, height: int) -> None:
-    screen = top.Screen(live.node(busy.settings))
+    screen = top.Screen(node_now.node(busy.settings))
     assert "? help" in drawn(screen, width)
     assert screen.press("?")
     lines = drawn(screen, width, height).splitlines()
@@ -161,7 +161,7 @@ def process(pid: int | None, key: str, uuid: str, used: int | None, busy: int | 
 
 @pytest.fixture
 def processes(busy: Install) -> top.Screen:
-    node = live.node(busy.settings)
+    node = node_now.node(busy.settings)
     keys = {c["id"][:3]: c["key"] for c in node["containers"]}
     screen = top.Screen(node, processes=True)
     found = [
@@ -267,7 +267,7 @@ def test_a_command_line_that_cannot_be_read_keeps_nobody_waiting(monkeypatch: py
 
 
 def test_whom_it_waits_for(busy: Install) -> None:
-    node = live.node(busy.settings)
+    node = node_now.node(busy.settings)
     by = {c["id"]: c for c in node["containers"]}
     by["one"]["state"] = "running"
     by["one"]["gpus"][0].update(gate={"mode": "frozen"}, waits_for=by["three"]["id"])

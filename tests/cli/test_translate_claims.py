@@ -16,9 +16,9 @@ from oci_hook.core.inventory import Inventory
 from oci_hook.core.request import Request, parse
 from oci_hook.core.rules import Rules
 from oci_hook.errors import RequestError
-from oci_hook.kube.dra import allocation, slices
-from oci_hook.kube.dra.messages import ClaimName
-from oci_hook.kube.formats import claim_words
+from oci_hook.kube.dra import allocation
+from oci_hook.kube.dra.kubelet_messages import ClaimName
+from oci_hook.kube.formats import claim_words, slices
 from oci_hook.kube.manifests import translate as kube
 from oci_hook.oci import request_mounts
 from tests.conftest import REPO, UUIDS, make_inventory

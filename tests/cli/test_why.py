@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from oci_hook.cli import live, why
+from oci_hook.cli import node_now, why
 from oci_hook.core.grant import Identity, Share
 from oci_hook.core.layout import ACCOUNT_FILE, AGENT_LOCK
 from oci_hook.core.request import GpuRequest, Request
@@ -230,7 +230,7 @@ def test_an_allocation_that_waits_without_an_agent(
                 f.seek(account.GPUS_OFFSET + 5 * account.WORD.size)
                 f.write(account.WORD.pack(next(tries)))
 
-        monkeypatch.setattr(live.time, "sleep", again)
+        monkeypatch.setattr(node_now.time, "sleep", again)
         assert text in install.text("why", "c")
         assert f"c: {text}\n" in install.text("ps")
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from oci_hook.cli import why_cluster
 from oci_hook.cli.main import cli
-from oci_hook.kube.moves.defrag import Move, Plan
+from oci_hook.kube.moves.defrag import Move, MovePlan
 from tests.cli.test_cluster_commands import kubeconfig
 from tests.kube.cluster_objects import node, pod
 from tests.kube.moves.test_defrag import Cluster, owned
@@ -42,7 +42,7 @@ def test_to_cordon_is_advised_only_for_another_node():
     move = Move("u", "ns", "p", "ReplicaSet/r", "n1", ("G0",), "n1", ("G1",), 1, 1, "n1")
     addresses = {("n1", "G0"): "0", ("n1", "G1"): "1"}
     for instead, advised in (("", False), ("n1", False), ("n2", True)):
-        plan = Plan((move.replace(instead=instead),), True, True, None, (0, 1))
+        plan = MovePlan((move.replace(instead=instead),), True, True, None, (0, 1))
         assert any("cordon" in line for line in why_cluster.lines("", 20, plan, {}, addresses)) == advised
 
 

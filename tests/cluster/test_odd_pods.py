@@ -9,7 +9,7 @@ import pytest
 
 from oci_hook.cli import explain_pod, ps_cluster
 from oci_hook.kube.answers import extender
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 from scripts.cluster_lab.machine import wait
 from tests.cluster.plane import EXTENDER, Plane, always
 from tests.cluster.plane import PODS as API_PODS

@@ -25,7 +25,7 @@ MOVES = {
 }
 
 
-class Fake(checkpoint.Driver):
+class Fake(checkpoint.CheckpointDriver):
     """States by process. fails: the numbers of the calls that fail, from 0. full: no GPU has room. lost: restores that failed
     cannot be repeated."""
 
@@ -112,7 +112,7 @@ def test_an_error_of_nvml_is_no_want_of_room(monkeypatch: pytest.MonkeyPatch) ->
         raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
     fake = Fake([CHECKPOINTED] * 3)
-    monkeypatch.setattr(fake, "check_room", lambda *more: checkpoint.Driver.check_room(fake, *more))
+    monkeypatch.setattr(fake, "check_room", lambda *more: checkpoint.CheckpointDriver.check_room(fake, *more))
     monkeypatch.setattr(pynvml, "nvmlInit", broken)
     said = checkpoint.resume(fake, THREE, {"GPU-0": 1})
     assert mover._code(said) == "GH-417" and said["half"] is False and fake.all(CHECKPOINTED)
@@ -166,7 +166,7 @@ def test_a_process_that_the_driver_has_lost_is_told() -> None:
 def test_a_pid_that_is_another_process_by_now_is_not_touched() -> None:
     called = []
 
-    class Real(checkpoint.Driver):
+    class Real(checkpoint.CheckpointDriver):
         def __init__(self) -> None:
             class Library:
                 def __getattr__(self, name: str) -> object:

@@ -229,7 +229,7 @@ def test_what_cannot_be_moved_may_come_late(node: Node) -> None:
 LATE = """
 import sys, time
 from oci_hook.config import settings
-from oci_hook.suspend import mover, processes
+from oci_hook.suspend import gpu_processes, mover
 call, alter, calls = processes.call, mover.admit.alter, []
 def altered(*a):
     if not calls[1:]:
@@ -296,7 +296,7 @@ POINTS = (
 CRASH = """
 import os, sys
 from oci_hook.config import settings
-from oci_hook.suspend import mover, processes
+from oci_hook.suspend import gpu_processes, mover
 prefix, key, point, what = sys.argv[1:]
 alter, call = mover.admit.alter, processes.call
 def die(*_): os.kill(os.getpid(), 9)
@@ -335,7 +335,7 @@ LOST = """
 import os, sys, time
 from oci_hook.config import settings
 from oci_hook.linux import proc
-from oci_hook.suspend import mover, processes
+from oci_hook.suspend import gpu_processes, mover
 call = processes.call
 def called(inventory, what, there, *a):
     if what != "resume":
@@ -419,7 +419,7 @@ import os, signal, sys, time
 from oci_hook.cli.main import main
 from oci_hook.ledger import admit
 from oci_hook.linux import proc
-from oci_hook.suspend import processes
+from oci_hook.suspend import gpu_processes
 module, name, pid = sys.modules[sys.argv.pop(1)], sys.argv.pop(1), int(sys.argv.pop(1))
 step = getattr(module, name)
 def before_it_ends(*a):
@@ -436,9 +436,9 @@ main()
 @pytest.mark.parametrize(
     ("command", "step"),
     [
-        (("suspend",), "oci_hook.suspend.processes listed"),
+        (("suspend",), "oci_hook.suspend.gpu_processes listed"),
         (("suspend",), "oci_hook.ledger.admit alter"),
-        (("resume",), "oci_hook.suspend.processes listed"),
+        (("resume",), "oci_hook.suspend.gpu_processes listed"),
         (("freeze",), "oci_hook.ledger.admit alter"),
         (("set", "--compute", "20"), "oci_hook.ledger.admit alter"),
     ],
@@ -519,7 +519,7 @@ def test_a_tenant_that_starts_processes_past_the_shim(node: Node) -> None:
 NEWCOMERS = """
 import sys
 from oci_hook.config import settings
-from oci_hook.suspend import mover, processes
+from oci_hook.suspend import gpu_processes, mover
 call = processes.call
 def called(inventory, what, there, *a):
     said = call(inventory, what, there, *a)
@@ -546,7 +546,7 @@ def test_a_helper_that_is_killed(node: Node) -> None:
 KILLED = """
 import sys
 from oci_hook.config import settings
-from oci_hook.suspend import mover, processes
+from oci_hook.suspend import gpu_processes, mover
 call = processes.call
 def called(inventory, what, *a):
     said = call(inventory, what, *a)

@@ -8,7 +8,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.kube.formats.node_info import Digest, NodeInventory, digest_text, inventory_text
 from oci_hook.kube.formats.signing import Signer
 from oci_hook.kube.placing.choose import Question
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.pod.asked import words
 
 SIGNER = Signer({1: b"\x01" * 32})

@@ -19,11 +19,11 @@ from oci_hook.kube.answers import manifest
 from oci_hook.kube.formats import names
 from oci_hook.kube.formats.quantity import milli, plain, whole
 from oci_hook.kube.manifests.translate import TEMPLATES, translate
-from oci_hook.kube.pod.mutate import Options, mutate
+from oci_hook.kube.pod.mutate import WebhookOptions, mutate
 from tests.long import draws
 
 RULES = Rules(dialects=dialects.NAMES, qgpu_memory_unit="MiB")
-OPTIONS = Options(RULES)
+OPTIONS = WebhookOptions(RULES)
 REFUSED = "refused"
 
 # --- Kubernetes' own rules

@@ -22,7 +22,7 @@ from oci_hook.core.layout import MARKER
 from oci_hook.core.policy_page import policy_page
 from oci_hook.core.request import GpuRequest, Request
 from oci_hook.core.rules import Rules
-from oci_hook.discovery import tiers
+from oci_hook.discovery import survey_tiers
 from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import ApplyError, NodeError, NoRoomError, RequestError
 from oci_hook.ledger import admit, inventory, slot_files, store
@@ -339,7 +339,7 @@ def test_containers_learn_what_their_gpu_was_found_to_do(settings):
     seen = {"memops": {"held": True, "resumed": True, "written": True, "resume_us": 9.0, "beside": 1.0}}
     admit.admit(SHARE, who("stays"), me(), settings)
     assert tiers_of(slot_files.page(settings.state_dir, UUID)) == 0
-    tiers.save(settings, inventory.load(settings), {UUID: seen})
+    survey_tiers.save(settings, inventory.load(settings), {UUID: seen})
     held = admit.admit(SHARE, who("goes"), me(), settings).grant
     assert tiers_of(slot_files.page(settings.state_dir, UUID)) == 1
     admit.release(held.key, settings, force=True)

@@ -98,8 +98,8 @@ def test_who_is_paused_is_not_asked_of_the_driver(monkeypatch: pytest.MonkeyPatc
     hold = SimpleNamespace(grant=grant, fd=-1)
     monkeypatch.setattr(mover.node_inventory, "load", lambda settings: None)
     monkeypatch.setattr(mover, "Hold", lambda settings, key: nullcontext(hold))
-    monkeypatch.setattr(mover.processes, "listed", lambda grant: ())
-    monkeypatch.setattr(mover.processes, "call", lambda *_: pytest.fail("it was asked"))
+    monkeypatch.setattr(mover.gpu_processes, "listed", lambda grant: ())
+    monkeypatch.setattr(mover.gpu_processes, "call", lambda *_: pytest.fail("it was asked"))
     monkeypatch.setattr(mover, "paused", lambda grant: True, raising=False)
     monkeypatch.setattr(mover, "_RoomKept", lambda *_: pytest.fail("others were held"))
     with pytest.raises(
@@ -120,13 +120,13 @@ def test_what_has_ended_meanwhile_needs_no_room(tmp_path: Path, monkeypatch: pyt
             asked.append(more[-1])
         return {"states": dict.fromkeys(sizes, 0), "used": sizes}
 
-    monkeypatch.setattr(mover.processes, "call", call)
-    monkeypatch.setattr(mover.processes.account, "look", lambda grant: None)
+    monkeypatch.setattr(mover.gpu_processes, "call", call)
+    monkeypatch.setattr(mover.gpu_processes.account, "look", lambda grant: None)
     with subprocess.Popen(["sleep", "600"]) as two, open(tmp_path / "moving", "w+b") as file:
-        monkeypatch.setattr(mover.processes, "listed", lambda grant: (process_life(os.getpid()), *second))
+        monkeypatch.setattr(mover.gpu_processes, "listed", lambda grant: (process_life(os.getpid()), *second))
         second, sizes = (process_life(two.pid),), {os.getpid(): 100 * MIB, two.pid: 700 * MIB}
-        found = mover.processes.find(grant, None, ())  # type: ignore[arg-type]
-        mover.processes.note(file.fileno(), found)
+        found = mover.gpu_processes.find(grant, None, ())  # type: ignore[arg-type]
+        mover.gpu_processes.note(file.fileno(), found)
         grant = grant.replace(host_mib=found.used_mib)
         mover._come_back(grant, None, (file.fileno(),))  # type: ignore[arg-type]
         two.kill()
@@ -167,8 +167,8 @@ def test_who_took_the_place_of_one_that_ended_needs_room(
                 asked.append(more[-1])
             return {"done": True}
 
-        monkeypatch.setattr(mover.processes, "call", call)
-        monkeypatch.setattr(mover.processes, "listed", lambda grant: tuple(map(process_life, sizes)))
+        monkeypatch.setattr(mover.gpu_processes, "call", call)
+        monkeypatch.setattr(mover.gpu_processes, "listed", lambda grant: tuple(map(process_life, sizes)))
         monkeypatch.setattr(mover, "_check_cgroup", lambda *_: None)
         monkeypatch.setattr(mover.memory_room, "of_node", lambda: (100 << 30, 100 << 30))
         key = install.grant("a" * 64, Share("GPU-0", 900), life=this_process().replace(init=me)).key

@@ -5,9 +5,9 @@ import time
 from oci_hook.agent.act.protection import Protection
 from oci_hook.agent.act.response import Response
 from oci_hook.agent.judge import hogs, meter
-from oci_hook.agent.judge.audit_rules import Auditor, Finding, Kept, Process, Seen, Verdict, What
+from oci_hook.agent.judge.audit_rules import Auditor, Finding, Kept, NodeLook, TenantProcess, Verdict, What
 from oci_hook.agent.judge.gpu_sample import GpuSample, listed
-from oci_hook.agent.node import Node
+from oci_hook.agent.node_state import NodeState
 from oci_hook.agent.watch.accounts import Accounts
 from oci_hook.agent.watch.process_owner import ProcessOwners
 from oci_hook.core.gpu_page import promised
@@ -16,7 +16,7 @@ from oci_hook.core.units import MIB
 from oci_hook.ledger import events
 from oci_hook.ledger.slot_files import read_gate
 from oci_hook.linux.schedstat import run_delays
-from oci_hook.observe.account import UNIT, Usage
+from oci_hook.observe.account import UNIT, PageFigures
 
 LIVES = 1.0  # seconds: a process that shows work gives signs of life all the time; one that was killed does not
 LACKING = 3  # per cent of the GPU by which a container has less than its guarantee, to count as harmed
@@ -26,10 +26,10 @@ class Auditing:
     """`audit` each sample. verdict: the last one. processes: those of containers that the last sample lists, by pid."""
 
     def __init__(
-        self, node: Node, owners: ProcessOwners, accounts: Accounts, protection: Protection, response: Response
+        self, node: NodeState, owners: ProcessOwners, accounts: Accounts, protection: Protection, response: Response
     ) -> None:
         self.verdict = Verdict()
-        self.processes: dict[int, tuple[str, Process]] = {}
+        self.processes: dict[int, tuple[str, TenantProcess]] = {}
         self._node = node
         self._owners = owners
         self._accounts = accounts
@@ -49,7 +49,7 @@ class Auditing:
         accounts, unread = self._accounts.read(node.grants, self._protection.by_process())
         processes = self.processes = self._owners.find(listed(gpus.values()))
         moved = {key: watched.moved for key, watched in node.watched.items()}
-        seen = Seen(node.grants, gpus, processes, accounts, unread, moved)
+        seen = NodeLook(node.grants, gpus, processes, accounts, unread, moved)
         for uuid in node.granted_gpus():
             self._protection.look(uuid, gpus.get(uuid), seen)
         grants = {key: g for key, g in node.grants.items() if not node.watched[key].stopped}
@@ -100,7 +100,7 @@ class Auditing:
         others = (w.meter(finding.uuid).shortfall for k, w in self._node.watched.items() if k != finding.key)
         return any(shortfall is not None and shortfall > LACKING for shortfall in others)
 
-    def _find_hogs(self, seen: Seen) -> list[Finding]:
+    def _find_hogs(self, seen: NodeLook) -> list[Finding]:
         """The containers that are suspected of hogging a GPU's gate."""
         node, now, found = self._node, time.monotonic(), []
         starved = hogs.starvation(self._delays, self._read_delays(seen, set(self._delays)))
@@ -117,7 +117,7 @@ class Auditing:
         self._delays = self._read_delays(seen, concerned)
         return found
 
-    def _read_delays(self, seen: Seen, keys: set[str]) -> dict[str, dict[int, int]]:
+    def _read_delays(self, seen: NodeLook, keys: set[str]) -> dict[str, dict[int, int]]:
         """Time for which threads of these containers waited for a processor; counts processes that NVML lists."""
         found: dict[str, dict[int, int]] = {key: {} for key in keys}
         for pid, (key, _) in seen.processes.items():
@@ -128,7 +128,7 @@ class Auditing:
     def _write_surcharges(self, accounts: dict[str, Kept]) -> None:
         for (key, i), amount in self.verdict.surcharges.items():
             kept = accounts[key]
-            if isinstance(kept, Usage) and kept.surcharges[i] != -(-amount // UNIT) * UNIT:
+            if isinstance(kept, PageFigures) and kept.surcharges[i] != -(-amount // UNIT) * UNIT:
                 self._accounts.write_surcharge(key, i, amount)
 
     def _note_use(self, accounts: dict[str, Kept], gpus: dict[str, GpuSample]) -> None:
@@ -140,7 +140,7 @@ class Auditing:
                 watched.set_use(share.uuid, use)
                 watched.set_charged(share.uuid, gpus[share.uuid].charged.get(key) if share.uuid in gpus else None)
                 charged = watched.charged.get(share.uuid, 0)
-                accounted = kept.totals[i] if isinstance(kept, Usage) and i < len(kept.totals) else 0
+                accounted = kept.totals[i] if isinstance(kept, PageFigures) and i < len(kept.totals) else 0
                 used = -(-max(accounted, charged, use.used if use else 0) // MIB)
                 compute = watched.meter(share.uuid).used or (use.busy if use else 0)
                 watched.peaks[share.uuid] = max(used, watched.peaks.get(share.uuid, 0))

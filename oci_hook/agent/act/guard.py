@@ -6,13 +6,13 @@ It also remembers when the GPU is to be looked at again, and which limits were l
 import math
 from collections.abc import Collection
 
-from oci_hook.agent.judge.audit_rules import Process, Seen
+from oci_hook.agent.judge.audit_rules import NodeLook, TenantProcess
 from oci_hook.agent.judge.gpu_sample import GpuSample
 from oci_hook.agent.judge.protect_rules import Harm, Judgement, Look, Member, Protector, Tenant
 from oci_hook.core.inventory import Gpu
 from oci_hook.core.units import MIB
 from oci_hook.linux.proc import start_at
-from oci_hook.observe.account import Usage
+from oci_hook.observe.account import PageFigures
 from oci_hook.observe.event_log import Follower
 
 
@@ -75,7 +75,7 @@ class Guard:
         for known in (self.alarms, self.due, self.unlisted):
             known.pop(uuid, None)
 
-    def judge(self, gpu: Gpu, sample: GpuSample, seen: Seen, stopped: set[str], now: float) -> Judgement:
+    def judge(self, gpu: Gpu, sample: GpuSample, seen: NodeLook, stopped: set[str], now: float) -> Judgement:
         """seen.grants: those with a share of this GPU. stopped: keys of containers that were killed."""
         tenants = tuple(self._tenant(gpu.uuid, key, sample, seen, stopped) for key in seen.grants)
         others, leaving = [], 0
@@ -109,8 +109,8 @@ class Guard:
             self.due[gpu.uuid] = now + found.again
         return found
 
-    def _tenant(self, uuid: str, key: str, sample: GpuSample, seen: Seen, stopped: set[str]) -> Tenant:
-        listed: list[tuple[Process, int | None]] = []
+    def _tenant(self, uuid: str, key: str, sample: GpuSample, seen: NodeLook, stopped: set[str]) -> Tenant:
+        listed: list[tuple[TenantProcess, int | None]] = []
         for pid, used, _ in sample.processes:
             owner, process = seen.processes.get(pid, ("", None))
             if owner == key and process is not None:
@@ -118,7 +118,7 @@ class Guard:
         grant, kept = seen.grants[key], seen.accounts.get(key)
         i = grant.place(uuid)
         share = grant.shares[i]
-        usage = kept if isinstance(kept, Usage) else Usage((), (), frozenset())
+        usage = kept if isinstance(kept, PageFigures) else PageFigures((), (), frozenset())
         shown = frozenset(owner for process, _ in listed for owner in process.owners)
         settled = seen.moved.get(key, -math.inf) < sample.at
         away = bool(grant.suspended) and settled

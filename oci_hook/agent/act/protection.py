@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from oci_hook.agent import journal
 from oci_hook.agent.act import guard
 from oci_hook.agent.act.response import Response
-from oci_hook.agent.judge.audit_rules import Finding, Seen
+from oci_hook.agent.judge.audit_rules import Finding, NodeLook
 from oci_hook.agent.judge.gpu_sample import GpuSample, listed
-from oci_hook.agent.node import Node
+from oci_hook.agent.node_state import NodeState
 from oci_hook.agent.watch.accounts import Accounts
 from oci_hook.agent.watch.ledger_watch import LedgerWatch
 from oci_hook.agent.watch.process_owner import ProcessOwners
@@ -28,7 +28,7 @@ class Protection:
 
     def __init__(
         self,
-        node: Node,
+        node: NodeState,
         ledger: LedgerWatch,
         sampler: Sampler,
         owners: ProcessOwners,
@@ -61,7 +61,7 @@ class Protection:
             del self.guard.due[uuid]
             self._sampler.look(uuid)
 
-    def look(self, uuid: str, sample: GpuSample | None, seen: Seen | None = None) -> None:
+    def look(self, uuid: str, sample: GpuSample | None, seen: NodeLook | None = None) -> None:
         """Judge a sample of a GPU. seen: what was looked at with it; None: nothing yet."""
         sharing, gpu = self._node.sharing(uuid), self._node.gpu(uuid)
         if not sharing or gpu is None or sample is None or sample.error:
@@ -69,7 +69,7 @@ class Protection:
             return
         if seen is None:
             processes = self._owners.find(listed([sample]), all=False)
-            seen = Seen(sharing, {uuid: sample}, processes, *self._accounts.read(sharing, self.by_process()))
+            seen = NodeLook(sharing, {uuid: sample}, processes, *self._accounts.read(sharing, self.by_process()))
         stopped = {key for key in sharing if self._node.watched[key].stopped == "killed"}
         before, now = self.guard.unlisted.get(uuid, 0), time.monotonic()
         moved = {key: self._node.watched[key].moved for key in sharing}

@@ -5,7 +5,7 @@ import time
 from oci_hook.agent import journal
 from oci_hook.agent.act import enforce, facts
 from oci_hook.agent.judge.audit_rules import REPORTED, Finding, What
-from oci_hook.agent.node import Node
+from oci_hook.agent.node_state import NodeState
 from oci_hook.ledger import events
 
 DESCRIBING = 1.0  # seconds between two ticks: a container can have a thousand processes, and make each slow to describe
@@ -15,7 +15,7 @@ class Response:
     """`answer` each new finding once, `clear` it when it is over, or say `over`, which records nothing; `tick` regularly, and
     `forget` containers that have ended."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: NodeState) -> None:
         self._node = node
         # Key -> "killed" or "frozen", the reasons for it, and the processes killed with it. Kept until its grant ends, or
         # somebody resumes it, or all reasons are over before it could be frozen.

@@ -35,7 +35,7 @@ from oci_hook.core.gpu_page import cap, guaranteed
 from oci_hook.core.grant import Grant, Share
 from oci_hook.core.units import MIB
 from oci_hook.core.value import Value
-from oci_hook.observe.account import Usage
+from oci_hook.observe.account import PageFigures
 from oci_hook.observe.inside import Owner, owners
 
 KINDS = (
@@ -55,10 +55,10 @@ REPORTED = ("hogs-gate", "charged-elsewhere", "forged-records")
 UNPROVED = "no proof of kernels past the gate: NVML counts allocations, copies and memsets as well"
 
 What = tuple[str, str, str, int, int, bool]  # a finding without its figures
-Kept = Usage | str | None  # what an account page says; a text: what is wrong with it; None: nothing yet
+Kept = PageFigures | str | None  # what an account page says; a text: what is wrong with it; None: nothing yet
 
 
-class Process(Value):
+class TenantProcess(Value):
     """A process of a container: pid, start time, name on the host; inner: its pid in its own pid namespace; ahead:
     proc.boottime_ahead of it."""
 
@@ -110,7 +110,7 @@ class Load(Value):
     past: int
 
 
-class Seen(Value):
+class NodeLook(Value):
     """One look. working: by (key, UUID), how many process records of the container's slot file show work in flight and a sign of
     life. grants: by key. gpus: NVML's samples by UUID, without GPUs that it could not sample. processes: by pid, (the
     grant's key, the process), for containers with a grant. accounts: the account pages' figures, by key. unread: keys of
@@ -119,7 +119,7 @@ class Seen(Value):
 
     grants: dict[str, Grant]
     gpus: dict[str, GpuSample]
-    processes: dict[int, tuple[str, Process]]
+    processes: dict[int, tuple[str, TenantProcess]]
     accounts: dict[str, Kept]
     unread: frozenset[str] = frozenset()
     moved: dict[str, float] = {}
@@ -128,7 +128,7 @@ class Seen(Value):
     def kept(self, key: str, i: int) -> int:
         """Bytes of exited processes that the account page has for the container's i-th GPU."""
         usage = self.accounts.get(key)
-        return usage.kept[i] if isinstance(usage, Usage) and i < len(usage.kept) else 0
+        return usage.kept[i] if isinstance(usage, PageFigures) and i < len(usage.kept) else 0
 
     def unlisted(self, key: str, i: int, uuid: str) -> int:
         """Bytes that the container has of its i-th GPU, as its account page says, beyond what NVML lists for its processes."""
@@ -171,7 +171,7 @@ class Auditor:
 
     def judge(
         self,
-        seen: Seen,
+        seen: NodeLook,
         gated: frozenset[tuple[str, str]] = frozenset(),
         stopped: frozenset[str] = frozenset(),
         more: tuple[Finding, ...] = (),
@@ -203,7 +203,7 @@ class Auditor:
         """True if the last look had this, be it for the first time."""
         return finding.what in self._suspected
 
-    def _memory_findings(self, seen: Seen, uses: dict[tuple[str, str], Use]) -> list[Finding]:
+    def _memory_findings(self, seen: NodeLook, uses: dict[tuple[str, str], Use]) -> list[Finding]:
         found = []
         for key, uuid in dict.fromkeys((*uses, *((k, s.uuid) for k, g in seen.grants.items() for s in g.shares))):
             use = uses.get((key, uuid), Use(0, 0, ()))
@@ -234,7 +234,7 @@ class Auditor:
                 what = f"NVML lists {_mib(use.used)} MiB for its processes, the driver charges {_mib(charged)} MiB to its cgroup"
                 found.append(Finding("charged-elsewhere", key, uuid, 0, 0, what))
             kept = seen.accounts.get(key)
-            accounted = kept.owners if isinstance(kept, Usage) else frozenset()
+            accounted = kept.owners if isinstance(kept, PageFigures) else frozenset()
             for p in processes:
                 if not p.owners & accounted and key not in seen.unread:
                     why = kept if isinstance(kept, str) else "the account page does not have it"
@@ -246,7 +246,7 @@ class Auditor:
 
     def _compute_findings(
         self,
-        seen: Seen,
+        seen: NodeLook,
         uses: dict[tuple[str, str], Use],
         gated: frozenset[tuple[str, str]],
         past: frozenset[tuple[str, int]],
@@ -290,7 +290,7 @@ class Auditor:
         what += f"{past:.0f} % by processes that are not on its account page" if proof else UNPROVED
         return [Finding("over-compute", key, uuid, 0, 0, what, past=proof)]
 
-    def _surcharges(self, seen: Seen, uses: dict[tuple[str, str], Use]) -> dict[tuple[str, int], int]:
+    def _surcharges(self, seen: NodeLook, uses: dict[tuple[str, str], Use]) -> dict[tuple[str, int], int]:
         """Bytes to charge: the smaller of this sample's excess and the previous one's.
 
         NVML's processes are compared with what the account page has for processes that run, not for exited ones. The page
@@ -299,7 +299,7 @@ class Auditor:
         """
         surcharges, excess, totals = {}, {}, {}
         for key, kept in seen.accounts.items():
-            if not isinstance(kept, Usage) or key not in seen.grants:
+            if not isinstance(kept, PageFigures) or key not in seen.grants:
                 continue
             running = tuple(n - seen.kept(key, i) for i, n in enumerate(kept.totals))
             totals[key] = running
@@ -334,7 +334,7 @@ def _allowed(grant: Grant, share: Share, gated: bool) -> tuple[int, str]:
     return guaranteed(grant, share), f"none of it through the gate, guarantee {guaranteed(grant, share)} %"
 
 
-def _forged(seen: Seen, uses: dict[tuple[str, str], Use]) -> list[Finding]:
+def _forged(seen: NodeLook, uses: dict[tuple[str, str], Use]) -> list[Finding]:
     """A process that shows work has a context, so NVML lists it. Where it lists nobody on a GPU, that says nothing."""
     found = []
     for (key, uuid), working in seen.working.items():
@@ -347,7 +347,7 @@ def _forged(seen: Seen, uses: dict[tuple[str, str], Use]) -> list[Finding]:
     return found
 
 
-def driver_uses(seen: Seen) -> tuple[dict[tuple[str, str], Use], dict[str, tuple[int, int]]]:
+def driver_uses(seen: NodeLook) -> tuple[dict[tuple[str, str], Use], dict[str, tuple[int, int]]]:
     """(what the driver sees by (key, UUID), (processes, bytes) of no container with a grant by UUID)."""
     found: dict[tuple[str, str], Use] = {}
     unknown: dict[str, tuple[int, int]] = {}
@@ -363,7 +363,7 @@ def driver_uses(seen: Seen) -> tuple[dict[tuple[str, str], Use], dict[str, tuple
     return found, unknown
 
 
-def _name(p: Process) -> str:
+def _name(p: TenantProcess) -> str:
     return f"process {p.pid} ({p.name})"
 
 

@@ -21,7 +21,7 @@ an idle W, one of which lies, nobody can say from outside which one it is. The f
 witnesses and their figures, and is only ever reported: no policy freezes or kills for it.
 """
 
-from oci_hook.agent.judge.audit_rules import Seen, driver_uses
+from oci_hook.agent.judge.audit_rules import NodeLook, driver_uses
 from oci_hook.agent.judge.gpu_sample import LOOKS, LOW, SECONDS, GpuSample
 from oci_hook.core import words
 from oci_hook.core.gpu_page import on_gpu, weights
@@ -172,7 +172,7 @@ def _hog(x: Party, told: dict[str, float], had: dict[int, float], there: list[Pa
 
 
 def parties(
-    uuid: str, gpu: GpuSample, seen: Seen, gates: dict[str, Gate | None], starved: dict[str, float]
+    uuid: str, gpu: GpuSample, seen: NodeLook, gates: dict[str, Gate | None], starved: dict[str, float]
 ) -> list[Party]:
     """The containers on one GPU. gates: what their slot files say, by key. starved: Party.starved by key."""
     grants = tuple(seen.grants.values())

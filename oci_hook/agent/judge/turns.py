@@ -47,7 +47,7 @@ class Pace:
         self._start = max(0.0, seconds - size * self._per_byte)
 
 
-class Tenant(Value):
+class LentTenant(Value):
     """A container on a lent GPU. level: of its class, the lowest is 0. used: bytes on the GPU; of a suspended one, what it
     comes back with. request: bytes that are always there for it. waits: bytes that it waits for; 0: nothing. since: since
     when it waits. here: since when it is on the GPU, or away from it, in the same seconds. back: when it came back last; 0:
@@ -84,7 +84,7 @@ class Tenant(Value):
         return self.here if self.away else self.since
 
 
-class Move(Value):
+class MemoryMove(Value):
     """key: who moves. lent_to: for whom it leaves the GPU; "": it comes back."""
 
     key: str
@@ -100,7 +100,7 @@ class Doubt:
         self._room: dict[str, tuple[float, float, int, float]] = {}
         self._until: dict[str, float] = {}
 
-    def believed(self, tenants: tuple[Tenant, ...], free: int, now: float, turn: float) -> tuple[Tenant, ...]:
+    def believed(self, tenants: tuple[LentTenant, ...], free: int, now: float, turn: float) -> tuple[LentTenant, ...]:
         """The tenants without the claims that are not believed. free: bytes of the GPU that nobody uses. turn: seconds."""
         room = {}
         for t in tenants:  # another size than before is no other claim
@@ -119,7 +119,7 @@ class Doubt:
         return tuple(t.replace(waits=0) if t.key in self._until and not t.away else t for t in tenants)
 
 
-def decide(tenants: tuple[Tenant, ...], free: int, now: float, turn: float, pace: Pace) -> Move | None:
+def decide(tenants: tuple[LentTenant, ...], free: int, now: float, turn: float, pace: Pace) -> MemoryMove | None:
     """The next move; None: nobody moves. free: bytes of the GPU that nobody uses. turn: seconds."""
     claims = [tenant for tenant in tenants if tenant.waits or tenant.away]
     claims.sort(key=lambda t: (not t.entitled, -t.level, t.claims_since, t.key))
@@ -130,18 +130,18 @@ def decide(tenants: tuple[Tenant, ...], free: int, now: float, turn: float, pace
             continue  # nobody leaves before it can come back
         if claim.need <= free:
             if claim.away:
-                return Move(claim.key)
+                return MemoryMove(claim.key)
             free -= claim.need  # it takes it at its next try
             served.add(claim.key)
             continue
         idle = {tenant.key for tenant in tenants if tenant.waits} - served
         chosen = _victims(claim, tenants, claim.need - free, now, turn, pace, idle)
         if chosen:
-            return Move(chosen[0].key, claim.key)
+            return MemoryMove(chosen[0].key, claim.key)
     return None
 
 
-def stuck(tenants: tuple[Tenant, ...], free: int) -> tuple[str, str] | None:
+def stuck(tenants: tuple[LentTenant, ...], free: int) -> tuple[str, str] | None:
     """(who waits within its request, who has more than its own and is not moved), where nothing but that one could make room."""
     for claim in tenants:
         if (claim.waits or claim.away) and claim.entitled and claim.need > free:
@@ -152,25 +152,25 @@ def stuck(tenants: tuple[Tenant, ...], free: int) -> tuple[str, str] | None:
     return None
 
 
-def _gives(tenant: Tenant, claim: Tenant) -> bool:
+def _gives(tenant: LentTenant, claim: LentTenant) -> bool:
     """True if it has memory that was only lent to it, and this claim may have it."""
     lent = not tenant.away and tenant.used > tenant.request
     return lent and tenant.key != claim.key and tenant.level <= claim.level
 
 
 def _victims(
-    claim: Tenant,
-    tenants: tuple[Tenant, ...],
+    claim: LentTenant,
+    tenants: tuple[LentTenant, ...],
     need: int,
     now: float,
     turn: float,
     pace: Pace,
     idle: set[str],
-) -> list[Tenant]:
+) -> list[LentTenant]:
     """Who makes room for this claim, in the order in which they leave; [] where there is not enough. idle: who cannot work, as
     it waits for room itself."""
 
-    def may(t: Tenant) -> bool:
+    def may(t: LentTenant) -> bool:
         if t.fixed or not _gives(t, claim):
             return False
         if claim.entitled or t.level < claim.level:

@@ -8,8 +8,8 @@ import socket
 from collections.abc import Callable
 
 from oci_hook.agent import options
-from oci_hook.agent.node import Node
-from oci_hook.agent.serve.http import Page, Server, listen
+from oci_hook.agent.node_state import NodeState
+from oci_hook.agent.serve.http import Page, WebServer, listen
 from oci_hook.core.layout import AGENT_SOCKET
 from oci_hook.linux import unix_socket
 
@@ -22,14 +22,14 @@ class Doors:
 
     def __init__(
         self,
-        node: Node,
+        node: NodeState,
         selector: selectors.BaseSelector,
         token: str,
         pages: dict[str, Page],
         healthy: Callable[[], bool],
     ) -> None:
         self._node, self._selector, self._token, self._pages, self._healthy = node, selector, token, pages, healthy
-        self._servers: dict[str, Server] = {}
+        self._servers: dict[str, WebServer] = {}
         self._socket = ""  # its path
 
     def open(self) -> None:
@@ -63,7 +63,7 @@ class Doors:
         except OSError as e:
             return f"GH-321: nothing is served at agent.address {address}: {e.strerror}; choose another, or none"
         self._node.page = f"{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-        self._servers[PAGE] = Server(self._selector, listener, self._pages, self._healthy, token=self._token)
+        self._servers[PAGE] = WebServer(self._selector, listener, self._pages, self._healthy, token=self._token)
         return ""
 
     def _open_socket(self, path: str) -> str:
@@ -74,7 +74,7 @@ class Doors:
             why = e.strerror if isinstance(e, OSError) else f"there is no group {self._node.options.group}"
             return f"GH-321: no command can ask at {path}: {why}"
         self._socket = path
-        self._servers[SOCKET] = Server(self._selector, listener, self._pages, self._healthy, may_ask=may_ask)
+        self._servers[SOCKET] = WebServer(self._selector, listener, self._pages, self._healthy, may_ask=may_ask)
         return ""
 
     def _close_socket(self) -> None:
@@ -83,7 +83,7 @@ class Doors:
             unix_socket.remove(self._socket)
 
 
-def readers(given: options.Options) -> Callable[[socket.socket], bool]:
+def readers(given: options.AgentOptions) -> Callable[[socket.socket], bool]:
     """Whether the one who connected may ask: root, our own user, and the group that the settings name. Without one everybody may
     who could read the page as well: there is one, and it needs no token. Raises KeyError: there is no such group."""
     group = grp.getgrnam(given.group).gr_gid if given.group != "none" else -1

@@ -22,7 +22,7 @@ PAUSE = 1.0  # seconds without new clients after the kernel had no descriptor or
 SECONDS = 10.0  # from the connection to the last byte
 REQUEST_MAX = 8 << 10
 REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found"}
-REASONS |= {405: "Method Not Allowed", 431: "Request Header Fields Too Large", 500: "Internal Server Error"}
+REASONS |= {405: "Method Not Allowed", 431: "Request Header Fields Too Large", 500: "Internal WebServer Error"}
 REASONS |= {503: "Service Unavailable"}
 HEALTH = "/healthz"
 SAFE_LINES = "".join(f"{name}: {value}\r\n" for name, value in SAFE.items())
@@ -32,7 +32,7 @@ ONCE = frozenset(("host", "authorization", "content-length", "transfer-encoding"
 Page = Callable[[], tuple[str, bytes]]  # content type, body
 
 
-class Client:
+class WebClient:
     """ours: of root's or the agent's own user, by a unix socket."""
 
     def __init__(self, connection: socket.socket, deadline: float, ours: bool) -> None:
@@ -88,7 +88,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-class Server:
+class WebServer:
     """`pages`: by path. token: every request must have it; "": none is needed. healthy: what HEALTH answers by, to everybody,
     since probes have neither tokens nor this machine's names; it says this one bit only.
 
@@ -110,7 +110,7 @@ class Server:
         self._token = token
         self._pages = pages
         self._healthy = healthy
-        self._clients: dict[int, Client] = {}
+        self._clients: dict[int, WebClient] = {}
         self._pause = 0.0  # until then the listener is not in the selector
         self.refused = 0
         self._listener = listener
@@ -140,7 +140,7 @@ class Server:
                 self._end(oldest)  # a new client is served in place of the oldest one, which is root's last
             connection.setblocking(False)
             ours = self._may_ask is not None and unix_socket.peer_uid(connection) in (0, os.geteuid())
-            client = Client(connection, now + SECONDS, ours)
+            client = WebClient(connection, now + SECONDS, ours)
             self._clients[connection.fileno()] = client
             self._selector.register(connection, selectors.EVENT_READ, lambda now, c=client: self._ready(c))
 
@@ -156,7 +156,7 @@ class Server:
         times = [c.deadline for c in self._clients.values()]
         return min([*times, self._pause] if self._pause else times, default=None)
 
-    def _ready(self, client: Client) -> None:
+    def _ready(self, client: WebClient) -> None:
         try:
             if client.answered:
                 self._send(client)
@@ -167,7 +167,7 @@ class Server:
         except OSError:
             self._end(client)
 
-    def _receive(self, client: Client) -> None:
+    def _receive(self, client: WebClient) -> None:
         data = client.connection.recv(REQUEST_MAX)
         if not data:
             return self._end(client)
@@ -190,7 +190,7 @@ class Server:
         self._selector.modify(client.connection, selectors.EVENT_WRITE, lambda now, c=client: self._ready(c))
         return self._send(client)
 
-    def _send(self, client: Client) -> None:
+    def _send(self, client: WebClient) -> None:
         client.to_send = client.to_send[client.connection.send(client.to_send) :]
         if not client.to_send:
             self._end(client)
@@ -227,7 +227,7 @@ class Server:
             return 500, plain, f"unexpected {type(e).__name__}\n".encode(), ""
         return 200, kind, body, ""
 
-    def _end(self, client: Client) -> None:
+    def _end(self, client: WebClient) -> None:
         if self._clients.pop(client.connection.fileno(), None) is not None:
             self._selector.unregister(client.connection)
         client.connection.close()

@@ -7,19 +7,19 @@ from typing import Any
 
 from oci_hook import __version__
 from oci_hook.agent.act.auditing import Auditing
-from oci_hook.agent.act.boundary_watch import BoundaryWatch
-from oci_hook.agent.act.gpu_watch import GpuWatch
-from oci_hook.agent.act.lease_watch import LeaseWatch
+from oci_hook.agent.act.driver_limits import DriverLimits
+from oci_hook.agent.act.no_leases import NoLeases
 from oci_hook.agent.act.protection import Protection
-from oci_hook.agent.node import Node
+from oci_hook.agent.act.sampling import Sampling
+from oci_hook.agent.node_state import NodeState
 from oci_hook.agent.serve import textfile
 from oci_hook.agent.serve.metrics import exposition
-from oci_hook.agent.serve.processes import processes
+from oci_hook.agent.serve.process_view import processes
 from oci_hook.agent.serve.recent import Recent
 from oci_hook.agent.serve.view import view
 from oci_hook.agent.watch.boundary_server import BoundaryServer
+from oci_hook.agent.watch.cluster_process import ClusterProcess
 from oci_hook.agent.watch.ledger_watch import LedgerWatch
-from oci_hook.agent.watch.reporter import Reporter
 from oci_hook.agent.watch.sampler import Sampler
 from oci_hook.linux import proc
 
@@ -29,16 +29,16 @@ class Publisher:
 
     def __init__(
         self,
-        node: Node,
+        node: NodeState,
         ledger: LedgerWatch,
         sampler: Sampler,
-        gpus: GpuWatch,
+        gpus: Sampling,
         auditing: Auditing,
         protection: Protection,
-        leases: LeaseWatch,
-        boundary: BoundaryWatch,
+        leases: NoLeases,
+        boundary: DriverLimits,
         boundary_server: BoundaryServer,
-        reporter: Reporter,
+        reporter: ClusterProcess,
     ) -> None:
         self._node = node
         self._ledger = ledger

@@ -7,22 +7,22 @@ from oci_hook.agent.judge.audit_rules import Finding
 from oci_hook.agent.judge.gpu_sample import GpuSample
 from oci_hook.agent.judge.meter import Meter
 from oci_hook.agent.watched import Watched
-from oci_hook.boundary.records import Record
+from oci_hook.boundary.limit_records import LimitRecord
 from oci_hook.core.boundary import Boundary
 from oci_hook.core.grant import Grant, booked_compute, booked_memory
 from oci_hook.core.inventory import Inventory
 from oci_hook.core.slot_page import Gate
 from oci_hook.core.terms import SHIM
 from oci_hook.core.units import MIB
-from oci_hook.observe import boundary
-from oci_hook.observe.account import Usage
+from oci_hook.observe import boundary_now
+from oci_hook.observe.account import PageFigures
 from oci_hook.observe.stage import stage, stopped
 
-Boundaries = dict[str, tuple[Boundary, Record | None]]  # by key, of observe.boundary.look
+Boundaries = dict[str, tuple[Boundary, LimitRecord | None]]  # by key, of observe.boundary.look
 GATE_SHOWN = tuple(name for name in Gate.FIELDS if name not in ("held_for", "uncharged"))
 
 
-NO_BOUNDARY: tuple[Boundary, Record | None] = (Boundary(SHIM, boundary.UNKNOWN_GPUS), None)
+NO_BOUNDARY: tuple[Boundary, LimitRecord | None] = (Boundary(SHIM, boundary_now.UNKNOWN_GPUS), None)
 
 
 def mib_up(size: int | None) -> int | None:
@@ -113,11 +113,11 @@ def container_view(
     watched: Watched,
     findings: list[Finding],
     by_slot: dict[tuple[str, int], str],
-    held: tuple[Boundary, Record | None],
+    held: tuple[Boundary, LimitRecord | None],
 ) -> dict[str, Any]:
     who = grant.who
     begun, seconds = stage(grant)
-    limits = boundary.limits(held)
+    limits = boundary_now.limits(held)
     return {
         "key": grant.key,
         "id": who.id,
@@ -152,7 +152,7 @@ def share_view(
     by_slot: dict[tuple[str, int], str],
     limits: dict[str, int],
 ) -> dict[str, Any]:
-    share, usage = grant.shares[i], watched.account if isinstance(watched.account, Usage) else None
+    share, usage = grant.shares[i], watched.account if isinstance(watched.account, PageFigures) else None
     use, gate = watched.uses.get(share.uuid), watched.gates.get(share.uuid)
     meter = watched.meters.get(share.uuid) or Meter()
     accounted = -(-usage.totals[i] // MIB) if usage and i < len(usage.totals) else None

@@ -16,7 +16,7 @@ JSON = "application/json"
 
 def pages(published: "Publisher") -> dict[str, Page]:
     """/: for people. /metrics: Prometheus. /api/node: view.view(). /api/history: by container and GPU, oldest first,
-    [Unix seconds, MiB in use, per cent busy]. /api/processes: processes.processes(). /api/events: recent.Recent."""
+    [Unix seconds, MiB in use, per cent busy]. /api/processes: process_view.processes(). /api/events: recent.Recent."""
     html = (Path(__file__).parent / "page.html").read_bytes()
 
     def document(make: Callable[[], Any]) -> Page:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable
 
 from oci_hook.agent.judge.audit_rules import Kept
-from oci_hook.agent.node import Node
+from oci_hook.agent.node_state import NodeState
 from oci_hook.core.grant import Grant
 from oci_hook.ledger import events
 from oci_hook.observe.account import REST, Account, DamagedPage
@@ -14,7 +14,7 @@ from oci_hook.observe.account import REST, Account, DamagedPage
 class Accounts:
     """`read` the pages of grants, `forget` those of grants that ended, `close` all."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: NodeState) -> None:
         self._node = node
         self._open: dict[str, tuple[tuple[int, int], Account]] = {}  # by key: the init, the page
         self._damaged: dict[str, tuple[tuple[int, int], float, str]] = {}  # by key: the init, until when, why

@@ -35,7 +35,7 @@ def slots(state_dir: str, grants: Iterable[Grant]) -> list[str]:
     return [slot_path(state_dir, share.uuid, share.slot) for share in shares]
 
 
-class Keeper:
+class FileKeeper:
     """`keep` opens these files and closes all others. access: os.O_RDONLY or os.O_RDWR. files: paths by (device, inode).
 
     missed: files that could not be opened because of a lease. The attempt makes the kernel break the lease, so that a

@@ -26,7 +26,7 @@ class Lease(Value):
     write: bool
 
 
-class File(Value):
+class LeasedFile(Value):
     """A file on which no container may hold a lease. what: in words. owner: the key of the grant whose file it is; "" if
     all containers need it."""
 
@@ -80,11 +80,11 @@ def holds(pid: int, file: tuple[int, int], spent: Callable[[], bool]) -> bool:
     return False
 
 
-def of_state(state_dir: str, grants: dict[str, Grant]) -> dict[tuple[int, int], File]:
+def of_state(state_dir: str, grants: dict[str, Grant]) -> dict[tuple[int, int], LeasedFile]:
     """The files of the state directory that containers have mounted, by device and inode."""
-    found: dict[tuple[int, int], File] = {}
+    found: dict[tuple[int, int], LeasedFile] = {}
 
-    def add(path: str, file: File) -> None:
+    def add(path: str, file: LeasedFile) -> None:
         try:
             st = os.stat(path)  # a lease does not delay stat
             found[st.st_dev, st.st_ino] = file
@@ -92,9 +92,9 @@ def of_state(state_dir: str, grants: dict[str, Grant]) -> dict[tuple[int, int], 
             pass
 
     for key, grant in grants.items():
-        add(page_file(state_dir, key), File("its policy page", key))
+        add(page_file(state_dir, key), LeasedFile("its policy page", key))
         for share in grant.shares:
             if share.slot:
                 who = f"slot file {share.slot} of GPU {share.uuid}"
-                add(slot_path(state_dir, share.uuid, share.slot), File(who, key))
+                add(slot_path(state_dir, share.uuid, share.slot), LeasedFile(who, key))
     return found

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from oci_hook.agent import journal
-from oci_hook.agent.node import Node
+from oci_hook.agent.node_state import NodeState
 from oci_hook.agent.watched import Watched
 from oci_hook.core.grant import Grant
 from oci_hook.core.layout import LEDGER_DIR
@@ -36,7 +36,7 @@ class LedgerWatch:
     last reading, None: never.
     """
 
-    def __init__(self, node: Node, selector: selectors.BaseSelector, changed: Callable[[set[str]], None]) -> None:
+    def __init__(self, node: NodeState, selector: selectors.BaseSelector, changed: Callable[[set[str]], None]) -> None:
         self.due = 0.0
         self.read_at: float | None = None
         self._node = node

@@ -2,7 +2,7 @@
 
 import os
 
-from oci_hook.agent.judge.audit_rules import Process
+from oci_hook.agent.judge.audit_rules import TenantProcess
 from oci_hook.core.grant import Grant
 from oci_hook.linux.proc import boottime_ahead, cgroups, inner_pid, pid_namespace, read_file, start_at, start_time
 from oci_hook.observe import inside
@@ -17,7 +17,7 @@ class ProcessOwners:
         self._inits: dict[str, tuple[tuple[int, int], tuple[Cgroup, ...], int]] = {}
         self._by_cgroup: dict[Cgroup, str] = {}
         self._by_namespace: dict[int, str] = {}
-        self._known: dict[tuple[int, int], tuple[str, Process]] = {}
+        self._known: dict[tuple[int, int], tuple[str, TenantProcess]] = {}
         self._own = set(cgroups(os.getpid()))
         self._own_namespace = pid_namespace(os.getpid())
 
@@ -44,7 +44,7 @@ class ProcessOwners:
         self._by_namespace = {n: keys[0] for n, keys in by_namespace.items() if len(keys) == 1 and n not in ours}
         self._known = {}
 
-    def find(self, pids: dict[int, float], all: bool = True) -> dict[int, tuple[str, Process]]:
+    def find(self, pids: dict[int, float], all: bool = True) -> dict[int, tuple[str, TenantProcess]]:
         """(the grant's key, the process) by pid, for those that are in a container with a grant. pids: when each was seen, in
         seconds of the monotonic clock; a process that began later is another one. all: these are all pids that matter, so what is
         remembered of others is dropped."""
@@ -82,7 +82,7 @@ class ProcessOwners:
         """True if the agent is in this cgroup or below; such a cgroup belongs to no single container."""
         return any(is_below(own, cgroup) for own in self._own)
 
-    def _find(self, pid: int, start: int) -> tuple[str, Process] | None:
+    def _find(self, pid: int, start: int) -> tuple[str, TenantProcess] | None:
         if not start:
             return None
         key = ""
@@ -97,7 +97,7 @@ class ProcessOwners:
             return None
         name = read_file(f"/proc/{pid}/comm", 64).decode("utf-8", "replace").rstrip("\n")
         name = "".join(c if c.isprintable() else "?" for c in name)[:32]
-        return key, Process(pid, start, name, inner_pid(pid), boottime_ahead(pid))
+        return key, TenantProcess(pid, start, name, inner_pid(pid), boottime_ahead(pid))
 
 
 def is_below(cgroup: Cgroup, top: Cgroup) -> bool:

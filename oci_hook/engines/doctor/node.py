@@ -19,7 +19,7 @@ from oci_hook.engines.doctor.finding import FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.errors import GhError
 from oci_hook.ledger import events, inventory, store
 from oci_hook.linux import cgroup, mount, openat2, proc
-from oci_hook.observe import boundary
+from oci_hook.observe import boundary_now
 from oci_hook.observe.orphans import orphans
 
 USUAL = "/run/gpu-hook"
@@ -157,7 +157,7 @@ def check_ledger(settings: Settings, option: str) -> Iterator[CheckResult]:
         return  # reported by another check
     known = {gpu.uuid for gpu in gpus.gpus}
     for grant in living:
-        found, _ = boundary.look(settings.state_dir, grant, gpus)
+        found, _ = boundary_now.look(settings.state_dir, grant, gpus)
         if grant.life.init is not None and expected(grant, gpus).name == DRIVER != found.name:
             message = f"container {events.title(grant.who)} runs without the driver's memory limit: {found.why}"
             yield CheckResult("boundary", WARN, message, "GH-414")

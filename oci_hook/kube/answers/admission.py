@@ -12,9 +12,9 @@ from oci_hook.core.value import Value
 from oci_hook.errors import Problem
 from oci_hook.kube.formats import names
 from oci_hook.kube.formats.review import add_annotations, allowed, denied
-from oci_hook.kube.placing.choose import Question, Refused, judge, stays
+from oci_hook.kube.placing.choose import NodeRefusal, Question, judge, stays
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.placing.fit import Fit
-from oci_hook.kube.placing.state import ClusterState
 from oci_hook.kube.pod.asked import PodWords
 
 CONFLICT = 409
@@ -54,7 +54,7 @@ def bind(
     if not question.asks:
         return _bystander(request, state, pod, target)
     found = decide(state, question, target)
-    if isinstance(found, Refused):
+    if isinstance(found, NodeRefusal):
         at = f"node {target}: {found.problem.message}"
         return denied(request, [Problem(found.problem.code, at)], CONFLICT)
     signed = sign(unsigned(pod, target, found), state.nodes[target].key)
@@ -68,7 +68,7 @@ def bind(
     return allowed(request, add_annotations(meta, {names.ALLOC: text}))
 
 
-def decide(state: ClusterState, question: Question, node: str) -> Fit | Refused:
+def decide(state: ClusterState, question: Question, node: str) -> Fit | NodeRefusal:
     """The pod's GPUs on this node: the reserved ones if it can still have them, else others."""
     uid = question.pod.uid
     held = state.reservations.get(uid)

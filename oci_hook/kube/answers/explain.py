@@ -8,14 +8,14 @@ from oci_hook.core.inventory import Inventory
 from oci_hook.core.units import MAX_MEMORY_MIB
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem
-from oci_hook.kube.placing.choose import Question, Refused, choose, judge, summary
+from oci_hook.kube.placing.choose import NodeRefusal, Question, choose, judge, summary
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.placing.fit import Fit, as_grants, fit
-from oci_hook.kube.placing.records import Node, Pod
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.records import NodeRecord, PodRecord
 from oci_hook.kube.pod.asked import INIT, PodWords, words
 from oci_hook.kube.pod.hosts import Hosts
 from oci_hook.kube.preemption.disruption import Budgets
-from oci_hook.kube.preemption.preempt import Plan, plan
+from oci_hook.kube.preemption.preempt import EvictionPlan, plan
 
 UNKNOWN = Budgets(known=False)
 MAX_SUGGESTING = 40  # nodes on which to try smaller requests
@@ -84,7 +84,7 @@ def explain(
         for name in sorted(state.nodes):
             found = judge(state, question, name)
             view = node_view(state, question, name, found)
-            if isinstance(found, Refused):
+            if isinstance(found, NodeRefusal):
                 refused[name] = found
             if name in shut and isinstance(found, Fit):
                 view = kept_off(view, shut[name])
@@ -97,7 +97,7 @@ def explain(
         may = [name for name in sorted(there) if name not in refused or not refused[name].final]
         refused = {**shut, **refused}
 
-        def lets_in(plan: Plan) -> bool:
+        def lets_in(plan: EvictionPlan) -> bool:
             return hosts is None or not hosts.keeps_off(obj, plan.node, plan.victims)
 
         victims, at = preemption(state, pod, may, budgets, lets_in)
@@ -109,32 +109,32 @@ def explain(
 
 
 def preemption(
-    state: ClusterState, pod: PodWords, names: Iterable[str], budgets: Budgets, lets_in: Callable[[Plan], bool]
+    state: ClusterState, pod: PodWords, names: Iterable[str], budgets: Budgets, lets_in: Callable[[EvictionPlan], bool]
 ) -> tuple[tuple[str, ...], str]:
     """(victims, their node), as the controller would choose them."""
-    plans = [one for name in names if isinstance(one := plan(state, Question(pod), name, budgets), Plan)]
+    plans = [one for name in names if isinstance(one := plan(state, Question(pod), name, budgets), EvictionPlan)]
     best = min(filter(lets_in, plans), key=lambda one: (one.cost, one.node), default=None)
     if best is None:
         return (), ""
     return tuple(f"{state.pods[uid].namespace}/{state.pods[uid].name}" for uid in best.victims), best.node
 
 
-def _shut(why: str) -> Refused:
-    return Refused(Problem("GH-607", why), final=True)
+def _shut(why: str) -> NodeRefusal:
+    return NodeRefusal(Problem("GH-607", why), final=True)
 
 
-def kept_off(view: NodeView, why: Refused) -> NodeView:
+def kept_off(view: NodeView, why: NodeRefusal) -> NodeView:
     """The view of a node whose GPUs have room, but which does not let in the pod."""
     return view.replace(fits=False, why=why.problem, gpus=tuple(gpu.replace(given=()) for gpu in view.gpus))
 
 
-def node_view(state: ClusterState, question: Question, name: str, found: Fit | Refused) -> NodeView:
+def node_view(state: ClusterState, question: Question, name: str, found: Fit | NodeRefusal) -> NodeView:
     room, node = state.cut.rooms.get(name), state.nodes[name]
-    why = found.problem if isinstance(found, Refused) else None
+    why = found.problem if isinstance(found, NodeRefusal) else None
     if room is None:
         return NodeView(name, False, why, ())
     inventory = state.inventory(node)
-    notes = dict(found.notes or reasons(state, question, node, inventory)) if isinstance(found, Refused) else {}
+    notes = dict(found.notes or reasons(state, question, node, inventory)) if isinstance(found, NodeRefusal) else {}
     given = shares_of(found) if isinstance(found, Fit) else {}
     gpus = tuple(
         GpuView(
@@ -147,7 +147,9 @@ def node_view(state: ClusterState, question: Question, name: str, found: Fit | R
     return NodeView(name, isinstance(found, Fit), why, gpus)
 
 
-def reasons(state: ClusterState, question: Question, node: Node, inventory: Inventory) -> tuple[tuple[str, str], ...]:
+def reasons(
+    state: ClusterState, question: Question, node: NodeRecord, inventory: Inventory
+) -> tuple[tuple[str, str], ...]:
     """The reason of `allocate` for each GPU, if only the first look refused so far."""
     if isinstance(question.under(node.rules), Problem):
         return ()
@@ -166,7 +168,7 @@ def shares_of(found: Fit) -> dict[str, tuple[str, ...]]:
     return given
 
 
-def suggestions(state: ClusterState, question: Question, refused: dict[str, Refused]) -> tuple[str, ...]:
+def suggestions(state: ClusterState, question: Question, refused: dict[str, NodeRefusal]) -> tuple[str, ...]:
     """The smallest change of each kind that gives room to the container without room, on the best node for it."""
     best: dict[str, tuple[int, str]] = {}
     rooms = state.cut.rooms
@@ -245,7 +247,7 @@ def holders(state: ClusterState, classes: dict[str, str]) -> tuple[Held, ...]:
     return tuple(found)
 
 
-def ledger_words(pod: Pod, node: Node) -> str:
+def ledger_words(pod: PodRecord, node: NodeRecord) -> str:
     if pod.uid in node.refused:
         return f"refused {node.refused[pod.uid]}"
     if pod.uid in node.listed:

@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from oci_hook.errors import Problem
-from oci_hook.kube.placing.choose import OWNED, Chosen, Question, Refused, choose
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.choose import OWNED, Chosen, NodeRefusal, Question, choose
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.pod.asked import PodWords, words
 from oci_hook.kube.preemption.disruption import Budgets
-from oci_hook.kube.preemption.preempt import NO_BUDGETS, USUAL, Terms, victims
+from oci_hook.kube.preemption.preempt import NO_BUDGETS, USUAL, PreemptionTerms, victims
 
 
-class Names(Collection[str]):
+class NodeNames(Collection[str]):
     """Names in their order. Only after a few look-ups it builds a set, since hashing 5 000 names takes 0.3 ms."""
 
     FEW = 3
@@ -57,7 +57,7 @@ def filter(args: dict[str, Any], state: ClusterState, now: float, pod: PodWords 
 def nowhere(args: dict[str, Any], why: Problem) -> dict[str, Any]:
     """ExtenderFilterResult: no node, for this reason."""
     objects, listed = nodes_of(args)
-    return result([], dict.fromkeys(listed, Refused(why, final=True)), objects)
+    return result([], dict.fromkeys(listed, NodeRefusal(why, final=True)), objects)
 
 
 def nodes_of(args: dict[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
@@ -81,10 +81,10 @@ def _all_text(names: list[Any]) -> bool:
 
 def reserved(
     state: ClusterState, question: Question, listed: list[str], now: float
-) -> tuple[list[str], dict[str, Refused]]:
+) -> tuple[list[str], dict[str, NodeRefusal]]:
     """The chosen node, now reserved. The pod's earlier reservation does not count, since the scheduler asks again. A hold stays if
     there is no room yet."""
-    uid, among = question.pod.uid, Names(listed)
+    uid, among = question.pod.uid, NodeNames(listed)
     with state.without(uid):
         found = choose(state, question, among)
         if not isinstance(found, Chosen):
@@ -97,7 +97,7 @@ def reserved(
     return [], found
 
 
-def before_lesser_holds(state: ClusterState, question: Question, among: Names) -> Chosen | None:
+def before_lesser_holds(state: ClusterState, question: Question, among: NodeNames) -> Chosen | None:
     """Chooses as if less important pods had no holds, nor reservations that repeatedly led to no Binding. They lose these on the
     chosen node."""
     pod = question.pod
@@ -118,7 +118,7 @@ def before_lesser_holds(state: ClusterState, question: Question, among: Names) -
     return found
 
 
-def bystander(state: ClusterState, pod: PodWords, listed: list[str]) -> tuple[list[str], dict[str, Refused]]:
+def bystander(state: ClusterState, pod: PodWords, listed: list[str]) -> tuple[list[str], dict[str, NodeRefusal]]:
     """For a pod without GPUs: all nodes but those that other pods have to themselves."""
     taken = {
         name
@@ -128,7 +128,7 @@ def bystander(state: ClusterState, pod: PodWords, listed: list[str]) -> tuple[li
     return [name for name in listed if name not in taken], dict.fromkeys(taken, OWNED)
 
 
-def result(found: list[str], failed: dict[str, Refused], objects: dict[str, Any] | None) -> dict[str, Any]:
+def result(found: list[str], failed: dict[str, NodeRefusal], objects: dict[str, Any] | None) -> dict[str, Any]:
     """ExtenderFilterResult. Schedulers from 1.22 on try no preemption on a node that is in both maps."""
     different = {id(why): why for why in failed.values()}  # thousands of nodes share a few reasons
     texts = {key: in_words(why.problem) for key, why in different.items()}
@@ -154,7 +154,7 @@ def preempt(
     state: ClusterState,
     pod: PodWords | None = None,
     budgets: Budgets = NO_BUDGETS,
-    terms: Terms = USUAL,
+    terms: PreemptionTerms = USUAL,
 ) -> dict[str, Any]:
     """ExtenderPreemptionArgs -> ExtenderPreemptionResult: the nodes on which victims give the pod its GPUs; none while it waits for
     terminating pods. pod: replaces the one in args."""

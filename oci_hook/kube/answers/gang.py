@@ -11,8 +11,8 @@ from typing import Any
 from oci_hook.core.value import Value
 from oci_hook.errors import GhError, Problem
 from oci_hook.kube.formats.sums import Amounts
-from oci_hook.kube.placing.choose import PLAIN, Chosen, Question, Refused, choose, summary
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.choose import PLAIN, Chosen, NodeRefusal, Question, choose, summary
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.pod import mutate
 from oci_hook.kube.pod.asked import PodWords, words
 from oci_hook.kube.pod.hosts import Hosts, requests
@@ -46,7 +46,7 @@ class Outcome(Value):
         return sum(count for _, count in self.placed)
 
 
-class Answer(Value):
+class DryRunAnswer(Value):
     """all_fit: every pod has room beside the others."""
 
     all_fit: bool
@@ -59,7 +59,7 @@ def dry_run(
     nodes: Collection[str] | None = None,
     enough: Callable[[], bool] = lambda: False,
     hosts: Hosts | None = None,
-) -> Answer:
+) -> DryRunAnswer:
     """Places the roles in the given order; if that fails, the large ones first. nodes: the candidates; None for all. enough: whether to
     stop, asked before each pod. hosts: judges the nodes' other resources; None to look at GPUs only."""
     answer = _place(state, roles, nodes, enough, hosts)
@@ -72,7 +72,7 @@ def dry_run(
     if sum(each.fits for each in other.roles) <= sum(each.fits for each in answer.roles):
         return answer
     back = dict(zip(order, other.roles, strict=True))
-    return Answer(other.all_fit, tuple(back[i] for i in range(len(roles))))
+    return DryRunAnswer(other.all_fit, tuple(back[i] for i in range(len(roles))))
 
 
 def _place(
@@ -81,7 +81,7 @@ def _place(
     nodes: Collection[str] | None,
     enough: Callable[[], bool],
     hosts: Hosts | None,
-) -> Answer:
+) -> DryRunAnswer:
     taken: list[tuple[str, str, Amounts]] = []
     outcomes = []
     try:
@@ -103,7 +103,7 @@ def _place(
                     break
                 found = choose(state, question, state.nodes.keys() - shut if shut else nodes)
                 if not isinstance(found, Chosen):
-                    why = summary([*found.values(), *(Refused(Problem("GH-607", text)) for text in shut.values())])
+                    why = summary([*found.values(), *(NodeRefusal(Problem("GH-607", text)) for text in shut.values())])
                     break
                 state.reserve(pod, found.node, found.fit, 0.0)
                 taken.append((pod.uid, found.node, needs))
@@ -118,7 +118,7 @@ def _place(
             state.forget(uid)
             if hosts is not None:
                 hosts.take(node, needs, -1)
-    return Answer(all(one.fits == one.count for one in outcomes), tuple(outcomes))
+    return DryRunAnswer(all(one.fits == one.count for one in outcomes), tuple(outcomes))
 
 
 def _size(pod: PodWords) -> tuple[int, int, int]:
@@ -129,7 +129,7 @@ def _size(pod: PodWords) -> tuple[int, int, int]:
 # --- from templates
 
 
-def role_of(name: str, namespace: str, count: int, template: Mapping[str, Any], options: mutate.Options) -> Role:
+def role_of(name: str, namespace: str, count: int, template: Mapping[str, Any], options: mutate.WebhookOptions) -> Role:
     """The role of a PodTemplateSpec, with pods as the create webhook would make them. Raises KeyError, TypeError, ValueError or
     AttributeError for an invalid template."""
     meta, spec = dict(template.get("metadata") or {}), template.get("spec") or {}
@@ -142,7 +142,7 @@ def role_of(name: str, namespace: str, count: int, template: Mapping[str, Any], 
     return Role(name, count, words(pod), problem, pod)
 
 
-def mutated(pod: Mapping[str, Any], options: mutate.Options) -> dict[str, Any]:
+def mutated(pod: Mapping[str, Any], options: mutate.WebhookOptions) -> dict[str, Any]:
     """The pod with the annotations, tolerations and node selector of the create webhook. Raises GhError."""
     meta, spec = dict(pod["metadata"]), dict(pod.get("spec") or {})
     into = {"/metadata/annotations": meta, "/spec/tolerations": spec, "/spec/nodeSelector": spec}
@@ -154,7 +154,7 @@ def mutated(pod: Mapping[str, Any], options: mutate.Options) -> dict[str, Any]:
 
 
 def roles_of(
-    asked: Mapping[str, Any], options: mutate.Options, enough: Callable[[], bool] = lambda: False
+    asked: Mapping[str, Any], options: mutate.WebhookOptions, enough: Callable[[], bool] = lambda: False
 ) -> list[Role]:
     """asked: {"namespace": NAME, "pods": [{"name": NAME, "count": N, "template": PodTemplateSpec}, ...]}. enough: whether to stop, asked
     before each template. Raises ValueError and the errors of `role_of`."""
@@ -182,7 +182,7 @@ def check_size(roles: int, pods: int) -> None:
         )
 
 
-def as_data(answer: Answer) -> dict[str, Any]:
+def as_data(answer: DryRunAnswer) -> dict[str, Any]:
     return {
         "fits": answer.all_fit,
         "pods": [

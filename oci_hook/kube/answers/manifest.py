@@ -8,7 +8,7 @@ import yaml
 from oci_hook.core.units import show
 from oci_hook.errors import Problem, RequestError
 from oci_hook.kube.answers.gang import Role, check_size, role_of
-from oci_hook.kube.pod.mutate import Options
+from oci_hook.kube.pod.mutate import WebhookOptions
 
 MAX_SIZE = 1 << 20  # characters
 MAX_VALUES = 4 << 20  # and characters
@@ -16,7 +16,9 @@ MAX_DEPTH = 8  # lists of lists
 Part = tuple[str, int, Mapping[str, Any]]  # (name, count, PodTemplateSpec)
 
 
-def roles(text: str, options: Options, namespace: str = "default", left_out: "set[str] | None" = None) -> list[Role]:
+def roles(
+    text: str, options: WebhookOptions, namespace: str = "default", left_out: "set[str] | None" = None
+) -> list[Role]:
     """left_out: receives the kinds that are no known workload. Raises RequestError GH-107."""
     if len(text) > MAX_SIZE:
         raise _refuse(f"has more than {MAX_SIZE} characters")

@@ -14,9 +14,9 @@ from oci_hook.core.inventory import Gpu
 from oci_hook.core.rules import Rules
 from oci_hook.core.value import Value
 from oci_hook.errors import CODES, RequestError
-from oci_hook.kube.placing.records import Node, Pod
+from oci_hook.kube.placing.cluster_state import ClusterState
+from oci_hook.kube.placing.records import NodeRecord, PodRecord
 from oci_hook.kube.placing.room import Need, Room, need_of
-from oci_hook.kube.placing.state import ClusterState
 from oci_hook.kube.pod.asked import PodWords, asked
 from oci_hook.kube.pod.peaks import Row, containers
 
@@ -184,30 +184,30 @@ class Overview:
         self._gone.append((version, name))
 
 
-def shown(node: Node | None) -> bool:
+def shown(node: NodeRecord | None) -> bool:
     """True if the page has the node: it has GPUs, its labels ask for gpu-hook, or it was deleted and pods on it were not."""
     return node is not None and bool(node.text or node.ours or (not node.present and _held(node)))
 
 
-def _held(node: Node) -> bool:
+def _held(node: NodeRecord) -> bool:
     return bool(node.reserved) or any(pod.rows for pod in node.pods.values())
 
 
-def key(node: Node, room: Room | None) -> object:
+def key(node: NodeRecord, room: Room | None) -> object:
     """Changes whenever the node's row may change. A changed node has a new Room, or none."""
     if room is not None:
         return room
     return node.problem, node.present, node.text, node.mode, len(node.pods), len(node.reserved)
 
 
-def kind_of(node: Node) -> str:
+def kind_of(node: NodeRecord) -> str:
     """The node's state, one of STATES."""
     if node.problem or not node.present:
         return "problem"
     return "ok" if node.text else "no report"
 
 
-def taken_on(state: ClusterState, node: Node) -> tuple[dict[str, list[Row]], int]:
+def taken_on(state: ClusterState, node: NodeRecord) -> tuple[dict[str, list[Row]], int]:
     """(GPU's UUID -> rows on it, the number of pods)"""
     taken: dict[str, list[Row]] = {}
     holders = 0
@@ -218,7 +218,7 @@ def taken_on(state: ClusterState, node: Node) -> tuple[dict[str, list[Row]], int
     return taken, holders
 
 
-def row_of(state: ClusterState, node: Node, made_of: object) -> NodeRow:
+def row_of(state: ClusterState, node: NodeRecord, made_of: object) -> NodeRow:
     gpus = state.inventory(node).gpus if node.text else ()
     taken, holders = taken_on(state, node)
     by_namespace: dict[str, list[int]] = {}
@@ -301,7 +301,7 @@ def most_of(most: Need, room: Room) -> Need:
     )
 
 
-def waiting_row(pod: Pod, why: Waiting | None, need: Need | str | None, most: Need) -> dict[str, Any]:
+def waiting_row(pod: PodRecord, why: Waiting | None, need: Need | str | None, most: Need) -> dict[str, Any]:
     """need: from asks_for; None if not known yet."""
     hints = [] if need is None else helps(need, most)
     return {

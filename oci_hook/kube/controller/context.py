@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from oci_hook.kube.controller.api.client import Client
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 
 
 class Context(NamedTuple):

@@ -19,35 +19,35 @@ from oci_hook.config import settings as node_settings
 from oci_hook.core.decision import Decision
 from oci_hook.core.rules import Rules
 from oci_hook.errors import ClusterError, Problem, SettingsError
-from oci_hook.kube import kubeconfig
 from oci_hook.kube.controller.act.budgets import BudgetWatch
-from oci_hook.kube.controller.act.copy import Copy
 from oci_hook.kube.controller.act.evictor import Evictor
 from oci_hook.kube.controller.act.fragment_taints import FragmentTaints
 from oci_hook.kube.controller.act.mode_taints import ModeTaints
 from oci_hook.kube.controller.act.preemptor import Preemptor
 from oci_hook.kube.controller.act.waker import Waker
 from oci_hook.kube.controller.api.client import ApiError, Client
-from oci_hook.kube.controller.api.events import Events
 from oci_hook.kube.controller.api.objects import NAMESPACES, NODES, PODS, slim
+from oci_hook.kube.controller.api.pod_events import Events
 from oci_hook.kube.controller.api.reflector import Reflector
 from oci_hook.kube.controller.api.shallow import decode
 from oci_hook.kube.controller.context import Context
+from oci_hook.kube.controller.copy import Copy
 from oci_hook.kube.controller.lead.leader import Leader
 from oci_hook.kube.controller.lead.peer import Peer
 from oci_hook.kube.controller.lead.takeover import Takeover
-from oci_hook.kube.controller.options import Options, reached_at
+from oci_hook.kube.controller.options import ControllerOptions, reached_at
 from oci_hook.kube.controller.serve.metrics import Metrics
 from oci_hook.kube.controller.serve.page import Page
 from oci_hook.kube.controller.serve.router import Router
-from oci_hook.kube.controller.serve.server import Server
+from oci_hook.kube.controller.serve.server import HttpsServer
 from oci_hook.kube.controller.serve.service import Service
-from oci_hook.kube.controller.trust import certificates, keys
+from oci_hook.kube.controller.trust import certificates, generations
 from oci_hook.kube.controller.trust.authority import Authority
 from oci_hook.kube.controller.trust.own_secret import Own
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.link import kubeconfig
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.pod import mutate
-from oci_hook.kube.preemption.preempt import Terms
+from oci_hook.kube.preemption.preempt import PreemptionTerms
 
 LOG = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ DRAIN = 2.0  # seconds for which a terminating pod still forwards requests, unti
 
 
 class Controller:
-    def __init__(self, options: Options, client: Client, rules: Rules) -> None:
+    def __init__(self, options: ControllerOptions, client: Client, rules: Rules) -> None:
         self._client = client
         identity = self._identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._metrics = Metrics()
@@ -81,7 +81,7 @@ class Controller:
             self._budgets.budgets,
             self._events,
             options.preemption,
-            Terms(options.equal_offline),
+            PreemptionTerms(options.equal_offline),
             lambda outcome: self._metrics.count("preemptions", outcome),
         )
         self._reflectors = [
@@ -95,7 +95,7 @@ class Controller:
             self._copy,
             self._preemptor,
             self._metrics,
-            mutate.Options(rules, options.scheduler, queue_label=options.queue_label),
+            mutate.WebhookOptions(rules, options.scheduler, queue_label=options.queue_label),
             self._measure,
         )
         self._fragment_taints = FragmentTaints(context)
@@ -108,7 +108,7 @@ class Controller:
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
         page = Page(self._copy, options.page_token, self._who)
-        self._server = Server(self._service, Router(self._service, self._peer), page)
+        self._server = HttpsServer(self._service, Router(self._service, self._peer), page)
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -223,7 +223,7 @@ class Controller:
         return self._service.signer.holds(decision)
 
     def _newest_key(self) -> int:
-        return keys.believed(node.key for node in self._state.nodes.values()) if self._synced() else 0
+        return generations.believed(node.key for node in self._state.nodes.values()) if self._synced() else 0
 
     async def _tick(self) -> None:
         frozen = False
@@ -288,13 +288,13 @@ def _present(tls: ssl.SSLContext, have: certificates.Certificates) -> None:
         tls.load_cert_chain(both.name)
 
 
-async def _main(options: Options) -> None:
+async def _main(options: ControllerOptions) -> None:
     rules = rules_of(options.settings)
     async with Client(kubeconfig.load([options.kubeconfig] if options.kubeconfig else [])) as client:
         await Controller(options, client, rules).run()
 
 
-def run(options: Options) -> None:
+def run(options: ControllerOptions) -> None:
     """Runs until SIGTERM or SIGINT. Raises GhError."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

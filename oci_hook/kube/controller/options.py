@@ -9,7 +9,7 @@ from oci_hook.kube.formats.names import CONTROLLER
 DAY = 86_400.0
 
 
-class Options(Value):
+class ControllerOptions(Value):
     """host, port: where to listen. extender_host, extender_port: loopback address that answers a scheduler without a token; port
     0: none. names: of the serving certificate. certificate_life, key_life: seconds. node_account: service account of the
     DaemonSet's pods. metrics_token: "" for none. page_host, page_port: loopback address that serves the page without a token; port

@@ -5,12 +5,12 @@ import os
 import sys
 
 from oci_hook.errors import refuse
-from oci_hook.kube.kubeconfig import Credential
-from oci_hook.kube.reporter import process
-from oci_hook.kube.reporter.api import FAILURES, ApiError
-from oci_hook.kube.reporter.options import Options
-from oci_hook.kube.reporter.status import Status
-from oci_hook.kube.reporter.watcher import words
+from oci_hook.kube.link import node_process
+from oci_hook.kube.link.api import FAILURES, ApiError
+from oci_hook.kube.link.kubeconfig import Credential
+from oci_hook.kube.link.node_settings import NodeSettings
+from oci_hook.kube.link.status import Status
+from oci_hook.kube.link.watcher import words
 from oci_hook.linux import namespace
 
 
@@ -32,17 +32,17 @@ def join_host() -> None:
 def main(arguments: list[str]) -> int:
     prefix, *rest = arguments
 
-    def work(node: str, options: Options, known: Credential, status: Status) -> None:
+    def work(node: str, options: NodeSettings, known: Credential, status: Status) -> None:
         try:
-            from oci_hook.kube.dra.driver import CDI, Driver  # h2 may be missing
+            from oci_hook.kube.dra.driver import CDI, ClaimDriver  # h2 may be missing
 
             join_host()
             folder = rest[rest.index("--cdi") + 1] if "--cdi" in rest else CDI
-            driver = Driver(prefix, node, options, known, status, folder)
+            driver = ClaimDriver(prefix, node, options, known, status, folder)
             if "--withdraw" in rest:
                 driver.withdraw()
                 return
-            process.end_with_stdin()
+            node_process.end_with_stdin()
             driver.run()
         except ModuleNotFoundError as e:
             why = f"the driver of ResourceClaims needs the Python package {e.name}; pip install 'gpu-hook[dra]'"
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         except (ApiError, *FAILURES) as e:
             raise refuse("GH-608", f"the driver of ResourceClaims ends: {words(e)}") from None
 
-    return process.run(prefix, work)
+    return node_process.run(prefix, work)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ from oci_hook.core.nearest import nearest
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import show
 from oci_hook.errors import GhError, Problem, RequestError, refuse
-from oci_hook.kube.dra import slices
-from oci_hook.kube.dra.messages import ClaimName
-from oci_hook.kube.formats import quantity
+from oci_hook.kube.dra.kubelet_messages import ClaimName
+from oci_hook.kube.formats import quantity, slices
 from oci_hook.kube.formats.claim_words import API, BY_CLAIM, COMPUTE, DRIVER, KIND, MEMORY, NO_ADMIN, UNPLACED, WORDS
 from oci_hook.ledger.resource_claims import ClaimedDevice, PreparedClaim
 from oci_hook.oci.request_mounts import decode

@@ -8,18 +8,19 @@ from typing import Any
 from oci_hook.core.backoff import Backoff
 from oci_hook.core.inventory import Inventory
 from oci_hook.errors import GhError
-from oci_hook.kube.dra import messages, slices
-from oci_hook.kube.dra.claims import Claims
-from oci_hook.kube.dra.connections import Method, Server
-from oci_hook.kube.dra.publisher import PATH, SLICES, Publisher, pcie_roots, selector
+from oci_hook.kube.dra import kubelet_messages
+from oci_hook.kube.dra.grpc_server import GrpcServer, Method
+from oci_hook.kube.dra.prepare import ClaimPreparer
+from oci_hook.kube.dra.publisher import PATH, SLICES, SlicePublisher, pcie_roots, selector
+from oci_hook.kube.formats import slices
 from oci_hook.kube.formats.claim_words import DRIVER
-from oci_hook.kube.kubeconfig import Credential
-from oci_hook.kube.reporter.api import FAILURES, ApiError
-from oci_hook.kube.reporter.ledger import Ledger
-from oci_hook.kube.reporter.loop import Loop
-from oci_hook.kube.reporter.options import Options
-from oci_hook.kube.reporter.status import Status
-from oci_hook.kube.reporter.watcher import FIRST, MOST, Change, Watcher, words
+from oci_hook.kube.link.api import FAILURES, ApiError
+from oci_hook.kube.link.kubeconfig import Credential
+from oci_hook.kube.link.loop import Loop
+from oci_hook.kube.link.node_settings import NodeSettings
+from oci_hook.kube.link.status import Status
+from oci_hook.kube.link.watcher import FIRST, MOST, Change, Watcher, words
+from oci_hook.kube.reporter.ledger import LedgerView
 from oci_hook.ledger import resource_claims
 
 SERVICES = tuple(f"/k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin" for version in ("v1", "v1beta1"))
@@ -52,24 +53,24 @@ class Sockets:
             pass
 
 
-class Driver(Loop):
+class ClaimDriver(Loop):
     """kubelet: its root folder. cdi: the folder of CDI files."""
 
     def __init__(
-        self, prefix: str, node: str, options: Options, known: Credential, status: Status, cdi: str = CDI
+        self, prefix: str, node: str, options: NodeSettings, known: Credential, status: Status, cdi: str = CDI
     ) -> None:
         super().__init__(status)
-        self.claims = Claims(prefix, node, known, cdi)
+        self.claims = ClaimPreparer(prefix, node, known, cdi)
         self.sockets = Sockets(os.path.dirname(options.device_plugins))
         self._node, self._known = node, known
-        self._publisher = Publisher(node, known)
-        self._ledger = Ledger(prefix, self._selector)
+        self._publisher = SlicePublisher(node, known)
+        self._ledger = LedgerView(prefix, self._selector)
         self._backoff = Backoff(FIRST, MOST, random.random)
         self._next_write = self._next_forget = 0.0
         self._no_room = False  # for a claim since the last look
         self._kubelet = self._watch = ""  # their problems
         self._roots: tuple[Inventory | None, dict[str, str]] = (None, {})
-        self._servers: dict[str, tuple[Server, int]] = {}
+        self._servers: dict[str, tuple[GrpcServer, int]] = {}
 
     def step(self, now: float) -> float:
         for change in self._told():
@@ -109,7 +110,7 @@ class Driver(Loop):
 
     def methods(self) -> dict[str, Method]:
         found: dict[str, Method] = {
-            f"{REGISTRATION}/GetInfo": lambda data: messages.plugin_info(DRIVER, self.sockets.calls),
+            f"{REGISTRATION}/GetInfo": lambda data: kubelet_messages.plugin_info(DRIVER, self.sockets.calls),
             f"{REGISTRATION}/NotifyRegistrationStatus": self._registered,
         }
         for service in SERVICES:
@@ -118,17 +119,17 @@ class Driver(Loop):
         return found
 
     def _prepare(self, data: bytes) -> bytes:
-        found = self.claims.prepare(messages.claim_names(data))
+        found = self.claims.prepare(kubelet_messages.claim_names(data))
         if any(one.error.startswith("GH-201") for one in found.values()):
             self._no_room = True
             self._wake_up()
-        return messages.prepared(found)
+        return kubelet_messages.prepared(found)
 
     def _unprepare(self, data: bytes) -> bytes:
-        return messages.unprepared(self.claims.unprepare(messages.claim_names(data)))
+        return kubelet_messages.unprepared(self.claims.unprepare(kubelet_messages.claim_names(data)))
 
     def _registered(self, data: bytes) -> bytes:
-        done, why = messages.registration_status(data)
+        done, why = kubelet_messages.registration_status(data)
         self._kubelet = "" if done else f"the kubelet does not register the driver: {why[:200]}"
         self._wake_up()
         return b""
@@ -146,7 +147,7 @@ class Driver(Loop):
                     continue
                 if server is not None:
                     server.close()
-                self._servers[path] = (Server(path, self.methods()), _inode(path))
+                self._servers[path] = (GrpcServer(path, self.methods()), _inode(path))
         except OSError as e:
             return f"{e.filename or sockets.folder}: {e.strerror or e}: the kubelet does not see the driver; set agent.device_plugins"
         return ""

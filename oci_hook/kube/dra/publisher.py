@@ -9,11 +9,11 @@ from typing import Any
 from urllib.parse import urlencode
 
 from oci_hook.core.inventory import Inventory
-from oci_hook.kube.dra import slices
+from oci_hook.kube.formats import slices
 from oci_hook.kube.formats.claim_words import DRIVER
-from oci_hook.kube.kubeconfig import Credential
-from oci_hook.kube.reporter.api import FAILURES, Api, ApiError
-from oci_hook.kube.reporter.watcher import Change
+from oci_hook.kube.link.api import FAILURES, Api, ApiError
+from oci_hook.kube.link.kubeconfig import Credential
+from oci_hook.kube.link.watcher import Change
 
 GATES = {
     "allowMultipleAllocations": "DRAConsumableCapacity",
@@ -30,7 +30,7 @@ def selector(node: str) -> str:
     return f"spec.driver={DRIVER},spec.nodeName={node}"
 
 
-class Publisher:
+class SlicePublisher:
     """seen: the node's slices by name, None until the watch has listed them. problem: of what the server has of them, "" for none."""
 
     def __init__(self, node: str, known: Credential) -> None:

@@ -16,10 +16,10 @@ from oci_hook.core.request import parse
 from oci_hook.core.rules import Rules
 from oci_hook.errors import GhError, Problem, RequestError
 from oci_hook.kube.formats.names import PREFIX_KEY
-from oci_hook.kube.manifests import claims, template_edit, yaml_edit
+from oci_hook.kube.manifests import template_edit, to_claim, yaml_edit
 from oci_hook.kube.manifests.yaml_edit import Edit, get
 from oci_hook.kube.pod.asked import each
-from oci_hook.kube.pod.translate_pod import Container, Pod, Rows, read_pod, resources, rows_of
+from oci_hook.kube.pod.translate_pod import PodContainer, Rows, TranslatedPod, read_pod, resources, rows_of
 
 MAX_SIZE = 4 << 20  # characters; etcd takes no object above 1.5 MiB
 TEMPLATES: dict[str, tuple[str, ...]] = {  # kind -> path of its pod template
@@ -55,7 +55,7 @@ SCHEDULERS = ("qgpu", "t9k", "hami", "gpu-admission", "vgpu", "volcano", "kai", 
 class Translation:
     """text: the new manifest. pods: every pod template; translated ones have annotations."""
 
-    def __init__(self, text: str, pods: list[Pod]) -> None:
+    def __init__(self, text: str, pods: list[TranslatedPod]) -> None:
         self.text = text
         self.pods = pods
 
@@ -74,7 +74,7 @@ def translate(text: str, rules: Rules, to_claims: bool = False) -> Translation:
     edit = Edit(text)
     problems: list[Problem] = []
     pods = []
-    templates = claims.Templates()
+    templates = to_claim.Templates()
     for document in yaml_edit.documents(text):
         for node in objects(document):
             kind = yaml_edit.scalars(node).get("kind", "")
@@ -84,7 +84,7 @@ def translate(text: str, rules: Rules, to_claims: bool = False) -> Translation:
                     templates.taken.add((meta.get("namespace", ""), meta.get("name", "")))
                 continue
             template = get(node, *TEMPLATES[kind])
-            pod = Pod(kind, meta.get("name", ""), meta.get("namespace", ""))
+            pod = TranslatedPod(kind, meta.get("name", ""), meta.get("namespace", ""))
             pods.append(pod)
             if template is None:
                 problems.append(Problem("GH-107", f"{pod}: it has no {'.'.join(TEMPLATES[kind])}"))
@@ -105,7 +105,7 @@ def translate(text: str, rules: Rules, to_claims: bool = False) -> Translation:
     return Translation(new, pods)
 
 
-def verified(old: str, new: str, pods: list[Pod], rules: Rules) -> bool:
+def verified(old: str, new: str, pods: list[TranslatedPod], rules: Rules) -> bool:
     """True if the new text has the new annotations, no request in another dialect, and is otherwise the old text."""
     added = {name for pod in pods for name in pod.claims.values()}
     if not same_elsewhere(old, new, set(rows_of(rules)), added):
@@ -124,7 +124,7 @@ def verified(old: str, new: str, pods: list[Pod], rules: Rules) -> bool:
         runtime_class = yaml_edit.scalars(get(template, "spec")).get("runtimeClassName", "")
         if runtime_class != ("" if pod.claims else template_edit.RUNTIME_CLASS):
             return False
-        if pod.claims and (claims.gone(annotations) or claims_of(template) != pod.claims):
+        if pod.claims and (to_claim.gone(annotations) or claims_of(template) != pod.claims):
             return False
     return True
 
@@ -138,7 +138,7 @@ def claims_of(template: yaml.Node | None) -> dict[str, str]:
         yaml_edit.scalars(node).get("name", ""): name
         for node in containers(template)
         for item in getattr(get(node, "resources", "claims"), "value", ())
-        if (name := yaml_edit.scalars(item).get("name", "")).startswith(claims.BEGIN) and name in ours
+        if (name := yaml_edit.scalars(item).get("name", "")).startswith(to_claim.BEGIN) and name in ours
     }
 
 
@@ -157,7 +157,9 @@ def objects(document: yaml.Node) -> Iterable[yaml.Node]:
     return [document]
 
 
-def rewrite(pod: Pod, template: yaml.Node, edit: Edit, rules: Rules, templates: claims.Templates | None = None) -> None:
+def rewrite(
+    pod: TranslatedPod, template: yaml.Node, edit: Edit, rules: Rules, templates: to_claim.Templates | None = None
+) -> None:
     """Reads one template; if it requests a GPU in another dialect, adds its changes to `edit`. templates: of claims, which the
     requests are to become, ours too."""
     nodes = containers(template)
@@ -184,7 +186,12 @@ def rewrite(pod: Pod, template: yaml.Node, edit: Edit, rules: Rules, templates: 
 
 
 def to_claims(
-    pod: Pod, template: yaml.Node, nodes: list[yaml.Node], edit: Edit, rows: Rows, templates: claims.Templates
+    pod: TranslatedPod,
+    template: yaml.Node,
+    nodes: list[yaml.Node],
+    edit: Edit,
+    rows: Rows,
+    templates: to_claim.Templates,
 ) -> None:
     """Each container that asks gets a claim of its own. An init container has that of a later container that asks for the same: it
     has ended by then."""
@@ -203,12 +210,12 @@ def to_claims(
         request = parse(mine, {}, name, Rules(dialects=()), decode=json.loads)
         if request is None or not request.gpus:
             continue
-        words = claims.own_words(mine, name)
-        pod.notes += [f"container {name}: {note}" for note in claims.notes(words)]
-        wanted = claims.spec(request, words, name)
+        words = to_claim.own_words(mine, name)
+        pod.notes += [f"container {name}: {note}" for note in to_claim.notes(words)]
+        wanted = to_claim.spec(request, words, name)
         init = node not in running and yaml_edit.scalars(node).get("restartPolicy") != "Always"
         shared = [found for free, claim, found in of_pod if free and claim == wanted] if init else []
-        pod.claims[name] = shared[0] if shared else claims.of_container(name, taken)
+        pod.claims[name] = shared[0] if shared else to_claim.of_container(name, taken)
         if not shared:
             of_pod.append((init or node in running, wanted, pod.claims[name]))
     if not pod.claims or spec is None:
@@ -225,19 +232,21 @@ def to_claims(
     ]
     template_edit.add_to_list(edit, spec, "resourceClaims", listed)
     template_edit.take_annotations(
-        edit, template, [key for key in annotations if key in rows or key in claims.gone(ours)]
+        edit, template, [key for key in annotations if key in rows or key in to_claim.gone(ours)]
     )
     before = template_edit.take_runtime_class(edit, template)
     if before not in ("", template_edit.RUNTIME_CLASS):
         pod.notes.append(f"runtimeClassName was {before}")
 
 
-def plain(container: yaml.Node) -> Container:
+def plain(container: yaml.Node) -> PodContainer:
     limits, requests = (yaml_edit.values(get(container, "resources", part)) for part in ("limits", "requests"))
-    return Container.of(yaml_edit.scalars(container).get("name", ""), limits, requests)
+    return PodContainer.of(yaml_edit.scalars(container).get("name", ""), limits, requests)
 
 
-def leftovers(pod: Pod, template: yaml.Node, nodes: list[yaml.Node], annotations: dict[str, str], rows: Rows) -> None:
+def leftovers(
+    pod: TranslatedPod, template: yaml.Node, nodes: list[yaml.Node], annotations: dict[str, str], rows: Rows
+) -> None:
     """Adds notes on other systems' parts that stay in the manifest."""
     for key in annotations:
         if key.startswith(THEIRS) and key not in rows:

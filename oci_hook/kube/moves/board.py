@@ -11,9 +11,9 @@ from oci_hook.core.allocate import Usage, usage
 from oci_hook.core.grant import Grant
 from oci_hook.kube.moves.movable import Mover
 from oci_hook.kube.placing.choose import Question, forbidden
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.placing.fit import Fit, as_grants, fit
 from oci_hook.kube.placing.room import Room, fits_each, may_fit, room_of
-from oci_hook.kube.placing.state import ClusterState
 from oci_hook.kube.pod.asked import Asked, words
 from oci_hook.kube.pod.hosts import Amounts
 from oci_hook.kube.pod.peaks import Row, containers

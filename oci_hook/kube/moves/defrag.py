@@ -15,8 +15,8 @@ from oci_hook.kube.moves.board import NOWHERE, Board, Moved, Place
 from oci_hook.kube.moves.goals import NEVER, Free, Roomy
 from oci_hook.kube.moves.movable import Mover
 from oci_hook.kube.placing.choose import Chosen, Question, choose
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.placing.fit import Fit
-from oci_hook.kube.placing.state import ClusterState
 from oci_hook.kube.pod.asked import words
 from oci_hook.kube.pod.hosts import Amounts
 from oci_hook.kube.pod.node_orders import NODE_ORDERS
@@ -47,7 +47,7 @@ class Move(Value):
     instead: str
 
 
-class Plan(Value):
+class MovePlan(Value):
     """reached: the pod has room at the end, or GPUs become free. proven: fewer moves cannot reach this, nor the same number more.
     place: the pod's room after the moves. free: the number of free GPUs before and after."""
 
@@ -67,14 +67,14 @@ def for_pod(
     needs: Amounts,
     stop: Stop,
     most: int = MOST_MOVES,
-) -> Plan:
+) -> MovePlan:
     """Moves that give the pod room on one of the allowed nodes. stop: whether the time is up."""
     board = Board(state, movers, free)
     state.refresh()
     now = choose(state, question, allowed)
     gpus = Free(board)
     if isinstance(now, Chosen) and board.spare((), now.node, lambda: needs):
-        return Plan((), True, True, Place(now.node, now.fit.rows), (gpus.free, gpus.free))
+        return MovePlan((), True, True, Place(now.node, now.fit.rows), (gpus.free, gpus.free))
     goal = Roomy(board, question, allowed, needs)
     least = goal.bounds[0][0] if goal.bounds else NEVER
     steps, name = _leave_one_node(board, goal, most, stop)
@@ -82,19 +82,19 @@ def for_pod(
     found = board.fit(board.key(moved, name), question) if name else None
     place = Place(name, found.rows) if found is not None else None
     proven = least > most if steps is None else len(steps) == least
-    return Plan(_moves(board, steps or ()), place is not None, proven, place, (gpus.free, gpus.count(moved)))
+    return MovePlan(_moves(board, steps or ()), place is not None, proven, place, (gpus.free, gpus.count(moved)))
 
 
 def for_free_gpus(
     state: ClusterState, movers: dict[str, Mover], free: dict[str, Amounts], stop: Stop, most: int = MOST_MOVES
-) -> Plan:
+) -> MovePlan:
     """At most `most` moves that free many GPUs, one after the other."""
     board = Board(state, movers, free)
     goal = Free(board)
     steps = _empty_gpus(board, goal, most, stop)
     before, after = goal.free, goal.count(_after(board, steps))
     proven = after == goal.most(most) and len(steps) == goal.least(after)
-    return Plan(_moves(board, steps), after > before, proven, None, (before, after))
+    return MovePlan(_moves(board, steps), after > before, proven, None, (before, after))
 
 
 # --- room for one pod

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from oci_hook.kube.placing.records import Pod
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
+from oci_hook.kube.placing.records import PodRecord
 from oci_hook.kube.pod.hosts import Amounts, Hosts, requests, rules_about_others
 from oci_hook.kube.pod.peaks import Row
 from oci_hook.kube.preemption.disruption import Budget, in_the_way
@@ -16,7 +16,7 @@ class Mover:
 
     __slots__ = ("uid", "namespace", "name", "node", "rows", "obj", "_hosts")
 
-    def __init__(self, pod: Pod, obj: dict[str, Any], hosts: Hosts) -> None:
+    def __init__(self, pod: PodRecord, obj: dict[str, Any], hosts: Hosts) -> None:
         self.uid, self.namespace, self.name = pod.uid, pod.namespace, pod.name
         self.node: str = pod.node
         self.rows: tuple[Row, ...] = pod.rows
@@ -58,7 +58,7 @@ def movers(
     return found, fixed
 
 
-def why_fixed(pod: Pod, obj: dict[str, Any], budgets: Iterable[Budget]) -> str:
+def why_fixed(pod: PodRecord, obj: dict[str, Any], budgets: Iterable[Budget]) -> str:
     """The reason why the pod must stay; "" if it may be moved."""
     if pod.ended or pod.deleting:
         return "terminating or ended"

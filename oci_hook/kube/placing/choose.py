@@ -12,10 +12,10 @@ from oci_hook.core.terms import ONLINE
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem, RequestError
 from oci_hook.kube.formats.names import APART_FROM, NODE_PLACEMENT
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.placing.fit import Fit, NoFit, fit, pinned
-from oci_hook.kube.placing.records import Node
+from oci_hook.kube.placing.records import NodeRecord
 from oci_hook.kube.placing.room import Need, Room, fits_each, may_fit, need_of
-from oci_hook.kube.placing.state import ClusterState
 from oci_hook.kube.pod.asked import Asked, PodWords, asked
 from oci_hook.kube.pod.node_orders import NODE_ORDERS, NodeOrder
 
@@ -32,7 +32,7 @@ class Chosen(Value):
     fit: Fit
 
 
-class Refused(Value):
+class NodeRefusal(Value):
     """problem: short, and the same for many nodes. final: the node could not have the pod even if it were empty."""
 
     problem: Problem
@@ -40,8 +40,8 @@ class Refused(Value):
     final: bool = False
 
 
-TOO_MUCH = Refused(Problem("GH-607", "not tried: the pod takes too long to place; have fewer containers ask"))
-OWNED = Refused(Problem("GH-609", "another pod has the node to itself"))
+TOO_MUCH = NodeRefusal(Problem("GH-607", "not tried: the pod takes too long to place; have fewer containers ask"))
+OWNED = NodeRefusal(Problem("GH-609", "another pod has the node to itself"))
 
 
 class Question:
@@ -133,11 +133,11 @@ def _under(pod: PodWords, rules: Rules) -> "tuple[Asked, Need] | Problem":
 
 def choose(
     state: ClusterState, question: Question, among: Collection[str] | None = None
-) -> "Chosen | dict[str, Refused]":
+) -> "Chosen | dict[str, NodeRefusal]":
     """The best node with room among these (None: all); if there is none, the reason for each."""
     state.refresh()
-    tried: dict[str, Refused] = {}
-    known: dict[object, Refused] = {}  # by rules and GPU figures: the reason for all nodes alike
+    tried: dict[str, NodeRefusal] = {}
+    known: dict[object, NodeRefusal] = {}  # by rules and GPU figures: the reason for all nodes alike
     order, whole = order_for(state, question), whole_gpus(question)
     if order.fills and not whole:
         opening = 0
@@ -157,7 +157,7 @@ def choose(
     return {name: tried[name] if name in tried else _no_look(state, question, name) for name in names}
 
 
-def judge(state: ClusterState, question: Question, name: str) -> Fit | Refused:
+def judge(state: ClusterState, question: Question, name: str) -> Fit | NodeRefusal:
     """The answer of `choose` for this node alone."""
     state.refresh()
     room = state.cut.rooms.get(name)
@@ -182,30 +182,30 @@ def stays(state: ClusterState, question: Question, name: str, found: Fit) -> boo
     return isinstance(same, Fit) and (same.shares, same.terms) == (found.shares, found.terms)
 
 
-def forbidden(state: ClusterState, question: Question, node: Node) -> Refused | None:
+def forbidden(state: ClusterState, question: Question, node: NodeRecord) -> NodeRefusal | None:
     """The reason why the pod may not be on the node, regardless of room."""
     pod = question.pod
     if state.owner(node, pod.uid) is not None:
         return OWNED
     if pod.whole_node and state.others(node, pod.uid):
-        return Refused(Problem("GH-609", "the pod needs a node of its own, and the node has other pods"))
+        return NodeRefusal(Problem("GH-609", "the pod needs a node of its own, and the node has other pods"))
     return unsuited(question, node)
 
 
-def unsuited(question: Question, node: Node) -> Refused | None:
+def unsuited(question: Question, node: NodeRecord) -> NodeRefusal | None:
     """The reason why the node cannot take such a pod, even if it were empty."""
     found = question.under(node.rules)
     if isinstance(found, Problem):
-        return Refused(found, final=True)
+        return NodeRefusal(found, final=True)
     if not node.mode and not question.named:
         return None
     kinds, names = question.kinds(found)
     for whole in kinds:
         if node.mode == ("shared" if whole else "whole"):
             takes = "shares" if whole else "whole GPUs"
-            return Refused(Problem("GH-607", f"the node's label admits {takes} only"), final=True)
+            return NodeRefusal(Problem("GH-607", f"the node's label admits {takes} only"), final=True)
     if not all(name in node.text for name in names):
-        return Refused(Problem("GH-202", "the node does not have the named GPU"), final=True)
+        return NodeRefusal(Problem("GH-202", "the node does not have the named GPU"), final=True)
     return None
 
 
@@ -238,9 +238,9 @@ def _try(
     question: Question,
     name: str,
     room: Room,
-    tried: dict[str, Refused],
-    known: dict[object, Refused],
-) -> Fit | Refused:
+    tried: dict[str, NodeRefusal],
+    known: dict[object, NodeRefusal],
+) -> Fit | NodeRefusal:
     """Asks `allocate`, unless a cheaper check already refuses."""
     if name in tried:
         return tried[name]
@@ -293,7 +293,7 @@ def work_of(requests: Asked, gpus: int) -> int:
     return total
 
 
-def _refused(found: NoFit) -> Refused:
+def _refused(found: NoFit) -> NodeRefusal:
     first = found.problems[0]
     words = {
         "GH-202": "the node does not have the requested GPU or IMEX channels",
@@ -303,28 +303,28 @@ def _refused(found: NoFit) -> Refused:
     if TOO_SMALL in first.message:
         words = BELOW_CONTEXT
     if first.code == "GH-602":
-        return Refused(first, found.notes, final=True)
-    return Refused(Problem(first.code, words), found.notes)
+        return NodeRefusal(first, found.notes, final=True)
+    return NodeRefusal(Problem(first.code, words), found.notes)
 
 
-def _no_look(state: ClusterState, question: Question, name: str) -> Refused:
+def _no_look(state: ClusterState, question: Question, name: str) -> NodeRefusal:
     """The reason for a node whose largest figures already rule it out."""
     room, node = state.cut.rooms.get(name), state.nodes.get(name)
     if node is not None and state.unsure(node):
         return _no("GH-201", "containers of a deleted pod still run on the node, and their share is not known yet")
     if node is None or room is None:
         why = (node.problem if node is not None else "") or "has not reported its GPUs"
-        return Refused(Problem("GH-606", f"the node {why}"), final=True)
+        return NodeRefusal(Problem("GH-606", f"the node {why}"), final=True)
     # Looking at the pods of thousands of nodes takes long. A node that a pod has to itself has no free memory.
     look = not room.most_mib or node.mode or question.named or question.pod.whole_node
     return (forbidden(state, question, node) if look else None) or _words(room, question)
 
 
-def _words(room: Room, question: Question) -> Refused:
+def _words(room: Room, question: Question) -> NodeRefusal:
     """The missing amount, in a text that is the same for many nodes. final: an empty node has too little as well."""
     found = question.under(room.rules)
     if isinstance(found, Problem):
-        return Refused(found, final=True)
+        return NodeRefusal(found, final=True)
     need = found[1]
     if len(room.spots) < max(need.gpus, need.free_gpus):
         return _no("GH-203", "the node has fewer GPUs than asked for", final=True)
@@ -346,16 +346,16 @@ def _words(room: Room, question: Question) -> Refused:
 
 
 @functools.lru_cache(256)
-def _no(code: str, words: str, final: bool = False) -> Refused:
+def _no(code: str, words: str, final: bool = False) -> NodeRefusal:
     """Cached: one object for thousands of nodes."""
-    return Refused(Problem(code, words), final=final)
+    return NodeRefusal(Problem(code, words), final=final)
 
 
 def _too_few(count: int, one: str, several: str) -> str:
     return f"no GPU {one}" if count == 1 else f"fewer than {count} GPUs {several}"
 
 
-def summary(refused: Iterable[Refused]) -> Problem:
+def summary(refused: Iterable[NodeRefusal]) -> Problem:
     """One line for the pod, in the scheduler's form: each reason with its number of nodes."""
     counts: dict[str, int] = {}
     for one in refused:

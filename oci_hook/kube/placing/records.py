@@ -21,7 +21,7 @@ MOST_GRACE = 540  # seconds: the longest grace period of a victim; a hold lasts 
 NO_DEFAULT = Rules(whole_gpus="shared")  # reads what the pod says; what its node's own rule adds, `allocate` knows
 
 
-class Node:
+class NodeRecord:
     """text: its inventory annotation; "" before it has one. rules: its settings, with the policy of its label. mode: "whole",
     "shared" or "". key: the generation of its key. problem: the reason why it cannot be chosen. listed: pods with grants in its
     ledger. refused: pods that it refused, with the code. ours: its labels ask for gpu-hook. strays: listed pods that nobody here knows,
@@ -46,12 +46,12 @@ class Node:
         self.strays: frozenset[str] = frozenset()
         self.local: tuple[Grant, ...] = ()
         self.refused: dict[str, str] = {}
-        self.pods: dict[str, Pod] = {}
+        self.pods: dict[str, PodRecord] = {}
         self.reserved: dict[str, Reservation] = {}
         self.taints: tuple[tuple[str, str, str], ...] = ()
 
 
-class Pod:
+class PodRecord:
     """words, created: only while it has no node. rows: its share of GPUs. was_listed: its node's ledger listed it once. gone: the time
     of its object's deletion, after which its containers may still run; None while the object exists. unproven: a decision that we
     cannot verify, and the pod's words; only the containers in its node's ledger count. labels: only of a pod with our annotations.

@@ -18,7 +18,7 @@ from oci_hook.core.value_parsers import Amount
 from oci_hook.errors import Problem, RequestError, refuse
 from oci_hook.kube.formats import names, sums
 from oci_hook.kube.pod.asked import MAX_CONTAINERS, check_size, each, of_the_pod
-from oci_hook.kube.pod.translate_pod import Container, Pod, Rows, check_node_exclusive, read_pod, rows_of
+from oci_hook.kube.pod.translate_pod import PodContainer, Rows, TranslatedPod, check_node_exclusive, read_pod, rows_of
 
 MIRROR = "kubernetes.io/config.mirror"  # the API server's copy of a static pod: the kubelet has started it already
 ASKED_VERSION = "1"
@@ -43,7 +43,7 @@ MOST_WORDS = 100_000  # annotations times containers; every pair is read: 0.3 s
 ODD, ODD_COSTS = ("gpu", "cuda", "nvidia", "hook.io"), 100  # such keys are compared with all known ones
 
 
-class Options(Value):
+class WebhookOptions(Value):
     """rules: the cluster's dialects, qGPU unit, steps, and default amounts. scheduler: replaces other systems' schedulers. modes:
     the T9k modes of the cluster's nodes. queue_label: gets the value of T9k's group name; "" for none."""
 
@@ -61,7 +61,7 @@ class Mutation(Value):
     warnings: tuple[Problem, ...] = ()
 
 
-def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
+def mutate(pod: Mapping[str, Any], options: WebhookOptions) -> Mutation:
     """Raises RequestError GH-101 to GH-108 and GH-602, and ClusterError GH-605, with every problem of the pod."""
     metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
     annotations = dict(metadata.get("annotations") or {})
@@ -80,7 +80,7 @@ def mutate(pod: Mapping[str, Any], options: Options) -> Mutation:
     elif len(listed) > MAX_CONTAINERS:
         return Mutation()  # it asks for nothing, and looking for misspelt keys would take long
     check_number(annotations, len(listed))
-    found = Pod("Pod", str(metadata.get("name") or metadata.get("generateName") or ""))
+    found = TranslatedPod("Pod", str(metadata.get("name") or metadata.get("generateName") or ""))
     try:
         running = next((str(c.get("name")) for c in spec.get("containers") or ()), "")
         read_pod(found, [container_of(c) for c in listed], annotations, rows, options.rules, running)
@@ -130,10 +130,10 @@ def check_number(annotations: Mapping[str, str], containers: int) -> None:
         raise refuse("GH-105", f"{what}: too many to check; remove some")
 
 
-def container_of(container: Mapping[str, Any]) -> Container:
+def container_of(container: Mapping[str, Any]) -> PodContainer:
     resources = container.get("resources") or {}
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
-    return Container.of(container.get("name"), limits, requests)
+    return PodContainer.of(container.get("name"), limits, requests)
 
 
 def our_resources() -> Rows:
@@ -270,7 +270,7 @@ def check_runtime_class(spec: Mapping[str, Any]) -> None:
         raise refuse("GH-103", f"the pod asks for a GPU, {why}; leave runtimeClassName out")
 
 
-def labels_patch(metadata: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+def labels_patch(metadata: Mapping[str, Any], options: WebhookOptions) -> list[dict[str, Any]]:
     """Copies T9k's group name to the queue label, if the cluster has one."""
     labels = dict(metadata.get("labels") or {})
     group = labels.get(names.T9K_GROUP)
@@ -312,7 +312,7 @@ def resources_patch(spec: Mapping[str, Any], rows: Rows, total: sums.Sums) -> li
     return done
 
 
-def scheduler_patch(spec: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+def scheduler_patch(spec: Mapping[str, Any], options: WebhookOptions) -> list[dict[str, Any]]:
     if spec.get("schedulerName") not in SCHEDULERS or spec.get("schedulerName") == options.scheduler:
         return []
     return [replace("/spec/schedulerName", options.scheduler)]
@@ -323,7 +323,7 @@ def mode_patch(
     containers: Sequence[Mapping[str, Any]],
     annotations: Mapping[str, str],
     requests: Mapping[str, Request | None],
-    options: Options,
+    options: WebhookOptions,
 ) -> list[dict[str, Any]]:
     """T9k's node modes. A pod that asks for whole GPUs tolerates the taint of nodes for such pods only. A pod in T9k's dialect goes
     to nodes of its mode, if the cluster has any."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 
-class Figures(Protocol):
+class NodeFigures(Protocol):
     """A node's figures for its sort key, as placing/room.py counts them."""
 
     sum_mib: int  # free memory of all its GPUs
@@ -12,7 +12,7 @@ class Figures(Protocol):
     containers: int
 
 
-Key = Callable[[Figures], tuple[int, int, int]]
+Key = Callable[[NodeFigures], tuple[int, int, int]]
 
 
 class NodeOrder(NamedTuple):
@@ -24,7 +24,7 @@ class NodeOrder(NamedTuple):
     fills: bool = False
 
 
-def _packed(node: Figures) -> tuple[int, int, int]:
+def _packed(node: NodeFigures) -> tuple[int, int, int]:
     """Nodes in use before free ones, then those with fewer free GPUs, so that others keep many."""
     return int(not node.containers), node.free_gpus, node.sum_mib
 

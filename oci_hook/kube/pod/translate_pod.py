@@ -28,7 +28,7 @@ MOST_OTHERS = 16  # resources of a container that are compared with those of all
 Rows = dict[str, tuple[str, Any]]  # key -> (its dialect, its row)
 
 
-class Container(Value):
+class PodContainer(Value):
     """A container of the pod. limits, requests: its resources, where they are whole numbers in plain digits."""
 
     name: str
@@ -36,7 +36,7 @@ class Container(Value):
     requests: Mapping[str, str]
 
     @classmethod
-    def of(cls, name: object, limits: Mapping[str, object], requests: Mapping[str, object]) -> "Container":
+    def of(cls, name: object, limits: Mapping[str, object], requests: Mapping[str, object]) -> "PodContainer":
         """Of amounts as the API server or a manifest has them."""
         return cls(str(name), *({key: _digits(text) for key, text in part.items()} for part in (limits, requests)))
 
@@ -65,7 +65,7 @@ class ManifestContainer:
         self.lost = False
 
 
-class Pod:
+class TranslatedPod:
     """A pod template, for the report. annotations: those that were added. claims: container -> its claim, as the pod calls it."""
 
     def __init__(self, kind: str, name: str, namespace: str = "") -> None:
@@ -87,8 +87,8 @@ def rows_of(rules: Rules, annotations: Iterable[str] = ()) -> Rows:
 
 
 def read_pod(
-    pod: Pod,
-    containers: Sequence[Container],
+    pod: TranslatedPod,
+    containers: Sequence[PodContainer],
     annotations: Mapping[str, str],
     rows: Rows,
     rules: Rules,
@@ -128,7 +128,7 @@ def read_pod(
         check(pod, annotations)
 
 
-def resources(container: Container, rows: Rows, problems: list[Problem]) -> dict[str, str]:
+def resources(container: PodContainer, rows: Rows, problems: list[Problem]) -> dict[str, str]:
     """The container's resources that are in `rows`; a resource's request must equal its limit."""
     limits, requests = container.limits, container.requests
     for key in limits:
@@ -138,7 +138,7 @@ def resources(container: Container, rows: Rows, problems: list[Problem]) -> dict
     return {key: text for key, text in {**requests, **limits}.items() if key in rows}
 
 
-def misspelt(container: Container, rows: Rows) -> list[Problem]:
+def misspelt(container: PodContainer, rows: Rows) -> list[Problem]:
     """The resources that differ from one in `rows` by a slip in their domain, of as many as people have."""
     found = []
     for key in islice((key for key in container.amounts if key not in rows), MOST_OTHERS):
@@ -153,7 +153,7 @@ def read(named: "tuple[str, Any]", key: str, text: str, found: list[Wish], probl
     collect.read(row, key, text, False, dialect, found, problems)
 
 
-def resolve(container: ManifestContainer, pod: Pod, problems: list[Problem], rules: Rules) -> None:
+def resolve(container: ManifestContainer, pod: TranslatedPod, problems: list[Problem], rules: Rules) -> None:
     """Sets the container's request and words from its wishes."""
     names = {wish.name: wish for wish in container.wishes}
     whole, memory = names.get("exclusive"), names.get("memory")
@@ -198,7 +198,7 @@ def words(given: validate.Given) -> dict[str, str]:
     return found
 
 
-def in_annotations(pod: Pod, asking: Sequence[ManifestContainer], grows: bool) -> dict[str, str]:
+def in_annotations(pod: TranslatedPod, asking: Sequence[ManifestContainer], grows: bool) -> dict[str, str]:
     """Keys with the name of each container that requests: others may add containers to the pod later, which must not get the same.
     Keys without a suffix for what the pod's annotations say of all containers, and for names too long for others, if every container
     requests the same. grows: False if annotations of ours name containers, so that a container of another name gets nothing."""
@@ -225,7 +225,7 @@ def in_annotations(pod: Pod, asking: Sequence[ManifestContainer], grows: bool) -
     return found
 
 
-def alike(pod: Pod) -> bool:
+def alike(pod: TranslatedPod) -> bool:
     """Every container of the pod requests the same."""
     first = pod.containers[0].words
     return first is not None and all(container.words == first for container in pod.containers)
@@ -259,7 +259,7 @@ def as_entry(gpu: GpuRequest, values: dict[str, str]) -> dict[str, Any]:
     return parts
 
 
-def check(pod: Pod, annotations: Mapping[str, str]) -> None:
+def check(pod: TranslatedPod, annotations: Mapping[str, str]) -> None:
     """Checks that the new annotations, with ours from before, request the same as the old ones. Raises RequestError if not."""
     ours = {key: text for key, text in annotations.items() if key.startswith(PREFIX_KEY)}
     problems = []

@@ -9,7 +9,7 @@ from typing import Any
 
 from oci_hook.core.value import Value
 from oci_hook.kube.formats.selector import holds
-from oci_hook.kube.placing.records import Pod
+from oci_hook.kube.placing.records import PodRecord
 
 BETA = "policy/v1beta1"
 
@@ -115,7 +115,7 @@ class Budgets:
         if before is not None:
             self._words[namespace] -= before.words
 
-    def over(self, pod: Pod) -> tuple[Budget, ...]:
+    def over(self, pod: PodRecord) -> tuple[Budget, ...]:
         """The budgets that protect the pod."""
         budgets = self._of.get(pod.namespace)
         if not budgets:
@@ -139,7 +139,7 @@ class Allowance:
         self._budgets = budgets
         self._left: dict[str, int] = {}
 
-    def take(self, pod: Pod) -> bool:
+    def take(self, pod: PodRecord) -> bool:
         """True if this pod may be disrupted too. It counts against its budgets even if not."""
         over = [one for one in self._budgets.over(pod) if pod.name not in one.disrupted]
         may = len(over) < 2  # the eviction API refuses a pod of two budgets
@@ -150,7 +150,7 @@ class Allowance:
         return may
 
 
-def violations(budgets: Budgets, pods: Iterable[Pod]) -> int:
+def violations(budgets: Budgets, pods: Iterable[PodRecord]) -> int:
     """The number of these pods that a budget forbids, if they are evicted in turn."""
     allowance = Allowance(budgets)
     return sum(not allowance.take(pod) for pod in pods)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from oci_hook.kube.formats import sums
 from oci_hook.kube.formats.names import COMPUTE, MEMORY, OFFLINE_COMPUTE
 from oci_hook.kube.placing.choose import Question
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.placing.room import Need, Room, fits_each, may_fit
-from oci_hook.kube.placing.state import ClusterState
 from oci_hook.kube.pod.asked import RUN, SIDECAR, Asked, PodWords
 
 MOST_NODES = 200  # to taint for one kind of pod, besides those that denied it: each costs a write

@@ -11,9 +11,9 @@ from oci_hook.core.terms import ONLINE
 from oci_hook.core.value import Value
 from oci_hook.errors import Problem
 from oci_hook.kube.placing.choose import MOST_WORK, PLAIN, Question, unsuited, work_of
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.placing.fit import Fit, as_grants, fit
-from oci_hook.kube.placing.records import Node, Pod
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.records import NodeRecord, PodRecord
 from oci_hook.kube.preemption.disruption import Allowance, Budgets, violations
 
 MAX_ASKED = 128  # pods of one node to consider; a kubelet usually allows 110, and a GPU 64
@@ -21,7 +21,7 @@ SPARED = ("kube-system",)  # namespaces whose pods are victims only if the sched
 NO_BUDGETS = Budgets()
 
 
-class Terms(Value):
+class PreemptionTerms(Value):
     """The settings of preemption. equal_offline: an online pod may preempt pods of class offline of the same priority. add: we may
     add victims to those that the scheduler proposed."""
 
@@ -29,10 +29,10 @@ class Terms(Value):
     add: bool = True
 
 
-USUAL = Terms()
+USUAL = PreemptionTerms()
 
 
-class Plan(Value):
+class EvictionPlan(Value):
     """victims: UIDs, the least important first. fit: the pod's GPUs once they have ended. cost: smaller is better, also between
     nodes."""
 
@@ -62,7 +62,7 @@ def online(question: Question) -> bool:
     return not isinstance(found, Problem) and {r.terms.priority_class for _, _, r in found[0]} == {ONLINE}
 
 
-def yields(pod: Pod, question: Question, terms: Terms = USUAL) -> bool:
+def yields(pod: PodRecord, question: Question, terms: PreemptionTerms = USUAL) -> bool:
     """True if this pod may be preempted for the asking one. Its owner does not matter, as in Kubernetes' own preemption: any user can
     claim a DaemonSet as the pod's owner. Static pods have no decision, so they are never victims."""
     if pod.namespace in SPARED or not question.pod.may_preempt:
@@ -72,12 +72,12 @@ def yields(pod: Pod, question: Question, terms: Terms = USUAL) -> bool:
     return terms.equal_offline and pod.offline and pod.priority == question.pod.priority and online(question)
 
 
-def rank(pod: Pod) -> tuple[bool, int]:
+def rank(pod: PodRecord) -> tuple[bool, int]:
     """The pod with the smaller rank is evicted first: offline pods, then low priorities."""
     return not pod.offline, pod.priority
 
 
-def ending(node: Node) -> frozenset[str]:
+def ending(node: NodeRecord) -> frozenset[str]:
     """Pods that hold GPUs of the node and will end soon."""
     return frozenset(uid for uid, pod in node.pods.items() if pod.rows and pod.ends)
 
@@ -97,10 +97,10 @@ def plan(
     question: Question,
     name: str,
     budgets: Budgets = NO_BUDGETS,
-    terms: Terms = USUAL,
+    terms: PreemptionTerms = USUAL,
     barred: Container[str] = (),
     patient: bool = True,
-) -> Plan | Kept | None:
+) -> EvictionPlan | Kept | None:
     """The cheapest victims on this node that no disruption budget protects. KEPT if victims exist only without budgets and `barred`;
     None if there are none at all, or the search takes too long.
 
@@ -139,7 +139,7 @@ def plan(
     return KEPT if kept and question.work <= MOST_WORK else None
 
 
-def _of_each_gpu(pods: Iterable[Pod]) -> list[Pod]:
+def _of_each_gpu(pods: Iterable[PodRecord]) -> list[PodRecord]:
     """At most MAX_ASKED of the pods, in order of eviction. The largest pod of each GPU is kept first, then the second largest, and so
     on, so that many small pods, or those on one GPU, do not crowd out the others."""
     found = sorted(pods, key=lambda pod: (*_minus(_freed([pod])), pod.uid))
@@ -155,8 +155,13 @@ def _of_each_gpu(pods: Iterable[Pod]) -> list[Pod]:
 
 
 def _cheapest(
-    state: ClusterState, question: Question, node: Node, lower: list[Pod], gone: frozenset[str], budgets: Budgets
-) -> Plan | None:
+    state: ClusterState,
+    question: Question,
+    node: NodeRecord,
+    lower: list[PodRecord],
+    gone: frozenset[str],
+    budgets: Budgets,
+) -> EvictionPlan | None:
     """Spares the most important pods first; of equal ones the smaller, so that few are evicted."""
     allowance = Allowance(budgets)
     chosen = {pod.uid: pod for pod in lower if allowance.take(pod)}
@@ -172,10 +177,10 @@ def _cheapest(
         return None  # the terminating pods are enough
     pods = sorted(chosen.values(), key=lambda pod: (rank(pod), pod.uid))
     cost = max(map(rank, pods)), len(pods), sum(pod.priority for pod in pods), _freed(pods)[1]
-    return Plan(node.name, tuple(pod.uid for pod in pods), last, cost)
+    return EvictionPlan(node.name, tuple(pod.uid for pod in pods), last, cost)
 
 
-def _if_gone(state: ClusterState, question: Question, node: Node, gone: frozenset[str]) -> Fit | None:
+def _if_gone(state: ClusterState, question: Question, node: NodeRecord, gone: frozenset[str]) -> Fit | None:
     return None if _blocked(state, question, node, gone) else _without(state, question, node, gone)
 
 
@@ -186,7 +191,7 @@ def victims(
     proposed: Collection[str],
     said: int = 0,
     budgets: Budgets = NO_BUDGETS,
-    terms: Terms = USUAL,
+    terms: PreemptionTerms = USUAL,
 ) -> Victims | None:
     """The victims on a node for which the scheduler proposed some; None if no choice is enough.
 
@@ -227,13 +232,13 @@ def victims(
 
 
 def _added(
-    holders: Iterable[Pod],
-    ours: Iterable[Pod],
+    holders: Iterable[PodRecord],
+    ours: Iterable[PodRecord],
     wanted: Container[str],
     question: Question,
     budgets: Budgets,
-    terms: Terms,
-) -> list[Pod]:
+    terms: PreemptionTerms,
+) -> list[PodRecord]:
     """The possible victims besides the proposed ones."""
     if not (terms.add and budgets.known):
         return []
@@ -244,7 +249,7 @@ def _added(
     return [pod for pod in _of_each_gpu(more) if allowance.take(pod)]
 
 
-def _blocked(state: ClusterState, question: Question, node: Node, gone: Collection[str]) -> bool:
+def _blocked(state: ClusterState, question: Question, node: NodeRecord, gone: Collection[str]) -> bool:
     """True if something other than room keeps the pod off the node once these pods are gone."""
     owner = state.owner(node, question.pod.uid)
     if unsuited(question, node) is not None or (owner is not None and owner.uid not in gone):
@@ -254,7 +259,7 @@ def _blocked(state: ClusterState, question: Question, node: Node, gone: Collecti
     return question.pod.whole_node and (stays or bool(reserved or node.local))
 
 
-def _without(state: ClusterState, question: Question, node: Node, gone: Collection[str]) -> Fit | None:
+def _without(state: ClusterState, question: Question, node: NodeRecord, gone: Collection[str]) -> Fit | None:
     """The pod's GPUs once these pods are gone; None if it has no room."""
     beside = list(node.local)
     for uid, pod in node.pods.items():
@@ -275,7 +280,7 @@ def _without(state: ClusterState, question: Question, node: Node, gone: Collecti
     return found if isinstance(found, Fit) else None
 
 
-def _freed(pods: Iterable[Pod]) -> tuple[int, ...]:
+def _freed(pods: Iterable[PodRecord]) -> tuple[int, ...]:
     """(GPUs, MiB, per cent of compute, per cent of offline compute) of these pods, as the sums count them."""
     rows = [row for pod in pods for row in pod.rows]
     compute = [0, 0]

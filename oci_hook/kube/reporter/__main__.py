@@ -3,24 +3,25 @@ uninstalling, it removes all that it wrote about this node."""
 
 import sys
 
-from oci_hook.kube.kubeconfig import Credential
-from oci_hook.kube.reporter import process, withdraw
-from oci_hook.kube.reporter.options import Options
+from oci_hook.kube.link import node_process
+from oci_hook.kube.link.kubeconfig import Credential
+from oci_hook.kube.link.node_settings import NodeSettings
+from oci_hook.kube.link.status import Status
+from oci_hook.kube.reporter import withdraw
 from oci_hook.kube.reporter.reporter import Reporter
-from oci_hook.kube.reporter.status import Status
 
 
 def main(arguments: list[str]) -> int:
     prefix, *rest = arguments
 
-    def work(node: str, options: Options, known: Credential, status: Status) -> None:
+    def work(node: str, options: NodeSettings, known: Credential, status: Status) -> None:
         if "--withdraw" in rest:
             withdraw.withdraw(prefix, node, options, known)
             return
-        process.end_with_stdin()
+        node_process.end_with_stdin()
         Reporter(prefix, node, options, known, status).run()
 
-    return process.run(prefix, work)
+    return node_process.run(prefix, work)
 
 
 if __name__ == "__main__":

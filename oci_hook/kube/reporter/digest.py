@@ -6,7 +6,7 @@ from oci_hook.core.decided import NodeKeys, verify
 from oci_hook.core.grant import Grant, Identity, Share
 from oci_hook.errors import ClusterError
 from oci_hook.kube.formats.node_info import Digest
-from oci_hook.kube.reporter.objects import PodView
+from oci_hook.kube.reporter.views import SeenPod
 
 NAME = 64  # characters of a name to report
 REFUSED_MAX = 64
@@ -14,7 +14,7 @@ REFUSED_SECONDS = 600.0  # the kubelet tries again after 5 minutes at the latest
 
 
 def digest(
-    grants: Iterable[Grant], pods: Mapping[str, PodView], refused: Mapping[str, str], known: NodeKeys | None
+    grants: Iterable[Grant], pods: Mapping[str, SeenPod], refused: Mapping[str, str], known: NodeKeys | None
 ) -> Digest:
     """pods: this node's, by uid. refused: pod's uid -> code. known: the keys to verify decisions."""
     held: dict[str, set[str]] = {}
@@ -34,7 +34,7 @@ def digest(
     )
 
 
-def beyond(grant: Grant, pod: PodView | None, known: NodeKeys | None) -> tuple[Share, ...] | None:
+def beyond(grant: Grant, pod: SeenPod | None, known: NodeKeys | None) -> tuple[Share, ...] | None:
     """The part of the grant that its pod's decision does not have, as after `gpu-hook set`; the controller counts the decision as long
     as the pod lives. None where no decision is for this grant, for example with a changed or forged annotation."""
     if pod is None or pod.decision is None or known is None:
@@ -77,7 +77,7 @@ class Refusals:
             while len(self._found) > REFUSED_MAX:
                 del self._found[next(iter(self._found))]
 
-    def now(self, pods: Mapping[str, PodView], now: float) -> dict[str, str]:
+    def now(self, pods: Mapping[str, SeenPod], now: float) -> dict[str, str]:
         """Uid -> code of refused pods that are still on the node."""
         self._found = {
             uid: (code, at)

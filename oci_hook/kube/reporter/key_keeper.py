@@ -6,10 +6,10 @@ import random
 from oci_hook.core.backoff import Backoff
 from oci_hook.errors import GhError
 from oci_hook.kube.formats.names import CA_CONFIG_MAP
+from oci_hook.kube.link.api import FAILURES, Api, ApiError
+from oci_hook.kube.link.node_settings import NONE, NodeSettings
+from oci_hook.kube.link.watcher import jitter, words
 from oci_hook.kube.reporter import node_key
-from oci_hook.kube.reporter.api import FAILURES, Api, ApiError
-from oci_hook.kube.reporter.options import NONE, Options
-from oci_hook.kube.reporter.watcher import jitter, words
 
 EVERY = 3600.0  # seconds
 FIRST, MOST = 2.0, 60.0  # after a failure
@@ -20,7 +20,7 @@ DOUBTFUL = ("GH-602", "GH-606")
 class KeyKeeper:
     """problem: the last failure, "" for none. Times are monotonic seconds."""
 
-    def __init__(self, prefix: str, node: str, options: Options) -> None:
+    def __init__(self, prefix: str, node: str, options: NodeSettings) -> None:
         self.problem = ""
         self._prefix, self._node = prefix, node
         self._namespace = options.namespace

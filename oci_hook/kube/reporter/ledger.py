@@ -13,7 +13,7 @@ from oci_hook.core.layout import INVENTORY, LEDGER_DIR, UNLISTED
 from oci_hook.kube.formats.node_info import NodeInventory
 from oci_hook.kube.reporter.digest import Refusals
 from oci_hook.kube.reporter.node_key import newest
-from oci_hook.kube.reporter.objects import PodView
+from oci_hook.kube.reporter.views import SeenPod
 from oci_hook.ledger import inventory as node_inventory
 from oci_hook.ledger import store
 from oci_hook.linux import inotify
@@ -22,7 +22,7 @@ from oci_hook.observe.event_log import Follower
 FOLDER = inotify.IN_MOVED_TO | inotify.IN_DELETE | inotify.IN_DELETE_SELF
 
 
-class Ledger:
+class LedgerView:
     """Call `follow` before the other methods, and again regularly: it wakes `selector` when the ledger changes. Raises GhError."""
 
     def __init__(self, prefix: str, selector: selectors.BaseSelector) -> None:
@@ -64,7 +64,7 @@ class Ledger:
         except FileNotFoundError:
             return ()
 
-    def refused(self, pods: Mapping[str, PodView], now: float) -> dict[str, str]:
+    def refused(self, pods: Mapping[str, SeenPod], now: float) -> dict[str, str]:
         for event in self._events.read() if self._events else ():
             self._refusals.note(event, now)
         return self._refusals.now(pods, now)

@@ -12,7 +12,7 @@ from oci_hook.core.decided import NodeKeys
 from oci_hook.core.layout import CLUSTER_KEYS
 from oci_hook.install.files import write
 from oci_hook.kube.formats.names import CONTROLLER
-from oci_hook.kube.reporter.api import SECONDS, Api, ApiError, Connection
+from oci_hook.kube.link.api import SECONDS, Api, ApiConnection, ApiError
 
 PATH = "/v1/node-key"
 TOKEN = "/var/run/secrets/gpu-hook/token"
@@ -31,7 +31,7 @@ def address(api: Api, namespace: str) -> tuple[str, int]:
 def fetch(where: tuple[str, int], namespace: str, ca: str, token: str) -> bytes:
     """The controller's answer. Raises ApiError, OSError, ValueError, http.client's."""
     context = ssl.create_default_context(cadata=ca)
-    connection = Connection(*where, context, SECONDS, f"{CONTROLLER}.{namespace}.svc")
+    connection = ApiConnection(*where, context, SECONDS, f"{CONTROLLER}.{namespace}.svc")
     try:
         connection.request(
             "POST", PATH, b"{}", {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}

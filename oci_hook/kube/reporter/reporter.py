@@ -13,17 +13,17 @@ from oci_hook.errors import GhError
 from oci_hook.kube.formats import sums as kube_sums
 from oci_hook.kube.formats.names import CA_CONFIG_MAP, INVENTORY, LEDGER
 from oci_hook.kube.formats.node_info import NodeInventory, digest_text, inventory_text
-from oci_hook.kube.kubeconfig import Credential
-from oci_hook.kube.reporter import objects, publish, rules, rules_file
-from oci_hook.kube.reporter.api import FAILURES, JSON_PATCH, MERGE_PATCH, Api, ApiError
+from oci_hook.kube.link.api import FAILURES, JSON_PATCH, MERGE_PATCH, Api, ApiError
+from oci_hook.kube.link.kubeconfig import Credential
+from oci_hook.kube.link.loop import Loop
+from oci_hook.kube.link.node_settings import NodeSettings
+from oci_hook.kube.link.status import Status
+from oci_hook.kube.link.watcher import FIRST, MOST, Watcher, words
+from oci_hook.kube.reporter import cluster_settings, node_patches, rules_file, views
 from oci_hook.kube.reporter.digest import digest
 from oci_hook.kube.reporter.key_keeper import KeyKeeper
-from oci_hook.kube.reporter.ledger import Ledger
-from oci_hook.kube.reporter.loop import Loop
-from oci_hook.kube.reporter.options import Options
-from oci_hook.kube.reporter.seen import CA, CONFIG, NODE, PODS, Seen
-from oci_hook.kube.reporter.status import Status
-from oci_hook.kube.reporter.watcher import FIRST, MOST, Watcher, words
+from oci_hook.kube.reporter.ledger import LedgerView
+from oci_hook.kube.reporter.seen import CA, CONFIG, NODE, PODS, SeenObjects
 
 GUARD = "gpu-hook.io"  # a directory in the kubelet's device-plugins folder; if that is empty, the kubelet sets all sums to 0
 LOOK = 5.0  # seconds between two steps without an event
@@ -32,14 +32,14 @@ RULES_GAP = 30.0  # seconds until rules are checked again
 
 
 class Reporter(Loop):
-    def __init__(self, prefix: str, node: str, options: Options, known: Credential, status: Status) -> None:
+    def __init__(self, prefix: str, node: str, options: NodeSettings, known: Credential, status: Status) -> None:
         super().__init__(status)
         self._prefix, self._name, self._options = prefix, node, options
         self._path = f"/api/v1/nodes/{node}"
         self._credential = known
         self._api = Api(known)
-        self._seen = Seen()
-        self._ledger = Ledger(prefix, self._selector)
+        self._seen = SeenObjects()
+        self._ledger = LedgerView(prefix, self._selector)
         self._keys = KeyKeeper(prefix, node, options)
         self._inventory: NodeInventory | None = None
         self._unknown: set[str] = set()  # uids of grants that were looked for, such as a static pod's, which no pod has
@@ -104,7 +104,7 @@ class Reporter(Loop):
         self._unknown = unknown - seen.pods.keys()
         said = digest(grants, seen.pods, refused, self._ledger.keys())
         wanted = {INVENTORY: inventory_text(self._inventory), LEDGER: digest_text(said, self._inventory.inventory)}
-        changed = publish.annotations(seen.node, wanted)
+        changed = node_patches.annotations(seen.node, wanted)
         if changed:
             self._patch(self._path, changed, MERGE_PATCH)
         return self._publish_sums(self._inventory, problems) or bool(changed)
@@ -113,28 +113,28 @@ class Reporter(Loop):
         seen = self._seen
         assert seen.node is not None and seen.pods is not None
         capacity = kube_sums.of_node(inventory.inventory, inventory.rules)
-        sums = publish.sums(capacity, seen.pods.values())
-        if not publish.status(seen.node, sums):
+        sums = node_patches.sums(capacity, seen.pods.values())
+        if not node_patches.status(seen.node, sums):
             return False
         problems["guard"] = guard(self._options.device_plugins)
         if problems["guard"]:
             return False
-        if publish.lowers(seen.node, sums):
+        if node_patches.lowers(seen.node, sums):
             self._look_at_pods()
-            sums = publish.sums(capacity, seen.pods.values())
-        patch = publish.status(seen.node, sums)
+            sums = node_patches.sums(capacity, seen.pods.values())
+        patch = node_patches.status(seen.node, sums)
         if patch:
             self._patch(f"{self._path}/status", patch, JSON_PATCH)
         return bool(patch)
 
     def _patch(self, path: str, patch: Any, kind: str) -> None:
         """Patches the node. The answer is its new state, which the watch brings later."""
-        self._seen.node = objects.node(self._api.call("PATCH", path, patch, kind))
+        self._seen.node = views.node(self._api.call("PATCH", path, patch, kind))
         self._status.wrote()
 
     def _look_at_pods(self) -> None:
         pages = self._api.pages("/api/v1/pods", {"fieldSelector": f"spec.nodeName={self._name}"})
-        found = [objects.pod(item) for page in pages for item in page.get("items") or ()]
+        found = [views.pod(item) for page in pages for item in page.get("items") or ()]
         self._seen.pods = {pod.uid: pod for pod in found}
 
     def _rules(self, now: float) -> str:
@@ -142,7 +142,7 @@ class Reporter(Loop):
         seen = self._seen
         if seen.node is None or seen.config is None:
             return ""
-        found = lines, problems = rules.wanted(self._name, seen.node.labels, seen.config)
+        found = lines, problems = cluster_settings.wanted(self._name, seen.node.labels, seen.config)
         if found != self._said[0] or now >= self._said[1]:
             why = rules_file.keep(self._prefix, lines)
             self._said = (found, now + RULES_GAP)
@@ -154,10 +154,10 @@ class Reporter(Loop):
     def _watchers(self) -> list[Watcher]:
         maps = f"/api/v1/namespaces/{self._options.namespace}/configmaps"
         wanted = (
-            (NODE, "/api/v1/nodes", f"metadata.name={self._name}", objects.node),
-            (PODS, "/api/v1/pods", f"spec.nodeName={self._name}", objects.pod),
-            (CONFIG, maps, f"metadata.name={rules.CONFIG}", objects.config),
-            (CA, maps, f"metadata.name={CA_CONFIG_MAP}", objects.config),
+            (NODE, "/api/v1/nodes", f"metadata.name={self._name}", views.node),
+            (PODS, "/api/v1/pods", f"spec.nodeName={self._name}", views.pod),
+            (CONFIG, maps, f"metadata.name={cluster_settings.CONFIG}", views.config),
+            (CA, maps, f"metadata.name={CA_CONFIG_MAP}", views.config),
         )
         return [Watcher(self._credential, what, path, of, read, self._tell) for what, path, of, read in wanted]
 

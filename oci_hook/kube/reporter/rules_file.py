@@ -7,13 +7,13 @@ from oci_hook.config import settings as node_settings
 from oci_hook.config.keys import OF_CLUSTER
 from oci_hook.core.layout import CLUSTER_SETTINGS
 from oci_hook.install.files import write
-from oci_hook.kube.reporter import rules
+from oci_hook.kube.reporter import cluster_settings
 
 
-def keep(prefix: str, lines: rules.Lines) -> str:
+def keep(prefix: str, lines: cluster_settings.Lines) -> str:
     """Writes the file; returns the problem, "" for none. Raises GhError if settings.yaml or the file cannot be read or written."""
     path = os.path.join(prefix, CLUSTER_SETTINGS)
-    text = rules.text(lines)
+    text = cluster_settings.text(lines)
     if text == now(path):
         return ""
     reading = node_settings.parse(prefix, node_settings.read(prefix))

@@ -1,18 +1,18 @@
 """The watchers' present view of this node, its pods, and the cluster's settings."""
 
-from oci_hook.kube.reporter.objects import NodeView, PodView
-from oci_hook.kube.reporter.watcher import Change
+from oci_hook.kube.link.watcher import Change
+from oci_hook.kube.reporter.views import SeenNode, SeenPod
 
 NODE, PODS, CONFIG, CA = "node", "pods", "config", "ca"
 
 
-class Seen:
+class SeenObjects:
     """node: None if missing or not known yet. pods: by uid. pods, config, ca: None if not known yet. failures: text, by the kind
     that cannot be watched. ca_changed: the number of changes of ca."""
 
     def __init__(self) -> None:
-        self.node: NodeView | None = None
-        self.pods: dict[str, PodView] | None = None
+        self.node: SeenNode | None = None
+        self.pods: dict[str, SeenPod] | None = None
         self.config: dict[str, str] | None = None
         self.ca: dict[str, str] | None = None
         self.failures: dict[str, str] = {}

@@ -5,15 +5,15 @@ import os
 from oci_hook.core.layout import CLUSTER_KEYS, CLUSTER_SETTINGS
 from oci_hook.errors import refuse
 from oci_hook.kube.formats.names import INVENTORY, LEDGER, ROOM
-from oci_hook.kube.kubeconfig import Credential
-from oci_hook.kube.reporter import objects, publish
-from oci_hook.kube.reporter.api import FAILURES, JSON_PATCH, MERGE_PATCH, Api, ApiError
-from oci_hook.kube.reporter.options import Options
+from oci_hook.kube.link.api import FAILURES, JSON_PATCH, MERGE_PATCH, Api, ApiError
+from oci_hook.kube.link.kubeconfig import Credential
+from oci_hook.kube.link.node_settings import NodeSettings
+from oci_hook.kube.link.watcher import words
+from oci_hook.kube.reporter import node_patches, views
 from oci_hook.kube.reporter.reporter import GUARD
-from oci_hook.kube.reporter.watcher import words
 
 
-def withdraw(prefix: str, name: str, options: Options, known: Credential) -> None:
+def withdraw(prefix: str, name: str, options: NodeSettings, known: Credential) -> None:
     """Raises ClusterError GH-608 after removing the node's own files."""
     for file in (CLUSTER_KEYS, CLUSTER_SETTINGS):
         try:
@@ -23,7 +23,7 @@ def withdraw(prefix: str, name: str, options: Options, known: Credential) -> Non
     api = Api(known)
     try:
         path = f"/api/v1/nodes/{name}"
-        notes, sums = publish.withdrawal(objects.node(api.get(path)), (INVENTORY, LEDGER), (ROOM,))
+        notes, sums = node_patches.withdrawal(views.node(api.get(path)), (INVENTORY, LEDGER), (ROOM,))
         if sums:
             api.call("PATCH", f"{path}/status", sums, JSON_PATCH)
         if notes:

@@ -308,7 +308,7 @@ def test_a_full_gpu_is_not_tried(node: Node) -> None:
 SLOW = """
 import os, sys, time
 from oci_hook.config import settings
-from oci_hook.suspend import mover, processes
+from oci_hook.suspend import gpu_processes, mover
 prefix, key, go = sys.argv[1:]
 call = processes.call
 def called(inventory, what, *a):

@@ -2,12 +2,12 @@
 
 import pytest
 
-from oci_hook.agent.judge.audit_rules import REPORTED, Auditor, Process, Seen, Verdict
+from oci_hook.agent.judge.audit_rules import REPORTED, Auditor, NodeLook, TenantProcess, Verdict
 from oci_hook.agent.judge.gpu_sample import GpuSample
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.terms import Terms
 from oci_hook.core.units import MIB
-from oci_hook.observe.account import Usage
+from oci_hook.observe.account import PageFigures
 
 GPU, OTHER = "GPU-0", "GPU-1"
 
@@ -20,13 +20,13 @@ def sample(*processes: tuple[int, int | None]) -> GpuSample:
     return GpuSample(sum(p[1] or 0 for p in processes), 1 << 40, 0, tuple((p, u, 10) for p, u in processes))
 
 
-def process(pid: int, key: str = "a") -> tuple[str, Process]:
-    return key, Process(pid, pid * 100, "worker", pid % 100)
+def process(pid: int, key: str = "a") -> tuple[str, TenantProcess]:
+    return key, TenantProcess(pid, pid * 100, "worker", pid % 100)
 
 
-def account(total_mib: float, *pids: int, surcharge: int = 0) -> Usage:
+def account(total_mib: float, *pids: int, surcharge: int = 0) -> PageFigures:
     owners = frozenset(next(iter(process(pid)[1].owners)) for pid in pids)
-    return Usage((int(total_mib * MIB),), (surcharge,), owners)
+    return PageFigures((int(total_mib * MIB),), (surcharge,), owners)
 
 
 class Case:
@@ -35,10 +35,10 @@ class Case:
         self.grants = {g.key: g for g in grants or (grant(),)}
 
     def look(
-        self, gpus: dict[str, GpuSample], kept: "Usage | str | None", members: tuple[int, ...] = (101,)
+        self, gpus: dict[str, GpuSample], kept: "PageFigures | str | None", members: tuple[int, ...] = (101,)
     ) -> Verdict:
         key = next(iter(self.grants))
-        return self.auditor.judge(Seen(self.grants, gpus, {pid: process(pid, key) for pid in members}, {key: kept}))
+        return self.auditor.judge(NodeLook(self.grants, gpus, {pid: process(pid, key) for pid in members}, {key: kept}))
 
 
 def kinds(verdict: Verdict) -> list[tuple[str, str, int]]:
@@ -55,7 +55,7 @@ def test_an_honest_container() -> None:
 
 def test_memory_of_an_exited_process_is_explained_by_the_account_page() -> None:
     """A forked child keeps it; NVML lists no process for it. It is neither found nor charged twice."""
-    kept = Usage((900 * MIB,), (0,), account(0, 101).owners, {(7, 7): (800 * MIB,)}, (800 * MIB,))
+    kept = PageFigures((900 * MIB,), (0,), account(0, 101).owners, {(7, 7): (800 * MIB,)}, (800 * MIB,))
     for used in (100, 150, 150):
         gpu = sample((101, used * MIB)).replace(used=(used + 800 + 30) * MIB)
         seen = (case := Case()).look({GPU: gpu}, kept), case.look({GPU: gpu}, kept)
@@ -65,10 +65,10 @@ def test_memory_of_an_exited_process_is_explained_by_the_account_page() -> None:
 
 def test_more_memory_than_the_limit_without_a_listed_process_is_no_proof() -> None:
     """By the page alone it is reported; by the driver's figure it is proved, which is news."""
-    kept = Usage((1100 * MIB,), (0,), frozenset(), {}, (1100 * MIB,))
+    kept = PageFigures((1100 * MIB,), (0,), frozenset(), {}, (1100 * MIB,))
     auditor, gpu = Auditor(10), sample().replace(used=2000 * MIB)
     for charged, proved in (({}, False), ({"a": 1100 * MIB}, True)):
-        seen = Seen({"a": grant()}, {GPU: gpu.replace(charged=charged)}, {}, {"a": kept})
+        seen = NodeLook({"a": grant()}, {GPU: gpu.replace(charged=charged)}, {}, {"a": kept})
         assert not auditor.judge(seen).news
         verdict = auditor.judge(seen)
         (found,) = verdict.findings
@@ -78,7 +78,7 @@ def test_more_memory_than_the_limit_without_a_listed_process_is_no_proof() -> No
 
 def test_what_nvml_lists_is_not_counted_again_as_kept() -> None:
     """The process exits between the look at the driver and the look at the page; or its pid cannot be matched."""
-    kept = Usage((900 * MIB,), (0,), account(0, 101).owners, {}, (900 * MIB,))
+    kept = PageFigures((900 * MIB,), (0,), account(0, 101).owners, {}, (900 * MIB,))
     case, gpu = Case(), {GPU: sample((101, 900 * MIB))}
     case.look(gpu, kept)
     assert not case.look(gpu, kept).findings
@@ -147,7 +147,7 @@ def loaded(
     begin, kept = case.now, account(5, 101) if on_page else account(5)
     for n in busy:
         case.now += every
-        seen = Seen(case.grants, load(case.now, (101, n)), {101: process(101)}, {"a": kept})
+        seen = NodeLook(case.grants, load(case.now, (101, n)), {101: process(101)}, {"a": kept})
         verdict = case.auditor.judge(
             seen if moved is None else seen.replace(moved={"a": begin + every - moved}), gated=at
         )
@@ -208,7 +208,7 @@ def test_one_look_without_an_entry_proves_nothing() -> None:
     loaded(case, 90, gated=False, on_page=False)
     (found,) = loaded(case, 90, gated=False).findings
     assert not found.past
-    page_unread = Seen(case.grants, load(case.now + 5, (101, 90)), {101: process(101)}, {"a": None}, frozenset("a"))
+    page_unread = NodeLook(case.grants, load(case.now + 5, (101, 90)), {101: process(101)}, {"a": None}, frozenset("a"))
     (found,) = case.auditor.judge(page_unread).findings
     assert not found.past
 
@@ -285,8 +285,8 @@ def test_what_is_seen_once_is_no_cheat() -> None:
 def test_a_new_process_is_looked_at_twice_even_if_its_pid_was_suspected() -> None:
     case = Case()
     case.look({GPU: sample((101, MIB))}, account(0))
-    again = {101: ("a", Process(101, 7, "other", 1))}
-    seen = case.auditor.judge(Seen(case.grants, {GPU: sample((101, MIB))}, again, {"a": account(0)}))
+    again = {101: ("a", TenantProcess(101, 7, "other", 1))}
+    seen = case.auditor.judge(NodeLook(case.grants, {GPU: sample((101, MIB))}, again, {"a": account(0)}))
     assert not seen.findings
 
 
@@ -321,7 +321,7 @@ def test_forged_books_end_at_what_the_driver_sees(total: int) -> None:
     """A page that says too little is surcharged, one that says too much charges its own container alone."""
     case = Case()
     for _ in range(2):
-        seen = case.look({GPU: sample((101, 2000 * MIB))}, Usage((total,), (0,), frozenset()))
+        seen = case.look({GPU: sample((101, 2000 * MIB))}, PageFigures((total,), (0,), frozenset()))
     assert ("over-memory", GPU, 0) in kinds(seen)
     assert seen.surcharges["a", 0] == max(0, 2000 * MIB - total)
 
@@ -330,10 +330,10 @@ def test_books_that_we_cannot_read_accuse_and_clear_nobody() -> None:
     case = Case()
     gpus, of, unread = {GPU: sample((101, 600 * MIB))}, {101: process(101)}, frozenset({"a"})
     for _ in range(3):
-        assert not case.auditor.judge(Seen(case.grants, gpus, of, {"a": None}, unread)).findings
+        assert not case.auditor.judge(NodeLook(case.grants, gpus, of, {"a": None}, unread)).findings
     case.look(gpus, account(0))
     assert kinds(case.look(gpus, account(0))) == [("no-shim", GPU, 101)]
-    seen = case.auditor.judge(Seen(case.grants, gpus, of, {"a": None}, unread))
+    seen = case.auditor.judge(NodeLook(case.grants, gpus, of, {"a": None}, unread))
     assert kinds(seen) == [("no-shim", GPU, 101)] and not seen.over
     assert case.look(gpus, account(600, 101)).over
 
@@ -345,9 +345,9 @@ def test_what_a_container_was_stopped_for_stands_until_it_ends() -> None:
         seen = case.look(gpus, account(2000, 101))
     assert kinds(seen) == [("over-memory", GPU, 0)]
     for after in (gpus, {GPU: sample()}, {}):
-        held = case.auditor.judge(Seen({}, after, {}, {}), stopped=frozenset("a"))
+        held = case.auditor.judge(NodeLook({}, after, {}, {}), stopped=frozenset("a"))
         assert kinds(held) == kinds(seen) and not held.news and not held.over
-    ended = case.auditor.judge(Seen({}, {GPU: sample()}, {}, {}))
+    ended = case.auditor.judge(NodeLook({}, {GPU: sample()}, {}, {}))
     assert not ended.findings and len(ended.over) == 1
 
 
@@ -370,7 +370,7 @@ def test_the_drivers_figure_of_a_cgroup_counts_what_forked_children_hold(over: i
 
 
 def test_what_the_account_page_has_is_not_charged_again() -> None:
-    kept = Usage((900 * MIB,), (0,), account(0, 101).owners, {(7, 7): (800 * MIB,)}, (800 * MIB,))
+    kept = PageFigures((900 * MIB,), (0,), account(0, 101).owners, {(7, 7): (800 * MIB,)}, (800 * MIB,))
     case = Case()
     for more in (0, 10, 10):
         seen = case.look({GPU: charged(900 + more, (101, 100 * MIB))}, kept)
@@ -395,7 +395,7 @@ def test_process_records_without_processes() -> None:
 
     def look(working: int, gpus: dict[str, GpuSample] = busy) -> list[str]:
         said = {("a", GPU): working, ("b", GPU): 1}
-        verdict = case.auditor.judge(Seen(case.grants, gpus, processes, {}, working=said))
+        verdict = case.auditor.judge(NodeLook(case.grants, gpus, processes, {}, working=said))
         return [f"{f.key} {f.evidence}" for f in verdict.findings if f.kind == "forged-records"]
 
     assert not look(1) and not look(1)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oci_hook.agent.judge import hogs
-from oci_hook.agent.judge.audit_rules import REPORTED, Auditor, Finding, Seen
+from oci_hook.agent.judge.audit_rules import REPORTED, Auditor, Finding, NodeLook
 from oci_hook.agent.judge.gpu_sample import GpuSample
 from oci_hook.agent.judge.hogs import Hogs, Party
 from oci_hook.core.slot_page import Gate
@@ -246,7 +246,7 @@ def test_any_figures_give_an_answer(said: list[tuple[int, float, float]], later:
 def test_the_second_look_names_it_and_no_policy_kills_for_it() -> None:
     assert "hogs-gate" in REPORTED
     auditor = Auditor(10)
-    seen = Seen({"a": grant()}, {GPU: GpuSample(0, 1, 0, ())}, {}, {})
+    seen = NodeLook({"a": grant()}, {GPU: GpuSample(0, 1, 0, ())}, {}, {})
     hog = Finding("hogs-gate", "a", GPU, 0, 0, "b: held")
     assert not auditor.judge(seen, more=(hog,)).findings
     assert auditor.judge(seen, more=(hog,)).news == (hog,)
@@ -258,7 +258,7 @@ def test_who_is_on_the_gpu_and_what_nvml_says_of_it() -> None:
         sample = GpuSample(0, 1, busy, tuple((pid, 1, percent) for pid, percent in processes))
         shares = [g.shares[0] for g in (grant("a"), grant("b"))]
         grants = {k: grant(k, s.replace(slot=n)) for n, (k, s) in enumerate(zip("ab", shares, strict=True), 1)}
-        seen = Seen(grants, {GPU: sample}, {1: process(1, "a"), 2: process(2, "b")}, {})
+        seen = NodeLook(grants, {GPU: sample}, {1: process(1, "a"), 2: process(2, "b")}, {})
         return [p.busy for p in hogs.parties(GPU, sample, seen, {}, {})]
 
     assert parties(60, (1, 40), (2, 20)) == [40, 20]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oci_hook.agent.act.guard import Guard
-from oci_hook.agent.judge.audit_rules import Seen
+from oci_hook.agent.judge.audit_rules import NodeLook
 from oci_hook.agent.judge.gpu_sample import GpuSample, listed
 from oci_hook.agent.judge.protect_rules import CONFIRM, FRESH, LEAVING, Judgement, Look, Member, Protector, Tenant
 from oci_hook.agent.watch.process_owner import ProcessOwners
@@ -273,10 +273,10 @@ def test_the_guard_believes_that_it_is_away_by_looks_since_then() -> None:
     sample = GpuSample(0, 1 << 40, 0, (), at=100.0)
     at = {100.1: (4 * GIB, False, True), 99.9: (0, True, False)}
     for moved, wanted in at.items():
-        seen = Seen({"a": grant}, {GPU: sample}, {}, {}, moved={"a": moved})
+        seen = NodeLook({"a": grant}, {GPU: sample}, {}, {}, moved={"a": moved})
         t = Guard(256)._tenant(GPU, "a", sample, seen, set())
         assert (t.limit, t.away, t.moving) == wanted
-    seen = Seen({"a": grant.replace(suspended=0)}, {GPU: sample}, {}, {}, moved={"a": 99.9})
+    seen = NodeLook({"a": grant.replace(suspended=0)}, {GPU: sample}, {}, {}, moved={"a": 99.9})
     assert not Guard(256)._tenant(GPU, "a", sample, seen, set()).moving
 
 
@@ -545,7 +545,7 @@ def test_the_guard_knows_whose_history_it_has(tmp_path: Path) -> None:
 
     def known() -> set[str]:
         sample = GpuSample(0, 1 << 40, 0, ())
-        tenants = [guard._tenant(GPU, key, sample, Seen(grants, {GPU: sample}, {}, {}), set()) for key in grants]
+        tenants = [guard._tenant(GPU, key, sample, NodeLook(grants, {GPU: sample}, {}, {}), set()) for key in grants]
         return {t.key for t in tenants if t.known}
 
     assert known() == {"logged", "new"}
@@ -610,7 +610,7 @@ def test_who_got_a_pid_anew_has_nothing_of_what_its_former_process_had(reused: b
             time.sleep(max(0.0, at + 0.02 - time.monotonic()))
         found = owners.find(listed([sample]))
         grants = {"b": Grant("b", Identity("/run", "b", "/"), Life("b", None, (1, 1)), (Share(GPU, 1024),))}
-        guard.judge(SimpleNamespace(uuid=GPU), sample, Seen(grants, {GPU: sample}, found, {}), set(), at)  # type: ignore[arg-type]
+        guard.judge(SimpleNamespace(uuid=GPU), sample, NodeLook(grants, {GPU: sample}, found, {}), set(), at)  # type: ignore[arg-type]
         process.kill()
     (seen,) = looks
     assert set(found) == ({process.pid} if mine and not reused else set())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oci_hook.agent.judge.turns import GRACE, MOVES, Doubt, Move, Pace, Tenant, decide, stuck
+from oci_hook.agent.judge.turns import GRACE, MOVES, Doubt, LentTenant, MemoryMove, Pace, decide, stuck
 
 GIB = 1 << 30
 RATE = 1 / (10 * GIB)  # seconds for a byte
@@ -12,12 +12,12 @@ TURN = 30.0
 NOW = 1000.0
 
 
-def at(name: str, used: float, request: float, waits: float = 0, level: int = 1, **more: object) -> Tenant:
+def at(name: str, used: float, request: float, waits: float = 0, level: int = 1, **more: object) -> LentTenant:
     size, asks = int(used * GIB), int(waits * GIB)
-    return Tenant(name, level, size, int(request * GIB), asks, **{"since": NOW - 1, "here": 0.0, **more})  # type: ignore[arg-type]
+    return LentTenant(name, level, size, int(request * GIB), asks, **{"since": NOW - 1, "here": 0.0, **more})  # type: ignore[arg-type]
 
 
-def move(*tenants: Tenant, free: float = 0, now: float = NOW) -> Move | None:
+def move(*tenants: LentTenant, free: float = 0, now: float = NOW) -> MemoryMove | None:
     return decide(tenants, int(free * GIB), now, TURN, Pace(0.0, RATE))
 
 
@@ -28,52 +28,54 @@ def test_while_there_is_room_nobody_is_moved() -> None:
 
 def test_who_is_within_its_request_has_room_made_at_once() -> None:
     new = {"here": NOW}
-    assert move(at("a", 10, 2, **new), at("b", 2, 8, waits=4), free=2) == Move("a", "b")
+    assert move(at("a", 10, 2, **new), at("b", 2, 8, waits=4), free=2) == MemoryMove("a", "b")
     assert move(at("a", 10, 10), at("b", 2, 8, waits=4), free=2) is None  # it has no more than its own
     assert move(at("a", 10, 2, level=2), at("b", 2, 8, waits=4), free=2) is None  # a higher class
     lower = at("c", 10, 2, level=0, **new)
-    assert move(at("a", 10, 2, **new), lower, at("b", 2, 8, waits=4), free=2) == Move("c", "b")
+    assert move(at("a", 10, 2, **new), lower, at("b", 2, 8, waits=4), free=2) == MemoryMove("c", "b")
 
 
 def test_as_few_are_moved_as_make_room() -> None:
     tenants = at("a", 3, 2, level=0), at("c", 9, 2, level=0), at("b", 2, 20, waits=8)
-    assert move(*tenants) == Move("c", "b")
+    assert move(*tenants) == MemoryMove("c", "b")
     assert move(at("a", 3, 2), at("b", 2, 20, waits=8)) is None  # not where it would not be enough
     both = at("a", 5, 2, level=0), at("c", 5, 2, level=0, here=1.0), at("b", 2, 20, waits=8)
-    assert move(*both) == Move("a", "b")
-    assert move(both[0].replace(away=True), *both[1:], free=5) == Move("c", "b")  # the other half
+    assert move(*both) == MemoryMove("a", "b")
+    assert move(both[0].replace(away=True), *both[1:], free=5) == MemoryMove("c", "b")  # the other half
 
 
 def test_of_one_class_they_take_turns() -> None:
     a, b = at("a", 10, 2, here=NOW - 29), at("b", 4, 2, waits=8)
     assert move(a, b) is None
-    assert move(a, b, now=NOW + 1) == Move("a", "b")
+    assert move(a, b, now=NOW + 1) == MemoryMove("a", "b")
     big = at("a", 80, 2, here=NOW - 100), at("b", 80, 2, away=True, here=NOW - 100)
     assert move(*big) is None  # moving 160 GiB takes 16 s
-    assert move(*big, now=NOW + 59) is None and move(*big, now=NOW + 60) == Move("a", "b")
-    assert move(at("a", 10, 2, level=0, here=NOW), b) == Move("a", "b")  # a lower class goes at once
+    assert move(*big, now=NOW + 59) is None and move(*big, now=NOW + 60) == MemoryMove("a", "b")
+    assert move(at("a", 10, 2, level=0, here=NOW), b) == MemoryMove("a", "b")  # a lower class goes at once
 
 
 def test_two_that_wait_for_each_other_come_apart() -> None:
     a, b = at("a", 10, 2, waits=4, since=NOW - 3, here=NOW - 5), at("b", 10, 2, waits=4, since=NOW - 2, here=NOW - 5)
-    assert move(a, b, free=2) == Move("b", "a")
+    assert move(a, b, free=2) == MemoryMove("b", "a")
     away = b.replace(away=True, here=NOW)
     assert move(a, away, free=12) is None  # the room is kept for a
     assert move(a.replace(used=14 * GIB, waits=0), away, free=8, now=NOW + 20) is None
-    assert move(a.replace(used=14 * GIB, waits=0), away, free=14, now=NOW + 20) == Move("b")  # with what it waited for
+    assert move(a.replace(used=14 * GIB, waits=0), away, free=14, now=NOW + 20) == MemoryMove(
+        "b"
+    )  # with what it waited for
 
 
 def test_it_comes_back_once_there_is_room_and_not_too_soon() -> None:
     """At once, unless it came back a short time ago."""
     away = at("a", 10, 2, away=True, here=NOW)
     stay = MOVES * 2 * 10 * GIB * RATE
-    assert move(away, free=12) == move(away.replace(back=NOW - stay), free=12) == Move("a")
+    assert move(away, free=12) == move(away.replace(back=NOW - stay), free=12) == MemoryMove("a")
     assert move(away, free=9, now=NOW + 1e6) is None
     assert move(away.replace(fixed=True), free=12) is None
     again = away.replace(back=NOW - 1)
     assert move(again, free=12, now=NOW + stay - 2) is None
-    assert move(again, free=12, now=NOW + stay - 1) == Move("a")
-    assert move(again.replace(request=10 * GIB), free=12) == Move("a")  # all of it is its own by now
+    assert move(again, free=12, now=NOW + stay - 1) == MemoryMove("a")
+    assert move(again.replace(request=10 * GIB), free=12) == MemoryMove("a")  # all of it is its own by now
 
 
 @pytest.mark.parametrize("beside", [0, 70])
@@ -93,26 +95,26 @@ def test_who_is_moved_all_the_time_spends_a_tenth_of_it_on_the_way(beside: int) 
 
 def test_a_turn_is_longer_where_other_gpus_move_as_well() -> None:
     a, b = at("a", 10, 2, here=NOW - 40, beside=70 * GIB), at("b", 4, 2, waits=8)
-    assert move(a, b) is None and move(a.replace(beside=0), b) == Move("a", "b")
-    assert move(a, b, now=NOW + 44) == Move("a", "b")
+    assert move(a, b) is None and move(a.replace(beside=0), b) == MemoryMove("a", "b")
+    assert move(a, b, now=NOW + 44) == MemoryMove("a", "b")
 
 
 def test_a_claim_that_does_not_take_its_room_counts_for_nothing_for_a_turn() -> None:
     away, liar, doubt = at("a", 10, 2, away=True), at("b", 0, 8, waits=8), Doubt()
 
-    def then(seconds: float, free: float) -> Move | None:
+    def then(seconds: float, free: float) -> MemoryMove | None:
         now, size = NOW + seconds, int(free * GIB)
         return decide(doubt.believed((away, liar), size, now, TURN), size, now, TURN, Pace(0.0, RATE))
 
     assert then(0, 7) is None and then(9, 12) is None and then(9 + GRACE - 0.1, 12) is None
-    assert then(9 + GRACE, 12) == Move("a")
+    assert then(9 + GRACE, 12) == MemoryMove("a")
     back = away.replace(away=False)
     for seconds in (9 + GRACE, 9 + GRACE + TURN - 0.1):  # it has nobody moved meanwhile
         now = NOW + seconds
         assert decide(doubt.believed((back, liar), 2 * GIB, now, TURN), 2 * GIB, now, TURN, Pace(0.0, RATE)) is None
     now = NOW + 9 + GRACE + TURN
     believed = doubt.believed((back, liar), 2 * GIB, now, TURN)
-    assert decide(believed, 2 * GIB, now, TURN, Pace(0.0, RATE)) == Move("a", "b")
+    assert decide(believed, 2 * GIB, now, TURN, Pace(0.0, RATE)) == MemoryMove("a", "b")
 
 
 def test_nobody_leaves_for_one_that_does_not_come_back_yet() -> None:
@@ -120,10 +122,10 @@ def test_nobody_leaves_for_one_that_does_not_come_back_yet() -> None:
     away, there = at("a", 10, 2, away=True, here=NOW, back=NOW), at("b", 10, 2)
     stay = MOVES * 2 * 10 * GIB * RATE
     assert move(away, there, free=2, now=NOW + stay - 1) is None
-    assert move(away, there, free=2, now=NOW + stay) == Move("b", "a")
+    assert move(away, there, free=2, now=NOW + stay) == MemoryMove("b", "a")
     assert move(away.replace(fixed=True), there, free=2, now=NOW + stay) is None
     own = away.replace(request=10 * GIB)  # by now
-    assert move(own, there, free=2, now=NOW + 1) == Move("b", "a")
+    assert move(own, there, free=2, now=NOW + 1) == MemoryMove("b", "a")
 
 
 def test_who_cannot_be_moved_and_keeps_anothers_own() -> None:
@@ -194,7 +196,7 @@ def test_nobody_ends_for_a_claim_that_is_not_believed() -> None:
 SIZES = st.integers(0, 24).map(lambda n: n * GIB)
 TENANTS = st.lists(
     st.builds(
-        Tenant,
+        LentTenant,
         key=st.uuids().map(str),
         level=st.integers(0, 2),
         used=SIZES,
@@ -211,7 +213,7 @@ TENANTS = st.lists(
 
 
 @given(TENANTS, SIZES)
-def test_whatever_they_write(tenants: tuple[Tenant, ...], free: int) -> None:
+def test_whatever_they_write(tenants: tuple[LentTenant, ...], free: int) -> None:
     found = decide(tenants, free, NOW, TURN, Pace(0.0, RATE))
     by_key = {t.key: t for t in tenants}
     if found is None:
@@ -234,6 +236,6 @@ def test_whatever_they_write(tenants: tuple[Tenant, ...], free: int) -> None:
         assert NOW - who.here >= TURN
 
 
-def _served_first(tenants: tuple[Tenant, ...], claim: Tenant, free: int) -> bool:
+def _served_first(tenants: tuple[LentTenant, ...], claim: LentTenant, free: int) -> bool:
     """Somebody else's claim is served before."""
     return any(t is not claim and (t.waits or t.away) and t.need <= free for t in tenants)

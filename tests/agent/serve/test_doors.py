@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from oci_hook.agent.node import Node
-from oci_hook.agent.options import Options
+from oci_hook.agent.node_state import NodeState
+from oci_hook.agent.options import AgentOptions
 from oci_hook.agent.serve import http
 from oci_hook.agent.serve.doors import SOCKET, Doors
-from oci_hook.cli import live
+from oci_hook.cli import node_now
 from oci_hook.config.settings import Settings
 from oci_hook.linux import unix_socket
 
@@ -33,7 +33,7 @@ PAGES: dict[str, http.Page] = {"/api/node": lambda: ("application/json", json.du
 class Box:
     """Doors with a loop of their own; `node` is what they know of an agent."""
 
-    def __init__(self, state_dir: str, given: Options) -> None:
+    def __init__(self, state_dir: str, given: AgentOptions) -> None:
         self.problems: dict[str, str] = {}
         self.node = SimpleNamespace(state_dir=state_dir, options=given, page="", problem=self.problem)
         self.selector = selectors.DefaultSelector()
@@ -59,7 +59,7 @@ class Box:
         self.selector.close()
 
 
-def as_node(found: Any) -> Node:
+def as_node(found: Any) -> NodeState:
     return found  # type: ignore[no-any-return]
 
 
@@ -76,7 +76,7 @@ def state(tmp_path: Path) -> Iterator[Path]:
 
 @contextmanager
 def box(state: Path, **given: Any) -> Iterator[Box]:
-    made = Box(str(state), Options(**{"address": "127.0.0.1:0", **given}))
+    made = Box(str(state), AgentOptions(**{"address": "127.0.0.1:0", **given}))
     try:
         yield made
     finally:
@@ -93,7 +93,7 @@ def asked(state: Path, user: int = 0, groups: tuple[int, ...] = ()) -> Any:
                 os.setgroups(list(groups))
                 os.setgid(NOBODY)
                 os.setuid(user)
-            os.write(write, json.dumps(live.fetch(Settings(prefix="", state_dir=str(state)), "/api/node")).encode())
+            os.write(write, json.dumps(node_now.fetch(Settings(prefix="", state_dir=str(state)), "/api/node")).encode())
         except BaseException:
             traceback.print_exc()
         finally:
@@ -175,7 +175,7 @@ def test_what_is_no_socket_stays(state: Path, tmp_path: Path, kind: str) -> None
         there.symlink_to(other)
     else:
         there.write_text("theirs")
-    made = Box(str(state), Options(address="none"))
+    made = Box(str(state), AgentOptions(address="none"))
     try:
         assert "GH-321: no command can ask at" in made.problems[SOCKET]
         assert asked(state) is None and other.read_text() == "theirs"
@@ -221,7 +221,7 @@ def test_others_do_not_take_roots_place(state: Path) -> None:
 
 def test_a_trickle_ends(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then, by a program of root's own, holds a command up for no longer than silence."""
-    monkeypatch.setattr(live, "SECONDS", 0.5)
+    monkeypatch.setattr(node_now, "SECONDS", 0.5)
     listener = unix_socket.listen(f"{state}.sock", 0o600)
     ended = threading.Event()
 
@@ -237,7 +237,7 @@ def test_a_trickle_ends(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     thread = threading.Thread(target=trickle)
     thread.start()
     begun = time.process_time()
-    assert live.fetch(Settings(prefix="", state_dir=str(state)), "/api/node") is None
+    assert node_now.fetch(Settings(prefix="", state_dir=str(state)), "/api/node") is None
     assert time.process_time() - begun < 5
     ended.set()
     thread.join()

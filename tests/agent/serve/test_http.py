@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from oci_hook.agent.serve import http
-from oci_hook.agent.serve.http import Server
+from oci_hook.agent.serve.http import WebServer
 
 BIG = b"x" * (8 << 20)
 
@@ -25,7 +25,7 @@ class Loop:
         self.healthy = True
         listener = http.listen("127.0.0.1", 0)
         self.port = listener.getsockname()[1]
-        self.server = Server(self.selector, listener, pages, lambda: self.healthy, token=token)
+        self.server = WebServer(self.selector, listener, pages, lambda: self.healthy, token=token)
         self.speed = speed
         self.stop = False
         self.thread = threading.Thread(target=self.run)
@@ -206,7 +206,7 @@ def test_many_at_once_do_not_keep_others_out(loop: Loop) -> None:
 def test_one_turn_of_the_loop_does_not_go_on_for_ever() -> None:
     with selectors.DefaultSelector() as selector:
         listener = http.listen("127.0.0.1", 0)
-        server = Server(selector, listener, {}, lambda: True)
+        server = WebServer(selector, listener, {}, lambda: True)
         server._listener.listen(100)
         clients = [socket.create_connection(listener.getsockname(), timeout=60) for _ in range(100)]
         accepted = []
@@ -257,7 +257,7 @@ def test_a_client_that_no_descriptor_is_left_for_does_not_keep_the_loop_busy() -
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with selectors.DefaultSelector() as selector:
         listener = http.listen("127.0.0.1", 0)
-        server = Server(selector, listener, {"/": lambda: ("text/plain", b"hello")}, lambda: True)
+        server = WebServer(selector, listener, {"/": lambda: ("text/plain", b"hello")}, lambda: True)
         with socket.create_connection(listener.getsockname(), timeout=5) as client:
             client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))

@@ -16,7 +16,7 @@ from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.slot_page import WAITS, Gate
 from oci_hook.core.terms import Terms
 from oci_hook.errors import CODES
-from oci_hook.observe.account import Usage
+from oci_hook.observe.account import PageFigures
 from tests.agent.serve.test_grafana import of_a_node as all_names
 
 MIB = 1 << 20
@@ -37,7 +37,7 @@ def node() -> dict[str, Any]:
         "k1", who, life, shares, terms=Terms(policy="fixed-share", priority_class="offline"), created=1001, frozen=1002
     )
     watched = Watched()
-    watched.account = Usage((100 * MIB,), (7 * MIB,), frozenset(), {}, (30 * MIB,))
+    watched.account = PageFigures((100 * MIB,), (7 * MIB,), frozenset(), {}, (30 * MIB,))
     watched.uses["GPU-0"] = Use(120 * MIB, 41, (1,))
     watched.peaks["GPU-0"] = 500
     watched.frozen_seconds, watched.suspended_seconds = 12.5, 3.5

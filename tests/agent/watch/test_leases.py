@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from oci_hook.agent.act import lease_watch
-from oci_hook.agent.judge.audit_rules import Finding, Process
+from oci_hook.agent.act import no_leases
+from oci_hook.agent.judge.audit_rules import Finding, TenantProcess
 from oci_hook.agent.watch import file_keeper, leases
 from oci_hook.agent.watched import Watched
 from oci_hook.core.grant import Grant, Identity, Life
@@ -174,7 +174,7 @@ def test_what_is_kept_open_follows_the_files(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"x")
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "link").symlink_to("b")
-    before, keeper = fds(), file_keeper.Keeper()
+    before, keeper = fds(), file_keeper.FileKeeper()
     paths = [str(tmp_path / name) for name in ("a", "link", "fifo", "none", ".")]
     for _ in range(3):
         keeper.keep(paths)
@@ -214,11 +214,11 @@ def test_many_leases_on_ones_own_file_hold_up_nobody(monkeypatch: pytest.MonkeyP
     problems: dict[str, str] = {}
     grants = {"mine": Grant("mine", Identity("/run", "c", "/b"), Life(""), ())}
     node = SimpleNamespace(grants=grants, watched={"mine": Watched()}, problem=problems.__setitem__)
-    owners = SimpleNamespace(find=lambda pids, all: {pid: ("mine", Process(pid, 1, "x", pid)) for pid in pids})
+    owners = SimpleNamespace(find=lambda pids, all: {pid: ("mine", TenantProcess(pid, 1, "x", pid)) for pid in pids})
     told: list[tuple[Finding, bool]] = []
     answers = SimpleNamespace(answer=lambda finding, harm: told.append((finding, harm)), clear=told.append)
-    watch = lease_watch.LeaseWatch(node, owners, None, answers)  # type: ignore[arg-type]
-    watch._needed = lambda: {own: leases.File("its page", "mine"), needed: leases.File("cuda")}  # type: ignore[method-assign]
+    watch = no_leases.NoLeases(node, owners, None, answers)  # type: ignore[arg-type]
+    watch._needed = lambda: {own: leases.LeasedFile("its page", "mine"), needed: leases.LeasedFile("cuda")}  # type: ignore[method-assign]
     held = [leases.Lease(5, own, False)] * 200 + [leases.Lease(6, own, False), leases.Lease(7, needed, True)]
     monkeypatch.setattr(leases, "now", lambda: (held, True))
     asked: list[tuple[int, tuple[int, int]]] = []
@@ -232,10 +232,10 @@ def test_many_leases_on_ones_own_file_hold_up_nobody(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(leases, "holds", holds)
     watch._look()
-    assert asked == [(7, needed), (5, own), (6, own)] and watch._next > time.monotonic() + lease_watch.LOCKS_REST * 0.05
+    assert asked == [(7, needed), (5, own), (6, own)] and watch._next > time.monotonic() + no_leases.LOCKS_REST * 0.05
     assert [(f.pid, harm) for f, harm in told] == [(7, True), (6, False)] and problems == {"locks": ""}
     held[:] = [leases.Lease(pid, own, False) for pid in range(100, 300)]
-    monkeypatch.setattr(lease_watch, "HOLDERS_SECONDS", 0.1)
+    monkeypatch.setattr(no_leases, "HOLDERS_SECONDS", 0.1)
     monkeypatch.setattr(leases, "holds", lambda *of: holds(*of) and False)
     asked.clear()
     watch._look()
@@ -250,10 +250,10 @@ def test_a_lease_that_harms_others_is_answered_again_after_a_resume(monkeypatch:
     grants = {"mine": Grant("mine", Identity("/run", "c", "/b"), Life(""), ())}
     watched, told = Watched(), []
     node = SimpleNamespace(grants=grants, watched={"mine": watched}, problem=lambda *_: None)
-    owners = SimpleNamespace(find=lambda pids, all: {pid: ("mine", Process(pid, 1, "x", pid)) for pid in pids})
+    owners = SimpleNamespace(find=lambda pids, all: {pid: ("mine", TenantProcess(pid, 1, "x", pid)) for pid in pids})
     answers = SimpleNamespace(answer=lambda _, harm: told.append(harm), clear=lambda _: told.append("over"))
-    watch = lease_watch.LeaseWatch(node, owners, None, answers)  # type: ignore[arg-type]
-    watch._needed = lambda: {own: leases.File("its page", "mine"), needed: leases.File("cuda")}  # type: ignore[method-assign]
+    watch = no_leases.NoLeases(node, owners, None, answers)  # type: ignore[arg-type]
+    watch._needed = lambda: {own: leases.LeasedFile("its page", "mine"), needed: leases.LeasedFile("cuda")}  # type: ignore[method-assign]
     held = [leases.Lease(5, own, False)]
     monkeypatch.setattr(leases, "now", lambda: (held, True))
     monkeypatch.setattr(leases, "holds", lambda *_: True)

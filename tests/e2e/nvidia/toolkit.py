@@ -138,12 +138,12 @@ def memory_limits(state, uuids):
     nvml, before = None, []
     if "nvml" in CONF:
         sys.path.insert(0, CONF["repo"])
-        from oci_hook.boundary.nvml_limits import Nvml
+        from oci_hook.boundary.nvml_limits import NvmlLimits
         from oci_hook.core.boundary import Limit
 
         with open(f"/proc/{state['pid']}/cgroup") as f:
             cgroup = "/sys/fs/cgroup" + next(line[3:].strip() for line in f if line.startswith("0::"))
-        nvml = Nvml(*CONF["nvml"])
+        nvml = NvmlLimits(*CONF["nvml"])
         before = [nvml.get(uuid, cgroup).hard >> 20 for uuid in uuids]
     with open(HERE + "/asked", "a") as f:
         print(*words, *before, file=f)

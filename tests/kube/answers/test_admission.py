@@ -6,7 +6,7 @@ from oci_hook.core.decision import read, signed_text
 from oci_hook.kube.answers import admission, extender
 from oci_hook.kube.answers.admission import UnknownPod
 from oci_hook.kube.formats.signing import Signer, node_key
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, node, patch_of, pod
 
 

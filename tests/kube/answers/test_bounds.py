@@ -41,9 +41,9 @@ JOB = "kind: Job\nmetadata: {name: %s}\nspec: {template: {spec: {containers: [{n
 )
 def test_aliases_that_unfold_without_end_are_refused(text: str) -> None:
     with pytest.raises(RequestError, match="GH-107"):
-        manifest.roles(text, mutate.Options(Rules(), ""))
+        manifest.roles(text, mutate.WebhookOptions(Rules(), ""))
 
 
 def test_aliases_of_a_usual_number_are_read() -> None:
     text = "kind: Job\nmetadata: &m {name: j, labels: {a: &s b, c: *s}}\nspec: {template: {metadata: {<<: *m}, spec: {}}}\n"
-    assert [one.name for one in manifest.roles(text, mutate.Options(Rules(), ""))] == ["j"]
+    assert [one.name for one in manifest.roles(text, mutate.WebhookOptions(Rules(), ""))] == ["j"]

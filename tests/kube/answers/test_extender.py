@@ -8,7 +8,7 @@ import pytest
 from oci_hook.core.allocate import allocate
 from oci_hook.kube.answers import admission, extender
 from oci_hook.kube.placing import choose, fit
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.preemption import preempt as preempt_module
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, node, pod
 

@@ -13,7 +13,7 @@ from oci_hook.kube.pod import mutate
 from tests.kube.answers.test_extender import ask, cluster, running
 from tests.kube.cluster_objects import node, pod
 
-OPTIONS = mutate.Options(Rules(dialects=("t9k", "hami", "nvidia")))
+OPTIONS = mutate.WebhookOptions(Rules(dialects=("t9k", "hami", "nvidia")))
 
 
 def template(containers=1, limits=None, **notes):

@@ -14,7 +14,7 @@ from oci_hook.kube.answers import overview
 from oci_hook.kube.answers.overview import FULL, MOST_GONE, MOST_WAITING, Overview, Waiting
 from oci_hook.kube.formats.node_info import Digest
 from oci_hook.kube.placing.choose import Question, choose
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.pod.asked import PodWords, asked
 from tests.kube.cluster_objects import node, pod
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from oci_hook.kube.controller.act.preemptor import Preemptor
-from oci_hook.kube.controller.api.events import Events
+from oci_hook.kube.controller.api.pod_events import Events
 from oci_hook.kube.controller.context import Context
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.preemption.disruption import Budgets
-from oci_hook.kube.preemption.preempt import Terms
+from oci_hook.kube.preemption.preempt import PreemptionTerms
 
 
 def context(
@@ -26,4 +26,4 @@ def context(
 def preemptor(within: Context) -> Preemptor:
     """A preemptor that only takes notes: it does not run."""
     events = Events(within.client, lambda: 0.0)
-    return Preemptor(within, Budgets(), events, "on", Terms(), lambda outcome: None)
+    return Preemptor(within, Budgets(), events, "on", PreemptionTerms(), lambda outcome: None)

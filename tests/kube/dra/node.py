@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from oci_hook.kube.dra import slices
+from oci_hook.kube.formats import slices
 from tests.conftest import REPO, UUIDS, Bundle, Install
 from tests.engines.cri import decode
 from tests.kube.reporter.test_http import Server

@@ -17,10 +17,10 @@ import pytest
 
 from oci_hook.core.layout import UNLISTED
 from oci_hook.discovery.save import save_inventory
-from oci_hook.kube import kubeconfig
-from oci_hook.kube.dra import connections
-from oci_hook.kube.dra.claims import HIDDEN, Claims
-from oci_hook.kube.dra.messages import ClaimName
+from oci_hook.kube.dra import grpc_server
+from oci_hook.kube.dra.kubelet_messages import ClaimName
+from oci_hook.kube.dra.prepare import HIDDEN, ClaimPreparer
+from oci_hook.kube.link import kubeconfig
 from oci_hook.linux.proc import process_life
 from tests.conftest import MEMORY_MIB, UUIDS, Bundle, Install, Runc
 from tests.engines.cri import decode
@@ -214,7 +214,7 @@ def test_a_bad_client_harms_nobody(node: DraNode) -> None:
 
 def test_a_failed_accept_does_not_end_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accepts = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ECONNABORTED, "aborted")]
-    starts = [RuntimeError("can't start new thread")] * connections.MAX_CONNECTIONS
+    starts = [RuntimeError("can't start new thread")] * grpc_server.MAX_CONNECTIONS
     accept, start = socket.socket.accept, threading.Thread.start
 
     def accepted(listener: socket.socket) -> Any:
@@ -229,9 +229,9 @@ def test_a_failed_accept_does_not_end_the_server(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(socket.socket, "accept", accepted)
     monkeypatch.setattr(threading.Thread, "start", started)
-    server = connections.Server(f"{tmp_path}/s", {})
+    server = grpc_server.GrpcServer(f"{tmp_path}/s", {})
     (listener,) = (thread for thread in threading.enumerate() if thread.name == f"listen {tmp_path}/s")
-    for served in [False] * connections.MAX_CONNECTIONS + [True]:
+    for served in [False] * grpc_server.MAX_CONNECTIONS + [True]:
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(20)
             client.connect(server.path)
@@ -452,7 +452,9 @@ def test_a_record_that_cannot_be_read_hides_no_other_and_is_written_anew(
     file = node.install.state / f"claims/{ONE}.json"
     file.write_text(record)
     del node.api.claims["default/c1"]
-    claims = Claims(str(node.install.prefix), NODE, kubeconfig.load([str(tmp_path / "kubeconfig")]), str(node.cdi))
+    claims = ClaimPreparer(
+        str(node.install.prefix), NODE, kubeconfig.load([str(tmp_path / "kubeconfig")]), str(node.cdi)
+    )
     assert f"{file} {said}" in claims.forget_deleted(0.0)
     assert [grant.who.id for grant in node.install.grants()] == [ONE], "the other claim is no more"
     assert claims.prepare([ClaimName("default", ONE, "c0")])[ONE].error == ""
@@ -469,7 +471,9 @@ def test_claims_that_no_pod_of_the_node_uses_go_unless_a_container_has_them(
         assert node.prepare(uid, f"c{number}")[1] == ""
     assert runc.create(node.container(bundle, TWO)).returncode == 0
     node.kill()
-    claims = Claims(str(node.install.prefix), NODE, kubeconfig.load([str(tmp_path / "kubeconfig")]), str(node.cdi))
+    claims = ClaimPreparer(
+        str(node.install.prefix), NODE, kubeconfig.load([str(tmp_path / "kubeconfig")]), str(node.cdi)
+    )
     shows, hides = node.api.http.answer, lambda *_: (403, b"{}")
     for now, answer, held in (
         (0.0, hides, 2),
@@ -488,7 +492,9 @@ def test_a_claim_is_not_given_up_for_a_few_refusals(node: DraNode, tmp_path: Pat
     node.api.claim(ONE, result("20Gi"))
     assert node.prepare(ONE)[1] == ""
     node.kill()
-    claims = Claims(str(node.install.prefix), NODE, kubeconfig.load([str(tmp_path / "kubeconfig")]), str(node.cdi))
+    claims = ClaimPreparer(
+        str(node.install.prefix), NODE, kubeconfig.load([str(tmp_path / "kubeconfig")]), str(node.cdi)
+    )
     for now, status, held in (
         (0.0, 403, True),
         (HIDDEN, 403, True),

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from oci_hook.core.rules import Rules
-from oci_hook.kube.dra import publisher, slices
-from oci_hook.kube.dra.publisher import Publisher
-from oci_hook.kube.kubeconfig import Credential
-from oci_hook.kube.reporter.watcher import Change
+from oci_hook.kube.dra import publisher
+from oci_hook.kube.dra.publisher import SlicePublisher
+from oci_hook.kube.formats import slices
+from oci_hook.kube.link.kubeconfig import Credential
+from oci_hook.kube.link.watcher import Change
 from tests.conftest import UUIDS
 from tests.kube.dra.node import NODE
 from tests.kube.dra.test_pure import INVENTORY, LABEL
@@ -42,10 +43,10 @@ def without(value: Any, names: tuple[str, ...]) -> Any:
     return [without(inner, names) for inner in value] if isinstance(value, list) else value
 
 
-def a_publisher(monkeypatch: pytest.MonkeyPatch, drops: tuple[str, ...] = (), node: str = NODE) -> Publisher:
+def a_publisher(monkeypatch: pytest.MonkeyPatch, drops: tuple[str, ...] = (), node: str = NODE) -> SlicePublisher:
     monkeypatch.setattr(publisher, "Api", Server)
     monkeypatch.setattr(Server, "drops", drops)
-    made = Publisher(node, Credential("https://127.0.0.1:1", token="x"))
+    made = SlicePublisher(node, Credential("https://127.0.0.1:1", token="x"))
     made.take(Change("slices", "all", []))
     return made
 

@@ -12,10 +12,10 @@ from oci_hook.core.inventory import Gpu
 from oci_hook.core.rules import Rules
 from oci_hook.core.units import MIB
 from oci_hook.errors import GhError
-from oci_hook.kube.dra import allocation, cdi, messages, slices
-from oci_hook.kube.dra.messages import ClaimName
+from oci_hook.kube.dra import allocation, cdi, kubelet_messages
+from oci_hook.kube.dra.kubelet_messages import ClaimName
 from oci_hook.kube.dra.publisher import pcie_root
-from oci_hook.kube.formats import quantity
+from oci_hook.kube.formats import quantity, slices
 from tests.conftest import UUIDS, make_inventory
 from tests.kube.dra.node import NODE, result
 
@@ -150,7 +150,11 @@ def test_pcie_roots(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_message_or_a_value_error(data: bytes) -> None:
-    for read in (messages.claim_names, messages.registration_status, lambda d: list(messages.parts(d))):
+    for read in (
+        kubelet_messages.claim_names,
+        kubelet_messages.registration_status,
+        lambda d: list(kubelet_messages.parts(d)),
+    ):
         try:
             read(data)
         except ValueError:
@@ -158,10 +162,10 @@ def test_any_bytes_are_a_message_or_a_value_error(data: bytes) -> None:
 
 
 def test_too_many_claims_are_refused() -> None:
-    one = messages.chunk(1, messages.text(2, UID))
-    assert len(messages.claim_names(one * messages.MAX_CLAIMS)) == messages.MAX_CLAIMS
+    one = kubelet_messages.chunk(1, kubelet_messages.text(2, UID))
+    assert len(kubelet_messages.claim_names(one * kubelet_messages.MAX_CLAIMS)) == kubelet_messages.MAX_CLAIMS
     try:
-        messages.claim_names(one * (messages.MAX_CLAIMS + 1))
+        kubelet_messages.claim_names(one * (kubelet_messages.MAX_CLAIMS + 1))
     except ValueError:
         return
     raise AssertionError("it was read")

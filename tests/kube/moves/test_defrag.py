@@ -12,7 +12,7 @@ from oci_hook.kube.answers import admission
 from oci_hook.kube.moves import defrag
 from oci_hook.kube.moves.movable import movers
 from oci_hook.kube.placing.choose import Chosen, Question, choose
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.pod.asked import words
 from oci_hook.kube.pod.hosts import Hosts, requests, rules_about_others
 from oci_hook.kube.preemption.disruption import budget, in_the_way

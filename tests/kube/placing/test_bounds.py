@@ -10,7 +10,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.core.terms import GpuRequest
 from oci_hook.errors import Problem
 from oci_hook.kube.placing.choose import TOO_MUCH, Chosen, Question, choose, judge, unsuited
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.pod.asked import MAX_CONTAINERS
 from tests.kube.cluster_objects import SIGNER, asked, bound, cluster, listing, node, pod
 

@@ -15,9 +15,9 @@ from oci_hook.kube.formats.node_info import NodeInventory, inventory_text
 from oci_hook.kube.placing import choose as choose_module
 from oci_hook.kube.placing import order
 from oci_hook.kube.placing.choose import Chosen, Question, choose, judge
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.placing.fit import Fit, as_grants, fit
 from oci_hook.kube.placing.room import fits_each, may_fit, need_of, room_of
-from oci_hook.kube.placing.state import ClusterState
 from oci_hook.kube.pod import asked as asked_module
 from oci_hook.kube.pod.asked import RUN, SIDECAR, asked, words
 from oci_hook.kube.pod.node_orders import NODE_ORDERS, NodeOrder

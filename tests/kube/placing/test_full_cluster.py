@@ -6,8 +6,8 @@ import pytest
 
 from oci_hook.kube.answers import admission, extender
 from oci_hook.kube.placing.choose import Question, judge
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.placing.fit import Fit
-from oci_hook.kube.placing.state import ClusterState
 from oci_hook.kube.pod.asked import words
 from tests.core import allocate_oracle as oracle
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, listing, node, pod

@@ -60,7 +60,7 @@ def test_json_that_is_nested_too_deep_is_a_problem_of_its_pod(text: str) -> None
     with pytest.raises(RequestError, match=r"GH-101.*nested too deep"):
         asked(pod("p", request=text)).asked(Rules())
     with pytest.raises(RequestError, match=r"GH-101.*nested too deep"):
-        mutate.mutate(pod("p", request=text), mutate.Options(Rules()))
+        mutate.mutate(pod("p", request=text), mutate.WebhookOptions(Rules()))
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_more_containers_than_can_be_read_are_refused_before_any_is_read(
         container["resources"] = {"limits": limits}
     monkeypatch.setattr(mutate, "read_pod", None)
     with pytest.raises(RequestError, match=r"GH-105.*more than 128 containers"):
-        mutate.mutate(many, mutate.Options(Rules(dialects=("t9k",))))
+        mutate.mutate(many, mutate.WebhookOptions(Rules(dialects=("t9k",))))
 
 
 def test_more_containers_without_a_word_for_us_are_let_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutate, "read_pod", None)
     many = pod("p", containers=tuple(f"c{n}" for n in range(1000)))
-    assert mutate.mutate(many, mutate.Options(Rules())) == mutate.Mutation()
+    assert mutate.mutate(many, mutate.WebhookOptions(Rules())) == mutate.Mutation()
 
 
 def test_words_that_name_containers_are_decoded_for_the_pod_not_for_each_container(
@@ -92,7 +92,7 @@ def test_words_that_name_containers_are_decoded_for_the_pod_not_for_each_contain
     read: list[int] = []
     real = json.loads
     monkeypatch.setattr(json, "loads", lambda text, **how: read.append(len(text)) or real(text, **how))
-    assert mutate.mutate(many, mutate.Options(Rules())).asks
+    assert mutate.mutate(many, mutate.WebhookOptions(Rules())).asks
     assert len(asked(many).asked(Rules())) == len(MANY)
     assert sum(read) < 16 * len(text)
 
@@ -104,7 +104,7 @@ def test_annotations_that_are_too_long_to_be_read_for_each_container(words: dict
     with pytest.raises(RequestError, match="GH-105"):
         asked(pod("p", containers=MANY, **words)).asked(Rules())
     with pytest.raises(RequestError, match="GH-105"):
-        mutate.mutate(pod("p", containers=MANY, **words), mutate.Options(Rules()))
+        mutate.mutate(pod("p", containers=MANY, **words), mutate.WebhookOptions(Rules()))
 
 
 def test_as_many_containers_as_are_allowed_may_each_ask_for_their_own_with_long_names() -> None:
@@ -114,7 +114,7 @@ def test_as_many_containers_as_are_allowed_may_each_ask_for_their_own_with_long_
         amounts = {"gpus": "1", "memory-mib": str(1000 + n), "compute": "1"}
         container["resources"] = {"limits": {f"gpu-hook.io/{key}": amount for key, amount in amounts.items()}}
     began = time.process_time()
-    done = mutate.mutate(many, mutate.Options(Rules()))
+    done = mutate.mutate(many, mutate.WebhookOptions(Rules()))
     assert time.process_time() - began < 8  # takes 0.1 s; comparing all pairs of similar names took half a minute
     many["metadata"]["annotations"] = next(o["value"] for o in done.patch if o["path"] == "/metadata/annotations")
     requests = asked(many).asked(Rules())
@@ -133,13 +133,13 @@ def test_more_containers_that_ask_than_a_decision_can_have_are_refused_at_creati
 
     said = f"GH-602: {MAX_DECIDED + 1} containers ask for a GPU, a decision has {MAX_DECIDED} at most"
     with pytest.raises(RequestError, match=said):
-        mutate.mutate(of(MAX_DECIDED + 1), mutate.Options(Rules()))
-    assert mutate.mutate(of(MAX_DECIDED), mutate.Options(Rules())).asks
+        mutate.mutate(of(MAX_DECIDED + 1), mutate.WebhookOptions(Rules()))
+    assert mutate.mutate(of(MAX_DECIDED), mutate.WebhookOptions(Rules())).asks
 
 
 def test_what_one_container_asks_for_is_no_miss_of_another_that_says_how() -> None:
     two = pod("p", containers=("trainer", "trianer"), memory__trainer=10, **{"class__trianer": "online"})
-    assert mutate.mutate(two, mutate.Options(Rules())).asks
+    assert mutate.mutate(two, mutate.WebhookOptions(Rules())).asks
 
 
 def test_containers_that_a_word_does_not_name_get_nothing_of_it() -> None:

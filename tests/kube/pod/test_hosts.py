@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from oci_hook.cli import explain_pod, why_cluster
 from oci_hook.kube.pod.hosts import Hosts, lets_in, requests
-from oci_hook.kube.reporter import objects
+from oci_hook.kube.reporter import views
 from tests.kube.cluster_objects import node, pod
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -267,7 +267,7 @@ def test_a_pod_requests_what_kubernetes_counts(one):
     others = {name: amount * 1000 for name, amount in wanted.items() if not name.startswith("gpu-hook.io/")}
     assert {name: amount for name, amount in requests(one).items() if amount} == {"pods": 1000, **others}
     ours = {name: amount for name, amount in wanted.items() if name.startswith("gpu-hook.io/")}
-    assert dict(objects.pod(one).sums) == ours
+    assert dict(views.pod(one).sums) == ours
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_the_order_of_init_containers_counts(init, counts):
         for n, (amount, policy) in enumerate(init)
     ]
     one = {"metadata": {"uid": "u", "name": "p"}, "spec": {"initContainers": made, "containers": [{"name": "c"}]}}
-    assert dict(objects.pod(one).sums) == {"gpu-hook.io/gpus": counts}
+    assert dict(views.pod(one).sums) == {"gpu-hook.io/gpus": counts}
 
 
 def test_a_resize_that_is_refused_does_not_count():

@@ -13,10 +13,10 @@ from oci_hook.core.request import parse
 from oci_hook.core.rules import Rules
 from oci_hook.errors import GhError
 from oci_hook.kube.formats import names
-from oci_hook.kube.pod.mutate import Mutation, Options, mutate
+from oci_hook.kube.pod.mutate import Mutation, WebhookOptions, mutate
 
 RULES = Rules(dialects=dialects.NAMES, qgpu_memory_unit="GiB")
-OPTIONS = Options(RULES)
+OPTIONS = WebhookOptions(RULES)
 TOLERATION = {"key": names.T9K_TAINT, "operator": "Exists", "effect": "NoSchedule"}
 
 
@@ -40,7 +40,7 @@ def apply(given: dict[str, Any], done: Mutation) -> dict[str, Any]:
     return result
 
 
-def mutated(given: dict[str, Any], options: Options = OPTIONS) -> dict[str, Any]:
+def mutated(given: dict[str, Any], options: WebhookOptions = OPTIONS) -> dict[str, Any]:
     before = copy.deepcopy(given)
     done = mutate(given, options)
     assert given == before, "the pod that came was changed"
@@ -48,7 +48,7 @@ def mutated(given: dict[str, Any], options: Options = OPTIONS) -> dict[str, Any]
     return apply(given, done)
 
 
-def refused(given: dict[str, Any], options: Options = OPTIONS) -> str:
+def refused(given: dict[str, Any], options: WebhookOptions = OPTIONS) -> str:
     with pytest.raises(GhError) as caught:
         mutate(given, options)
     return str(caught.value)
@@ -209,7 +209,7 @@ def test_a_container_s_other_claims_stay_and_who_changes_nothing_gets_no_patch()
 
 def test_words_of_a_system_that_is_off_are_a_warning() -> None:
     """A device plugin of that system may run beside us, so the pod is not refused."""
-    off = Options(Rules(dialects=("t9k",)))
+    off = WebhookOptions(Rules(dialects=("t9k",)))
     done = mutate(pod({"tke.cloud.tencent.com/qgpu-core": "30", "nvidia.com/gpu": "1", "cpu": "1"}), off)
     assert not done.patch and [str(problem).partition(" has no effect")[0] for problem in done.warnings] == [
         "GH-108: tke.cloud.tencent.com/qgpu-core",
@@ -326,14 +326,14 @@ def test_limits_and_requests_differ() -> None:
 
 
 def test_steps_of_qgpu() -> None:
-    options = Options(RULES.replace(profile="qgpu"))
+    options = WebhookOptions(RULES.replace(profile="qgpu"))
     word = "tke.cloud.tencent.com/qgpu-"
     assert "is not a multiple of 5; with the profile qgpu, write 35" in refused(
         pod({word + "core": "32", word + "memory": "4"}), options
     )
     assert amounts(mutated(pod({word + "core": "35", word + "memory": "4"}), options))["gpu-hook.io/compute"] == "35"
     assert amounts(mutated(pod({word + "core": "32", word + "memory": "4"})))["gpu-hook.io/compute"] == "32"
-    off = Options(Rules(dialects=(), profile="qgpu"))
+    off = WebhookOptions(Rules(dialects=(), profile="qgpu"))
     assert refused(pod({}, annotations={word + "core": "1" * 5000}), off).startswith("GH-108")
 
 

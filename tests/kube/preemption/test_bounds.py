@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from oci_hook.kube.answers import admission
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.pod.asked import words
 from oci_hook.kube.preemption import preempt
 from oci_hook.kube.preemption.disruption import MOST_WORDS, Budgets, budget
@@ -40,7 +40,7 @@ def test_more_budgets_than_can_be_compared_protect_their_namespace_alone() -> No
     big = asked(pod("big", gpus=1, priority=9))
     assert preempt.plan(state, big, "a", budgets) is preempt.KEPT  # not compared: that would take seconds
     budgets.drop("b")
-    assert isinstance(preempt.plan(state, asked(pod("big", gpus=1, priority=9)), "a", budgets), preempt.Plan)
+    assert isinstance(preempt.plan(state, asked(pod("big", gpus=1, priority=9)), "a", budgets), preempt.EvictionPlan)
 
 
 def test_a_budgets_change_is_seen_though_what_it_protects_is_remembered() -> None:

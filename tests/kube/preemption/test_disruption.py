@@ -2,7 +2,7 @@
 
 import pytest
 
-from oci_hook.kube.placing.records import Pod
+from oci_hook.kube.placing.records import PodRecord
 from oci_hook.kube.pod.asked import words
 from oci_hook.kube.preemption.disruption import BETA, Allowance, Budgets, budget, violations
 from tests.kube.cluster_objects import pod
@@ -11,7 +11,7 @@ from tests.kube.cluster_objects import pod
 def made(name, namespace="default", **labels):
     obj = pod(name, memory=1, node_name="a")
     obj["metadata"] |= {"labels": labels, "namespace": namespace}
-    return Pod(obj, words(obj))
+    return PodRecord(obj, words(obj))
 
 
 def pdb(selector, allowed=1, beta=False, observed=1, generation=1, **status):

@@ -10,7 +10,7 @@ from oci_hook.kube.controller.act.fragment_taints import TAINT, FragmentTaints, 
 from oci_hook.kube.controller.api.client import ApiError
 from oci_hook.kube.formats import names
 from oci_hook.kube.placing.choose import Question, judge
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.pod.asked import words
 from oci_hook.kube.preemption.fragments import MOST_NODES, MOST_PODS, Fragments
 from tests.kube.cluster_objects import node, pod

@@ -10,7 +10,7 @@ from oci_hook.kube.placing.choose import Chosen, Question, choose
 from oci_hook.kube.placing.records import MOST_TRIES
 from oci_hook.kube.pod.asked import words
 from oci_hook.kube.preemption.disruption import Budgets, budget, violations
-from oci_hook.kube.preemption.preempt import KEPT, Plan, Terms, awaited, plan, victims, yields
+from oci_hook.kube.preemption.preempt import KEPT, EvictionPlan, PreemptionTerms, awaited, plan, victims, yields
 from tests.kube.answers.test_extender import ask, binding, cluster, running
 from tests.kube.cluster_objects import SIGNER, alloc_of, asked, bound, listing, node, pod
 
@@ -89,7 +89,7 @@ def test_offline_ends_first_and_for_online_of_the_same_priority_too():
     assert plan(state, asked(BIG), "a").victims == ("u-off",)
     online = {"memory": 50, "devices": "GPU-a-0", "class": "online"}
     assert plan(state, asked(pod("p", priority=5, **online)), "a").victims == ("u-off",)
-    assert plan(state, asked(pod("p", priority=5, **online)), "a", terms=Terms(equal_offline=False)) is None
+    assert plan(state, asked(pod("p", priority=5, **online)), "a", terms=PreemptionTerms(equal_offline=False)) is None
     assert plan(state, asked(pod("p", priority=4, **online)), "a") is None  # a higher priority stays
     assert plan(state, asked(pod("p", memory=50, devices="GPU-a-0", priority=5)), "a") is None  # not online
 
@@ -110,7 +110,7 @@ def test_budgets_are_counted_over_all_victims_together():
         running(state, labelled(pod(f"s{i}", memory=40), {"app": "s"}), "a")
     for allowed, possible in ((0, False), (1, False), (2, True), (3, True)):
         found = plan(state, asked(BIG), "a", Budgets([pdb("b", allowed)]))
-        assert isinstance(found, Plan) if possible else found is KEPT
+        assert isinstance(found, EvictionPlan) if possible else found is KEPT
     one = asked(pod("p", memory=50, priority=9))
     assert len(plan(state, one, "a", Budgets([pdb("b", 1)])).victims) == 1
     assert plan(state, one, "a", Budgets([pdb("b", 5), pdb("c", 5)])) is KEPT  # two budgets: it cannot be evicted
@@ -253,7 +253,9 @@ def test_a_plan_is_found_where_there_is_one_and_ends_nobody_more_important(seed)
         return
     found, best = plan(state, asked(obj), "a", budgets), brute(state, question, budgets)
     if best is None:
-        assert (found is KEPT) == (brute(state, question, Budgets()) is not None) and not isinstance(found, Plan)
+        assert (found is KEPT) == (brute(state, question, Budgets()) is not None) and not isinstance(
+            found, EvictionPlan
+        )
         return
     if found is KEPT:
         assert violations(budgets, [state.pods[u] for u, _, _ in state.made]) > 0
@@ -291,7 +293,7 @@ def test_nobody_whom_a_budget_protects_is_added_and_violations_are_counted():
     spared = Budgets([pdb("y", 0, labels={"app": "a1"})])
     assert victims(state, question, "a", proposed, 1, spared).uids == ("u-a0", "u-b0")
     assert victims(state, question, "a", proposed, 1, spared).violations == 0
-    assert victims(state, question, "a", proposed, terms=Terms(add=False)) is None
+    assert victims(state, question, "a", proposed, terms=PreemptionTerms(add=False)) is None
     assert victims(state, question, "a", proposed, 0, Budgets(known=False)) is None
 
 
@@ -328,7 +330,7 @@ def test_a_reservation_that_never_becomes_a_binding_keeps_no_room_from_more_impo
     for n in range(8):
         state.tick(20.0 * n)
         assert extender.filter({"Pod": vain, "NodeNames": ["a"]}, state, 20.0 * n)["NodeNames"] == ["a"]
-        planned.append(isinstance(plan(state, asked(other), "a"), Plan))
+        planned.append(isinstance(plan(state, asked(other), "a"), EvictionPlan))
         if n == 7:
             state.remove_pod("u-low", 0.0)
             state.tick(150.0)

@@ -19,19 +19,19 @@ import pytest
 
 from oci_hook.config import cluster
 from oci_hook.core.grant import Grant, Identity, Life
-from oci_hook.kube import kubeconfig
 from oci_hook.kube.controller.api.client import ApiError as ClientError
 from oci_hook.kube.controller.api.client import Client
-from oci_hook.kube.kubeconfig import Credential
-from oci_hook.kube.reporter import api as reporter_api
+from oci_hook.kube.link import api as reporter_api
+from oci_hook.kube.link import kubeconfig
+from oci_hook.kube.link.api import FAILURES, Api, ApiError
+from oci_hook.kube.link.kubeconfig import Credential
+from oci_hook.kube.link.node_settings import NodeSettings
+from oci_hook.kube.link.status import Status
+from oci_hook.kube.link.watcher import Change, Watcher
 from oci_hook.kube.reporter import key_keeper, node_key
-from oci_hook.kube.reporter.api import FAILURES, Api, ApiError
 from oci_hook.kube.reporter.key_keeper import KeyKeeper
-from oci_hook.kube.reporter.objects import NodeView
-from oci_hook.kube.reporter.options import Options
 from oci_hook.kube.reporter.reporter import Reporter
-from oci_hook.kube.reporter.status import Status
-from oci_hook.kube.reporter.watcher import Change, Watcher
+from oci_hook.kube.reporter.views import SeenNode
 from tests.conftest import Install
 from tests.decisions import KEYS, NODE
 
@@ -296,9 +296,9 @@ def test_a_grant_whose_pod_is_not_known_is_looked_for_once(
         return sum(path.startswith("/api/v1/pods") for _, path, _ in server.asked)
 
     server.answer = answer
-    reporter = Reporter(str(prefix.prefix), NODE, Options(), known, Status())
+    reporter = Reporter(str(prefix.prefix), NODE, NodeSettings(), known, Status())
     monkeypatch.setattr(reporter, "_publish_sums", lambda *_: False)
-    reporter._seen.node, reporter._seen.pods = NodeView({}, {}, {}, {}), {}
+    reporter._seen.node, reporter._seen.pods = SeenNode({}, {}, {}, {}), {}
     assert looks("static") == 1
     pods.append("late")
     assert looks("static", "late") == 1 and list(reporter._seen.pods) == ["late"]
@@ -340,7 +340,7 @@ def test_keys_are_asked_for_until_they_come_and_again_when_something_changed(
 
     server.answer = answer
     api, ca = Api(known), {"ca.crt": pki["ours"][0].read_text()}
-    keeper = KeyKeeper(str(tmp_path), NODE, Options(controller_token=str(tmp_path / "token")))
+    keeper = KeyKeeper(str(tmp_path), NODE, NodeSettings(controller_token=str(tmp_path / "token")))
     keeper.look(api, None, 0, {}, 0.0)  # the controller's ConfigMap is not known yet
     assert server.asked == [] and keeper.problem == ""
     keeper.look(api, ca, 1, {}, 1.0)

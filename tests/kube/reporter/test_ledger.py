@@ -5,7 +5,7 @@ import os
 import selectors
 
 from oci_hook.core.layout import UNLISTED
-from oci_hook.kube.reporter.ledger import Ledger
+from oci_hook.kube.reporter.ledger import LedgerView
 from oci_hook.linux.proc import process_life
 from tests.conftest import Install
 
@@ -13,7 +13,7 @@ from tests.conftest import Install
 def test_memory_that_nobody_has_is_told_and_taken_back(prefix: Install) -> None:
     """The agent writes it beside the inventory, which does not change."""
     with selectors.DefaultSelector() as selector:
-        ledger = Ledger(str(prefix.prefix), selector)
+        ledger = LedgerView(str(prefix.prefix), selector)
         ledger.follow()
         uuid = prefix.inventory.gpus[0].uuid
         file = prefix.prefix.parent / "state" / UNLISTED

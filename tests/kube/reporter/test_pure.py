@@ -16,11 +16,12 @@ from oci_hook.core.terms import Terms
 from oci_hook.errors import GhError
 from oci_hook.kube.formats.names import COMPUTE, GPUS, MEMORY, OFFLINE_COMPUTE, SUMS
 from oci_hook.kube.formats.node_info import MAX_TEXT, digest_text
-from oci_hook.kube.reporter import credential, node_key, objects, publish, rules
+from oci_hook.kube.link import credential
+from oci_hook.kube.link.watcher import Change
+from oci_hook.kube.reporter import cluster_settings, node_key, node_patches, views
 from oci_hook.kube.reporter.digest import REFUSED_MAX, REFUSED_SECONDS, Refusals, digest
-from oci_hook.kube.reporter.objects import NodeView, PodView
-from oci_hook.kube.reporter.seen import CONFIG, NODE, PODS, Seen
-from oci_hook.kube.reporter.watcher import Change
+from oci_hook.kube.reporter.seen import CONFIG, NODE, PODS, SeenObjects
+from oci_hook.kube.reporter.views import SeenNode, SeenPod
 from tests.core.test_decided import inventory
 from tests.decisions import KEYS, OTHER_UID, UID, decided
 from tests.decisions import NODE as NAME
@@ -30,9 +31,9 @@ KNOWN = NodeKeys(NAME, tuple((number, bytes.fromhex(key)) for number, key in KEY
 SHARES = {"a": [DecidedShare("GPU-1", 4096)]}
 
 
-def pod(alloc: str | None = None, uid: str = UID, **more: Any) -> PodView:
+def pod(alloc: str | None = None, uid: str = UID, **more: Any) -> SeenPod:
     notes = {"gpu-hook.io/alloc": alloc} if alloc is not None else {}
-    return objects.pod({"metadata": {"uid": uid, "annotations": notes}, **more})
+    return views.pod({"metadata": {"uid": uid, "annotations": notes}, **more})
 
 
 def grant(container: str = "a", uid: str = UID, mib: int = 4096, key: str = "k", **more: Any) -> Grant:
@@ -141,7 +142,7 @@ def test_refusals_are_of_pods_that_are_here_and_of_late() -> None:
 # --- sums ---
 
 
-def asking(*requests: dict[str, str], init: tuple[dict[str, str], ...] = (), phase: str = "Running") -> PodView:
+def asking(*requests: dict[str, str], init: tuple[dict[str, str], ...] = (), phase: str = "Running") -> SeenPod:
     spec = {
         "containers": [{"resources": {"requests": each}} for each in requests],
         "initContainers": [{"resources": {"requests": each}} for each in init],
@@ -152,29 +153,29 @@ def asking(*requests: dict[str, str], init: tuple[dict[str, str], ...] = (), pha
 def test_what_is_bound_counts_as_the_kubelet_counts_it() -> None:
     """The API server may return quantities in any of Kubernetes' forms."""
     one = asking({MEMORY: "10k", GPUS: "1", "cpu": "100m"}, {GPUS: "2"}, {}, init=({GPUS: "5"},))
-    assert publish.bound([one]) == {GPUS: 5, MEMORY: 10_000, COMPUTE: 0, OFFLINE_COMPUTE: 0}
-    assert publish.bound([asking({GPUS: "1"}, phase=phase) for phase in ("Succeeded", "Failed")])[GPUS] == 0
-    assert publish.bound([asking({GPUS: "x"}), pod(), pod(spec={"containers": [{}]})])[GPUS] == 0
+    assert node_patches.bound([one]) == {GPUS: 5, MEMORY: 10_000, COMPUTE: 0, OFFLINE_COMPUTE: 0}
+    assert node_patches.bound([asking({GPUS: "1"}, phase=phase) for phase in ("Succeeded", "Failed")])[GPUS] == 0
+    assert node_patches.bound([asking({GPUS: "x"}), pod(), pod(spec={"containers": [{}]})])[GPUS] == 0
 
 
 @given(st.lists(st.integers(0, 5000), max_size=8), st.integers(0, 10_000))
 def test_a_sum_is_never_below_what_is_bound(bound: list[int], has: int) -> None:
     pods = [asking({MEMORY: str(amount)}) for amount in bound]
-    assert publish.sums({MEMORY: has}, pods)[MEMORY] == max(has, sum(bound))
+    assert node_patches.sums({MEMORY: has}, pods)[MEMORY] == max(has, sum(bound))
 
 
 def test_a_sum_is_a_number_that_the_api_server_keeps() -> None:
     """Otherwise the reporter would write it repeatedly."""
     pods = [asking({GPUS: str((1 << 63) - 1)}) for _ in range(2)]
-    assert publish.sums({GPUS: 64}, pods) == {GPUS: (1 << 63) - 1}
+    assert node_patches.sums({GPUS: 64}, pods) == {GPUS: (1 << 63) - 1}
 
 
-def node(capacity: Any = None, allocatable: Any = None, **annotations: str) -> NodeView:
+def node(capacity: Any = None, allocatable: Any = None, **annotations: str) -> SeenNode:
     status = {"capacity": capacity, "allocatable": allocatable}
-    return objects.node({"metadata": {"annotations": annotations}, "status": status})
+    return views.node({"metadata": {"annotations": annotations}, "status": status})
 
 
-def applied(found: NodeView, patch: list[dict[str, Any]]) -> NodeView:
+def applied(found: SeenNode, patch: list[dict[str, Any]]) -> SeenNode:
     parts: dict[str, Any] = {"capacity": found.capacity, "allocatable": found.allocatable}
     for step in patch:
         assert step["op"] == "add"
@@ -183,7 +184,7 @@ def applied(found: NodeView, patch: list[dict[str, Any]]) -> NodeView:
             parts[part] = {**parts[part], key[0].replace("~1", "/"): step["value"]}
         else:
             parts[part] = step["value"]
-    return NodeView(found.annotations, found.labels, **parts)
+    return SeenNode(found.annotations, found.labels, **parts)
 
 
 QUANTITY = st.sampled_from(["0", "10k", "10000", "7", "x", "1Ki"])
@@ -194,10 +195,10 @@ PART = st.none() | st.dictionaries(st.sampled_from([*SUMS, "cpu"]), QUANTITY)
 def test_one_patch_makes_it_so_and_then_nothing_is_written(
     capacity: Any, allocatable: Any, want: dict[str, int]
 ) -> None:
-    found = applied(node(capacity, allocatable), publish.status(node(capacity, allocatable), want))
-    assert publish.status(found, want) == []
+    found = applied(node(capacity, allocatable), node_patches.status(node(capacity, allocatable), want))
+    assert node_patches.status(found, want) == []
     for part in (found.capacity, found.allocatable):
-        there = {name: publish._now(part, name) for name in want if name in (part or {})}
+        there = {name: node_patches._now(part, name) for name in want if name in (part or {})}
         assert there == {name: amount for name, amount in want.items() if name in there}
         assert all(name in there for name, amount in want.items() if amount)
     for before, after in ((capacity, found.capacity), (allocatable, found.allocatable)):
@@ -208,29 +209,29 @@ def test_one_patch_makes_it_so_and_then_nothing_is_written(
 
 def test_zero_is_not_published_first() -> None:
     """A sum of 0 refuses pods; a missing sum admits them."""
-    assert publish.status(node({}, {}), {GPUS: 0}) == []
-    assert len(publish.status(node({GPUS: "3"}, {GPUS: "3"}), {GPUS: 0})) == 2
+    assert node_patches.status(node({}, {}), {GPUS: 0}) == []
+    assert len(node_patches.status(node({GPUS: "3"}, {GPUS: "3"}), {GPUS: 0})) == 2
 
 
 def test_sums_that_a_kubelet_set_to_zero_are_written_again() -> None:
     found = node({GPUS: "0", "cpu": "2"}, {GPUS: "0"})
-    assert {step["value"] for step in publish.status(found, {GPUS: 64})} == {"64"}
-    assert not publish.lowers(found, {GPUS: 64}) and publish.lowers(node({GPUS: "65"}, {}), {GPUS: 64})
+    assert {step["value"] for step in node_patches.status(found, {GPUS: 64})} == {"64"}
+    assert not node_patches.lowers(found, {GPUS: 64}) and node_patches.lowers(node({GPUS: "65"}, {}), {GPUS: 64})
 
 
 def test_only_changed_annotations_are_written_and_all_are_taken_back() -> None:
     found = node({GPUS: "1", "cpu": "2"}, {GPUS: "1"}, a="1", b="2", c="3")
-    assert publish.annotations(found, {"a": "1", "b": "2"}) == {}
-    assert publish.annotations(found, {"a": "1", "b": "9"}) == {"metadata": {"annotations": {"b": "9"}}}
-    notes, patch = publish.withdrawal(found, ("a", "x"), ("room",))
+    assert node_patches.annotations(found, {"a": "1", "b": "2"}) == {}
+    assert node_patches.annotations(found, {"a": "1", "b": "9"}) == {"metadata": {"annotations": {"b": "9"}}}
+    notes, patch = node_patches.withdrawal(found, ("a", "x"), ("room",))
     assert notes == {"metadata": {"annotations": {"a": None}}}
     assert [step["path"] for step in patch] == [
         "/status/capacity/gpu-hook.io~1gpus",
         "/status/allocatable/gpu-hook.io~1gpus",
     ]
-    assert publish.withdrawal(node({}, {}), ("a",), ("room",)) == ({}, [])
+    assert node_patches.withdrawal(node({}, {}), ("a",), ("room",)) == ({}, [])
     labelled = node({}, {}).replace(labels={"room": "1", "theirs": "2"})
-    assert publish.withdrawal(labelled, ("a",), ("room",)) == ({"metadata": {"labels": {"room": None}}}, [])
+    assert node_patches.withdrawal(labelled, ("a",), ("room",)) == ({"metadata": {"labels": {"room": None}}}, [])
 
 
 # --- the cluster's settings for a node ---
@@ -264,7 +265,7 @@ def test_only_changed_annotations_are_written_and_all_are_taken_back() -> None:
     ],
 )
 def test_settings_of_the_cluster(labels: dict[str, str], config: dict[str, str], expected: dict[str, str]) -> None:
-    assert rules.wanted("n1", labels, config) == (expected, [])
+    assert cluster_settings.wanted("n1", labels, config) == (expected, [])
 
 
 @pytest.mark.parametrize(
@@ -277,25 +278,31 @@ def test_settings_of_the_cluster(labels: dict[str, str], config: dict[str, str],
 )
 def test_an_entry_with_anything_wrong_counts_for_nothing(text: str) -> None:
     """Other entries still count."""
-    lines, problems = rules.wanted("n1", {}, {"n1": f"memory_min: 7\n{text}", "x": "nodes: q=1\nmemory_step: 9"})
+    lines, problems = cluster_settings.wanted(
+        "n1", {}, {"n1": f"memory_min: 7\n{text}", "x": "nodes: q=1\nmemory_step: 9"}
+    )
     assert lines == {} and len(problems) == 1 and "gpu-hook-nodes, n1" in problems[0]
-    assert rules.wanted("n1", {"q": "1"}, {"n1": text, "x": "nodes: q=1\nmemory_step: 9"})[0] == {"memory_step": "9"}
+    assert cluster_settings.wanted("n1", {"q": "1"}, {"n1": text, "x": "nodes: q=1\nmemory_step: 9"})[0] == {
+        "memory_step": "9"
+    }
 
 
 def test_a_label_that_is_no_policy_is_a_problem() -> None:
-    lines, problems = rules.wanted("n1", {"gpu-hook.io/policy": "best"}, {})
+    lines, problems = cluster_settings.wanted("n1", {"gpu-hook.io/policy": "best"}, {})
     assert lines == {} and "label gpu-hook.io/policy" in problems[0]
 
 
 def test_problems_are_few() -> None:
-    assert len(rules.wanted("n1", {}, {f"k{n}": "{" for n in range(100)})[1]) == rules.MAX_PROBLEMS
+    assert (
+        len(cluster_settings.wanted("n1", {}, {f"k{n}": "{" for n in range(100)})[1]) == cluster_settings.MAX_PROBLEMS
+    )
 
 
 # --- the watchers' changes ---
 
 
 def test_what_was_seen_last_counts() -> None:
-    seen = Seen()
+    seen = SeenObjects()
     assert seen.pods is None and seen.config is None
     seen.take(Change(PODS, "put", pod(uid="early")))  # ignored before the first list
     assert seen.pods is None

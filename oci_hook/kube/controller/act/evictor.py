@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oci_hook.kube.controller.act.refused import Refusal, Refusals, not_made, refusal
+from oci_hook.kube.controller.act.refused import RefusedPod, RefusedPods, not_made, refusal
 from oci_hook.kube.controller.api.client import ApiError
-from oci_hook.kube.controller.api.events import About, Events
 from oci_hook.kube.controller.api.evictions import Evictions
+from oci_hook.kube.controller.api.pod_events import About, Events
 from oci_hook.kube.controller.context import Context
 
 LOG = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ class Evictor:
     """counted: called with the error code of each evicted pod."""
 
     def __init__(self, context: Context, events: Events, counted: Callable[[str], None]) -> None:
-        self.refusals = Refusals()
+        self.refusals = RefusedPods()
         self._silent: dict[str, Mapping[str, Any]] = {}  # pods whose runtime failed and said no code
         self._leads, self._now = context.leads, context.now
         self._events, self._counted = events, counted
@@ -60,7 +60,7 @@ class Evictor:
                     await self._deal_with(one)
             self.refusals.forget(self._now())
 
-    async def _deal_with(self, one: Refusal) -> None:
+    async def _deal_with(self, one: RefusedPod) -> None:
         about = About(one.namespace, one.name, one.uid)
         if not one.owner:
             self._events.add(about, LEFT, f"{one.words}; not evicted, since no controller would recreate this pod")

@@ -14,16 +14,16 @@ from oci_hook.kube.controller.act.unasked import Unasked
 from oci_hook.kube.controller.act.wanting import AGAIN, Search, Want, Wanting
 from oci_hook.kube.controller.act.wanting import MOST as MOST_WAIT
 from oci_hook.kube.controller.api.client import ApiError
-from oci_hook.kube.controller.api.events import About, Events
 from oci_hook.kube.controller.api.evictions import Evictions
+from oci_hook.kube.controller.api.pod_events import About, Events
 from oci_hook.kube.controller.context import Context
 from oci_hook.kube.placing.choose import MOST_WORK, Chosen, Question, choose
-from oci_hook.kube.placing.records import MOST_GRACE, Pod, Reservation
-from oci_hook.kube.placing.state import ENDS
+from oci_hook.kube.placing.cluster_state import ENDS
+from oci_hook.kube.placing.records import MOST_GRACE, PodRecord, Reservation
 from oci_hook.kube.pod import hosts
 from oci_hook.kube.pod.asked import PodWords, is_tried
 from oci_hook.kube.preemption.disruption import Budgets
-from oci_hook.kube.preemption.preempt import Kept, Plan, Terms, awaited, ending, plan, yields
+from oci_hook.kube.preemption.preempt import EvictionPlan, Kept, PreemptionTerms, awaited, ending, plan, yields
 
 LOG = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Preemptor:
         budgets: Budgets,
         events: Events,
         mode: str,
-        terms: Terms,
+        terms: PreemptionTerms,
         counted: Callable[[str], None],
     ) -> None:
         self.wanting = Wanting()
@@ -228,7 +228,7 @@ class Preemptor:
         self.wanting.charge(want.pod.namespace, spent, self._now())
         await asyncio.sleep(spent * (1 - SHARE) / SHARE if self._planned > SHARE else 0)
 
-    def _plan(self, want: Want, name: str) -> Plan | Kept | None:
+    def _plan(self, want: Want, name: str) -> EvictionPlan | Kept | None:
         patient = self._is_patient(want)
         return plan(self._state, self._question(want), name, self.budgets, self.terms, self._barred, patient)
 
@@ -280,7 +280,7 @@ class Preemptor:
                 raise
             return False
 
-    async def _all_may_end(self, found: Plan) -> bool:
+    async def _all_may_end(self, found: EvictionPlan) -> bool:
         """Dry-runs the eviction of each victim."""
         for victim in self._pods(found.victims):
             try:
@@ -295,12 +295,12 @@ class Preemptor:
                 return False
         return True
 
-    async def _act(self, want: Want, found: Plan) -> None:
+    async def _act(self, want: Want, found: EvictionPlan) -> None:
         pod = want.pod
         again = self._plan(want, found.node)
         waits = self._state.pending(pod.namespace, pod.name) == pod and pod.uid not in self._state.reservations
         waits = waits and self.budgets.known
-        if not waits or not isinstance(again, Plan) or again.victims != found.victims or not self._leads():
+        if not waits or not isinstance(again, EvictionPlan) or again.victims != found.victims or not self._leads():
             want.at = self._now() + EVERY  # something changed since the plan was made
             return
         victims = self._pods(found.victims)
@@ -328,7 +328,7 @@ class Preemptor:
         LOG.info(f"preempted {names} on node {found.node} for {pod.namespace}/{pod.name}")
         await self._nominate(pod, found.node)
 
-    async def _evict(self, victim: Pod, pod: PodWords, node: str) -> bool:
+    async def _evict(self, victim: PodRecord, pod: PodWords, node: str) -> bool:
         """Returns False if the API server refuses the eviction: the whole set is then useless."""
         for attempt in range(TRIES):
             if not self._leads():
@@ -351,7 +351,7 @@ class Preemptor:
         self._barred[victim.uid] = self._now() + BARRED
         return False
 
-    def _pods(self, uids: tuple[str, ...]) -> list[Pod]:
+    def _pods(self, uids: tuple[str, ...]) -> list[PodRecord]:
         return [self._state.pods[uid] for uid in uids if uid in self._state.pods]
 
     def _say(self, pod: PodWords, reason: str, text: str) -> None:

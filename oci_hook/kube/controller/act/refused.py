@@ -20,7 +20,7 @@ FORGET = 900.0  # seconds without a refusal, after which an owner's interval sta
 MAX_WORDS = 280
 
 
-class Refusal(Value):
+class RefusedPod(Value):
     """owner: namespace and uid of the controller that recreates the pod; "" for none. words: begin with the code."""
 
     uid: str
@@ -31,7 +31,7 @@ class Refusal(Value):
     owner: str = ""
 
 
-def refusal(pod: Mapping[str, Any], reported: str = "") -> Refusal | None:
+def refusal(pod: Mapping[str, Any], reported: str = "") -> RefusedPod | None:
     """reported: the code in the node's digest. Reads only messages that the runtime wrote, never those of a container's program."""
     metadata = pod["metadata"]
     if metadata.get("deletionTimestamp") or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
@@ -45,7 +45,7 @@ def refusal(pod: Mapping[str, Any], reported: str = "") -> Refusal | None:
     owner = next((one.get("uid") or one.get("name") or "" for one in owners if one.get("controller")), "")
     if owner:  # the pod's author chooses the owner's uid, so it counts within the pod's namespace only
         owner = f"{metadata['namespace']}/{owner}"
-    return Refusal(metadata["uid"], metadata["namespace"], metadata["name"], words[:6], words, owner)
+    return RefusedPod(metadata["uid"], metadata["namespace"], metadata["name"], words[:6], words, owner)
 
 
 def _ours(pod: Mapping[str, Any]) -> bool:
@@ -85,16 +85,16 @@ class _Owner:
         self.evictions, self.next, self.last = 0, 0.0, 0.0
 
 
-class Refusals:
+class RefusedPods:
     """The open refusals. An owner's pods are evicted at growing intervals, since its next pod may be refused as well."""
 
     def __init__(self) -> None:
-        self.waiting: dict[str, Refusal] = {}
+        self.waiting: dict[str, RefusedPod] = {}
         self._due: dict[str, float] = {}
         self._owners: dict[str, _Owner] = {}
         self._told: dict[str, str] = {}  # uid of a pod without an owner -> code of its last event
 
-    def seen(self, found: Refusal, now: float) -> None:
+    def seen(self, found: RefusedPod, now: float) -> None:
         if self._told.get(found.uid) == found.code:
             return
         if found.uid not in self.waiting:
@@ -111,9 +111,9 @@ class Refusals:
         self.over(uid)
         self._told.pop(uid, None)
 
-    def due(self, now: float) -> list[Refusal]:
+    def due(self, now: float) -> list[RefusedPod]:
         """At most one pod of each owner."""
-        found: dict[str, Refusal] = {}
+        found: dict[str, RefusedPod] = {}
         for uid, at in self._due.items():
             one = self.waiting[uid]
             owner = self._owners.get(one.owner)
@@ -121,7 +121,7 @@ class Refusals:
                 found.setdefault(one.owner or uid, one)
         return list(found.values())
 
-    def evicted(self, one: Refusal, now: float) -> None:
+    def evicted(self, one: RefusedPod, now: float) -> None:
         owner = self._owners.setdefault(one.owner, _Owner())
         if now - owner.last > FORGET:
             owner.evictions = 0
@@ -130,11 +130,11 @@ class Refusals:
         owner.last = now
         self.over(one.uid)
 
-    def told(self, one: Refusal) -> None:
+    def told(self, one: RefusedPod) -> None:
         self._told[one.uid] = one.code
         self.over(one.uid)
 
-    def later(self, one: Refusal, at: float) -> None:
+    def later(self, one: RefusedPod, at: float) -> None:
         if one.uid in self._due:
             self._due[one.uid] = at
 

@@ -11,7 +11,7 @@ from oci_hook.kube.controller.context import Context
 from oci_hook.kube.placing.choose import Question
 from oci_hook.kube.pod.asked import PodWords
 from oci_hook.kube.preemption import in_tree
-from oci_hook.kube.preemption.preempt import Terms, online, yields
+from oci_hook.kube.preemption.preempt import PreemptionTerms, online, yields
 
 LOG = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class _Seen:
 
 
 class Unasked:
-    def __init__(self, context: Context, wanting: Wanting, terms: Terms) -> None:
+    def __init__(self, context: Context, wanting: Wanting, terms: PreemptionTerms) -> None:
         self._client, self._state, self._enabled = context.client, context.state, context.enabled
         self._wanting, self._terms = wanting, terms
         self._seen: dict[str, _Seen] = {}

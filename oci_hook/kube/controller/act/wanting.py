@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from oci_hook.kube.pod.asked import PodWords
-from oci_hook.kube.preemption.preempt import Plan
+from oci_hook.kube.preemption.preempt import EvictionPlan
 
 FIRST = 2.0  # seconds after the refusal; Kubernetes' own preemption comes first
 AGAIN, MOST = 10.0, 300.0  # seconds after an attempt in vain
@@ -28,7 +28,7 @@ class Search:
     def __init__(self, nodes: tuple[str, ...], began: float) -> None:
         self.nodes, self.began = nodes, began
         self.free = self.planned = self.found = self.kept = 0
-        self.best: Plan | None = None
+        self.best: EvictionPlan | None = None
 
 
 class Want:

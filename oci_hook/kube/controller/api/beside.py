@@ -35,17 +35,17 @@ class Beside:
             keys.add(key)
 
     @contextmanager
-    def reading(self) -> "Iterator[Reading]":
+    def reading(self) -> "Iterator[PodReading]":
         self._last = number = self._last + 1
         keys: set[str] = set()
         self._under_way[number] = keys
         try:
-            yield Reading(self, keys, self.lists)
+            yield PodReading(self, keys, self.lists)
         finally:
             del self._under_way[number]
 
 
-class Reading:
+class PodReading:
     def __init__(self, beside: Beside, brought: set[str], lists: int) -> None:
         self._beside, self._brought, self._lists = beside, brought, lists
 

@@ -11,7 +11,7 @@ import msgspec
 
 from oci_hook.kube.controller.api.objects import STATUSES, Kind
 from oci_hook.kube.controller.api.shallow import decode
-from oci_hook.kube.kubeconfig import Credential
+from oci_hook.kube.link.kubeconfig import Credential
 
 Body = dict[str, Any] | list[dict[str, Any]]  # an object, or a JSON Patch
 PAGE = 500  # objects

@@ -32,15 +32,15 @@ class Meta(TypedDict, total=False):
     ownerReferences: list[Owner]
 
 
-class Resources(TypedDict, total=False):
+class ResourcesObject(TypedDict, total=False):
     limits: dict[str, Any]
     requests: dict[str, Any]
 
 
-class Container(TypedDict, total=False):
+class ContainerObject(TypedDict, total=False):
     name: str
     restartPolicy: str
-    resources: Resources
+    resources: ResourcesObject
 
 
 class PodSpec(TypedDict, total=False):
@@ -53,8 +53,8 @@ class PodSpec(TypedDict, total=False):
     runtimeClassName: str
     nodeSelector: dict[str, str]
     schedulingGates: list[Any]
-    containers: list[Container]
-    initContainers: list[Container]
+    containers: list[ContainerObject]
+    initContainers: list[ContainerObject]
 
 
 class Why(TypedDict, total=False):
@@ -81,7 +81,7 @@ class PodStatus(TypedDict, total=False):
     initContainerStatuses: list[ContainerStatus]
 
 
-class Pod(TypedDict, total=False):
+class PodObject(TypedDict, total=False):
     metadata: Meta
     spec: PodSpec
     status: PodStatus
@@ -109,7 +109,7 @@ class NodeStatus(TypedDict, total=False):
     conditions: list[Condition]
 
 
-class Node(TypedDict, total=False):
+class NodeObject(TypedDict, total=False):
     metadata: Meta
     spec: NodeSpec
     status: NodeStatus
@@ -117,12 +117,12 @@ class Node(TypedDict, total=False):
 
 class PodList(TypedDict, total=False):
     metadata: ListMeta
-    items: list[Pod]
+    items: list[PodObject]
 
 
 class NodeList(TypedDict, total=False):
     metadata: ListMeta
-    items: list[Node]
+    items: list[NodeObject]
 
 
 class Namespace(TypedDict, total=False):
@@ -151,7 +151,7 @@ class BudgetMeta(TypedDict, total=False):
     generation: int
 
 
-class Budget(TypedDict, total=False):
+class BudgetObject(TypedDict, total=False):
     metadata: BudgetMeta
     spec: BudgetSpec
     status: BudgetStatus
@@ -159,7 +159,7 @@ class Budget(TypedDict, total=False):
 
 class BudgetList(TypedDict, total=False):
     metadata: ListMeta
-    items: list[Budget]
+    items: list[BudgetObject]
 
 
 class WatchEvent(msgspec.Struct):
@@ -177,7 +177,7 @@ class Bookmark(msgspec.Struct):
     metadata: Version
 
 
-class Status(msgspec.Struct):
+class StatusAnswer(msgspec.Struct):
     """The API server's error answer."""
 
     code: int = 0
@@ -194,14 +194,14 @@ class Kind:
         self.objects: msgspec.json.Decoder[Any] = msgspec.json.Decoder(one)
 
 
-PODS = Kind("pods", "/api/v1/pods", PodList, Pod, "uid")
+PODS = Kind("pods", "/api/v1/pods", PodList, PodObject, "uid")
 NAMESPACES = Kind("namespaces", "/api/v1/namespaces", NamespaceList, Namespace, "name")
-NODES = Kind("nodes", "/api/v1/nodes", NodeList, Node, "name")
-BUDGETS = Kind("poddisruptionbudgets", "/apis/policy/v1/poddisruptionbudgets", BudgetList, Budget, "uid")
-OLD_BUDGETS = Kind("poddisruptionbudgets", "/apis/policy/v1beta1/poddisruptionbudgets", BudgetList, Budget, "uid")
+NODES = Kind("nodes", "/api/v1/nodes", NodeList, NodeObject, "name")
+BUDGETS = Kind("poddisruptionbudgets", "/apis/policy/v1/poddisruptionbudgets", BudgetList, BudgetObject, "uid")
+OLD_BUDGETS = Kind("poddisruptionbudgets", "/apis/policy/v1beta1/poddisruptionbudgets", BudgetList, BudgetObject, "uid")
 EVENTS: msgspec.json.Decoder[WatchEvent] = msgspec.json.Decoder(WatchEvent)
 BOOKMARKS: msgspec.json.Decoder[Bookmark] = msgspec.json.Decoder(Bookmark)
-STATUSES: msgspec.json.Decoder[Status] = msgspec.json.Decoder(Status)
+STATUSES: msgspec.json.Decoder[StatusAnswer] = msgspec.json.Decoder(StatusAnswer)
 
 
 def slim(thing: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ LOOK = 0.2  # seconds between two reads of a controller that waits for the lease
 MOST_DURATION = 60.0  # seconds; upper bound for another holder's leaseDurationSeconds
 
 
-class Seen(Value):
+class SeenLease(Value):
     """The Lease as read. version: its resourceVersion, which changes with every write. address, pod: where its holder listens,
     and the holder's pod; "" if the Lease does not have them, as before version 0.1."""
 
@@ -37,7 +37,7 @@ class Election:
 
     def __init__(self, identity: str) -> None:
         self.identity = identity
-        self.seen: Seen | None = None
+        self.seen: SeenLease | None = None
         self.term = -1
         self.takes = 0  # number of our attempts to become the holder
         self._not_before = float("-inf")
@@ -65,7 +65,7 @@ class Election:
         free = self._free_at() - now
         return (True, max(0.0, free)) if free <= look else (False, look)
 
-    def looked(self, seen: Seen, now: float) -> None:
+    def looked(self, seen: SeenLease, now: float) -> None:
         """We have read the lease. now: when the answer arrived."""
         self._looked_at = now
         self._sure = True
@@ -86,7 +86,7 @@ class Election:
             self.takes += 1
         return self.term
 
-    def wrote(self, seen: Seen, began: float, now: float) -> None:
+    def wrote(self, seen: SeenLease, began: float, now: float) -> None:
         """The server accepted our write. began: when we sent it."""
         self._sure = True
         self._observe(seen, now)
@@ -98,7 +98,7 @@ class Election:
         self._resigned = True
         self._leads_until = float("-inf")
 
-    def _observe(self, seen: Seen, now: float) -> None:
+    def _observe(self, seen: SeenLease, now: float) -> None:
         if self.seen is None or seen.version != self.seen.version:
             self._changed_at = now
         if self.seen is not None and seen.transitions < self.seen.transitions:
@@ -107,7 +107,7 @@ class Election:
             self._leads_until = float("-inf")
         self.seen = seen
 
-    def _ours(self, seen: Seen) -> bool:
+    def _ours(self, seen: SeenLease) -> bool:
         """True if we hold the lease and nobody held it since we took it: each new holder increments its transitions."""
         return seen.holder == self.identity and seen.transitions == self.term
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from oci_hook.kube.controller.api.client import ApiError, Client, an_object
-from oci_hook.kube.controller.lead.election import LOOK, SETTLE, WRITTEN, Election, Seen
+from oci_hook.kube.controller.lead.election import LOOK, SETTLE, WRITTEN, Election, SeenLease
 from oci_hook.kube.formats.names import CONTROLLER
 
 LOG = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Leader:
         """The identity of the Lease's last known holder; "" for none."""
         return self._election.seen.holder if self._election.seen else ""
 
-    def other(self) -> Seen | None:
+    def other(self) -> SeenLease | None:
         """The Lease if another controller holds it."""
         seen = self._election.seen
         return seen if seen is not None and seen.holder not in ("", self._election.identity) else None
@@ -141,14 +141,14 @@ class Leader:
         return {**self._lease, "metadata": {**self._lease["metadata"], "annotations": notes}, "spec": spec}
 
 
-def _seen(lease: dict[str, Any]) -> Seen:
+def _seen(lease: dict[str, Any]) -> SeenLease:
     spec, meta = lease.get("spec") or {}, lease["metadata"]
     holder = spec.get("holderIdentity") or ""
     who, _, rest = ((meta.get("annotations") or {}).get(WHERE) or "").partition(" ")
     address, _, pod = (
         rest.partition(" ") if who == holder else ("", "", "")
     )  # otherwise an earlier holder wrote the annotation
-    return Seen(
+    return SeenLease(
         holder,
         meta.get("resourceVersion") or "",
         int(spec.get("leaseDurationSeconds") or WRITTEN),

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from oci_hook.kube.controller.api.client import MERGE, STRATEGIC_MERGE, ApiError, Client
 from oci_hook.kube.controller.api.reflector import Reflector
-from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.options import ControllerOptions
 from oci_hook.kube.controller.trust.authority import Authority
 from oci_hook.kube.formats.names import CONTROLLER
 
@@ -27,7 +27,7 @@ AGAIN = 0.2
 class Takeover:
     """done: the takeover of this term is complete, so we may decide."""
 
-    def __init__(self, client: Client, options: Options, pods: Reflector, authority: Authority) -> None:
+    def __init__(self, client: Client, options: ControllerOptions, pods: Reflector, authority: Authority) -> None:
         self.done = False
         self._client, self._pods, self._authority = client, pods, authority
         self._folder = f"/api/v1/namespaces/{options.namespace}"

@@ -23,7 +23,7 @@ IDLE_SECONDS = 300.0  # the API server itself closes after 90
 EVERY = 1.0
 
 
-class Connection:
+class ClientConnection:
     __slots__ = ("begun", "address", "proven", "last", "busy", "transport")
 
     def __init__(self, transport: asyncio.Transport, address: str, now: float) -> None:
@@ -78,7 +78,7 @@ class Connections:
 
     def __init__(self) -> None:
         sslproto.SSLProtocol.max_size = BUFFER  # type: ignore[attr-defined]  # from Python 3.11 on
-        self.open: dict[asyncio.BaseTransport, Connection] = {}
+        self.open: dict[asyncio.BaseTransport, ClientConnection] = {}
         self.cut = 0
 
     def lost(self, transport: asyncio.BaseTransport) -> None:
@@ -86,7 +86,7 @@ class Connections:
 
     def made(self, transport: asyncio.Transport) -> None:
         peer = transport.get_extra_info("peername")
-        new = Connection(transport, str(peer[0]) if isinstance(peer, tuple) else "", time.monotonic())
+        new = ClientConnection(transport, str(peer[0]) if isinstance(peer, tuple) else "", time.monotonic())
         self.open[transport] = new
         unproven = [c for c in self.open.values() if not c.proven]
         same = [c for c in unproven if c.address == new.address]
@@ -99,7 +99,7 @@ class Connections:
         """True if a connection of this address is proven."""
         return any(one.proven and one.address == address for one in self.open.values())
 
-    def begins(self, request: web.BaseRequest, proven: bool) -> Connection | None:
+    def begins(self, request: web.BaseRequest, proven: bool) -> ClientConnection | None:
         """A request begins; `ended` must follow."""
         connection = self.open.get(request.transport) if request.transport else None
         if connection is not None:
@@ -107,7 +107,7 @@ class Connections:
             connection.busy += 1
         return connection
 
-    def ended(self, connection: Connection | None) -> None:
+    def ended(self, connection: ClientConnection | None) -> None:
         if connection is not None:
             connection.busy -= 1
             connection.last = time.monotonic()
@@ -121,7 +121,7 @@ class Connections:
                 if overdue(connection, now):
                     self._cut(connection)
 
-    def _cut(self, connection: Connection) -> None:
+    def _cut(self, connection: ClientConnection) -> None:
         self.cut += 1
         self.open.pop(connection.transport, None)
         connection.transport.abort()
@@ -160,7 +160,7 @@ class Greetings:
             on.shutdown(socket.SHUT_RDWR)  # fails the handshake, whose task then closes the socket
 
 
-def overdue(connection: Connection, now: float) -> bool:
+def overdue(connection: ClientConnection, now: float) -> bool:
     if connection.proven:
         return not connection.busy and now - connection.last > IDLE_SECONDS
     return now - connection.begun > UNPROVEN_SECONDS

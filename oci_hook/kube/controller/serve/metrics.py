@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from oci_hook.core.prometheus import Exposition, labels
 from oci_hook.core.units import MIB
 from oci_hook.kube.answers import overview
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 
 SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5)
 NODES_AT_A_TIME = 100  # nodes between two pauses for other requests

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from oci_hook.core.units import natural
 from oci_hook.kube.answers.overview import Overview
-from oci_hook.kube.controller.act.copy import Copy
+from oci_hook.kube.controller.copy import Copy
 from oci_hook.kube.controller.trust import own_secret
 from oci_hook.observe.browser import LOG_IN, SAFE, credential, names_this_machine
 

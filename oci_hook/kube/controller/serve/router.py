@@ -21,7 +21,7 @@ LOOK = 0.02
 Answer = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
-class Call(Value):
+class Route(Value):
     """path: URL path at the leader, with our tokens. leads: only a leader may answer. holds: seconds to wait for a leader. hint:
     answers without a leader from our copy of the cluster, which the webhook for Bindings checks later."""
 
@@ -32,16 +32,16 @@ class Call(Value):
     hint: Answer | None = None
 
 
-def calls(service: Service) -> dict[str, Call]:
+def calls(service: Service) -> dict[str, Route]:
     """The calls by their name in the URL."""
     return {
-        "pods": Call(service.review_pod, lambda own: f"/pods/{own.webhook_token}", leads=False, holds=HOLD),
-        "bindings": Call(service.review_binding, lambda own: f"/bindings/{own.webhook_token}", holds=HOLD),
-        "filter": Call(
+        "pods": Route(service.review_pod, lambda own: f"/pods/{own.webhook_token}", leads=False, holds=HOLD),
+        "bindings": Route(service.review_binding, lambda own: f"/bindings/{own.webhook_token}", holds=HOLD),
+        "filter": Route(
             service.filter, lambda own: f"/extender/{own.extender_token}/filter", hint=service.filter_as_a_hint
         ),
-        "preempt": Call(service.preempt, lambda own: f"/extender/{own.extender_token}/preempt"),
-        "dry-run": Call(service.dry_run, lambda own: f"/extender/{own.extender_token}/dry-run"),
+        "preempt": Route(service.preempt, lambda own: f"/extender/{own.extender_token}/preempt"),
+        "dry-run": Route(service.dry_run, lambda own: f"/extender/{own.extender_token}/dry-run"),
     }
 
 
@@ -55,7 +55,7 @@ class Router:
         if not self._peer.heard():
             self._service.check()
 
-    async def ask(self, call: Call, body: bytes, headers: Mapping[str, str], began: float) -> web.Response:
+    async def ask(self, call: Route, body: bytes, headers: Mapping[str, str], began: float) -> web.Response:
         """Answers, or forwards to the leader. Raises NotNow and the errors of `act`. began: time.monotonic() at the request's begin."""
         while True:
             try:

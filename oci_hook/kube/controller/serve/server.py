@@ -16,7 +16,7 @@ from oci_hook.errors import GhError
 from oci_hook.kube.controller.lead.peer import FORWARDED
 from oci_hook.kube.controller.serve.connections import Connections, Greetings, GuardedServer
 from oci_hook.kube.controller.serve.page import PATHS, Page
-from oci_hook.kube.controller.serve.router import Call, Router, calls
+from oci_hook.kube.controller.serve.router import Route, Router, calls
 from oci_hook.kube.controller.serve.service import NotNow, Service
 from oci_hook.kube.controller.trust import own_secret
 from oci_hook.kube.controller.trust.token_reviews import Reviews
@@ -43,7 +43,7 @@ class Busy(Exception):
     """Too many concurrent requests."""
 
 
-class Server:
+class HttpsServer:
     def __init__(self, service: Service, router: Router, page: Page | None = None) -> None:
         self._service, self._router, self._page = service, router, page
         self._bounds = {name: _Bound(most) for name, most in MAX_AT_A_TIME.items()}
@@ -245,7 +245,7 @@ class Server:
             ("POST", "/dry-run"): self._json("dry-run", MAX_FILTER, found["dry-run"]),
         }
 
-    def _json(self, bound: str, most: int, call: Call) -> Answer:
+    def _json(self, bound: str, most: int, call: Route) -> Answer:
         async def answer(request: web.BaseRequest) -> web.Response:
             began = time.monotonic()
             with self._bounds[bound], _Share(self._bodies) as held:

@@ -12,14 +12,14 @@ from urllib.parse import quote
 from oci_hook.errors import ClusterError, GhError, Problem
 from oci_hook.kube.answers import admission, extender, gang
 from oci_hook.kube.answers.overview import Waiting
-from oci_hook.kube.controller.act.copy import Copy
 from oci_hook.kube.controller.act.preemptor import Preemptor
 from oci_hook.kube.controller.act.wanting import MOST_NODES
 from oci_hook.kube.controller.api.client import ApiError
 from oci_hook.kube.controller.api.objects import PODS, slim
 from oci_hook.kube.controller.api.shallow import decode
 from oci_hook.kube.controller.context import Context
-from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.copy import Copy
+from oci_hook.kube.controller.options import ControllerOptions
 from oci_hook.kube.controller.serve.metrics import Metrics, node_lines
 from oci_hook.kube.controller.trust import certificates, own_secret
 from oci_hook.kube.controller.trust.node_identity import node_of
@@ -50,11 +50,11 @@ class Service:
     def __init__(
         self,
         context: Context,
-        options: Options,
+        options: ControllerOptions,
         copy: Copy,
         preemptor: Preemptor,
         metrics: Metrics,
-        mutation: mutate.Options,
+        mutation: mutate.WebhookOptions,
         measure: Callable[[], None],
     ) -> None:
         self._measure, self._preemptor = measure, preemptor
@@ -103,7 +103,7 @@ class Service:
             return review.denied(request, e.problems)
         return review.allowed(request, done.patch, [str(problem) for problem in done.warnings])
 
-    def _mutating(self) -> mutate.Options:
+    def _mutating(self) -> mutate.WebhookOptions:
         return self._mutation.replace(modes=frozenset(self._copy.modes.values()))
 
     async def review_binding(self, asked: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from oci_hook.core.backoff import Backoff
 from oci_hook.kube.controller.api.client import JSON_PATCH, ApiError, Client
-from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.options import ControllerOptions
 from oci_hook.kube.controller.trust import own_secret
 from oci_hook.kube.controller.trust.own_secret import Own
 from oci_hook.kube.formats.names import CA_CONFIG_MAP, CONTROLLER
@@ -37,7 +37,7 @@ class Authority:
     def __init__(
         self,
         client: Client,
-        options: Options,
+        options: ControllerOptions,
         changed: Callable[[Own], None],
         leads: Callable[[], bool],
         newest_key: Callable[[], int],

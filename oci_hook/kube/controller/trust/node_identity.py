@@ -4,13 +4,13 @@ from typing import Any
 from urllib.parse import quote
 
 from oci_hook.kube.controller.api.client import ApiError, Client
-from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.options import ControllerOptions
 from oci_hook.kube.formats.names import CONTROLLER
 
 POD, UID = "authentication.kubernetes.io/pod-name", "authentication.kubernetes.io/pod-uid"
 
 
-async def node_of(client: Client, options: Options, token: str) -> str | None:
+async def node_of(client: Client, options: ControllerOptions, token: str) -> str | None:
     """Returns the token's node; None if the token does not entitle to a node's key. Raises ApiError."""
     review = {
         "apiVersion": "authentication.k8s.io/v1",
@@ -31,7 +31,7 @@ async def node_of(client: Client, options: Options, token: str) -> str | None:
     return node_of_pod(pod, uid, options)
 
 
-def pod_of(status: dict[str, Any], options: Options) -> tuple[str, str] | None:
+def pod_of(status: dict[str, Any], options: ControllerOptions) -> tuple[str, str] | None:
     """Returns (name, UID) of the pod in a TokenReview's status."""
     user = status.get("user") or {}
     account = f"system:serviceaccount:{options.namespace}:{options.node_account}"
@@ -44,7 +44,7 @@ def pod_of(status: dict[str, Any], options: Options) -> tuple[str, str] | None:
     return (str(names[0]), str(uids[0])) if len(names) == len(uids) == 1 else None
 
 
-def node_of_pod(pod: dict[str, Any], uid: str, options: Options) -> str | None:
+def node_of_pod(pod: dict[str, Any], uid: str, options: ControllerOptions) -> str | None:
     metadata = pod.get("metadata") or {}
     ours = any(
         owner.get("controller") and owner.get("kind") == "DaemonSet" and owner.get("name") == options.node_daemon_set

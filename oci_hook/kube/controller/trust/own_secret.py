@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from oci_hook.core.value import Value
-from oci_hook.kube.controller.trust import certificates, keys
+from oci_hook.kube.controller.trust import certificates, generations
 from oci_hook.kube.controller.trust.certificates import Certificates, Pair
-from oci_hook.kube.controller.trust.keys import Secrets
+from oci_hook.kube.controller.trust.generations import Secrets
 
 TOKEN = 32  # hex digits
 
@@ -38,7 +38,7 @@ def read(data: Mapping[str, Any] | None) -> Own:
         except (ValueError, TypeError):
             continue
     try:
-        secrets = keys.from_text(text.get(NODE_KEYS, "{}"), float(text.get(NODE_KEYS_SINCE, "0")))
+        secrets = generations.from_text(text.get(NODE_KEYS, "{}"), float(text.get(NODE_KEYS_SINCE, "0")))
     except (ValueError, TypeError, AttributeError):
         secrets = Secrets()
     have = Certificates(
@@ -65,7 +65,7 @@ def data(own: Own) -> dict[str, str]:
         OLD_CA: have.old,
         TLS: have.serving.certificate,
         TLS_KEY: have.serving.key,
-        NODE_KEYS: keys.to_text(own.secrets),
+        NODE_KEYS: generations.to_text(own.secrets),
         NODE_KEYS_SINCE: str(int(own.secrets.since)),
         WEBHOOK_TOKEN: own.webhook_token,
         EXTENDER_TOKEN: own.extender_token,
@@ -79,7 +79,7 @@ def renewed(
     """Renews what is due; returns the same object if nothing is. chance: 64 random bytes. above: the newest generation that a node has."""
     result = Own(
         certificates.renewed(own.certificates, names, certificate_life, now),
-        keys.rotated(own.secrets, key_life, now, chance[:32], above),
+        generations.rotated(own.secrets, key_life, now, chance[:32], above),
         own.webhook_token or chance[32:48].hex(),
         own.extender_token or chance[48:64].hex(),
     )

@@ -9,7 +9,7 @@ from oci_hook.kube.controller.act import mode_taints
 from oci_hook.kube.controller.api.objects import NODES, slim
 from oci_hook.kube.controller.api.shallow import decode
 from oci_hook.kube.formats import names
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.pod.mutate import Mutation
 from tests.kube.controller.parts import context
 from tests.kube.pod.test_mutate import apply

@@ -21,13 +21,13 @@ from oci_hook.kube.controller.act.preemptor import (
 from oci_hook.kube.controller.act.unasked import Unasked
 from oci_hook.kube.controller.act.wanting import FIRST, HALF, MOST_NODES, MOST_PODS, Wanting
 from oci_hook.kube.controller.api.client import ApiError, Client
-from oci_hook.kube.controller.api.events import Events
-from oci_hook.kube.kubeconfig import Credential
+from oci_hook.kube.controller.api.pod_events import Events
+from oci_hook.kube.link.kubeconfig import Credential
 from oci_hook.kube.placing.choose import Question
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.pod.asked import words
 from oci_hook.kube.preemption.disruption import Budgets
-from oci_hook.kube.preemption.preempt import Terms, Victims, plan, victims
+from oci_hook.kube.preemption.preempt import PreemptionTerms, Victims, plan, victims
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, listing, node, pod
 from tests.kube.controller.parts import context, preemptor
 
@@ -110,7 +110,7 @@ class Place:
         async with server, Client(Credential(url, token="x")) as client:
             self.events = Events(client, lambda: self.time)
             within = context(client, self.state, ("default", "evil"), lambda: self.leads, now=lambda: self.time)
-            made = Preemptor(within, Budgets(), self.events, self.mode, Terms(), self.outcomes.append)
+            made = Preemptor(within, Budgets(), self.events, self.mode, PreemptionTerms(), self.outcomes.append)
             for obj in self.objects.values():
                 if not self.state.pods[obj["metadata"]["uid"]].node:
                     made.note(words(obj), self.wanting)
@@ -623,7 +623,7 @@ def test_pods_whose_words_take_long_to_read_stall_nobody_and_others_have_their_t
         place.state.apply_pod(of_object("evil", f"p{n}", memory=60, **{"class": "online"}))
     honest = pod("honest", memory=60, **{"class": "online"})
     place.state.apply_pod(honest)
-    unasked = Unasked(context(None, place.state, ("default", "evil")), Wanting(), Terms())
+    unasked = Unasked(context(None, place.state, ("default", "evil")), Wanting(), PreemptionTerms())
     asyncio.run(unasked.look(100.0))
     assert "u-honest" in unasked._seen and len(unasked._seen) == 3
     for _ in range(34):

@@ -11,7 +11,7 @@ from oci_hook.kube.controller.act import preemptor
 from oci_hook.kube.controller.act.preemptor import MOST_HELD
 from oci_hook.kube.controller.act.wanting import FIRST
 from oci_hook.kube.controller.api.client import Client
-from oci_hook.kube.kubeconfig import Credential
+from oci_hook.kube.link.kubeconfig import Credential
 from oci_hook.kube.placing.choose import Question
 from oci_hook.kube.placing.records import MOST_GRACE
 from oci_hook.kube.pod.asked import words
@@ -141,7 +141,7 @@ def test_pods_that_go_when_others_ended_for_them_have_fewer_and_fewer_end(how: s
             events = preemptor.Events(client, lambda: place.time)
             within = context(client, place.state, now=lambda: place.time)
             one = preemptor.Preemptor(
-                *(within, preemptor.Budgets(), events, "on", preemptor.Terms(), place.outcomes.append)
+                *(within, preemptor.Budgets(), events, "on", preemptor.PreemptionTerms(), place.outcomes.append)
             )
             for _ in range(30):
                 obj = pod(f"again-{next(names)}", gpus=1, priority=9)

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from oci_hook.kube.controller.act.copy import Copy
 from oci_hook.kube.controller.act.evictor import Evictor
-from oci_hook.kube.controller.act.refused import FIRST, FORGET, GRACE, MOST, Refusals, refusal
+from oci_hook.kube.controller.act.refused import FIRST, FORGET, GRACE, MOST, RefusedPods, refusal
 from oci_hook.kube.controller.context import Context
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.controller.copy import Copy
+from oci_hook.kube.placing.cluster_state import ClusterState
 from tests.kube.cluster_objects import node
 
 TEXT = "failed to create containerd task: OCI runtime create failed: GH-201: no GPU has room for 9000 MiB: unknown"
@@ -99,14 +99,14 @@ def test_a_report_of_the_node_before_or_after_the_pod_s_status(first: str) -> No
     assert not evictor.refusals.waiting
 
 
-def seen(refusals: Refusals, uid: str, now: float, owner: str = "rs") -> None:
+def seen(refusals: RefusedPods, uid: str, now: float, owner: str = "rs") -> None:
     found = refusal(pod(uid, owner, containerStatuses=state()))
     assert found
     refusals.seen(found, now)
 
 
 def test_a_refusal_that_passes_within_the_grace_is_forgiven() -> None:
-    refusals = Refusals()
+    refusals = RefusedPods()
     seen(refusals, "u", 0)
     assert refusals.due(GRACE - 0.1) == []
     refusals.over("u")
@@ -114,7 +114,7 @@ def test_a_refusal_that_passes_within_the_grace_is_forgiven() -> None:
 
 
 def test_an_owner_s_pods_are_evicted_at_growing_intervals() -> None:
-    refusals, now, waits = Refusals(), 0.0, []
+    refusals, now, waits = RefusedPods(), 0.0, []
     for n in range(12):
         seen(refusals, f"u{n}", now)
         begun = now
@@ -131,7 +131,7 @@ def test_an_owner_s_pods_are_evicted_at_growing_intervals() -> None:
 
 
 def test_of_many_pods_of_one_owner_one_goes_at_a_time_and_others_do_not_wait() -> None:
-    refusals = Refusals()
+    refusals = RefusedPods()
     for n in range(50):
         seen(refusals, f"u{n}", 0)
     seen(refusals, "else", 0, "other")
@@ -139,7 +139,7 @@ def test_of_many_pods_of_one_owner_one_goes_at_a_time_and_others_do_not_wait() -
 
 
 def test_a_pod_that_names_the_owner_of_another_namespace_does_not_delay_its_pods() -> None:
-    refusals = Refusals()
+    refusals = RefusedPods()
     for uid, namespace in (("u", "ns"), ("v", "hostile")):
         one = pod(uid, containerStatuses=state())
         one["metadata"]["namespace"] = namespace
@@ -150,7 +150,7 @@ def test_a_pod_that_names_the_owner_of_another_namespace_does_not_delay_its_pods
 
 
 def test_a_pod_without_an_owner_is_told_once() -> None:
-    refusals = Refusals()
+    refusals = RefusedPods()
     seen(refusals, "u", 0, "")
     refusals.told(refusals.due(GRACE)[0])
     seen(refusals, "u", 100, "")

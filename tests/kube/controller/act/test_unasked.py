@@ -9,11 +9,11 @@ from oci_hook.kube.controller.act import unasked
 from oci_hook.kube.controller.act.unasked import ASKED_AT_A_TIME, Unasked
 from oci_hook.kube.controller.act.wanting import Wanting
 from oci_hook.kube.controller.api.client import Client
-from oci_hook.kube.kubeconfig import Credential
+from oci_hook.kube.link.kubeconfig import Credential
 from oci_hook.kube.placing.choose import Question
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.preemption import preempt
-from oci_hook.kube.preemption.preempt import Terms
+from oci_hook.kube.preemption.preempt import PreemptionTerms
 from tests.kube.cluster_objects import cluster, node, pod
 from tests.kube.controller.parts import context
 
@@ -30,7 +30,7 @@ def test_a_pod_that_cannot_be_read_does_not_end_the_look_at_the_others(
     state = cluster(node("a", 100))
     for name in ("bad", "good"):
         state.apply_pod(pod(name, memory=10))
-    looks = unasked.Unasked(context(None, state), Wanting(), preempt.Terms(equal_offline=True))
+    looks = unasked.Unasked(context(None, state), Wanting(), preempt.PreemptionTerms(equal_offline=True))
     asyncio.run(looks.look(0.0))
     asyncio.run(looks.look(1.0))
     assert {uid: seen.online for uid, seen in looks._seen.items()} == {"u-bad": False, "u-good": True}
@@ -56,7 +56,7 @@ def test_a_namespace_of_many_pods_does_not_keep_others_from_being_asked_about() 
         server = await asyncio.get_running_loop().create_server(web.Server(answer), "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with server, Client(Credential(url, token="x")) as client:
-            unasked = Unasked(context(client, state, ("flood", "first", "team")), Wanting(), Terms())
+            unasked = Unasked(context(client, state, ("flood", "first", "team")), Wanting(), PreemptionTerms())
             for second in (0.0, 5.0):
                 await unasked.look(second)
 

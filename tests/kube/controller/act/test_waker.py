@@ -13,9 +13,9 @@ from oci_hook.kube.controller.act.waker import AT_A_TIME, EVERY, GAP, MOST, PATI
 from oci_hook.kube.controller.api.client import Client
 from oci_hook.kube.controller.api.objects import PODS, slim
 from oci_hook.kube.controller.api.shallow import decode
-from oci_hook.kube.kubeconfig import Credential
+from oci_hook.kube.link.kubeconfig import Credential
 from oci_hook.kube.placing.choose import Question
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.pod.asked import PodWords, words
 from oci_hook.kube.preemption.preempt import plan
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, node, pod

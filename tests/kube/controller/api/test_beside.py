@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from oci_hook.errors import ClusterError
-from oci_hook.kube.controller.act.copy import Copy
 from oci_hook.kube.controller.api.client import ApiError
 from oci_hook.kube.controller.api.objects import PODS
 from oci_hook.kube.controller.api.reflector import Reflector
 from oci_hook.kube.controller.controller import Controller
+from oci_hook.kube.controller.copy import Copy
 from oci_hook.kube.controller.serve import service as service_module
 from oci_hook.kube.controller.serve.service import Service
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.placing.cluster_state import ClusterState
 from tests.kube.cluster_objects import SIGNER, node, pod
 
 

@@ -9,7 +9,7 @@ from oci_hook.core.backoff import Backoff
 from oci_hook.kube.controller.api import client as client_module
 from oci_hook.kube.controller.api.client import PAGE, ApiError, Client
 from oci_hook.kube.controller.api.objects import BUDGETS, NAMESPACES, PODS, Kind
-from oci_hook.kube.kubeconfig import Credential
+from oci_hook.kube.link.kubeconfig import Credential
 
 
 @pytest.mark.parametrize("kind", [PODS, NAMESPACES, BUDGETS])

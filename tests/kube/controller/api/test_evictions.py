@@ -9,7 +9,7 @@ from aiohttp import web
 
 from oci_hook.kube.controller.api.client import ApiError, Client
 from oci_hook.kube.controller.api.evictions import Evictions
-from oci_hook.kube.kubeconfig import Credential
+from oci_hook.kube.link.kubeconfig import Credential
 
 
 class Server:

@@ -16,60 +16,60 @@ from oci_hook.kube.controller.lead.election import (
     RENEW,
     SETTLE,
     Election,
-    Seen,
+    SeenLease,
 )
 
 
-def looked(election: Election, seen: Seen, now: float) -> Election:
+def looked(election: Election, seen: SeenLease, now: float) -> Election:
     election.looked(seen, now)
     return election
 
 
 def leader(name: str, now: float) -> Election:
-    election = looked(Election(name), Seen("", "0"), now)
+    election = looked(Election(name), SeenLease("", "0"), now)
     term = election.writes(now)
-    election.wrote(Seen(name, "1", transitions=term), now, now)
+    election.wrote(SeenLease(name, "1", transitions=term), now, now)
     return election
 
 
 def test_nobody_writes_before_a_look_and_a_lease_without_a_holder_is_free() -> None:
     election = Election("a")
     assert election.next(0) == (False, 0)
-    assert looked(election, Seen("", "1"), 0).next(0) == (True, 0)
+    assert looked(election, SeenLease("", "1"), 0).next(0) == (True, 0)
 
 
 def test_another_s_lease_is_free_after_its_duration_without_a_change_by_our_clock() -> None:
-    election = looked(Election("a"), Seen("b", "1"), 100)
-    write, wait = looked(election, Seen("b", "1"), 100 + DURATION - 1).next(100 + DURATION - 1)
+    election = looked(Election("a"), SeenLease("b", "1"), 100)
+    write, wait = looked(election, SeenLease("b", "1"), 100 + DURATION - 1).next(100 + DURATION - 1)
     assert not write and wait == pytest.approx(LOOK)
-    write, wait = looked(election, Seen("b", "1"), 100 + DURATION - 0.1).next(100 + DURATION - 0.1)
+    write, wait = looked(election, SeenLease("b", "1"), 100 + DURATION - 0.1).next(100 + DURATION - 0.1)
     assert write and wait == pytest.approx(0.1)  # at the moment itself, not at the next look
-    write, _ = looked(election, Seen("b", "2"), 100 + DURATION).next(100 + DURATION)  # renewed at the last moment
+    write, _ = looked(election, SeenLease("b", "2"), 100 + DURATION).next(100 + DURATION)  # renewed at the last moment
     assert not write
 
 
 def test_nobody_holds_the_lease_for_ever_by_writing_a_long_duration() -> None:
-    election = looked(Election("a"), Seen("b", "1", duration=1 << 30), 0)
-    assert looked(election, Seen("b", "1", duration=1 << 30), MOST_DURATION).next(MOST_DURATION)[0]
-    looked(election, Seen("b", "2", duration=0), 100)  # nor is one with a short duration taken too soon
-    assert not looked(election, Seen("b", "2", duration=0), 100 + DURATION - 1).next(100 + DURATION - 1)[0]
+    election = looked(Election("a"), SeenLease("b", "1", duration=1 << 30), 0)
+    assert looked(election, SeenLease("b", "1", duration=1 << 30), MOST_DURATION).next(MOST_DURATION)[0]
+    looked(election, SeenLease("b", "2", duration=0), 100)  # nor is one with a short duration taken too soon
+    assert not looked(election, SeenLease("b", "2", duration=0), 100 + DURATION - 1).next(100 + DURATION - 1)[0]
 
 
 def test_the_15_seconds_that_version_0_1_wrote_are_waited_for() -> None:
-    election = looked(Election("a"), Seen("b", "1", duration=15), 0)
-    assert not looked(election, Seen("b", "1", duration=15), 14).next(14)[0]
-    assert looked(election, Seen("b", "1", duration=15), 15).next(15)[0]
+    election = looked(Election("a"), SeenLease("b", "1", duration=15), 0)
+    assert not looked(election, SeenLease("b", "1", duration=15), 14).next(14)[0]
+    assert looked(election, SeenLease("b", "1", duration=15), 15).next(15)[0]
 
 
 def test_our_name_in_a_lease_of_another_term_is_not_ours() -> None:
-    election = looked(Election("a"), Seen("a", "1", transitions=7), 0)
-    assert not looked(election, Seen("a", "1", transitions=7), 1).next(1)[0]
+    election = looked(Election("a"), SeenLease("a", "1", transitions=7), 0)
+    assert not looked(election, SeenLease("a", "1", transitions=7), 1).next(1)[0]
 
 
 def test_who_sees_another_s_name_leads_no_longer() -> None:
     election = leader("a", 0)
     assert election.leads(1)
-    looked(election, Seen("b", "2", transitions=2), 1)
+    looked(election, SeenLease("b", "2", transitions=2), 1)
     assert not election.leads(1) and not election.next(1)[0]
 
 
@@ -84,22 +84,22 @@ def test_a_leader_writes_once_a_second_and_stops_without_an_answer() -> None:
 
 
 def test_a_call_whose_answer_comes_after_the_deadline_gives_nothing() -> None:
-    election = looked(Election("a"), Seen("", "0"), 0)
+    election = looked(Election("a"), SeenLease("", "0"), 0)
     term = election.writes(0)
-    election.wrote(Seen("a", "1", transitions=term), 0, DEADLINE)
+    election.wrote(SeenLease("a", "1", transitions=term), 0, DEADLINE)
     assert not election.leads(DEADLINE)
 
 
 def test_a_lease_that_was_deleted_is_not_free_at_once() -> None:
-    election = looked(Election("a"), Seen("b", "5", transitions=4), 0)
-    assert not looked(election, Seen("", "9", transitions=0), 1).next(1)[0]
-    assert looked(election, Seen("", "9", transitions=0), 1 + DURATION).next(1 + DURATION)[0]
+    election = looked(Election("a"), SeenLease("b", "5", transitions=4), 0)
+    assert not looked(election, SeenLease("", "9", transitions=0), 1).next(1)[0]
+    assert looked(election, SeenLease("", "9", transitions=0), 1 + DURATION).next(1 + DURATION)[0]
 
 
 def test_who_resigned_leads_and_writes_no_more() -> None:
     election = leader("a", 0)
     election.resign()
-    assert not election.leads(0.1) and not looked(election, Seen("", "3", transitions=1), 1).next(9)[0]
+    assert not election.leads(0.1) and not looked(election, SeenLease("", "3", transitions=1), 1).next(9)[0]
 
 
 # ---- schedules ---------------------------------------------------------------------------------------------------------
@@ -109,12 +109,12 @@ class Lease:
     """The API server's side: one object. A write must name the version that it replaces."""
 
     def __init__(self) -> None:
-        self.seen = Seen("", "0", transitions=0)
+        self.seen = SeenLease("", "0", transitions=0)
 
     def put(self, version: str, holder: str, term: int) -> bool:
         if version != self.seen.version:
             return False
-        self.seen = Seen(holder, str(int(version) + 1), duration=1, transitions=term)
+        self.seen = SeenLease(holder, str(int(version) + 1), duration=1, transitions=term)
         return True
 
 
@@ -209,7 +209,7 @@ class World:
             seen = self.lease.seen
             self.at(at + self.delay() + self.pause(), lambda back: answered(seen, back))
 
-        def answered(seen: Seen, at: float) -> None:
+        def answered(seen: SeenLease, at: float) -> None:
             c.election.looked(seen, c.clock(at))
             if seen.holder != c.name:
                 c.stops(at)
@@ -236,7 +236,7 @@ class World:
             c.election.failed(c.clock(at))
             self.step(c, at)
 
-        def answered(worked: bool, seen: Seen, at: float) -> None:
+        def answered(worked: bool, seen: SeenLease, at: float) -> None:
             if worked:
                 c.election.wrote(seen, began, c.clock(at))
                 c.led(at)

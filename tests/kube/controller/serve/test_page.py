@@ -17,7 +17,7 @@ import pytest
 from oci_hook.kube.controller.controller import _present
 from oci_hook.kube.controller.serve import page as pages
 from oci_hook.kube.controller.serve.router import Router
-from oci_hook.kube.controller.serve.server import MAX_AT_A_TIME, Server
+from oci_hook.kube.controller.serve.server import MAX_AT_A_TIME, HttpsServer
 from oci_hook.kube.controller.serve.service import Service
 from oci_hook.kube.controller.trust.certificates import Certificates, renewed
 from scripts.cluster_page import Scene, node, served
@@ -54,7 +54,7 @@ async def by_address(scene: Scene, token: str) -> AsyncIterator[Visitor]:
     _present(tls, renewed(Certificates(), ("localhost",), 86_400, time.time()))
     service = Service.__new__(Service)
     service._own = pages.own_secret.Own()
-    server, port = Server(service, Router.__new__(Router), scene.page(token)), free_port()
+    server, port = HttpsServer(service, Router.__new__(Router), scene.page(token)), free_port()
     await server.listen("127.0.0.1", port, tls)
     try:
         connector = aiohttp.TCPConnector(ssl=False)

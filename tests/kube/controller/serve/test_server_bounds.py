@@ -13,23 +13,23 @@ import pytest
 import yaml
 
 from oci_hook.core.rules import Rules
-from oci_hook.kube.controller.act.copy import Copy
 from oci_hook.kube.controller.api.client import Client
 from oci_hook.kube.controller.controller import _present
+from oci_hook.kube.controller.copy import Copy
 from oci_hook.kube.controller.lead.leader import Leader
 from oci_hook.kube.controller.lead.peer import Peer
-from oci_hook.kube.controller.options import Options, address
+from oci_hook.kube.controller.options import ControllerOptions, address
 from oci_hook.kube.controller.serve import connections
 from oci_hook.kube.controller.serve import server as server_module
 from oci_hook.kube.controller.serve.metrics import Metrics
 from oci_hook.kube.controller.serve.page import Page
 from oci_hook.kube.controller.serve.router import Router
-from oci_hook.kube.controller.serve.server import MAX_AT_A_TIME, MAX_FILTER, Server
+from oci_hook.kube.controller.serve.server import MAX_AT_A_TIME, MAX_FILTER, HttpsServer
 from oci_hook.kube.controller.serve.service import Service
 from oci_hook.kube.controller.trust.certificates import Certificates, renewed
 from oci_hook.kube.controller.trust.own_secret import Own
-from oci_hook.kube.kubeconfig import Credential
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.link.kubeconfig import Credential
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.pod import mutate
 from tests.kube.cluster_objects import node
 from tests.kube.controller.parts import context, preemptor
@@ -42,7 +42,7 @@ class Held(Service):
     """A service whose metrics wait for `go`, so that requests certainly overlap."""
 
     go: asyncio.Event
-    server: Server
+    server: HttpsServer
     said = ""  # header Connection of the last answer
     port: int
     loopback: int  # port for callers on the same machine
@@ -70,16 +70,18 @@ def serve(
     async def main() -> None:
         copy = Copy(ClusterState(), lambda: 0.0)
         copy.node(node("a", 100))
-        options = Options("127.0.0.1", 0, "gpu-hook", ("localhost",), metrics_token=token)
+        options = ControllerOptions("127.0.0.1", 0, "gpu-hook", ("localhost",), metrics_token=token)
         client = Client(Credential("http://127.0.0.1:1", token="x"))
         within = context(client, copy.state, copy.enabled)
-        service = Held(within, options, copy, preemptor(within), Metrics(), mutate.Options(Rules()), lambda: None)
+        service = Held(
+            within, options, copy, preemptor(within), Metrics(), mutate.WebhookOptions(Rules()), lambda: None
+        )
         service.go = asyncio.Event()
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         _present(tls, renewed(Certificates(), ("localhost",), 86_400, time.time()))
         leader = Leader(client, "gpu-hook", "a", "", "", lambda term: None)
         router = Router(service, Peer(leader, nothing, nothing))
-        server, port = Server(service, router), free_port()
+        server, port = HttpsServer(service, router), free_port()
         service.server, service.port = server, port
         await server.listen(host, port, tls)
         service.loopback = free_port()

@@ -9,21 +9,21 @@ import pytest
 from aiohttp import web
 
 from oci_hook.core.rules import Rules
-from oci_hook.kube.controller.act.copy import Copy
 from oci_hook.kube.controller.api.client import Client
 from oci_hook.kube.controller.api.objects import NAMESPACES, slim
-from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.copy import Copy
+from oci_hook.kube.controller.options import ControllerOptions
 from oci_hook.kube.controller.serve.metrics import Metrics
 from oci_hook.kube.controller.serve.service import NotNow, Service
-from oci_hook.kube.controller.trust.keys import Secrets
+from oci_hook.kube.controller.trust.generations import Secrets
 from oci_hook.kube.controller.trust.own_secret import Own
-from oci_hook.kube.kubeconfig import Credential
-from oci_hook.kube.placing.state import ClusterState
+from oci_hook.kube.link.kubeconfig import Credential
+from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.pod import mutate
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, node, pod
 from tests.kube.controller.parts import context, preemptor
 
-OPTIONS = Options("127.0.0.1", 0, "gpu-hook", ("a",))
+OPTIONS = ControllerOptions("127.0.0.1", 0, "gpu-hook", ("a",))
 ENABLED = {"gpu-hook.io/namespace": "enabled"}
 
 
@@ -57,7 +57,7 @@ class Place:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with server, Client(Credential(url, token="x")) as client:
             within = context(client, self.state, self.copy.enabled, synced=lambda: self.synced)
-            mutation = mutate.Options(Rules())
+            mutation = mutate.WebhookOptions(Rules())
             service = Service(within, OPTIONS, self.copy, preemptor(within), Metrics(), mutation, lambda: None)
             service.use(Own(secrets=Secrets(((1, b"\x01" * 32),))))
             return await act(service)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from oci_hook.kube.controller.controller import _present
-from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.options import ControllerOptions
 from oci_hook.kube.controller.trust import authority, certificates, own_secret
 from oci_hook.kube.controller.trust.own_secret import Own
 
@@ -68,7 +68,7 @@ def test_a_damaged_secret_ends_no_controller_and_the_leader_repairs_it(
             ssl.create_default_context(cadata=bundle)
         used.append(own)
 
-    options = Options("0.0.0.0", 1, "gpu-hook", NAMES)
+    options = ControllerOptions("0.0.0.0", 1, "gpu-hook", NAMES)
     made: Any = authority.Authority(api, options, use, lambda: leads[0], lambda: 0)  # type: ignore[arg-type]
     monkeypatch.setattr(made, "_configuration", no_configuration)
     asyncio.run(made.look())

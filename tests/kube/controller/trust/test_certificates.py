@@ -10,7 +10,7 @@ import threading
 import pytest
 from cryptography import x509
 
-from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.options import ControllerOptions
 from oci_hook.kube.controller.trust import certificates as c
 
 LIFE = 100_000.0
@@ -52,7 +52,7 @@ def test_another_name_or_a_damaged_part_is_renewed_at_once() -> None:
 
 
 def test_for_six_years_a_scheduler_needs_no_new_authority() -> None:
-    life = Options.certificate_life
+    life = ControllerOptions.certificate_life
     have = c.renewed(c.Certificates(), NAMES, life, NOW)
     first, leaves = have.bundle, set()
     for day in range(0, 6 * 365, 10):

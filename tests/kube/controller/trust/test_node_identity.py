@@ -6,7 +6,7 @@ from oci_hook.kube.controller import options
 from oci_hook.kube.controller.trust.node_identity import POD, UID, node_of_pod, pod_of
 from oci_hook.kube.formats.names import CONTROLLER
 
-OPTIONS = options.Options("127.0.0.1", 8443, "gpu-hook", ("a",))
+OPTIONS = options.ControllerOptions("127.0.0.1", 8443, "gpu-hook", ("a",))
 
 
 def status(**changed: Any) -> dict[str, Any]:
