@@ -28,7 +28,7 @@ CODES = {
     "GH-301": "the inventory is missing or stale",
     "GH-302": "driver files are missing or of another version",
     "GH-303": "the ledger cannot be read or written",
-    "GH-304": "the GPU is claimed by another gpu-hook install",
+    "GH-304": "another gpu-hook install on this machine has the GPU",
     "GH-305": "the shim library is missing or not safe to use",
     "GH-306": "the simulated driver is missing or damaged",
     "GH-307": "a container's policy page is missing or damaged (reported by the shim)",

@@ -39,7 +39,7 @@ class Gate(Value):
     it keeps the GPU after a higher class has work, in seconds; 0: unknown. held_for: (slot, seconds) of each container that has
     held this one at the gate while it had nothing in flight; slots as in `waits_for`. uncharged: seconds of estimated GPU
     time of the commands in flight, which `charged` does not contain yet. shows_work: it shows others work in flight or
-    launches that wait for their turn. claim: the number of its last claim of the GPU. beats: of each process record that shows work
+    launches that wait for their turn. epoch: the number of its last tenure. beats: of each process record that shows work
     in flight, when its process last gave a sign of life, in seconds of CLOCK_MONOTONIC.
     """
 
@@ -56,7 +56,7 @@ class Gate(Value):
     held_for: tuple[tuple[int, float], ...] = ()
     uncharged: float = 0.0
     shows_work: bool = False
-    claim: int = 0
+    epoch: int = 0
     beats: tuple[float, ...] = ()
 
 
@@ -66,7 +66,7 @@ def parse(data: bytes, scale: int = 1) -> Gate | None:
     if len(data) != SLOT_FILE_SIZE:
         return None
     words: tuple[Any, ...] = HEAD.unpack_from(data)
-    magic, version, top, _, _, _, _, charged, _, claim, *_ = words
+    magic, version, top, _, _, _, _, charged, _, epoch, *_ = words
     mode, by, counts, since, bound, _, wanted, _, waited, *waits = words[18 : 27 + WAITS]
     held_for = words[27 + WAITS :]
     if (magic, version) != (MAGIC, VERSION) or mode >= len(MODES) or by > 64:
@@ -99,6 +99,6 @@ def parse(data: bytes, scale: int = 1) -> Gate | None:
         held_for=tuple((slot, held * scale / SECOND) for slot, held in enumerate(held_for, 1) if held),
         uncharged=uncharged * scale / SECOND,
         shows_work=shows_work,
-        claim=claim,
+        epoch=epoch,
         beats=tuple(beats),
     )

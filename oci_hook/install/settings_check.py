@@ -44,8 +44,8 @@ def checked(prefix: str, data: bytes) -> Settings:
 
 
 def is_own(state_dir: str) -> bool:
-    """True if it is neither the machine's root directory nor the directory of the claims of all installs."""
-    return state_dir != "/" and not f"{state_dir}/".startswith(f"{gpu_owner.CLAIMS}/")
+    """True if it is neither the machine's root directory nor the directory of the GPUs' owner files."""
+    return state_dir != "/" and not f"{state_dir}/".startswith(f"{gpu_owner.OWNERS}/")
 
 
 def check_state_dir(reading: Reading, prefix: str, state_dir: str) -> None:

@@ -13,7 +13,7 @@ from oci_hook.core.request import Request
 from oci_hook.core.value import Value
 from oci_hook.errors import GhError, NoRoomError, refuse
 from oci_hook.ledger import events, store
-from oci_hook.ledger.gpu_owner import Claims
+from oci_hook.ledger.gpu_owner import OwnGpus
 from oci_hook.ledger.inventory import load_at_boot
 from oci_hook.ledger.life import NO_END, valid_id
 from oci_hook.ledger.proof import PATIENT, QUICK, is_being_made
@@ -113,7 +113,7 @@ def admit_on(
                 memory_wait=settings.rules.memory_wait if in_force(settings.rules, inventory).lends else 0,
             )
             real = tuple(s.uuid for s in grant.shares if not inventory.gpu(s.uuid).simulated)
-            with Claims(real, settings.state_dir):
+            with OwnGpus(real, settings.state_dir):
                 ledger.put(grant, policy_page(grant, inventory), scales, tiers)
             break
     return Admission(grant, inventory)

@@ -1,8 +1,8 @@
 """One install per real GPU: /run/gpu-hook-claims/UUID names the state directory whose ledger may book the GPU.
 
 A transaction holds the file's flock from its look at the other install's ledger until its own grant is committed, so
-two installs cannot both find the other one idle. A claim needs no release: it lapses when its ledger has no grant of a
-living container on the GPU. An uninstall removes its own claims.
+two installs cannot both find the other one idle. An owner file needs no release: it lapses when its ledger has no grant of
+a living container on the GPU. An uninstall removes its own.
 """
 
 import fcntl
@@ -12,11 +12,11 @@ from oci_hook.errors import GhError, refuse
 from oci_hook.ledger import store
 from oci_hook.linux.lock import lock_file, own_dir
 
-CLAIMS = "/run/gpu-hook-claims"  # not below /run/lock, where every user of the machine may be first
+OWNERS = "/run/gpu-hook-claims"  # not below /run/lock, where every user of the machine may be first
 
 
-class Claims:
-    """`with Claims(uuids, state_dir):` claims the GPUs for this install, until the block ends and while it has grants.
+class OwnGpus:
+    """`with OwnGpus(uuids, state_dir):` takes the GPUs for this install, until the block ends and while it has grants.
 
     Raises NodeError GH-304 when another install has living grants on one, GH-303 when that cannot be found out.
     """
@@ -31,13 +31,13 @@ class Claims:
     def __enter__(self) -> None:
         try:
             for uuid in self._uuids:
-                fd = _open(f"{CLAIMS}/{uuid.replace('/', '_')}")
+                fd = _open(f"{OWNERS}/{uuid.replace('/', '_')}")
                 self._locks.append(fd)
-                self._claim(fd, uuid)
+                self._take(fd, uuid)
         except BaseException as e:
             self._close()
             if isinstance(e, OSError):
-                raise store.unusable(CLAIMS, e) from None
+                raise store.unusable(OWNERS, e) from None
             raise
 
     def __exit__(self, *_: object) -> None:
@@ -48,7 +48,7 @@ class Claims:
             os.close(fd)
         self._locks = []
 
-    def _claim(self, fd: int, uuid: str) -> None:
+    def _take(self, fd: int, uuid: str) -> None:
         owner = os.fsdecode(os.pread(fd, 4096, 0))
         if owner == self._owner:
             return
@@ -64,41 +64,41 @@ class Claims:
 
 def _open(path: str) -> int:
     for _ in range(8):
-        own_dir(CLAIMS)
+        own_dir(OWNERS)
         try:
             return lock_file(path, fcntl.LOCK_EX)
-        except FileNotFoundError:  # an uninstall removed the folder with its last claim
+        except FileNotFoundError:  # an uninstall removed the folder with its last file
             pass
     return lock_file(path, fcntl.LOCK_EX)
 
 
 def forget(state_dir: str) -> None:
-    """For an uninstall: remove the claims of this state directory, and the folder if no claim is left."""
+    """For an uninstall: remove the owner files of this state directory, and the folder if none is left."""
     owner = os.path.realpath(state_dir)
-    if not os.path.lexists(CLAIMS):
+    if not os.path.lexists(OWNERS):
         return
     try:
-        own_dir(CLAIMS)
-        names = os.listdir(CLAIMS)
+        own_dir(OWNERS)
+        names = os.listdir(OWNERS)
     except (GhError, OSError):
         return
     for name in names:
         try:
-            fd = lock_file(f"{CLAIMS}/{name}", fcntl.LOCK_EX, wait=False)
-        except OSError:  # another process is claiming it now
+            fd = lock_file(f"{OWNERS}/{name}", fcntl.LOCK_EX, wait=False)
+        except OSError:  # another process is taking it now
             continue
         if os.fsdecode(os.pread(fd, 4096, 0)) in (owner, ""):
-            os.unlink(f"{CLAIMS}/{name}")
+            os.unlink(f"{OWNERS}/{name}")
         os.close(fd)
     try:
-        os.rmdir(CLAIMS)
+        os.rmdir(OWNERS)
     except OSError:
         pass
 
 
 def _has_booked(state_dir: str, uuid: str) -> bool:
     try:
-        # Not snapshot(): the holder of the ledger's lock may be waiting for the claim that we hold.
+        # Not snapshot(): the holder of the ledger's lock may be waiting for the file that we hold.
         return any(s.uuid == uuid for g in store.peek(state_dir) for s in g.shares)
     except FileNotFoundError:
         return False

@@ -369,7 +369,7 @@ def snapshot(state_dir: str) -> tuple[Grant, ...]:
 
 
 def peek(state_dir: str) -> tuple[Grant, ...]:
-    """The grants of living containers, read without the lock, for a caller that may not wait for it (see claims).
+    """The grants of living containers, read without the lock, for a caller that may not wait for it (gpu_owner.py).
 
     A grant that is committed before the call and lives throughout is found: a directory scan may miss a grant file that
     is being replaced, but its page folder stays in place. Raises NodeError GH-303, FileNotFoundError if there is no

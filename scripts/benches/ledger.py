@@ -59,11 +59,11 @@ def own_life() -> Life:
 def state_dir():
     """A fresh state directory on tmpfs, as an install has it."""
     path = tempfile.mkdtemp(prefix="gh-ledger-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
-    before, gpu_owner.CLAIMS = gpu_owner.CLAIMS, path + "/claims"
+    before, gpu_owner.OWNERS = gpu_owner.OWNERS, path + "/claims"
     try:
         yield path + "/state"
     finally:
-        gpu_owner.CLAIMS = before
+        gpu_owner.OWNERS = before
         for name in os.listdir(path):
             slot_files.drop(f"{path}/{name}")
         shutil.rmtree(path)

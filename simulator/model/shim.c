@@ -99,7 +99,7 @@ void shim_poll(struct sim *sim, unsigned i) {
     }
 }
 
-/* The slot of a tenant that lies: busy, with the lowest virtual time, and in tenure for as long as a claim may be. It is
+/* The slot of a tenant that lies: busy, with the lowest virtual time, and in tenure for as long as a tenure may be. It is
  * renewed before that ends. */
 static void forge(struct sim *sim, unsigned i) {
     uint64_t now = sim->now;
@@ -189,7 +189,7 @@ int shim_gate(struct sim *sim, unsigned i, int first) {
     gpu_full(&sim->gpu, i, d.held && d.on == GH_ON_OWN_DONE, now);
     if (d.go || d.held)
         s->active_at = now;
-    if (d.claim) {
+    if (d.takes) {
         s->epoch = d.epoch;
         s->start = d.start;
         s->end = d.end;

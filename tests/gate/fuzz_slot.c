@@ -58,7 +58,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct gh_decision d = gh_decide(&gpu, 0, &own, now, 80 * GH_US);
     leave_on_stack(0xaa);
     struct gh_decision e = gh_decide(&gpu, 0, &own, now, 80 * GH_US);
-    HOLD(d.go == e.go && d.mode == e.mode && d.on == e.on && d.slot == e.slot && d.claim == e.claim &&
+    HOLD(d.go == e.go && d.mode == e.mode && d.on == e.on && d.slot == e.slot && d.takes == e.takes &&
          d.held == e.held && d.until == e.until && d.epoch == e.epoch && d.start == e.start && d.end == e.end &&
          d.probe_until == e.probe_until && d.ahead == e.ahead);
     HOLD(d.go || (d.until >= now && d.until <= now + 100 * GH_MS + 2 * GH_MS)); /* I2 */

@@ -23,12 +23,12 @@ UUIDS = ("GPU-00000000-aaaa", "GPU-11111111-aaaa")
 SHARE = Request((GpuRequest(memory=("mib", 10)),))
 
 
-REAL = gpu_owner.CLAIMS
+REAL = gpu_owner.OWNERS
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_owner, "CLAIMS", str(tmp_path / "lock/gpu-hook"))
+    monkeypatch.setattr(gpu_owner, "OWNERS", str(tmp_path / "lock/gpu-hook"))
     return tmp_path / "lock/gpu-hook"
 
 
@@ -75,8 +75,8 @@ def test_no_other_user_can_be_first_to_make_it(path):
 
 
 def test_no_state_directory_is_there():
-    assert not [path for path in (gpu_owner.CLAIMS, f"{gpu_owner.CLAIMS}/x", "/") if settings_check.is_own(path)]
-    assert settings_check.is_own(f"{gpu_owner.CLAIMS}-2")
+    assert not [path for path in (gpu_owner.OWNERS, f"{gpu_owner.OWNERS}/x", "/") if settings_check.is_own(path)]
+    assert settings_check.is_own(f"{gpu_owner.OWNERS}-2")
 
 
 def test_another_gpu_is_free(installs):
@@ -124,7 +124,7 @@ def test_a_state_directory_by_another_name_is_the_same_install(installs, tmp_pat
     a, _ = installs
     give(a)
     (tmp_path / "link").symlink_to(tmp_path)
-    with gpu_owner.Claims(UUIDS, f"{tmp_path}/link/a"):
+    with gpu_owner.OwnGpus(UUIDS, f"{tmp_path}/link/a"):
         pass
 
 
@@ -156,14 +156,14 @@ def test_a_linked_claim_is_not_followed(installs, folder, tmp_path):
 
 
 def test_a_gpu_uuid_is_one_file_name(installs, folder):
-    with gpu_owner.Claims(("MIG-GPU-x/1/2",), installs[0].state_dir):
+    with gpu_owner.OwnGpus(("MIG-GPU-x/1/2",), installs[0].state_dir):
         assert os.listdir(folder) == ["MIG-GPU-x_1_2"]
 
 
 def test_an_install_that_goes_takes_its_claims_along(installs, folder, tmp_path):
     a, b = installs
     gpu_owner.forget(a.state_dir)  # there is no folder yet
-    with gpu_owner.Claims(UUIDS[:1], a.state_dir), gpu_owner.Claims(UUIDS[1:], b.state_dir):
+    with gpu_owner.OwnGpus(UUIDS[:1], a.state_dir), gpu_owner.OwnGpus(UUIDS[1:], b.state_dir):
         gpu_owner.forget(a.state_dir)
         assert sorted(os.listdir(folder)) == sorted(UUIDS), "one is held, the other is another's"
     gpu_owner.forget(a.state_dir)
@@ -202,8 +202,8 @@ HOLDER = """
 import os, sys
 sys.path.insert(0, {repo!r})
 from oci_hook.ledger import gpu_owner, store
-claims.CLAIMS = {folder!r}
-with claims.Claims(sys.argv[2:], sys.argv[1]):
+gpu_owner.OWNERS = {folder!r}
+with gpu_owner.OwnGpus(sys.argv[2:], sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -334,11 +334,11 @@ class _Lent:
         self.end_all_but(found[1] if found else "")
         if found is None or self._known[found[1]].refused < REFUSALS:
             return
-        claim, over = (next(t for t in tenants if t.key == key) for key in found)
+        waiting, over = (next(t for t in tenants if t.key == key) for key in found)
         self._known[over.key].refused = -(1 << 30)  # once
-        name = events.title(self._node.grants[claim.key].who)
+        name = events.title(self._node.grants[waiting.key].who)
         what = (
-            f"{over.used // MIB} MiB in use, request {over.request // MIB} MiB; {name} waits for {claim.need // MIB} MiB within its"
+            f"{over.used // MIB} MiB in use, request {over.request // MIB} MiB; {name} waits for {waiting.need // MIB} MiB within its"
             f" request, and this container's memory cannot be moved: {self._known[over.key].why}"
         )
         self._response.answer(Finding("keeps-lent-memory", over.key, self.uuid, 0, 0, what), harm=True)

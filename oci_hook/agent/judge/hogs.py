@@ -8,7 +8,7 @@ looks, long enough for NVML's figures (gpu_sample.py), suspects container X if
   names; and X is one of those that take the largest part of that. (The gate's own rules bound what a liar can cost: W
   still has nine tenths of its share. The finding says who tries.) Time in which the machine gave W or X no processor is
   explained as well: X could not give way, and W not go on;
-- X's slot shows work, or a claim that it did not show when the span began;
+- X's slot shows work, or a tenure that it did not show when the span began;
 - X is of W's class or a lower one: a higher class may keep a lower one out.
 
 GPU time is NVML's figure by process, and more where X publishes more: a third, since NVML's mean may be a quarter too low,
@@ -132,7 +132,7 @@ def _active(p: Party, before: Party) -> bool:
     """It shows others that it wants the GPU."""
     if p.gate is None or before.gate is None:
         return False
-    return p.gate.shows_work or p.gate.claim != before.gate.claim
+    return p.gate.shows_work or p.gate.epoch != before.gate.epoch
 
 
 def _accused(w: Party, before: Party, there: list[Party], had: dict[int, float], took: float) -> dict[int, float]:

@@ -48,7 +48,7 @@ class Member(Value):
 class Tenant(Value):
     """A container with a share of the GPU. limit: None for a whole GPU, which has none. running: it has an init that
     lives, and it was not stopped. accounted: the total of its account page. readable: that page could be read, or there
-    is none. claims: what the page has for processes that NVML does not list. highest: the highest limit that it ever
+    is none. on_page: what the page has for processes that NVML does not list. highest: the highest limit that it ever
     had. charged: by the driver's own figure to its cgroup; None: the driver has none. known: `highest` is known; else it
     is older than the agent, and the event log does not have its grant. away: it was suspended before the look. moving:
     its memory was on its way from or to its GPUs."""
@@ -59,7 +59,7 @@ class Tenant(Value):
     accounted: int = 0
     running: bool = True
     readable: bool = True
-    claims: int = 0
+    on_page: int = 0
     highest: int = 0
     known: bool = True
     charged: int | None = None
@@ -96,7 +96,7 @@ class Tenant(Value):
     @property
     def explained(self) -> int:
         """Memory of no listed process that its account page explains; at most its grant."""
-        return min(self.claims, max(0, (self.limit or 0) - self.used))
+        return min(self.on_page, max(0, (self.limit or 0) - self.used))
 
 
 class Look(Value):

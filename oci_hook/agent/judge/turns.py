@@ -1,12 +1,12 @@
 """Decides which container leaves a GPU for a while whose memory is lent, and which one comes back. Pure.
 
 Containers may have more memory than they request. While there is room, nobody is moved. An allocation for which there is no
-room waits, in its process (shim/memory/charge.c). That claim, and each container that was moved to the host's memory, is
+room waits, in its process (shim/memory/charge.c). That demand, and each container that was moved to the host's memory, is
 served in this order: first who is within its request, then the higher class, then who waits longest. Room is made by moving
 containers that have more than their requests, as wholes, those of the lowest class first:
 
-  for a claim within the request          any of its own class or a lower one, at once
-  for another claim                       any of a lower class, at once; of its own class who has been on the GPU for a turn,
+  for a demand within the request          any of its own class or a lower one, at once
+  for another demand                       any of a lower class, at once; of its own class who has been on the GPU for a turn,
                                           or waits itself, which is how two that wait for each other come apart
 
 A turn is as long as the setting memory_turn, and ten times as long as moving the two takes, so that moving costs less than a
@@ -20,7 +20,7 @@ has more than its request.
 from oci_hook.core.value import Value
 
 MOVES = 10  # a turn is at least so many times as long as the moves that it costs
-GRACE = 5.0  # seconds for which room that is there for a claim is kept for it; an allocation tries ten times a second
+GRACE = 5.0  # seconds for which room that is there for a demand is kept for it; an allocation tries ten times a second
 USUAL_RATE = 1 / (2 << 30)  # seconds for a byte (an H200 with driver 580), until moves of two sizes were measured
 
 
@@ -80,7 +80,7 @@ class LentTenant(Value):
         return self.used + self.waits <= self.request
 
     @property
-    def claims_since(self) -> float:
+    def demands_since(self) -> float:
         return self.here if self.away else self.since
 
 
@@ -92,18 +92,18 @@ class MemoryMove(Value):
 
 
 class Doubt:
-    """Remembers claims that did not take the room that was there: for a turn they count for nothing."""
+    """Remembers demands that did not take the room that was there: for a turn they count for nothing."""
 
     def __init__(self) -> None:
         # For how long there was room for who waits, when that was seen last (0: not at the last look), what it has once it took it,
-        # and when it waited last: a pause that is shorter than a turn is no other claim.
+        # and when it waited last: a pause that is shorter than a turn is no other demand.
         self._room: dict[str, tuple[float, float, int, float]] = {}
         self._until: dict[str, float] = {}
 
     def believed(self, tenants: tuple[LentTenant, ...], free: int, now: float, turn: float) -> tuple[LentTenant, ...]:
-        """The tenants without the claims that are not believed. free: bytes of the GPU that nobody uses. turn: seconds."""
+        """The tenants without the demands that are not believed. free: bytes of the GPU that nobody uses. turn: seconds."""
         room = {}
-        for t in tenants:  # another size than before is no other claim
+        for t in tenants:  # another size than before is no other demand
             seconds, last, then, waited = self._room.get(t.key, (0.0, 0.0, t.used + t.need, now))
             waited = now if t.waits else waited
             if t.away or t.used >= then or now - waited >= turn:
@@ -121,45 +121,45 @@ class Doubt:
 
 def decide(tenants: tuple[LentTenant, ...], free: int, now: float, turn: float, pace: Pace) -> MemoryMove | None:
     """The next move; None: nobody moves. free: bytes of the GPU that nobody uses. turn: seconds."""
-    claims = [tenant for tenant in tenants if tenant.waits or tenant.away]
-    claims.sort(key=lambda t: (not t.entitled, -t.level, t.claims_since, t.key))
+    demands = [tenant for tenant in tenants if tenant.waits or tenant.away]
+    demands.sort(key=lambda t: (not t.entitled, -t.level, t.demands_since, t.key))
     served = set()
-    for claim in claims:
-        stays = claim.back and not claim.entitled and now - claim.back < MOVES * 2 * pace.seconds(claim.size)
-        if claim.away and (claim.fixed or stays):
+    for demand in demands:
+        stays = demand.back and not demand.entitled and now - demand.back < MOVES * 2 * pace.seconds(demand.size)
+        if demand.away and (demand.fixed or stays):
             continue  # nobody leaves before it can come back
-        if claim.need <= free:
-            if claim.away:
-                return MemoryMove(claim.key)
-            free -= claim.need  # it takes it at its next try
-            served.add(claim.key)
+        if demand.need <= free:
+            if demand.away:
+                return MemoryMove(demand.key)
+            free -= demand.need  # it takes it at its next try
+            served.add(demand.key)
             continue
         idle = {tenant.key for tenant in tenants if tenant.waits} - served
-        chosen = _victims(claim, tenants, claim.need - free, now, turn, pace, idle)
+        chosen = _victims(demand, tenants, demand.need - free, now, turn, pace, idle)
         if chosen:
-            return MemoryMove(chosen[0].key, claim.key)
+            return MemoryMove(chosen[0].key, demand.key)
     return None
 
 
 def stuck(tenants: tuple[LentTenant, ...], free: int) -> tuple[str, str] | None:
     """(who waits within its request, who has more than its own and is not moved), where nothing but that one could make room."""
-    for claim in tenants:
-        if (claim.waits or claim.away) and claim.entitled and claim.need > free:
-            over = [t for t in tenants if _gives(t, claim)]
-            if any(t.fixed for t in over) and sum(t.used for t in over if not t.fixed) < claim.need - free:
+    for demand in tenants:
+        if (demand.waits or demand.away) and demand.entitled and demand.need > free:
+            over = [t for t in tenants if _gives(t, demand)]
+            if any(t.fixed for t in over) and sum(t.used for t in over if not t.fixed) < demand.need - free:
                 worst = min((t for t in over if t.fixed), key=lambda t: (t.level, t.request - t.used))
-                return claim.key, worst.key
+                return demand.key, worst.key
     return None
 
 
-def _gives(tenant: LentTenant, claim: LentTenant) -> bool:
-    """True if it has memory that was only lent to it, and this claim may have it."""
+def _gives(tenant: LentTenant, demand: LentTenant) -> bool:
+    """True if it has memory that was only lent to it, and this demand may have it."""
     lent = not tenant.away and tenant.used > tenant.request
-    return lent and tenant.key != claim.key and tenant.level <= claim.level
+    return lent and tenant.key != demand.key and tenant.level <= demand.level
 
 
 def _victims(
-    claim: LentTenant,
+    demand: LentTenant,
     tenants: tuple[LentTenant, ...],
     need: int,
     now: float,
@@ -167,15 +167,15 @@ def _victims(
     pace: Pace,
     idle: set[str],
 ) -> list[LentTenant]:
-    """Who makes room for this claim, in the order in which they leave; [] where there is not enough. idle: who cannot work, as
+    """Who makes room for this demand, in the order in which they leave; [] where there is not enough. idle: who cannot work, as
     it waits for room itself."""
 
     def may(t: LentTenant) -> bool:
-        if t.fixed or not _gives(t, claim):
+        if t.fixed or not _gives(t, demand):
             return False
-        if claim.entitled or t.level < claim.level:
+        if demand.entitled or t.level < demand.level:
             return True
-        least = MOVES * (pace.seconds(t.size) + pace.seconds(claim.size))
+        least = MOVES * (pace.seconds(t.size) + pace.seconds(demand.size))
         return t.key in idle or now - t.here >= max(turn, least)
 
     # Of one class, first who cannot work anyhow, then who has been there longest.

@@ -587,4 +587,8 @@ _Static_assert(sizeof(CUDA_MEMCPY2D) == 128 && sizeof(CUDA_MEMCPY3D) == 200, "co
 _Static_assert(sizeof(CUDA_FABRIC_COPY_BATCH_OP) == 64 && sizeof(CUmemDecompressParams) == 64, "batches");
 _Static_assert(sizeof(CUDA_MEMCPY3D_BATCH_OP) == 112, "copies");
 
+/* Which stream NULL means: in plain functions the legacy default stream, in _ptsz and _ptds functions the thread's. */
+#define PLAIN(stream) (stream)
+#define PER_THREAD(stream) ((stream) ? (stream) : (CUstream)CU_STREAM_PER_THREAD)
+
 #endif

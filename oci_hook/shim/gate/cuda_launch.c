@@ -6,6 +6,7 @@
 #include "driver/real.h"
 #include "gate/cost.h"
 #include "gate/gate.h"
+#include "gate/gate_forget.h"
 #include "gate/inflight.h"
 #include "process/captures.h"
 

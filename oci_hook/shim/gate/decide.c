@@ -227,18 +227,18 @@ static uint64_t tenure_of(const struct gh_gpu *gpu, const struct crowd *c, unsig
     return clamp64(t, gpu->rules.tenure_min, max64(gpu->rules.tenure_sum, gpu->rules.tenure_min));
 }
 
-static int claim_stands(const struct gh_gpu *gpu, unsigned i, uint64_t now) {
+static int tenure_stands(const struct gh_gpu *gpu, unsigned i, uint64_t now) {
     const struct gh_slot *s = &gpu->slot[i];
     return s->end > s->start && s->start <= now &&
            s->end - s->start <= max64(gpu->rules.tenure_sum, gpu->rules.tenure_min);
 }
 
-/* The slot with the newest valid claim in my class; GH_SLOTS: none. Serial numbers may wrap. */
+/* The slot with the newest valid tenure in my class; GH_SLOTS: none. Serial numbers may wrap. */
 static unsigned newest_claim(const struct gh_gpu *gpu, unsigned me, uint64_t now, uint64_t ignored) {
     unsigned p = GH_SLOTS;
     EACH_SLOT (gpu->present & ~(ignored & ~(1ull << me)), i) {
         if (gpu->share[i].class_ != gpu->share[me].class_ || !gpu->slot[i].epoch ||
-            !claim_stands(gpu, (unsigned)i, now))
+            !tenure_stands(gpu, (unsigned)i, now))
             continue;
         if (p == GH_SLOTS || (int64_t)(gpu->slot[i].epoch - gpu->slot[p].epoch) > 0)
             p = (unsigned)i;
@@ -318,7 +318,7 @@ static uint64_t drain_until(const struct gh_gpu *gpu, unsigned me, const struct 
 /* The tenure that is on, or begins now. */
 struct tenure {
     unsigned owner;
-    int begins; /* me: I claim it */
+    int begins; /* me: I begin it */
     int woken;  /* I have work again after an idle time, and have had no tenure since */
     uint64_t last;
 };
@@ -342,10 +342,10 @@ static struct tenure tenure_now(const struct gh_gpu *gpu, const struct crowd *c,
     return t;
 }
 
-static void claim(struct gh_decision *d, const struct gh_gpu *gpu, const struct crowd *c, unsigned me,
-                  const struct gh_own *own, uint64_t last, uint64_t now) {
+static void take_tenure(struct gh_decision *d, const struct gh_gpu *gpu, const struct crowd *c, unsigned me,
+                        const struct gh_own *own, uint64_t last, uint64_t now) {
     const struct gh_rules *r = &gpu->rules;
-    d->claim = 1;
+    d->takes = 1;
     d->epoch = last + 1 ? last + 1 : 1;
     d->start = now;
     d->end = add64(now, tenure_of(gpu, c, me));
@@ -387,7 +387,7 @@ static struct gh_decision among_equals(struct gh_decision d, const struct gh_gpu
     struct tenure t = tenure_now(gpu, &c, me, ignored, now);
     unsigned p = t.owner;
     if (t.begins && p == me)
-        claim(&d, gpu, &c, me, own, t.last, now);
+        take_tenure(&d, gpu, &c, me, own, t.last, now);
 
     int alone = c.mask == 1ull << me;
     uint64_t probe = p == me ? 0 : min64(gpu->slot[p].probe_until, add64(gpu->slot[p].start, r->probe));
@@ -541,7 +541,7 @@ static void note_time(struct gh_peers *p, const struct gh_gpu *gpu, unsigned i, 
 }
 
 /* GPU time that long commands took beyond the tenant's part, which is w of `all`. Others may have as much before the wait
- * for them is a cost. Short commands do not count, since those who let a tenant run for so short a time earn no claim by
+ * for them is a cost. Short commands do not count, since those who let a tenant run for so short a time earn no right by
  * it. Returns how much of it nobody could foresee, since the command's cost was not known. */
 static uint64_t note_charge(struct gh_peers *p, uint64_t charged, uint64_t foreseen, uint64_t now, uint64_t weight,
                             uint64_t all) {

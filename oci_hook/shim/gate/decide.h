@@ -30,7 +30,7 @@ struct gh_bucket {
  * can cost, whatever that peer writes into its slot: gh_peers_count, docs/internals/compute-gate.md. */
 struct gh_peers {
     uint64_t counted_at;      /* 0: not yet */
-    uint64_t ignored;         /* bit i: peer i has cost too much; its claims, its v and its wish to run do not count */
+    uint64_t ignored;         /* bit i: peer i has cost too much; its tenures, its v and its wish to run do not count */
     uint64_t ignorings;       /* how often a peer came to be ignored */
     uint64_t unpaid;          /* bit i: peer i does not charge itself for the time that it has */
     int64_t beyond[GH_SLOTS]; /* ns waited for peer i with nothing in flight, less what peer i may cost */
@@ -51,7 +51,7 @@ struct gh_own {
     uint64_t running_cost;  /* estimated GPU time of that command */
     uint64_t siblings;      /* GPU time left of the longest work in flight of another process of the container */
     uint64_t waited;        /* time that the launch has been at the gate */
-    uint64_t probed_at;     /* time of its last claim with a probe_until */
+    uint64_t probed_at;     /* time of its last tenure with a probe_until */
     const struct gh_peers *peers;
     uint8_t idle;  /* this process has nothing in flight, though the container may have */
     uint8_t ahead; /* the tenant waits because of its lead in v, until most of that is gone */
@@ -62,7 +62,7 @@ struct gh_decision {
     uint8_t mode;  /* enum gh_mode */
     uint8_t on;    /* enum gh_wait, if not go */
     uint8_t slot;  /* with GH_ON_SLOT */
-    uint8_t claim; /* publish epoch, start, end and probe_until in our slot, then wake its waiters */
+    uint8_t takes; /* publish epoch, start, end and probe_until in our slot, then wake its waiters */
     uint8_t held;  /* publish as `held` of our slot */
     uint8_t blame; /* the peer of the same class for which the tenant waits; GH_SLOTS: it waits for no such peer */
     uint8_t ahead; /* to be kept in gh_own */

@@ -1,5 +1,5 @@
 /* The gate before every launch: it asks gh_decide, waits, and accounts for what is in flight. One per GPU, for all
- * streams and threads of a process. */
+ * streams and threads of a process. What else it is told is in gate_forget.h. */
 #ifndef GPU_HOOK_GATE_H
 #define GPU_HOOK_GATE_H
 
@@ -120,21 +120,5 @@ static inline void gate_begin(struct gate_pass *pass, CUstream stream, uint64_t 
 static inline CUresult gate_end(struct gate_pass *pass, CUresult result) {
     return __builtin_expect(!pass->gate, 1) ? result : gate_leave(pass, result);
 }
-
-/* gate_forget.c */
-/* The gate's time, to be passed to gate_synchronised; 0 if nothing is in flight. */
-uint64_t gate_before_sync(void);
-/* The program has waited for all work of the stream (`all`: of the current context) that was launched before. */
-void gate_synchronised(uint64_t before, CUstream stream, bool all);
-/* Before the program destroys these. From now on we use them no more. */
-void gate_stream_leaves(CUstream stream);
-void gate_context_leaves(CUcontext context);
-/* After that call. Not gone: the driver has not destroyed it, and nothing in it is forgotten. */
-void gate_context_left(CUcontext context, bool gone);
-void gate_forget(uint64_t key);
-
-/* Which stream NULL means: in plain functions the legacy default stream, in _ptsz and _ptds functions the thread's. */
-#define PLAIN(stream) (stream)
-#define PER_THREAD(stream) ((stream) ? (stream) : (CUstream)CU_STREAM_PER_THREAD)
 
 #endif

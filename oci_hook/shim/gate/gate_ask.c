@@ -55,7 +55,7 @@ static void remember(struct gh_gate *g, const struct gh_decision *d, uint64_t no
     g->memory.decided = true;
     g->memory.spare = d->go ? d->spare / (usage_siblings(&g->usage) + 1) : 0;
     g->memory.spare_seen = peers_view(&g->peers)->seen;
-    if (d->claim && d->probe_until)
+    if (d->takes && d->probe_until)
         own->probed_at = now;
     usage_set_turns(&g->usage, d->mode == GH_ROTATE);
 }
@@ -84,7 +84,7 @@ struct gh_decision gate_ask(struct gh_gate *g, uint64_t now, uint64_t came, uint
     slot_mode(&g->own_slot, d.mode, d.go || d.on != GH_ON_SLOT ? 0 : (uint8_t)(d.slot + 1), now);
     if (d.go || d.held)
         slot_active(&g->own_slot, now);
-    if (d.claim) {
+    if (d.takes) {
         slot_claim(&g->own_slot, d.epoch, d.start, d.end, d.probe_until);
         gate_tenure_begin(g, now);
         slot_wake(&g->own_slot);

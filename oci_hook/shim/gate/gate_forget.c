@@ -1,5 +1,7 @@
 /* The program's waits, and the objects that it destroys. */
 #define _GNU_SOURCE
+#include "gate/gate_forget.h"
+
 #include "gate/gate_state.h"
 
 #define ALONE_TRIES 1000

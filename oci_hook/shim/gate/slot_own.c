@@ -36,7 +36,7 @@ static void open_process_locks(void) {
 static off_t process_lock_at(const struct slot_own *own, unsigned i) { return (off_t)own->gpu * GH_SLOT_PROCESSES + i; }
 
 /* Takes record i, unless a running process of the container has it. *withheld: other containers see no lock for it. */
-static bool claim(struct slot_own *own, unsigned i, bool *withheld) {
+static bool take_record(struct slot_own *own, unsigned i, bool *withheld) {
     uint64_t nobody = 0;
     enum slot_locked mine = slot_file_lock(&process_locks, process_lock_at(own, i));
     if (mine == SLOT_BUSY)
@@ -89,7 +89,7 @@ static void take(struct slot_own *own) {
     for (unsigned i = 0; i < GH_SLOT_PROCESSES; i++) {
         struct gh_slot_process *record = &own->page->process[i];
         bool withheld = false;
-        if (own->file.fd && !claim(own, i, &withheld))
+        if (own->file.fd && !take_record(own, i, &withheld))
             continue;
         own->inherited = WORD_LOAD_RELAXED(&record->owner) &&
                          WORD_LOAD_RELAXED(&record->launched) != WORD_LOAD_RELAXED(&record->done);

@@ -1,6 +1,6 @@
 /* Contexts: the memory that they take themselves, and the memory that is freed with them. */
 #include "driver/real.h"
-#include "gate/gate.h"
+#include "gate/gate_forget.h"
 #include "memory/charge.h"
 #include "memory/cuda_context.h"
 #include "memory/cuda_pool.h"

@@ -5,6 +5,7 @@
 #include "driver/real.h"
 #include "gate/cost.h"
 #include "gate/gate.h"
+#include "gate/gate_forget.h"
 #include "memory/charge.h"
 #include "memory/cuda_pool.h"
 

@@ -3,7 +3,7 @@
  * A green context retains its device's primary context and uses that one's memory. So the primary context is retained by
  * our own function first, which charges it, and what is allocated in a green context goes with the primary one. */
 #include "driver/real.h"
-#include "gate/gate.h"
+#include "gate/gate_forget.h"
 #include "memory/charge.h"
 #include "memory/cuda_context.h"
 

@@ -1,6 +1,6 @@
 /* Calls of memory pools, and calls after which a driver releases idle memory of pools. */
 #include "driver/real.h"
-#include "gate/gate.h"
+#include "gate/gate_forget.h"
 #include "gate/inflight.h"
 #include "memory/charge.h"
 #include "memory/cuda_pool.h"

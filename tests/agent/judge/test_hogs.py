@@ -19,7 +19,7 @@ class Tenant:
 
     def __init__(self, slot: int, weight: int = 5000, rank: int = 1, busy: bool = True) -> None:
         self.slot, self.weight, self.rank = slot, weight, rank
-        self.charged, self.held, self.claim, self.shows_work = 0.0, dict[int, float](), 0, busy
+        self.charged, self.held, self.epoch, self.shows_work = 0.0, dict[int, float](), 0, busy
         self.had = self.starved = 0.0
 
     def step(self, had: float, held: "dict[int, float] | None" = None, says: float | None = None) -> "Tenant":
@@ -35,7 +35,7 @@ class Tenant:
             charged=self.charged,
             held_for=tuple(sorted(self.held.items())),
             shows_work=self.shows_work,
-            claim=self.claim,
+            epoch=self.epoch,
         )
         busy = round(100 * self.had / LOOK) if nvml else None
         return Party(f"t{self.slot}", self.slot, self.weight, self.rank, gate, busy, starved=self.starved)
@@ -128,7 +128,7 @@ def test_several_liars_that_take_turns() -> None:
 
 def test_a_liar_whose_slot_rests_at_the_look_but_claims_between() -> None:
     liar = Tenant(2, busy=False).step(0)
-    liar.claim = 7
+    liar.epoch = 7
     assert second_look(Tenant(1).step(0.1, {2: 4.8}), liar) == ["t2"]
 
 

@@ -301,11 +301,11 @@ def unlisted(protector: Protector, size: int, *tenants: Tenant, total: int = 40 
 def test_only_what_the_driver_says_is_proof() -> None:
     """What the page of an innocent explains, up to its limit, is its own; nothing else counts against it."""
     b = tenant("b", 8 * GIB)
-    for claims, size, unexplained in ((3, 3, 0), (3, 6, 3), (0, 6, 6), (9, 9, 5)):
-        a = tenant("a", 4 * GIB, accounted=claims * GIB, claims=claims * GIB)
+    for on_page, size, unexplained in ((3, 3, 0), (3, 6, 3), (0, 6, 6), (9, 9, 5)):
+        a = tenant("a", 4 * GIB, accounted=on_page * GIB, on_page=on_page * GIB)
         for found in unlisted(Protector(TOLERANCE), size * GIB, a, b, total=11 * GIB):
-            assert found.unlisted == size * GIB and found.kill is None, (claims, size)
-            assert found.unexplained == unexplained * GIB, (claims, size)
+            assert found.unlisted == size * GIB and found.kill is None, (on_page, size)
+            assert found.unexplained == unexplained * GIB, (on_page, size)
 
 
 def test_memory_that_somebody_hides_makes_nobody_harmful() -> None:
@@ -349,9 +349,9 @@ def made(mix: list[tuple[int | None, list[tuple[int, int | None, bool]], int, bo
             accounted,
             run,
             read,
-            claims,
+            on_page,
         )
-        for i, (limit, held, accounted, run, read, claims) in enumerate(mix)
+        for i, (limit, held, accounted, run, read, on_page) in enumerate(mix)
     )
 
 
@@ -382,7 +382,7 @@ def test_nobody_within_limit_and_tolerance_is_killed_nor_where_nobody_is_harmed(
 def test_certain_harm_is_ended_by_one_look(mix: list[object], free: int) -> None:
     """Beside any mix of others that harm nobody themselves: one that has twice its limit past the shim."""
     others = tuple(
-        t.replace(limit=max(t.listed, t.accounted) + GIB if t.limit is not None else None, claims=0)
+        t.replace(limit=max(t.listed, t.accounted) + GIB if t.limit is not None else None, on_page=0)
         for t in made(mix)  # type: ignore[arg-type]
     )
     cheat = tenant("cheat", 4 * GIB, 8 * GIB)
@@ -464,7 +464,7 @@ class Gpu:
         for key, limit in self.limits.items():
             held = tuple(Member(pid, 1, self.seen(pid), True) for pid in self.used[key])
             tenants.append(
-                Tenant(key, limit, held, self.accounted(key), claims=sum(c[2] for c in self.children if c[1] == key))
+                Tenant(key, limit, held, self.accounted(key), on_page=sum(c[2] for c in self.children if c[1] == key))
             )
         used = self.OWN + sum(self.accounted(key) + sum(self.extra[p] for p in self.used[key]) for key in self.limits)
         return Look(GPU, self.now, self.total, max(0, self.total - used), used, tuple(tenants))
@@ -583,11 +583,11 @@ def test_what_a_forked_child_holds_is_known_where_the_driver_says_so() -> None:
 
 def test_what_is_charged_or_on_a_page_is_explained() -> None:
     b = tenant("b", 8 * GIB)
-    for charged, claims, left in ((2, 0, 0), (None, 2, 0), (2, 2, 0), (1, 0, 1), (None, 0, 2)):
+    for charged, on_page, left in ((2, 0, 0), (None, 2, 0), (2, 2, 0), (1, 0, 1), (None, 0, 2)):
         charge = None if charged is None else charged * GIB
-        a = tenant("a", 4 * GIB, accounted=0, charged=charge, claims=claims * GIB)
+        a = tenant("a", 4 * GIB, accounted=0, charged=charge, on_page=on_page * GIB)
         found = unlisted(Protector(TOLERANCE), 2 * GIB, a, b)
-        assert [f.unexplained for f in found] == 2 * [left * GIB], (charged, claims)
+        assert [f.unexplained for f in found] == 2 * [left * GIB], (charged, on_page)
 
 
 def test_small_differences_of_the_drivers_figures_are_nothing() -> None:
