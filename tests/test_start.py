@@ -87,7 +87,7 @@ OURS = {
     "config",
     "ledger",
     "ledger.admit",
-    "ledger.claims",
+    "ledger.gpu_owner",
     "ledger.deliver",
     "ledger.events",
     "ledger.exec_env",

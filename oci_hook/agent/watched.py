@@ -15,18 +15,18 @@ class Watched:
     """The agent's knowledge of one container beyond its grant."""
 
     def __init__(self) -> None:
-        self.account: PageFigures | str | None = None  # what its account page says
+        self.account: PageFigures | str | None = None  # as its account page says
         self.peaks: dict[str, int] = {}
         self.history: dict[str, list[tuple[float, int, int]]] = {}
         self.uses: dict[str, Use] = {}
         self.charged: dict[str, int] = {}  # bytes, by the driver's figure for its cgroup, by UUID
-        self.gates: dict[str, Gate] = {}  # what its slot files publish, by UUID
+        self.gates: dict[str, Gate] = {}  # as its slot files publish, by UUID
         self.waits: dict[str, int] = {}  # bytes that an allocation waits for where memory is lent, by UUID
         self.meters: dict[str, Meter] = {}
         self.frozen_seconds = 0.0  # since the agent first saw it
         self.suspended_seconds = 0.0  # likewise
         self.stopped = ""  # by the agent: "frozen" or "killed"
-        self.resumed = 0  # how often somebody has let it go on after the agent had frozen it
+        self.resumed = 0  # times that somebody has let it go on after the agent had frozen it
         self.answered: set[str] = set()  # UUIDs of GPUs on which it did harm and was answered
         self.moved = (
             -math.inf

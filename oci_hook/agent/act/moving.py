@@ -104,7 +104,7 @@ def is_lent(node: NodeState, uuid: str) -> bool:
 
 
 class _Known:
-    """What was seen of a container on a lent GPU; times in seconds."""
+    """One container as it was seen on a lent GPU; times in seconds."""
 
     def __init__(self, now: float) -> None:
         # An allocation that waits: its bytes and tries by the container's page, when it tried last, since when it waits.

@@ -1,4 +1,4 @@
-"""Where the agent answers: the page's address, and the socket that commands ask at."""
+"""The places at which the agent answers: the page's address, and the socket that commands ask at."""
 
 import contextlib
 import grp
@@ -84,7 +84,7 @@ class Doors:
 
 
 def readers(given: options.AgentOptions) -> Callable[[socket.socket], bool]:
-    """Whether the one who connected may ask: root, our own user, and the group that the settings name. Without one everybody may
+    """The test of who may ask: root, our own user, and the group that the settings name. Without one everybody may
     who could read the page as well: there is one, and it needs no token. Raises KeyError: there is no such group."""
     group = grp.getgrnam(given.group).gr_gid if given.group != "none" else -1
     everybody = group < 0 and given.token_file == "none" and given.address != "none"
