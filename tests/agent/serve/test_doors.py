@@ -85,7 +85,7 @@ def box(state: Path, **given: Any) -> Iterator[Box]:
 
 
 def asked(state: Path, user: int = 0, groups: tuple[int, ...] = ()) -> Any:
-    """live.fetch() as this user, in a process of its own."""
+    """node_now.fetch() as this user, in a process of its own."""
     read, write = os.pipe()
     if not (child := os.fork()):
         try:
