@@ -22,6 +22,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from build_c.native_build import PYTHON
 from oci_hook.config.settings import Settings
 from oci_hook.core.grant import Grant
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, Inventory
@@ -31,7 +32,6 @@ from oci_hook.ledger import store
 from oci_hook.linux.mount import mountinfo, unmount
 from oci_hook.linux.proc import boot_id
 from scripts import tiny_image
-from scripts.native_build import PYTHON
 from tests import installs
 
 # Else each of the thousands of Python processes that tests start compiles all that it imports, half of its time.

@@ -36,7 +36,7 @@ def test_programs_and_tests_use_what_is_there(tmp_path: Path) -> None:
         "[mypy]\npython_version = 3.10\nmypy_path = .:simulator\nexplicit_package_bases = True\n"
         "check_untyped_defs = True\nignore_missing_imports = True\n"
     )
-    files = ["git", "ls-files", "-z", "--", "tests/*.py", "scripts/*.py"]
+    files = ["git", "ls-files", "-z", "--", "tests/*.py", "scripts/*.py", "build_c/*.py"]
     names = subprocess.run(files, cwd=REPO, capture_output=True, text=True, check=True).stdout.split("\0")
     cache = REPO / ".mypy_cache/tests"  # of its own: mypy begins anew where the settings differ
     argv = [sys.executable, "-m", "mypy", "--config-file", str(config), "--cache-dir", str(cache)]

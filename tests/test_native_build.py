@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.native_build import Plan
+from build_c.native_build import Plan
 from tests import compiled
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scripts.native_build import Plan
+    from build_c.native_build import Plan
 
 HERE = Path(__file__).parent
 SYMBOLS = HERE.parent.parent / "data" / "driver-symbols"

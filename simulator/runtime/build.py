@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scripts.native_build import Plan
+    from build_c.native_build import Plan
 
 HERE = Path(__file__).resolve().parent
 GLIBC_FLOOR = "2.17"  # CUDA's own runtime needs this version

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from build_c.native_build import PYTHON
 from gpu_hook_simulator import driver_root
 from gpu_hook_simulator.release import DEFAULT, Release
 from oci_hook.discovery.driver_files import MULTIARCH
-from scripts.native_build import PYTHON
 
 HERE = Path(__file__).resolve().parent
 MEMORY_MIB = 1024

@@ -22,7 +22,7 @@ IMPORTS = {
     "setup": "import pkgutil, importlib, gpu_hook_simulator, oci_hook.agent, oci_hook.cli, oci_hook.kube\n"
     "for part in (oci_hook.agent, oci_hook.cli, oci_hook.kube):\n"
     "    for module in pkgutil.walk_packages(part.__path__, part.__name__ + '.'): importlib.import_module(module.name)",
-    "build": "import scripts.native_build, ziglang",
+    "build": "import build_c.native_build, ziglang",
     "demo": "import sys; sys.path.insert(0, 'scripts'); import demo_story",
     "package": "import sys; sys.path.insert(0, 'packaging'); import build, setuptools\n"
     "from payload import MODULES, vendored; vendored(*MODULES, *build.deb.VENDORED)",

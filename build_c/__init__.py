@@ -1,0 +1,1 @@
+"""Compiles the C parts of product and simulator."""
