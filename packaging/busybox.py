@@ -10,7 +10,7 @@ from pathlib import Path
 from payload import ROOT, Files, read
 
 from oci_hook.linux import elf
-from scripts.debian import CannotFetch, apt, unpack
+from testbed.debian import CannotFetch, apt, unpack
 
 GIVEN = "GPU_HOOK_BUSYBOX"  # a file to take instead
 ADVICE = f"or name a static busybox for it by the variable {GIVEN}"

@@ -15,7 +15,7 @@ from pathlib import Path
 import image
 from payload import COMMAND, REGISTRY, ROOT, VERSION, Files, below, package
 
-from scripts.debian import CannotFetch, apt, unpack
+from testbed.debian import CannotFetch, apt, unpack
 
 NAME = f"{REGISTRY}/gpu-hook/controller:{VERSION}"
 PINS = ROOT / "packaging/controller"

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-from tests.conftest import REPO, UUIDS, Bundle, Install, Runc
+from testbed import REPO
+from testbed.containers import Bundle, Runc
+from testbed.installs import UUIDS, Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 ASK = {"gpu-hook.io/memory": "4Gi", "gpu-hook.io/devices": "1"}

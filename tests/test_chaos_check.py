@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from scripts.benches import _chaos_check as check
-from scripts.benches import _chaos_churn as churn
-from scripts.benches import _chaos_read as read
-from scripts.benches import _chaos_rounds as rounds
-from scripts.benches._chaos_check import Gpu, Grant, Pod, Snapshot, problems, wrong
-from scripts.cluster_lab.faults import FAULTS
+from benchmarks import _chaos_check as check
+from benchmarks import _chaos_churn as churn
+from benchmarks import _chaos_read as read
+from benchmarks import _chaos_rounds as rounds
+from benchmarks._chaos_check import Gpu, Grant, Pod, Snapshot, problems, wrong
+from testbed.cluster.faults import FAULTS
 
 GIB = 1024
 GPUS = {"A": Gpu("n1", 16 * GIB), "B": Gpu("n1", 16 * GIB), "C": Gpu("n2", 16 * GIB)}

@@ -10,7 +10,8 @@ import pytest
 
 from oci_hook.core.decision import MAX_TEXT, DecidedShare, DecidedTerms
 from oci_hook.core.layout import ALLOC
-from tests.conftest import MEMORY_MIB, UUIDS, Bundle, Install, Runc
+from testbed.containers import Bundle, Runc
+from testbed.installs import MEMORY_MIB, UUIDS, Install
 from tests.decisions import CRI, KEYS, OTHER_UID, UID, decided, pod, write_keys
 from tests.test_hook import hooked, nothing_is_booked
 from tests.test_hook import refused as refused_by_hook

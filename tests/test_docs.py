@@ -95,7 +95,7 @@ PARTS = {
     "product": ("oci_hook/", 3.0),
     "kube": ("oci_hook/kube/", 3),
     "agent": ("oci_hook/agent/", 3.0),
-    "scripts": ("scripts/", 3.0),
+    "around": (("scripts/", "build_c/", "testbed/", "benchmarks/", "validation/"), 3.0),
     "simulator": ("simulator/", 3.0),
     "shim": ("oci_hook/shim/", 3.0),
 }

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import UUIDS, Bundle, Install, Runc
+from testbed.containers import Bundle, Runc
+from testbed.installs import UUIDS, Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 ASK = {"gpu-hook.io/memory": "4Gi", "gpu-hook.io/devices": "1", "gpu-hook.io/compute": "30"}

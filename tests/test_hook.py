@@ -19,10 +19,11 @@ from oci_hook.core.inventory import GpuNode
 from oci_hook.core.policy_page import policy_page
 from oci_hook.discovery.save import save_inventory
 from oci_hook.linux import lock as lock_file
-from scripts import tiny_image
+from testbed import REPO, tiny_image
+from testbed.compiled import ZIG
+from testbed.containers import Bundle, Runc
+from testbed.installs import DRIVER, MEMORY_MIB, UUIDS, Install
 from tests.apply import box_maker
-from tests.compiled import ZIG
-from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc
 
 pytestmark = pytest.mark.root
 SNIPPET = REPO / "runtime-config/runc/config.json"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from oci_hook.ledger import slot_files
-from tests.conftest import Install, Runc
+from testbed.containers import Runc
+from testbed.installs import Install
 from tests.test_hook import ASK, hooked, nothing_is_booked
 
 pytestmark = pytest.mark.root

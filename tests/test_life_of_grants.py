@@ -21,7 +21,9 @@ from oci_hook.ledger.life import planned_cgroup
 from oci_hook.ledger.proof import PATIENT, QUICK
 from oci_hook.linux.lock import lock_file
 from oci_hook.linux.proc import boot_id, pid_space, process_life
-from tests.conftest import REPO, Bundle, Install, Runc, remove_cgroup
+from testbed import REPO
+from testbed.containers import Bundle, Runc, remove_cgroup
+from testbed.installs import Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 MOST = {"gpu-hook.io/memory": "20Gi", "gpu-hook.io/devices": "0"}  # of 24: room for one

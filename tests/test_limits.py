@@ -14,8 +14,9 @@ import pytest
 
 from oci_hook import runtime
 from oci_hook.linux import limits, lock
-from tests.conftest import Bundle, Install, Runc
-from tests.test_expensive_images import cost
+from testbed.containers import Bundle, Runc
+from testbed.expensive_images import cost
+from testbed.installs import Install
 from tests.test_precreate import ASK as PODMAN_ASK
 from tests.test_runtime import ASK, refused
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 REPO = Path(__file__).resolve().parent.parent
-
+AROUND = ("tests", "scripts", "testbed", "benchmarks", "validation", "build_c")  # the product and the simulator
 
 HOOKS = yaml.safe_load((REPO / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
 
@@ -36,7 +36,7 @@ def test_programs_and_tests_use_what_is_there(tmp_path: Path) -> None:
         "[mypy]\npython_version = 3.10\nmypy_path = .:simulator\nexplicit_package_bases = True\n"
         "check_untyped_defs = True\nignore_missing_imports = True\n"
     )
-    files = ["git", "ls-files", "-z", "--", "tests/*.py", "scripts/*.py", "build_c/*.py"]
+    files = ["git", "ls-files", "-z", "--", *(f"{folder}/*.py" for folder in AROUND)]
     names = subprocess.run(files, cwd=REPO, capture_output=True, text=True, check=True).stdout.split("\0")
     cache = REPO / ".mypy_cache/tests"  # of its own: mypy begins anew where the settings differ
     argv = [sys.executable, "-m", "mypy", "--config-file", str(config), "--cache-dir", str(cache)]
@@ -44,6 +44,21 @@ def test_programs_and_tests_use_what_is_there(tmp_path: Path) -> None:
     assert re.search(r"^(Found \d+ error.* \(checked|Success)", found.stdout, re.MULTILINE), found.stdout + found.stderr
     seen = [line for line in found.stdout.splitlines() if line.endswith(("[attr-defined]", "[call-arg]"))]
     assert seen == []
+
+
+def test_nobody_imports_tests() -> None:
+    """Not even by a path: what others need of them belongs into testbed/. Packages are held to it by import-linter, too."""
+    found = []
+    for path in tracked_text():
+        name = str(path.relative_to(REPO))
+        if path.suffix == ".py" and not name.startswith(("tests/", "simulator/tests/")):
+            found += [
+                f"{name}: {m[0]}"
+                for m in re.finditer(r"^\s*(from|import) (simulator\.)?tests\b.*", path.read_text(), re.M)
+            ]
+        elif path.suffix == ".py" and name.startswith("simulator/"):
+            found += [f"{name}: {m[0]}" for m in re.finditer(r"^\s*(from|import) tests\b.*", path.read_text(), re.M)]
+    assert found == []
 
 
 def tracked_text() -> list[Path]:

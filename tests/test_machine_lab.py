@@ -11,11 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts import debian
-from scripts.debian import CannotFetch
-from scripts.machine_lab import image
-from tests.conftest import REPO
-from tests.e2e.fetched import unpacked
+from testbed import REPO, debian
+from testbed.debian import CannotFetch
+from testbed.machine import image
+from testbed.packages import unpacked
 
 QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64") or ""
 
@@ -60,7 +59,7 @@ def test_options_of_run_end_where_its_command_begins(
     words: list[str], seconds: float, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])  # the program puts the checkout there
-    options = importlib.import_module("scripts.machine_lab.__main__").parser().parse_args(["run", *words])
+    options = importlib.import_module("testbed.machine.__main__").parser().parse_args(["run", *words])
     assert (options.timeout, options.words) == (seconds, command)
 
 

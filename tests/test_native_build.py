@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from build_c.native_build import Plan
-from tests import compiled
+from testbed import compiled
 
 ROOT = Path(__file__).resolve().parents[1]
 CC = [sys.executable, "-m", "ziglang", "cc"]

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO, Bundle, Install, Runc
+from testbed import REPO
+from testbed.containers import Bundle, Runc
+from testbed.installs import Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 

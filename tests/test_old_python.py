@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from oci_hook import cli
-from tests.conftest import REPO
+from testbed import REPO
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from oci_hook.core.layout import MARKER, REQUEST_DIR, VISIBLE_DIR
-from scripts import tiny_image
-from tests.conftest import REPO, UUIDS, Bundle, Install, Runc
+from testbed import REPO, tiny_image
+from testbed.containers import Bundle, Runc
+from testbed.installs import UUIDS, Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 WAYS = ["wrapper", "hook", "both"]

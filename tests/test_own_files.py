@@ -9,7 +9,8 @@ import pytest
 
 from oci_hook.errors import SettingsError
 from oci_hook.install import settings_edit
-from tests.conftest import Bundle, Install, Runc
+from testbed.containers import Bundle, Runc
+from testbed.installs import Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 NOBODY = 65534

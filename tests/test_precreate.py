@@ -16,7 +16,7 @@ from oci_hook.ledger import resource_claims, store
 from oci_hook.linux.proc import boot_id, process_life
 from oci_hook.observe.event_log import Follower
 from oci_hook.observe.stage import stage
-from tests.conftest import MEMORY_MIB, UUIDS, Install
+from testbed.installs import MEMORY_MIB, UUIDS, Install
 from tests.test_hook import hooked, nothing_is_booked
 
 pytestmark = pytest.mark.root

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO
+from testbed import REPO
 
 # A program whose work is the code in argv[2]. argv[1]: the state directory, argv[3]: the exit status of a failure,
 # argv[4]: the deadline.

@@ -20,8 +20,9 @@ from oci_hook.core.layout import MARKER, PAGES_DIR
 from oci_hook.discovery.save import save_inventory
 from oci_hook.ledger import store
 from oci_hook.ledger.life import planned_cgroup
-from scripts import tiny_image
-from tests.conftest import DRIVER, MEMORY_MIB, REPO, UUIDS, Bundle, Install, Runc, remove_cgroup
+from testbed import REPO, tiny_image
+from testbed.containers import Bundle, Runc, remove_cgroup
+from testbed.installs import DRIVER, MEMORY_MIB, UUIDS, Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 ASK = {"NVIDIA_VISIBLE_DEVICES": "0", "T9K_GPU_MEMORY": "4096"}

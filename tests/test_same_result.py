@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from oci_hook.ledger import store
-from scripts import tiny_image
-from tests.conftest import ARCH, REPO, Bundle, Install, Runc
+from testbed import REPO, tiny_image
+from testbed.containers import Bundle, Runc
+from testbed.installs import Install
+from tests.conftest import ARCH
 
 pytestmark = pytest.mark.root
 Image = Callable[[Path], None]

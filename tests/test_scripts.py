@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benches import _cluster_real as cluster
-from scripts.cluster_lab import build, programs
-from tests.conftest import REPO
+from benchmarks import _cluster_real as cluster
+from testbed import REPO
+from testbed.cluster import build, programs
 
 
 @pytest.fixture
@@ -24,6 +24,8 @@ def scripts(tmp_path: Path) -> Path:
         else:
             (folder / path.name).write_bytes(path.read_bytes())
             (folder / path.name).chmod(path.stat().st_mode)
+    for name in ("benchmarks", "testbed"):
+        (tmp_path / name).symlink_to(REPO / name)
     (folder / "setup").write_text(f"#!/bin/sh\ntouch {tmp_path}/called\nexit 9\n")
     return folder
 

@@ -15,7 +15,8 @@ import pytest
 from oci_hook.core.gpu_page import SLOT_FILE_SIZE, gpu_page, head
 from oci_hook.core.policy_page import policy_page
 from oci_hook.ledger import slot_files
-from tests.conftest import UUIDS, Bundle, Install, Runc
+from testbed.containers import Bundle, Runc
+from testbed.installs import UUIDS, Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 DOCKER = "CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP SETPCAP NET_BIND_SERVICE SYS_CHROOT KILL"

@@ -11,7 +11,8 @@ import pytest
 from oci_hook.core.decision import DecidedShare
 from oci_hook.install import prefix as installs
 from oci_hook.ledger import slot_files
-from tests.conftest import UUIDS, Bundle, Install
+from testbed.containers import Bundle
+from testbed.installs import UUIDS, Install
 from tests.decisions import decided, pod, write_keys
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]

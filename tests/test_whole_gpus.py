@@ -11,8 +11,9 @@ import pytest
 
 from oci_hook.core.inventory import DriverFile, GpuNode
 from oci_hook.discovery.save import save_inventory
-from scripts import tiny_image
-from tests.conftest import DRIVER, UUIDS, Bundle, Install, Runc
+from testbed import tiny_image
+from testbed.containers import Bundle, Runc
+from testbed.installs import DRIVER, UUIDS, Install
 from tests.test_hook import hooked
 
 pytestmark = pytest.mark.root

@@ -79,7 +79,9 @@ def ps(prefix: str, cluster: bool, dump: str | None, kubeconfig: str | None) -> 
             lines.append(f"{named.title(entry)}: an allocation of {mib} MiB waits for room, and {node_now.NO_MAKER}")
         if entry["lent_to"] and not runs:
             id = output.short(entry["id"])
-            lines.append(f"{named.title(entry)}: it made room for another container, and {node_now.NOT_BACK.format(id)}")
+            lines.append(
+                f"{named.title(entry)}: it made room for another container, and {node_now.NOT_BACK.format(id)}"
+            )
         if entry["account_problem"]:
             lines.append(f"account page of {named.title(entry)}: {entry['account_problem']}")
         if entry["boundary_failed"]:

@@ -11,9 +11,10 @@ import pytest
 
 from oci_hook.linux import elf
 from simulator.driver import build
-from simulator.tests.conftest import HERE, Sim, build_simulated
+from testbed import REPO
+from testbed.sim.gpus import Sim, build_simulated
 
-SCRIPT = HERE.parent.parent / "scripts/build"
+SCRIPT = REPO / "scripts/build"
 LINKED = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ml.so.1-615", "gpu-probe", "gpu-probe-linked")
 FILES = (*LINKED, "gpu-probe-static")
 
@@ -49,7 +50,7 @@ def test_the_static_program_asks_for_no_library(simulated: Path) -> None:
 def test_other_architecture() -> None:
     other = {"x86_64": "aarch64", "aarch64": "x86_64"}[platform.machine()]
     subprocess.run([sys.executable, SCRIPT, "--part", "sim", "--arch", other], check=True)
-    out = HERE.parent.parent / "build" / other
+    out = REPO / "build" / other
     for name in FILES:
         with open(out / "sim" / name, "rb") as f:
             facts = elf.read(f.fileno())

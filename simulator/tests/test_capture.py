@@ -7,9 +7,9 @@ import pytest
 
 from gpu_hook_simulator import driver_root
 from simulator.driver import build
-from simulator.tests.conftest import Sim
-from tests.compiled import compiled, source
-from tests.sanitize import ADDRESS, THREAD, gcc, name
+from testbed.compiled import compiled, source
+from testbed.sanitize import ADDRESS, THREAD, gcc, name
+from testbed.sim.gpus import Sim
 
 HERE = Path(__file__).parent
 # What differs from one run to the next by design: the GPU's shared file, whose readers look twice, and the GPU's

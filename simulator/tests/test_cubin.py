@@ -3,8 +3,8 @@
 import subprocess
 from pathlib import Path
 
-from simulator.tests.conftest import Sim
-from tests.clients import fetch
+from testbed import pinned as fetch
+from testbed.sim.gpus import Sim
 
 PTX = """
 .version 8.0

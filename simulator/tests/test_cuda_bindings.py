@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulator.tests.conftest import Sim
+from testbed.sim.gpus import Sim
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
 

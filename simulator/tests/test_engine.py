@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_hook_simulator import driver_root
-from tests.compiled import ZIG
-from tests.long import draws
+from testbed.compiled import ZIG
+from testbed.long import draws
 
 SIM = Path(__file__).resolve().parents[1] / "driver"
 SLICE, LOADED, IDLE = 1_000_000, 100_000, 20_000

@@ -9,7 +9,7 @@ import pytest
 from gpu_hook_simulator import exports
 from gpu_hook_simulator.release import CUDA, release
 from simulator.tests import functions
-from simulator.tests.conftest import Sim
+from testbed.sim.gpus import Sim
 
 LISTS = functions.NAMES.parent
 BAD = ("signal", "hangs", "missing", "no result")

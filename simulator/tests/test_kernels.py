@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 
 from gpu_hook_simulator import driver_root
-from simulator.tests.conftest import Sim
 from simulator.tests.test_streams import MORE
+from testbed.sim.gpus import Sim
 
 KERNELS = (
     MORE

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from simulator.tests.conftest import Sim
+from testbed.sim.gpus import Sim
 
 NAMES = Path(__file__).resolve().parents[1] / "driver/names.def"
 ROWS = re.findall(r"^([FP])\((\w+), (\d+), (\w+)\)", NAMES.read_text(), re.MULTILINE)

@@ -10,11 +10,11 @@ import pytest
 
 from gpu_hook_simulator import release
 from simulator.driver import build
-from simulator.tests import cgroups
-from simulator.tests.cgroups import Groups
-from simulator.tests.conftest import CONTEXT_MIB, MEMORY_MIB, Sim
 from simulator.tests.test_allocators import GRAPHS
-from tests.compiled import ZIG
+from testbed.compiled import ZIG
+from testbed.sim import cgroups
+from testbed.sim.cgroups import Groups
+from testbed.sim.gpus import CONTEXT_MIB, MEMORY_MIB, Sim
 
 pytestmark = pytest.mark.root
 TOP = cgroups.top()

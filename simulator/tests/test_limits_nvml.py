@@ -8,9 +8,9 @@ import pytest
 
 from gpu_hook_simulator import driver_root, release
 from gpu_hook_simulator import mig as sim_mig
-from simulator.tests import cgroups
-from simulator.tests.cgroups import Groups
-from simulator.tests.conftest import Sim
+from testbed.sim import cgroups
+from testbed.sim.cgroups import Groups
+from testbed.sim.gpus import Sim
 
 pytestmark = pytest.mark.root
 TOP = cgroups.top()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from simulator.tests.conftest import CONTEXT_MIB, HERE, MEMORY_MIB, Sim
+from testbed.sim.gpus import CLIENT, CONTEXT_MIB, MEMORY_MIB, Sim
 
 ROOM = MEMORY_MIB - CONTEXT_MIB
 
@@ -227,7 +227,7 @@ print(code("cuMemAlloc_v2", byref(c_uint64()), c_size_t(1024 * MIB)), alloc(900 
 """
     code += "os.sys.stdin.readline(); print(code('cuMemFree_v2', at), free_bytes() // MIB)"
     child = sim.start(
-        sys.executable, "-c", f"import sys; sys.path.insert(0, {str(HERE)!r})\nfrom client import *\n{code}"
+        sys.executable, "-c", f"import sys; sys.path.insert(0, {str(CLIENT)!r})\nfrom client import *\n{code}"
     )
     assert sim.line(child) == "2 ready\n"
     assert "OUT_OF_MEMORY" in sim.run(sim.probe, "alloc", "900").stdout

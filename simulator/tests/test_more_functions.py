@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulator.tests.conftest import CONTEXT_MIB, MEMORY_MIB, Sim
+from testbed.sim.gpus import CONTEXT_MIB, MEMORY_MIB, Sim
 
 ROOM = MEMORY_MIB - CONTEXT_MIB
 

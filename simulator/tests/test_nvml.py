@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from gpu_hook_simulator import driver_root
-from simulator.tests.conftest import CONTEXT_MIB, MEMORY_MIB, Sim
+from testbed.sim.gpus import CLIENT, CONTEXT_MIB, MEMORY_MIB, Sim
 
 BIN = Path(sys.executable).parent
 
@@ -84,7 +84,7 @@ def test_own_process_is_listed_by_both_libraries_in_one(sim: Sim) -> None:
 def test_process_of_another_pid_namespace_is_counted_not_listed(sim: Sim) -> None:
     sim.holder(100)
     inside = "unshare", "--pid", "--fork", sys.executable, "-c"
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom client import *\n{PROCESSES}"
+    code = f"import sys; sys.path.insert(0, {str(CLIENT)!r})\nfrom client import *\n{PROCESSES}"
     used = "print(nvml.nvmlDeviceGetMemoryInfo(gpu(0)).used >> 20)"
     assert sim.run(*inside, code + used).stdout == f"[]\n{100 + CONTEXT_MIB}\n"
 

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_hook_simulator import model_run
 from gpu_hook_simulator.model.scenarios import Scenario, gappy, launch_bound, saturated
-from simulator.tests.conftest import Sim, ahead, build_simulated
+from testbed.sim.gpus import Sim, ahead, build_simulated
 
 SCALE, BINS, BIN_NS = 15, 6, 100_000_000  # the slowdown; how many bins of GPU time are measured; the length of one
 GAPPY = gappy(spread="uniform")  # with gaps of one length two tenants would stay in step for seconds

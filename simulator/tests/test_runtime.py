@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from gpu_hook_simulator.release import release
-from simulator.tests.conftest import HERE, Sim
-from tests.clients import fetch
-from tests.compiled import ZIG
+from testbed import pinned as fetch
+from testbed.compiled import ZIG
+from testbed.sim.gpus import Sim
 
 CC = [*ZIG, "-std=c11", "-Wall", "-fno-sanitize=undefined"]
 VERSIONS = {
     "12": ("nvidia/cuda_runtime/include", "550", 12090, 12040),
     "13": ("nvidia/cu13/include", "580", 13000, 13000),
 }
+HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
 

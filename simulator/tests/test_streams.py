@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.tests.conftest import Sim
+from testbed.sim.gpus import CLIENT, Sim
 
 MORE = """
 import threading, time
@@ -179,8 +179,7 @@ def test_progress_is_written_while_the_program_is_stopped(slow: Sim, tmp_path: P
     child = slow.start(
         sys.executable,
         "-c",
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom client import *\nPATH = {str(path)!r}\n"
-        + PEER,
+        f"import sys; sys.path.insert(0, {str(CLIENT)!r})\nfrom client import *\nPATH = {str(path)!r}\n" + PEER,
     )
     assert Sim.line(child) == "1 0 1\n"
     assert Sim.line(child) == "ready\n"

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.box import image
-from tests.e2e.stage import Stage
+from testbed.agent import image
+from testbed.stage import Stage
 
 
 @pytest.fixture(scope="session")

@@ -22,8 +22,8 @@ from oci_hook.config import settings as node_settings
 from oci_hook.config.settings import load
 from oci_hook.core.layout import REAL_LIBCUDA
 from oci_hook.observe import account
-from tests.agent.box import Agent, events, grant, running, surcharge, wait_for
-from tests.e2e.stage import CONTEXT_MIB, LIMIT_MIB, SHARE, Stage
+from testbed.agent import Agent, events, grant, running, surcharge, wait_for
+from testbed.stage import CONTEXT_MIB, LIMIT_MIB, SHARE, Stage
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 HOLD = ("/bin/gpu-probe", "alloc", "300", "hold", "600")

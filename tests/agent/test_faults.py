@@ -21,10 +21,10 @@ from oci_hook.core.request import GpuRequest, Request
 from oci_hook.ledger import admit, slot_files, store
 from oci_hook.ledger import events as node_events
 from oci_hook.linux.proc import boot_id, process_life
-from tests.agent.box import Agent, events, grant, running, wait_for
+from testbed.agent import Agent, events, grant, running, wait_for
+from testbed.long import long
+from testbed.stage import CC, GLIBC, SHARE, Stage
 from tests.agent.test_agent import HOLD
-from tests.e2e.stage import CC, GLIBC, SHARE, Stage
-from tests.long import long
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 DAY = 86400

@@ -30,7 +30,7 @@ from oci_hook.errors import GhError, refuse
 from oci_hook.ledger import store
 from oci_hook.linux.proc import boot_id, process_life
 from oci_hook.observe.event_log import Follower
-from tests.conftest import Install
+from testbed.installs import Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 

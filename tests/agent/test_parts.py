@@ -46,8 +46,8 @@ from oci_hook.ledger import inventory as cache
 from oci_hook.linux.proc import process_life
 from oci_hook.observe.account import PageFigures
 from oci_hook.observe.event_log import Follower
+from testbed.stage import Stage
 from tests.cli.box import Install
-from tests.e2e.stage import Stage
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 NASTY = 'x"\\\n\x1b[31m{}\udcff' + "y" * 500

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from testbed.boundary import ASK, DRIVER, Node
+from testbed.containers import Bundle
 from tests.boundary.conftest import node as node
-from tests.boundary.node import ASK, DRIVER, Node
 from tests.boundary.test_agent import Agent, wait_for
 from tests.boundary.test_agent import agent as agent
-from tests.conftest import Bundle
 
 pytestmark = pytest.mark.root
 NEW = "615.71.9"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oci_hook.cli.main import COMMANDS
-from tests.agent.box import UNIT
+from testbed.agent import UNIT
 
 pytestmark = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze")
 

@@ -15,7 +15,7 @@ from oci_hook.apply.image_search import Command
 from oci_hook.errors import ApplyError
 from oci_hook.linux import elf
 from oci_hook.linux.walk import Tree, Work
-from tests.compiled import ZIG
+from testbed.compiled import ZIG
 
 CC = [*ZIG, "-fno-sanitize=undefined"]
 

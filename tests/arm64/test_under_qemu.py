@@ -14,14 +14,12 @@ from typing import Any
 import pytest
 
 from oci_hook.linux import elf
-from simulator.tests.conftest import Sim
-from tests.conftest import REPO
-from tests.e2e.fetched import unpacked
+from testbed import REPO
+from testbed.packages import unpacked
+from testbed.sim.gpus import Sim
 from tests.gate import gpus as gate
 from tests.launcher.test_launcher import ASKS, SANDBOX, Place
-
-sys.path.insert(0, str(REPO / "tests/shim"))
-from sim_box import SimBox
+from tests.shim.sim_box import SimBox
 
 QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64") or ""
 pytestmark = [

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.boundary.node import Node
+from testbed.boundary import Node
 
 
 @pytest.fixture

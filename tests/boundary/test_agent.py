@@ -17,10 +17,11 @@ from oci_hook.agent.act import driver_limits
 from oci_hook.core.boundary import Boundary
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.linux.proc import read_file
-from tests.agent import box
-from tests.boundary.node import ASK, DRIVER, Node, Stub
+from testbed import REPO
+from testbed import agent as box
+from testbed.boundary import ASK, DRIVER, Node, Stub
+from testbed.containers import Bundle
 from tests.boundary.test_attacks import with_cgroups
-from tests.conftest import REPO, Bundle
 
 pytestmark = pytest.mark.root
 SET_LIMIT = """

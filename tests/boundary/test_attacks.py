@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.agent import box
-from tests.boundary.node import ASK, GPU_MIB, Node
-from tests.conftest import REPO, Bundle
+from testbed import REPO
+from testbed import agent as box
+from testbed.boundary import ASK, GPU_MIB, Node
+from testbed.containers import Bundle
 
 pytestmark = pytest.mark.root
 LIMIT, CONTEXT = 1024, 64

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from oci_hook.linux.mount import mountinfo
-from tests.boundary.node import SCRIPT
-from tests.conftest import REPO
-from tests.namespaces import Namespaces
+from testbed import REPO
+from testbed.boundary import SCRIPT
+from testbed.namespaces import Namespaces
 
 pytestmark = pytest.mark.root
 PLACES = """

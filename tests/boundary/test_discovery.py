@@ -7,8 +7,8 @@ import pytest
 
 from oci_hook.core.boundary import NO_CGROUP2
 from oci_hook.discovery import nvml_gpus
-from tests.boundary.node import DRIVER, Node
-from tests.conftest import Bundle
+from testbed.boundary import DRIVER, Node
+from testbed.containers import Bundle
 
 pytestmark = pytest.mark.root
 

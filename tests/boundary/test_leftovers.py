@@ -6,8 +6,8 @@ from oci_hook.boundary import limit_records, protocol
 from oci_hook.boundary.limit_records import SET, SETTING, LimitRecord
 from oci_hook.core.boundary import Limit
 from oci_hook.linux.proc import boot_id
-from tests.boundary.node import ASK, Node, Stub
-from tests.conftest import Bundle
+from testbed.boundary import ASK, Node, Stub
+from testbed.containers import Bundle
 
 pytestmark = pytest.mark.root
 KEY = "0" * 32

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.boundary.node import ASK, DRIVER, Node, Stub
-from tests.conftest import Bundle
+from testbed.boundary import ASK, DRIVER, Node, Stub
+from testbed.containers import Bundle
 
 pytestmark = pytest.mark.root
 SERVED = pytest.mark.parametrize("served", [True, False], ids=["server", "helper"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.boundary.node import DRIVER, Node
+from testbed.boundary import DRIVER, Node
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 # podman's own choice is more than a test machine's root may set.

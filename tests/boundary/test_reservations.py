@@ -11,10 +11,10 @@ import pytest
 from oci_hook.boundary import limit_records, protocol
 from oci_hook.boundary.nvml_limits import LimitError, NvmlLimits
 from oci_hook.linux.mount import mountinfo
-from tests.boundary.node import ASK, Node, Stub
+from testbed.boundary import ASK, Node, Stub
+from testbed.containers import Bundle
 from tests.boundary.test_agent import Agent, wait_for
 from tests.boundary.test_agent import agent as agent
-from tests.conftest import Bundle
 
 pytestmark = pytest.mark.root
 LEND = {**ASK, "gpu-hook.io/memory": "2Gi", "gpu-hook.io/memory-request": "1Gi"}

@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from oci_hook.boundary import limit_records
-from tests.boundary.node import ASK, Node, Stub
-from tests.conftest import Bundle
+from testbed.boundary import ASK, Node, Stub
+from testbed.containers import Bundle
 
 pytestmark = pytest.mark.root
 SERVED = pytest.mark.parametrize("served", [True, False], ids=["server", "helper"])

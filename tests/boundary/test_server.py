@@ -13,8 +13,8 @@ import pytest
 
 from oci_hook.boundary import protocol
 from oci_hook.boundary.nvml_limits import LimitError
-from tests.boundary.node import ASK, DRIVER, Node, Stub
-from tests.conftest import Bundle
+from testbed.boundary import ASK, DRIVER, Node, Stub
+from testbed.containers import Bundle
 
 pytestmark = pytest.mark.root
 LONG = 60.0  # seconds; this machine may be busy

@@ -13,8 +13,8 @@ import pytest
 
 from oci_hook.boundary import limit_records
 from oci_hook.oci import cgroup_mounts
-from tests.boundary.node import ASK, DRIVER, Node, Stub
-from tests.conftest import Bundle
+from testbed.boundary import ASK, DRIVER, Node, Stub
+from testbed.containers import Bundle
 
 pytestmark = pytest.mark.root
 BOTH = pytest.mark.parametrize("node", [{"limits": "dmem"}, {"limits": "misc"}], indirect=True, ids=["dmem", "misc"])

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from oci_hook.ledger import inventory
-from tests.boundary.node import ASK, Node
-from tests.conftest import REPO, Bundle
-from tests.e2e.stage import MULTIARCH
+from testbed import REPO
+from testbed.boundary import ASK, Node
+from testbed.containers import Bundle
+from testbed.stage import MULTIARCH
 
 pytestmark = pytest.mark.root
 LIBDIR = f"/usr/lib/{MULTIARCH}"

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.conftest import REPO
+from testbed import REPO
 
 sys.path.insert(0, str(REPO / "scripts"))
 

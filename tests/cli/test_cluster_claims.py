@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from oci_hook.cli.main import cli
 from oci_hook.core.rules import Rules
 from oci_hook.kube.formats import slices
-from tests.conftest import UUIDS, make_inventory
+from testbed.installs import UUIDS, make_inventory
 from tests.kube.answers.test_claims import a_class
 from tests.kube.cluster_objects import pod
 

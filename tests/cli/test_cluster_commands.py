@@ -13,7 +13,7 @@ from oci_hook.cli.main import cli
 from oci_hook.kube.answers import admission
 from oci_hook.kube.formats import names
 from oci_hook.kube.placing.cluster_state import ClusterState
-from tests.conftest import REPO
+from testbed import REPO
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, listing, node, pod
 
 

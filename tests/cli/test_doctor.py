@@ -28,7 +28,7 @@ from oci_hook.engines.doctor import node, registered
 from oci_hook.install import answer
 from oci_hook.ledger import inventory, store
 from oci_hook.linux.proc import boot_id, process_life
-from tests.conftest import REPO
+from testbed import REPO
 from tests.gate.gpus import until
 
 CheckResult = dict[str, str]

@@ -14,7 +14,7 @@ from oci_hook.cli.doctor_cluster import LISTS, Found, examine
 from oci_hook.cli.main import cli
 from oci_hook.errors import GhError, refuse
 from oci_hook.kube.controller.trust import certificates
-from tests.conftest import REPO
+from testbed import REPO
 from tests.kube.cluster_objects import node
 
 NOW = time.time()

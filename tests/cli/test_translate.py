@@ -17,7 +17,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.errors import RequestError
 from oci_hook.kube.manifests import translate as kube
 from oci_hook.oci import request_mounts
-from tests.long import draws
+from testbed.long import draws
 
 ALL = Rules(dialects=dialects.NAMES, qgpu_memory_unit="GiB")
 

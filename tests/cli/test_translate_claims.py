@@ -21,9 +21,10 @@ from oci_hook.kube.dra.kubelet_messages import ClaimName
 from oci_hook.kube.formats import claim_words, slices
 from oci_hook.kube.manifests import translate as kube
 from oci_hook.oci import request_mounts
-from tests.conftest import REPO, UUIDS, make_inventory
+from testbed import REPO
+from testbed.installs import UUIDS, make_inventory
+from testbed.long import draws
 from tests.kube.dra.node import NODE
-from tests.long import draws
 
 ALL = Rules(dialects=dialects.NAMES, qgpu_memory_unit="GiB")
 CLASSES = {

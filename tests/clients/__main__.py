@@ -7,11 +7,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.clients import fetch, page
+from testbed import REPO
+from testbed import pinned as fetch
+from tests.clients import page
 from tests.clients.all import clients
 from tests.clients.frame import Client
 from tests.clients.pair import Pair
-from tests.conftest import REPO
 
 
 def show(pair: Pair, names: list[str]) -> int:

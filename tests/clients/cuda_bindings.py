@@ -1,7 +1,7 @@
 """cuda-bindings: NVIDIA's Python bindings of the driver API, with nvidia-ml-py beside it."""
 
+from testbed.stage import CONTEXT_MIB, GPU_MIB, LIMIT_MIB
 from tests.clients.frame import Case, Client, Limit
-from tests.e2e.stage import CONTEXT_MIB, GPU_MIB, LIMIT_MIB
 
 ROOM, SHARE_ROOM = GPU_MIB - CONTEXT_MIB, LIMIT_MIB - CONTEXT_MIB
 WAYS = ("cuMemAlloc", "cuMemAllocManaged", "cuMemCreate", "cuMemAllocAsync")

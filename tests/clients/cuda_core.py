@@ -1,7 +1,7 @@
 """cuda-core: NVIDIA's Python objects over the driver API."""
 
+from testbed.stage import GPU_MIB, LIMIT_MIB
 from tests.clients.frame import Case, Client, Limit
-from tests.e2e.stage import GPU_MIB, LIMIT_MIB
 
 CLIENT = Client(
     "cuda-core",

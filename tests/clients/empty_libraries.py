@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from struct import Struct, unpack_from
 
-from tests.compiled import ZIG
+from testbed.compiled import ZIG
 
 CC = [*ZIG, "-std=c11", "-w", "-fPIC", "-shared", "-Wl,-z,nodelete"]
 LABEL = "empty library of gpu-hook's tests: every function answers an error"

@@ -61,7 +61,7 @@ class Client:
     name: str
     version: str  # as the page shows it
     cases: tuple[Case, ...]
-    pins: tuple[str, ...] = ()  # files of tests/clients/pins, without `.txt`: wheels, mounted as a site folder
+    pins: tuple[str, ...] = ()  # files of testbed/pins, without `.txt`: wheels, mounted as a site folder
     debs: tuple[str, ...] = ()  # the same for Debian packages: unpacked over the image
     driver: str = "550"  # the simulated driver's version
     heavy: bool = False  # runs only where it is named: scripts/test --clients=NAME

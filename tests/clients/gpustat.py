@@ -1,7 +1,7 @@
 """gpustat, from PyPI."""
 
+from testbed.stage import GPU_MIB, LIMIT_MIB
 from tests.clients.frame import Case, Client, Limit
-from tests.e2e.stage import GPU_MIB, LIMIT_MIB
 
 GPU = "[0] Simulated GPU 8 GiB | 35°C,"
 ALL = f"{GPU}  ?? %,   0 % (E:   0 %  D:   0 %),   70 / 350 W |"

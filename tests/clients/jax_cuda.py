@@ -4,12 +4,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from testbed import REPO
+from testbed.compiled import ZIG
+from testbed.stage import ARCH, GPU_MIB, LIMIT_MIB, MULTIARCH
 from tests.clients.frame import Case, Client, Limit
 from tests.clients.pair import PROGRAMS
 from tests.clients.torch_cuda import both, room
-from tests.compiled import ZIG
-from tests.conftest import REPO
-from tests.e2e.stage import ARCH, GPU_MIB, LIMIT_MIB, MULTIARCH
 
 CC = [*ZIG, "-std=c11", "-Wall", "-Wextra", "-fPIC", "-shared"]
 ENV = {

@@ -1,7 +1,7 @@
 """Numba-CUDA: the test modules that its wheel ships. Those that compare what kernels computed fail on both sides."""
 
+from testbed.stage import CONTEXT_MIB, GPU_MIB, LIMIT_MIB
 from tests.clients.frame import Case, Client, Limit
-from tests.e2e.stage import CONTEXT_MIB, GPU_MIB, LIMIT_MIB
 
 ROOM, SHARE_ROOM = GPU_MIB - CONTEXT_MIB, LIMIT_MIB - CONTEXT_MIB
 

@@ -1,7 +1,7 @@
 """nvidia-smi of Debian's non-free component."""
 
+from testbed.stage import GPU_MIB, LIMIT_MIB
 from tests.clients.frame import Case, Client, Limit
-from tests.e2e.stage import GPU_MIB, LIMIT_MIB
 
 HELD = 300
 GPU = "-q / GPU 00000000:51:00.0 / FB Memory Usage"

@@ -1,7 +1,7 @@
 """nvitop, from PyPI."""
 
+from testbed.stage import GPU_MIB, LIMIT_MIB
 from tests.clients.frame import Case, Client, Limit
-from tests.e2e.stage import GPU_MIB, LIMIT_MIB
 
 USED = 300
 

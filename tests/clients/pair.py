@@ -7,11 +7,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.clients import compare, fetch
+from testbed import pinned as fetch
+from testbed.stage import LIMIT_MIB, MULTIARCH, Edit, Stage, python_image
+from tests.clients import compare
 from tests.clients.compare import Verdict
 from tests.clients.frame import Case, Client, Steps
 from tests.clients.known import KNOWN
-from tests.e2e.stage import LIMIT_MIB, MULTIARCH, Edit, Stage, python_image
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 ENV = {

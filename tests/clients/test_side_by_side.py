@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.clients import fetch, page
+from testbed import pinned as fetch
+from tests.clients import page
 from tests.clients.all import clients
 from tests.clients.frame import Case, Client
 from tests.clients.pair import Pair

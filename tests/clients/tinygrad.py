@@ -1,8 +1,8 @@
 """tinygrad, from PyPI."""
 
+from testbed.stage import GPU_MIB, LIMIT_MIB
 from tests.clients.frame import Case, Client, Limit
 from tests.clients.pair import LIBDIR
-from tests.e2e.stage import GPU_MIB, LIMIT_MIB
 
 CLIENT = Client(
     "tinygrad",

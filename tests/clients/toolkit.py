@@ -3,10 +3,10 @@
 import subprocess
 from pathlib import Path
 
-from tests.clients import fetch
+from testbed import pinned as fetch
+from testbed.stage import CONTEXT_MIB, GPU_MIB, LIMIT_MIB
 from tests.clients.frame import Case, Client, Limit
 from tests.clients.pair import PROGRAMS
-from tests.e2e.stage import CONTEXT_MIB, GPU_MIB, LIMIT_MIB
 
 
 def compile_it(root: Path, driver: Path) -> None:

@@ -4,10 +4,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.clients import empty_libraries, fetch
+from testbed import REPO
+from testbed import pinned as fetch
+from testbed.stage import ARCH, CONTEXT_MIB, GPU_MIB, LIMIT_MIB, MULTIARCH
+from tests.clients import empty_libraries
 from tests.clients.frame import Case, Client, Limit
-from tests.conftest import REPO
-from tests.e2e.stage import ARCH, CONTEXT_MIB, GPU_MIB, LIMIT_MIB, MULTIARCH
 
 ROOM, SHARE_ROOM = GPU_MIB - CONTEXT_MIB, LIMIT_MIB - CONTEXT_MIB
 # Which libraries torch links but these programs do not call, and how the names begin that it asks of them.

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import lab
-from tests.cluster.plane import Plane, running
+from testbed import REPO
+from testbed.cluster import lab
+from testbed.cluster.plane import Plane, running
 from tests.cluster.whole import Namespace, Whole
-from tests.conftest import REPO
 
 HERE = Path(__file__).parent
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from oci_hook.core.decision import DecidedShare
 from oci_hook.core.layout import ALLOC
-from tests.cluster import lab
+from testbed.cluster import lab
 from tests.decisions import KEYS, decided
 
 NAMESPACE = "gpu-hook"

@@ -12,9 +12,9 @@ from oci_hook.core import decision as decisions
 from oci_hook.core.decision import DecidedShare, DecidedTerms, Decision
 from oci_hook.core.layout import ALLOC
 from oci_hook.kube.formats.signing import node_key
-from scripts.cluster_lab.api import Api, Refused
-from scripts.cluster_lab.controllers import OPTED_IN
-from tests.cluster import lab
+from testbed.cluster import lab
+from testbed.cluster.api import Api, Refused
+from testbed.cluster.controllers import OPTED_IN
 from tests.cluster.whole import OURS, Namespace, Whole, pod
 
 MEMORY = {"gpu-hook.io/memory": "2Gi"}

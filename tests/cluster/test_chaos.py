@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from scripts.benches._chaos_rounds import GPUS, Rounds, plan
-from scripts.cluster_lab.faults import FAULTS
-from scripts.cluster_lab.managed import Managed
+from benchmarks._chaos_rounds import GPUS, Rounds, plan
+from testbed.cluster.faults import FAULTS
+from testbed.cluster.managed import Managed
 
 SEED = 19
 

@@ -8,7 +8,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,126 +18,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from oci_hook.cli.main import cli
-from scripts.cluster_lab.node import SIMULATOR
-from tests.cluster import lab
-from tests.conftest import REPO
-from tests.long import long
+from testbed import REPO
+from testbed.cluster import lab
+from testbed.cluster.claims import BASE, CLI, DRIVER, Claims, pod, template
+from testbed.cluster.node import SIMULATOR
+from testbed.long import long
 
-BASE = REPO / "packaging/kubernetes/dra"
 PAGE = REPO / "docs/guide/claims.md"
-CLI = ("/usr/bin/python3", "-I", "/opt/gpu-hook-cli/gpu-hook")  # that the DaemonSet brought
-DRIVER = "oci_hook.kube.dra"
 PROGRAMS = (DRIVER, "kubelet", "containerd")
-SOONER = "--sync-frequency=10s"  # of 60: a kubelet calls a driver that failed again at the pod's next sync
 MIB = 16384  # of a GPU
 SIZES = [9001, 7000, 5003, 4001, 3007, 2503, 8191, 6101, 1009, 12007, 777, 10007, 3301, 2111, 997, 16384]
 YAML = re.compile(r"^```yaml\n(apiVersion.*?)^```$", re.M | re.S)
-
-
-class Claims:
-    def __init__(self, cluster: lab.Cluster) -> None:
-        self.cluster, self.nodes, self.kubectl = cluster, cluster.nodes, cluster.kubectl
-
-    def up(self, folder: Path) -> None:
-        subprocess.run([str(REPO / "scripts/package"), "image", "--out", str(folder)], check=True, capture_output=True)
-        self.cluster.up([lab.Gpus(2, "16Gi"), lab.Gpus(2, "16Gi")], installed=False, flags={"kubelet": [SOONER]})
-        self.nodes = self.cluster.nodes
-        self.kubectl("delete", "runtimeclass", "gpu-hook", "--ignore-not-found")
-        for node in self.nodes:
-            for archive in folder.iterdir():
-                node.load(archive)
-            self.kubectl("label", "--overwrite", "node", node.name, "gpu-hook.io/node=claims")
-        self.install()
-
-    def install(self) -> None:
-        for node in self.nodes:  # in place of the driver that a real node has; an install keeps these settings
-            node.machine.write("/opt/gpu-hook/etc/settings.yaml", f"driver_root: {SIMULATOR}/sim/root\n")
-        self.kubectl("apply", "-k", str(BASE))
-        lab.wait(240, "each node has its slice", lambda: len(self.objects("resourceslices")) == len(self.nodes))
-
-    def objects(self, kind: str) -> list[Any]:
-        return list(json.loads(self.kubectl("get", kind, "-o", "json"))["items"])
-
-    def apply(self, *objects: Any) -> None:
-        self.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))
-
-    def log(self, pod: str) -> str:
-        try:
-            return self.kubectl("logs", pod)
-        except RuntimeError:
-            return ""
-
-    def phase(self, pod: str) -> str:
-        return self.kubectl("get", "pod", pod, "-o", "jsonpath={.status.phase}")
-
-    def events(self, pod: str) -> str:
-        select = f"--field-selector=involvedObject.name={pod}"
-        return self.kubectl("get", "events", select, "-o", "jsonpath={.items[*].message}")
-
-    def grants(self, node: lab.Node) -> list[Any]:
-        return list(json.loads(node.machine.run(*CLI, "ps", "--json").stdout)["containers"])
-
-    def sees(self, pod: str, mib: int) -> None:
-        try:
-            lab.wait(120, f"{pod} sees {mib} MiB", lambda: f" {mib} MiB total" in self.log(pod))
-        except lab.CannotRun as e:
-            raise AssertionError(f"{e}: {self.events(pod)}") from None
-
-    def says(self, pod: str, code: str) -> None:
-        lab.wait(120, f"{pod} has an event with {code}", lambda: code in self.events(pod))
-
-    def clean(self) -> None:
-        """All pods and claims go, and nothing of them is left on a node."""
-        self.kubectl("delete", "pods,resourceclaims,resourceclaimtemplates", "--all", "--grace-period=1", timeout=240)
-        for node in self.nodes:
-            lab.wait(60, f"{node.name} has no grant", lambda node=node: not self.grants(node))  # type: ignore[misc]
-            left = node.machine.run(
-                "sh", "-c", "ls /var/run/cdi /run/gpu-hook/claims /run/gpu-hook/pages 2>/dev/null || true"
-            ).stdout
-            assert [line for line in left.split() if not line.endswith(":")] == []
-
-    def pids(self, node: lab.Node, program: str) -> list[int]:
-        """Of a node's program, or Python module, as this computer numbers them."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                line = (folder / "cmdline").read_bytes().split(b"\0")[:3]
-                if program.encode() in line and node.machine.cgroup in (folder / "cgroup").read_text():
-                    found.append(int(folder.name))
-            except OSError:
-                pass  # it has ended
-        return found
-
-    def driver(self, node: lab.Node) -> list[int]:
-        return self.pids(node, DRIVER)
-
-
-def template(name: str, memory: str = "", compute: str = "", words: Any = None, **exactly: Any) -> Any:
-    amounts = {k: v for k, v in (("memory", memory), ("compute", compute)) if v}
-    request = {
-        "deviceClassName": "gpu-share.gpu-hook.io",
-        **({"capacity": {"requests": amounts}} if amounts else {}),
-        **exactly,
-    }
-    devices: dict[str, Any] = {"requests": [{"name": "gpu", "exactly": request}]}
-    if words is not None:
-        parameters = {"apiVersion": "gpu-hook.io/v1", "kind": "Share", **words}
-        devices["config"] = [{"opaque": {"driver": "gpu-hook.io", "parameters": parameters}}]
-    head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": name}}
-    return {**head, "spec": {"spec": {"devices": devices}}}
-
-
-def pod(name: str, claim: str = "", command: str = "gpu-probe info; exec sleep 100000", **spec: Any) -> Any:
-    """claim: the template's name; "" for the pod's own."""
-    main = {
-        "name": "main",
-        "image": lab.PROBE,
-        "command": ["sh", "-c", command],
-        "resources": {"claims": [{"name": "gpu"}]},
-    }
-    claims = [{"name": "gpu", "resourceClaimTemplateName": claim or name}]
-    body = {"terminationGracePeriodSeconds": 1, "resourceClaims": claims, "containers": [main], **spec}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": body}
 
 
 @pytest.fixture(scope="module")

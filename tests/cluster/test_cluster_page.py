@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from scripts.browser import CHROMIUM, Browser
-from scripts.cluster_lab import plain_nodes
-from scripts.cluster_lab.api import socket_in
-from scripts.cluster_lab.machine import wait
-from scripts.cluster_lab.pki import API
-from scripts.prometheus import GRAFANA, PROGRAM, Dashboard, Prometheus
-from tests.cluster.plane import PODS, PORTS, WORK, Plane
+from testbed.browser import CHROMIUM, Browser
+from testbed.cluster import plain_nodes
+from testbed.cluster.api import socket_in
+from testbed.cluster.machine import wait
+from testbed.cluster.pki import API
+from testbed.cluster.plane import PODS, PORTS, WORK, Plane
+from testbed.prometheus import GRAFANA, PROGRAM, Dashboard, Prometheus
 
 GIB = 1024
 PAGES = (9410, 9411)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from oci_hook.engines import toml_text
-from tests.cluster import lab
-from tests.conftest import REPO
+from testbed import REPO
+from testbed.cluster import lab
 
 GPU_HOOK = str(REPO / ".venv/bin/gpu-hook")
 TABLE = """[plugins."{plugin}".containerd]

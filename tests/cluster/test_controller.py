@@ -15,13 +15,13 @@ from oci_hook.kube.controller.trust import certificates, own_secret
 from oci_hook.kube.formats import names
 from oci_hook.kube.formats.node_info import Digest
 from oci_hook.kube.formats.signing import Signer
-from scripts.cluster_lab import plain_nodes, programs
-from scripts.cluster_lab.api import Refused
-from scripts.cluster_lab.controllers import OPTED_IN, Controller
-from scripts.cluster_lab.machine import wait
-from scripts.cluster_lab.pki import API
-from scripts.cluster_lab.plain_nodes import decision
-from tests.cluster.plane import EXTENDER, PODS, WORK, Plane, always, answers, text_of
+from testbed.cluster import plain_nodes, programs
+from testbed.cluster.api import Refused
+from testbed.cluster.controllers import OPTED_IN, Controller
+from testbed.cluster.machine import wait
+from testbed.cluster.pki import API
+from testbed.cluster.plain_nodes import decision
+from testbed.cluster.plane import EXTENDER, PODS, WORK, Plane, always, answers, text_of
 
 GIB = 1024
 

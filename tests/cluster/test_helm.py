@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.cluster_lab.node import SIMULATOR
-from tests.cluster import lab
+from testbed import REPO
+from testbed.cluster import lab
+from testbed.cluster.node import SIMULATOR
 from tests.cluster.test_install import holders, names, rolled_out
-from tests.conftest import REPO
 
 HELM = Path(sys.executable).parent / "helm"
 # The chart has the namespace: helm keeps its own records in another.

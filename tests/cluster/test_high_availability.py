@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.cluster_lab.controllers import OWN
-from scripts.cluster_lab.machine import wait
-from scripts.cluster_lab.pki import API
-from tests.cluster.plane import Plane, always
-from tests.cluster.replicas import LEADS, Replicas, bound_within, gone, pod_name
+from testbed.cluster.controllers import OWN
+from testbed.cluster.machine import wait
+from testbed.cluster.pki import API
+from testbed.cluster.plane import Plane, always
+from testbed.cluster.replicas import LEADS, Replicas, bound_within, gone, pod_name
 
 GIB = 1024
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{OWN}/leases/gpu-hook-controller"

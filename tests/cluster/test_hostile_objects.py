@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from scripts.cluster_lab import plain_nodes
-from scripts.cluster_lab.machine import wait
-from tests.cluster.plane import Plane, answers
+from testbed.cluster import plain_nodes
+from testbed.cluster.machine import wait
+from testbed.cluster.plane import Plane, answers
 
 ELSEWHERE = "/api/v1/namespaces/default/pods"  # our webhooks are not asked there
 DEEP = 1500  # json.loads and msgspec refuse some 1000 levels

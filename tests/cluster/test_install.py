@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.cluster_lab.node import SIMULATOR
-from tests.cluster import lab
-from tests.conftest import REPO
+from testbed import REPO
+from testbed.cluster import lab
+from testbed.cluster.node import SIMULATOR
 
 BASE = REPO / "packaging/kubernetes"
 KINDS = "namespaces,clusterroles,clusterrolebindings,mutatingwebhookconfigurations,runtimeclasses"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.cluster_lab.node import SIMULATOR
-from tests.cluster import lab
-from tests.conftest import REPO
+from testbed import REPO
+from testbed.cluster import lab
+from testbed.cluster.node import SIMULATOR
 
 PAGE = REPO / "docs/guide/kubernetes.md"
 BLOCK = re.compile(r"^```sh (\w+)\n(.*?)^```$", re.M | re.S)

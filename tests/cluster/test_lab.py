@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.cluster_lab import machine, programs
-from tests.cluster import lab
-from tests.conftest import REPO
+from testbed import REPO
+from testbed.cluster import lab, machine, programs
 
 SCRIPT = str(REPO / "scripts/cluster")
 

@@ -5,9 +5,9 @@ import random
 
 from oci_hook.kube.answers import extender
 from oci_hook.kube.formats import names
-from scripts.cluster_lab.machine import wait
-from tests.cluster import lab
-from tests.cluster.plane import PODS, Plane
+from testbed.cluster import lab
+from testbed.cluster.machine import wait
+from testbed.cluster.plane import PODS, Plane
 from tests.cluster.test_odd_pods import objects, state_of
 
 NODES, GPUS, MIB = 5, 4, 80_000

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from oci_hook.core.decision import MAX_TEXT
-from tests.cluster import lab
+from testbed.cluster import lab
 from tests.cluster.node_agent import MANIFESTS, NAMESPACE, Agent, bind, decision, messages, running, waiting
 from tests.decisions import OTHER_UID
 

@@ -10,9 +10,9 @@ import pytest
 from oci_hook.cli import explain_pod, ps_cluster
 from oci_hook.kube.answers import extender
 from oci_hook.kube.placing.cluster_state import ClusterState
-from scripts.cluster_lab.machine import wait
-from tests.cluster.plane import EXTENDER, Plane, always
-from tests.cluster.plane import PODS as API_PODS
+from testbed.cluster.machine import wait
+from testbed.cluster.plane import EXTENDER, Plane, always
+from testbed.cluster.plane import PODS as API_PODS
 
 NODES = {"n1": (80_000, 80_000), "n2": (40_000, 40_000, 24_000), "n3": (16_000, 16_000, 16_000, 16_000)}
 SIZES = (700, 1_300, 2_300, 3_700, 5_900, 7_100)

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from scripts.cluster_lab import plain_nodes
-from scripts.cluster_lab.api import Api, Refused
-from scripts.cluster_lab.machine import wait
-from tests.cluster import lab
-from tests.cluster.plane import EXTENDER, PODS, WORK, Plane
+from testbed.cluster import lab, plain_nodes
+from testbed.cluster.api import Api, Refused
+from testbed.cluster.machine import wait
+from testbed.cluster.plane import EXTENDER, PODS, WORK, Plane
 from tests.cluster.test_preemption import extender
 
 GIB = 1024

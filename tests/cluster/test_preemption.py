@@ -8,10 +8,9 @@ import pytest
 
 from oci_hook.kube.formats import names
 from oci_hook.kube.formats.node_info import Digest, read_inventory
-from scripts.cluster_lab import plain_nodes
-from scripts.cluster_lab.machine import wait
-from tests.cluster import lab
-from tests.cluster.plane import EXTENDER, PODS, WORK, Plane, always
+from testbed.cluster import lab, plain_nodes
+from testbed.cluster.machine import wait
+from testbed.cluster.plane import EXTENDER, PODS, WORK, Plane, always
 
 GIB = 1024
 EXTENDED = ("--extender-address", f"127.0.0.1:{EXTENDER}")

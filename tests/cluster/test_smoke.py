@@ -5,11 +5,11 @@ import signal
 
 import pytest
 
-from tests.cluster import lab
+from testbed.cluster import lab
 
 
 def test_shares_a_refusal_and_a_killed_kubelet(cluster: lab.Cluster) -> None:
-    from scripts.cluster_lab import smoke
+    from testbed.cluster import smoke
 
     said: list[str] = []
     smoke.run(cluster, said.append)

@@ -1,6 +1,6 @@
 """The sums at work: what Kubernetes' own parts do with them, on the real cluster."""
 
-from tests.cluster import lab
+from testbed.cluster import lab
 from tests.cluster.whole import Namespace, Whole, pod
 
 N1 = {"nodeSelector": {"kubernetes.io/hostname": "n1"}}

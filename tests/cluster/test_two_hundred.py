@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import lab
+from testbed.cluster import lab
 from tests.cluster.whole import Namespace, Whole, pod
 
 PODS = int(os.environ.get("GPU_HOOK_PODS", "60"))

@@ -5,11 +5,11 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from scripts.cluster_lab import programs
-from scripts.cluster_lab.api import Api, Refused
-from scripts.cluster_lab.controllers import CONFIGURATIONS
-from scripts.cluster_lab.machine import wait
-from tests.cluster.plane import WORK, Plane, answers
+from testbed.cluster import programs
+from testbed.cluster.api import Api, Refused
+from testbed.cluster.controllers import CONFIGURATIONS
+from testbed.cluster.machine import wait
+from testbed.cluster.plane import WORK, Plane, answers
 
 OTHER = "outside"
 APPLY = "application/apply-patch+yaml"

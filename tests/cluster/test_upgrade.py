@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.cluster_lab.control import SERVICES
-from tests.cluster import lab
+from testbed.cluster import lab
+from testbed.cluster.control import SERVICES
 
 BEFORE = lab.programs.BUILT_HERE
 

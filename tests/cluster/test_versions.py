@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster import lab
+from testbed import REPO
+from testbed.cluster import lab
 from tests.cluster.test_install import holders, overlay
-from tests.conftest import REPO
 
 BEFORE = "3ec587c"  # the last one whose stand-by controllers are not Ready, and whose Lease lasts 15 s
 IMAGES = ("install", "controller")

@@ -4,8 +4,8 @@ import time
 
 from oci_hook.kube.formats.names import ROOM
 from oci_hook.kube.formats.node_info import Digest
-from scripts.cluster_lab import plain_nodes
-from tests.cluster.plane import PODS, Plane
+from testbed.cluster import plain_nodes
+from testbed.cluster.plane import PODS, Plane
 
 SIZES = [16384]
 

@@ -6,10 +6,9 @@ import subprocess
 import sys
 from typing import Any
 
-from scripts.cluster_lab import plain_nodes
-from scripts.cluster_lab.machine import wait
-from tests.cluster import lab
-from tests.cluster.plane import EXTENDER, PODS, WORK, Plane
+from testbed.cluster import lab, plain_nodes
+from testbed.cluster.machine import wait
+from testbed.cluster.plane import EXTENDER, PODS, WORK, Plane
 
 
 def why(plane: Plane, *words: str) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import lab, manifests
+from testbed.cluster import lab
+from tests.cluster import manifests
 from tests.cluster.whole import Namespace, Whole, pod
 
 QGPU = "tke.cloud.tencent.com/"

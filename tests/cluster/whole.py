@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from oci_hook.core.layout import ALLOC
-from tests.cluster import lab
+from testbed.cluster import lab
 from tests.cluster.test_install import overlay, rolled_out
 
 OURS = "gpu-hook"

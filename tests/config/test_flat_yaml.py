@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from oci_hook.config import flat_yaml
 from oci_hook.install.settings_template import default_settings_yaml
-from tests.compiled import ZIG
-from tests.conftest import REPO
-from tests.long import draws
+from testbed import REPO
+from testbed.compiled import ZIG
+from testbed.long import draws
 
 LAUNCHER = REPO / "oci_hook/launcher"
 Settings = list[tuple[str, "flat_yaml.Value"]]

@@ -12,8 +12,8 @@ from oci_hook.core.request import GpuRequest, Request, parse
 from oci_hook.core.rules import Rules
 from oci_hook.core.terms import Terms
 from oci_hook.errors import NoRoomError, RequestError
+from testbed.long import draws
 from tests.core import allocate_oracle as oracle
-from tests.long import draws
 from tests.terms import changed, made
 
 UUID = "GPU-{:08d}-aaaa-bbbb-cccc-dddddddddddd"

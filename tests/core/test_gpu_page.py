@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oci_hook.core import gpu_page as pages
 from oci_hook.core import tiers
 from oci_hook.core.grant import Grant, Identity, Life, Share
-from tests.compiled import ZIG
+from testbed.compiled import ZIG
 from tests.terms import made
 
 SHIM = Path(__file__).resolve().parents[2] / "oci_hook" / "shim"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from oci_hook.core import collect, near_misses, nearest
 from oci_hook.core.rules import Rules
 from oci_hook.errors import Problem
-from tests.long import draws
+from testbed.long import draws
 
 P = "gpu-hook.io/"
 RULES = Rules()

@@ -10,7 +10,7 @@ from oci_hook.core import policy_page
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.terms import Terms
-from tests.compiled import ZIG
+from testbed.compiled import ZIG
 
 SHIM = Path(__file__).resolve().parents[2] / "oci_hook" / "shim"
 

@@ -13,7 +13,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.core.terms import Terms
 from oci_hook.errors import MAX_LINE, RequestError
 from oci_hook.oci import request_mounts
-from tests.long import draws
+from testbed.long import draws
 
 P = "gpu-hook.io/"
 RULES = Rules()

@@ -10,7 +10,7 @@ import pytest
 from oci_hook.core import slot_page
 from oci_hook.core.gpu_page import SLOT_FILE_SIZE
 from oci_hook.core.slot_page import Gate, parse
-from tests.compiled import ZIG
+from testbed.compiled import ZIG
 
 SHIM = Path(__file__).resolve().parents[2] / "oci_hook" / "shim"
 

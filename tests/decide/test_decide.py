@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.compiled import compiled, source
-from tests.long import long
+from testbed.compiled import compiled, source
+from testbed.long import long
 
 HERE = Path(__file__).resolve().parent
 SHIM = HERE.parent.parent / "oci_hook" / "shim"

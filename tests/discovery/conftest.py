@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.tests.conftest import build_simulated
+from testbed.sim.gpus import build_simulated
 
 
 @pytest.fixture(scope="session")

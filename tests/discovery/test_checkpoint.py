@@ -14,7 +14,7 @@ from oci_hook.discovery import checkpoint
 from oci_hook.discovery.checkpoint import CHECKPOINTED, FAILED, LOCKED, RUNNING, Process, Refused
 from oci_hook.linux.proc import process_life
 from oci_hook.suspend import mover
-from tests.conftest import REPO
+from testbed import REPO
 
 THREE: list[Process] = [(11, 1), (12, 1), (13, 1)]
 MOVES = {

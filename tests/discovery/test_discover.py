@@ -16,7 +16,7 @@ from oci_hook.discovery import blocks, contexts, discover, nvml_gpus
 from oci_hook.discovery.mark import MARK
 from oci_hook.errors import NodeError
 from oci_hook.ledger import inventory
-from tests.compiled import ZIG
+from testbed.compiled import ZIG
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs)\nGCC version: 12.3.0"
 CLOSED = (

@@ -13,7 +13,7 @@ from oci_hook.core.inventory import DriverFile
 from oci_hook.discovery import driver_files
 from oci_hook.errors import NodeError
 from oci_hook.linux import elf
-from tests.e2e.fetched import nvidia, unpacked
+from testbed.packages import nvidia, unpacked
 
 GRAPHICS = (
     *("libnvidia-eglcore", "libegl-nvidia0", "libglx-nvidia0", "nvidia-egl-common", "nvidia-vulkan-common"),

@@ -14,7 +14,7 @@ from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import NodeError
 from oci_hook.ledger import inventory
 from oci_hook.linux.proc import boot_id
-from tests.long import draws
+from testbed.long import draws
 
 text = st.text(st.characters(codec="utf-8"), max_size=30)
 number = st.integers(0, 2**53)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.stage import Stage
+from testbed.stage import Stage
 
 
 @pytest.fixture(scope="module")

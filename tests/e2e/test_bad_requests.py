@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from oci_hook.errors import MAX_LINE
-from tests.conftest import Bundle, Install, Runc
+from testbed.containers import Bundle, Runc
+from testbed.installs import Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 

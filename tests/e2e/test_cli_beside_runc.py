@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
 from oci_hook.core.layout import MARKER
-from tests.conftest import UUIDS, Bundle, Install, Runc
+from testbed.containers import Bundle, Runc
+from testbed.installs import UUIDS, Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 

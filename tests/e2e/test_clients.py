@@ -14,10 +14,11 @@ import pytest
 
 from oci_hook.discovery import driver_files
 from oci_hook.discovery.save import save_inventory
-from tests.conftest import Bundle, Install, Runc
+from testbed.containers import Bundle, Runc
+from testbed.installs import Install
+from testbed.packages import nvidia
+from testbed.stage import CLIENTS, CONTEXT_MIB, LIMIT_MIB, Stage, compile_client, glibc_image, python_image
 from tests.discovery.test_driver_files import debian_driver
-from tests.e2e.fetched import nvidia
-from tests.e2e.stage import CLIENTS, CONTEXT_MIB, LIMIT_MIB, Stage, compile_client, glibc_image, python_image
 
 __all__ = ["debian_driver"]  # a fixture
 
@@ -45,7 +46,7 @@ class Python:
         return {"env": ENV, "edit": lambda spec: spec["mounts"].extend([*self.mounts, *mounts])}
 
     def run(self, script: str, *args: str, env: dict[str, str] | None = None) -> list[str]:
-        """What a script of tests/e2e/clients says."""
+        """What a script of testbed/clients says."""
         more = self.more()
         more["env"] = ENV | (env or {})
         done = self.stage.run(self.root, sys.executable, f"/clients/{script}", *args, **more)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gpu_hook_simulator import driver_root
+from validation import syscalls
 
 REPO = Path(__file__).resolve().parents[2]
 SCRIPT = REPO / "scripts/gpu-validate"
@@ -123,11 +124,6 @@ def test_boundary_tries_everything_on_the_simulated_driver_615(native: Path, tmp
 
 
 def test_ioctls_are_counted_by_part() -> None:
-    sys.path.insert(0, str(REPO / "scripts"))
-    try:
-        from validation import syscalls
-    finally:
-        sys.path.remove(str(REPO / "scripts"))
     mark = 0x47480000
     program = (
         "import ctypes, threading\n"
@@ -196,7 +192,7 @@ def test_however_it_ends_the_files_it_mounted_stay_and_no_mount_is_left(native: 
     (bin / "runc").chmod(0o755)
     program = tmp_path / "program"
     program.write_text(
-        f"import sys; sys.path[:0] = ['{SCRIPT.parent}']\n"
+        f"import sys; sys.path[:0] = ['{REPO}']\n"
         "from validation import boxes, containers\n"
         f"boxes.REPO, boxes.own_mounts = '{kept}', lambda driver: []\n"
         f"exec(compile(open('{SCRIPT}').read(), '', 'exec'), {{'__name__': '__main__', '__file__': '{SCRIPT}'}})\n"

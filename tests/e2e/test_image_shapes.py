@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from scripts import tiny_image
-from tests.conftest import REPO
-from tests.e2e.fetched import unpacked
-from tests.e2e.stage import (
+from testbed import REPO, tiny_image
+from testbed.packages import unpacked
+from testbed.stage import (
     ARCH,
     LIMIT_MIB,
     MULTIARCH,

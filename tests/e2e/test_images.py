@@ -16,10 +16,11 @@ from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
 from oci_hook.core.layout import PRIVATE, REAL_LIBCUDA
-from scripts import tiny_image
-from tests.conftest import Bundle, Install, Runc
-from tests.e2e.fetched import unpacked
-from tests.e2e.stage import (
+from testbed import tiny_image
+from testbed.containers import Bundle, Runc
+from testbed.installs import Install
+from testbed.packages import unpacked
+from testbed.stage import (
     ARCH,
     CONTEXT_MIB,
     LIMIT_MIB,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import REPO
+from testbed import REPO
 from tests.e2e.test_readme import ENTER, NAMESPACE
 from tests.e2e.test_troubleshooting import NODE
 

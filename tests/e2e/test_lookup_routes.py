@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.fetch import wheels
-from tests.e2e.stage import CONTEXT_MIB, LIMIT_MIB, MULTIARCH, Stage, compile_client, glibc_image, stopped_at_the_limit
+from testbed.pinned import wheels
+from testbed.stage import CONTEXT_MIB, LIMIT_MIB, MULTIARCH, Stage, compile_client, glibc_image, stopped_at_the_limit
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

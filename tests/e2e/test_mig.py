@@ -15,7 +15,7 @@ from oci_hook.config import settings as node_settings
 from oci_hook.core.inventory import Gpu, GpuNode, Inventory
 from oci_hook.install import settings_edit
 from oci_hook.ledger import inventory, store
-from tests.e2e.stage import Stage, compile_client, glibc_image, stopped_at_the_limit
+from testbed.stage import Stage, compile_client, glibc_image, stopped_at_the_limit
 from tests.e2e.test_nvidia_runtime import mknod
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

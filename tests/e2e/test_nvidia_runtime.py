@@ -21,8 +21,8 @@ from oci_hook.core.inventory import GpuNode
 from oci_hook.discovery.save import save_inventory
 from oci_hook.install import settings_edit
 from oci_hook.ledger import inventory, store
-from tests.conftest import REPO
-from tests.e2e.stage import GPU_MIB, MULTIARCH, SHARE, Stage, compile_client, glibc_image, stopped_at_the_limit
+from testbed import REPO
+from testbed.stage import GPU_MIB, MULTIARCH, SHARE, Stage, compile_client, glibc_image, stopped_at_the_limit
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 TOOLKIT = Path(__file__).resolve().parent / "nvidia/toolkit.py"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import REPO
-from tests.e2e.stage import Stage, glibc_image
+from testbed import REPO
+from testbed.stage import Stage, glibc_image
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

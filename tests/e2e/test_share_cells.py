@@ -5,7 +5,6 @@ Loose bounds, since others may use this machine; scripts/bench share and priorit
 
 import json
 import shlex
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +12,9 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts/benches"))
-
-import priority as bench_priority
-import share as bench_share
-from load import cells, stage
-
+from benchmarks import priority as bench_priority
+from benchmarks import share as bench_share
+from testbed.load import cells, stage
 from tests.gate.gpus import settles, until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

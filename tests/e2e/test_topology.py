@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from oci_hook.cli.main import cli
 from oci_hook.config import settings as node_settings
 from oci_hook.ledger import inventory, store
-from scripts import tiny_image
-from tests.e2e.stage import Stage
+from testbed import tiny_image
+from testbed.stage import Stage
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 TWO = {"gpu-hook.io/gpus": "2", "gpu-hook.io/memory": "1Gi"}

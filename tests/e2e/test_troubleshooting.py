@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.conftest import REPO
+from testbed import REPO
 from tests.e2e.test_readme import ENTER, NAMESPACE
 
 PAGE = (REPO / "docs/guide/troubleshooting.md").read_text()

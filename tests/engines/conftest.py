@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.fetched import debian_13
-from tests.engines.box import Place
+from testbed.engines.box import Place
+from testbed.packages import debian_13
 
 
 @pytest.fixture(scope="module", params=("this machine", "Debian 13"))

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.agent.box import UNIT, wait_for
-from tests.e2e.stage import CC, GLIBC
-from tests.engines import box
-from tests.engines.box import Place
-from tests.engines.systemd_box import SYSTEMD, Systemd
+from testbed.agent import UNIT, wait_for
+from testbed.engines import box
+from testbed.engines.box import Place
+from testbed.engines.systemd import SYSTEMD, Systemd
+from testbed.stage import CC, GLIBC
 
 pytestmark = [
     pytest.mark.root,

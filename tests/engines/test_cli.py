@@ -16,7 +16,7 @@ from oci_hook.cli.main import cli
 from oci_hook.engines import daemons, edits
 from oci_hook.ledger import events
 from oci_hook.linux import unix_socket
-from tests.engines.box import until
+from testbed.engines.box import until
 
 
 class Machine:

@@ -7,9 +7,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.engines import box
-from tests.engines.box import Place
-from tests.engines.test_containerd import ONE_GPU, Containerd
+from testbed.engines import box
+from testbed.engines.box import Place
+from testbed.engines.containerd import ONE_GPU, Containerd
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

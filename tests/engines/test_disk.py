@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO
+from testbed import REPO
 from tests.engines.test_register import Host
 
 pytestmark = pytest.mark.root

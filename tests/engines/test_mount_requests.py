@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from tests.engines.box import IMAGE, LOOK
-from tests.engines.test_docker import Docker, docker, dockerd  # noqa: F401  fixtures
+from testbed.engines.box import IMAGE, LOOK
+from testbed.engines.docker import Docker
+from tests.engines.test_docker import docker, dockerd  # noqa: F401  fixtures
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 REQUEST = "/dev/null:/run/gpu-hook/request"

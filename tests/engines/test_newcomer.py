@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import ziglang
 
-from tests.conftest import REPO
-from tests.engines import box
-from tests.engines.box import IMAGE, Place
-from tests.long import long
+from testbed import REPO
+from testbed.engines import box
+from testbed.engines.box import IMAGE, Place
+from testbed.long import long
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 STEPS = 11

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import REPO
-from tests.engines import box
-from tests.engines.box import IMAGE, LOOK, PAUSE, Place
-from tests.engines.cri import NODE, Cri
+from testbed import REPO
+from testbed.engines import box
+from testbed.engines.box import IMAGE, LOOK, PAUSE, Place
+from testbed.engines.cri import NODE, Cri
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 UBUNTU = "docker.io/library/ubuntu:latest"

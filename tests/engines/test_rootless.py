@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.box import IMAGE, Place
+from testbed.engines.box import IMAGE, Place
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 UID = 4242

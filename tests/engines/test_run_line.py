@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import REPO
-from tests.e2e.fetched import compose
-from tests.engines import box
-from tests.engines.box import IMAGE, LOOK
-from tests.engines.test_docker import Docker, docker, dockerd  # noqa: F401  fixtures
-from tests.engines.test_podman import Podman, engine, podman  # noqa: F401  fixtures
+from testbed import REPO
+from testbed.engines import box
+from testbed.engines.box import IMAGE, LOOK
+from testbed.engines.docker import Docker
+from testbed.engines.podman import Podman
+from testbed.packages import compose
+from tests.engines.test_docker import docker, dockerd  # noqa: F401  fixtures
+from tests.engines.test_podman import engine, podman  # noqa: F401  fixtures
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 ASKED = ("-m", "1Gi", "--devices=0")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.engines import box
-from tests.engines.box import LOOK, Place
+from testbed.engines import box
+from testbed.engines.box import LOOK, Place
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

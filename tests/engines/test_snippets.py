@@ -16,7 +16,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.engines import register
 from oci_hook.engines.edits import Registration, pod_patterns
 from oci_hook.oci import request_mounts
-from tests.conftest import REPO
+from testbed import REPO
 
 SNIPPETS = REPO / "runtime-config"
 COMPOSE = {"compose.yaml", "compose-before-24.yaml"}  # tests/engines/test_run_line.py

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.engines.box import IMAGE, MEMORY_MIB, Place, until
-from tests.engines.systemd_box import SYSTEMD, Systemd
+from testbed.engines.box import IMAGE, MEMORY_MIB, Place, until
+from testbed.engines.systemd import SYSTEMD, Systemd
 
 pytestmark = [
     pytest.mark.root,

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from scripts import tiny_image
-from tests.e2e.stage import make_stage
-from tests.engines.box import IMAGE, Hideout, Place
-from tests.engines.test_containerd import Containerd
-from tests.engines.test_docker import Docker
-from tests.engines.test_podman import Podman
+from testbed import tiny_image
+from testbed.engines.box import IMAGE, Hideout, Place
+from testbed.engines.containerd import Containerd
+from testbed.engines.docker import Docker
+from testbed.engines.podman import Podman
+from testbed.stage import make_stage
 from tests.engines.test_runc import CGROUPS
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

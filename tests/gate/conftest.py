@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from simulator.tests.conftest import Sim, build_simulated
-from tests.compiled import ZIG, compiled
+from testbed.compiled import ZIG, compiled
+from testbed.sim.gpus import Sim, build_simulated
 from tests.gate.gpus import Box, Gpu, Tenant
 from tests.shim.box import ROOT
 

@@ -14,8 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 from oci_hook.core import slot_page
 from oci_hook.linux.schedstat import run_delays
-from simulator.tests.conftest import ahead
-from tests.shim.box import ROOT
+from testbed.sim.gpus import CLIENT, ahead
 
 PAGE, SLOT = 4096, slot_page.SLOT_FILE_SIZE
 GPU_MAGIC = 0x3130555047504847
@@ -146,7 +145,7 @@ class Box:
     def env(self, **more: str) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG", "ASAN_OPTIONS", "TSAN_OPTIONS")}
         kept["GPU_HOOK_SIM_GPUS"] = str(self.gpus[0].sim.gpus)
-        return {**kept, "LD_LIBRARY_PATH": str(self.shim), "PYTHONPATH": f"{ROOT}/simulator/tests", **more}
+        return {**kept, "LD_LIBRARY_PATH": str(self.shim), "PYTHONPATH": str(CLIENT), **more}
 
     def start(self, argv: list[str], first: bool = False, **env: str) -> "Load":
         load = Load(self.command(argv, first), self.env(**env))

@@ -4,16 +4,15 @@ other files, and may enter a chroot: its memory and its share stay what they are
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from oci_hook.core.slot_page import parse
+from testbed.sim.gpus import CLIENT
 from tests.gate.conftest import Place
 from tests.gate.gpus import LONG, Tenant
 
 pytestmark = pytest.mark.root
-CLIENT = Path(__file__).parents[2] / "simulator" / "tests"
 CLOSE = {
     "closerange": "os.closerange(3, 4096)",
     "close_range": "assert ctypes.CDLL(None).syscall(436, 3, 0xffffffff, 0) == 0",

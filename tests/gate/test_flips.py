@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compiled import ZIG, compiled
+from testbed.compiled import ZIG, compiled
 from tests.shim.box import MIB, Box, policy
 
 pytestmark = pytest.mark.root

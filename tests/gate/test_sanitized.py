@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from oci_hook.core.tiers import MEMOPS
-from tests.compiled import compiled, source
+from testbed.compiled import compiled, source
+from testbed.long import long
+from testbed.sanitize import BUILDS, SHIM, SMALL, gcc, name, shim_library
 from tests.gate.gpus import LONG, OFFLINE, ONLINE, Tenant, measure
-from tests.long import long
-from tests.sanitize import BUILDS, SHIM, SMALL, gcc, name, shim_library
 
 HERE = Path(__file__).parent
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.compiled import compiled
+from testbed.compiled import compiled
+from testbed.sanitize import BUILDS, SHIM, gcc, name
 from tests.gate.gpus import OFFLINE, ONLINE, Load, Tenant, settles, until
-from tests.sanitize import BUILDS, SHIM, gcc, name
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]

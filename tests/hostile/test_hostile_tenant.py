@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from oci_hook.cli.main import cli
 from oci_hook.cli.set import PENDING_STATUS
 from oci_hook.ledger import slot_files, store
-from tests.agent import box as agents
-from tests.e2e.stage import SHARE, Stage
-from tests.hostile.box import ATTACKS, build, hostile
+from testbed import agent as agents
+from testbed.hostile import ATTACKS, build, hostile
+from testbed.stage import SHARE, Stage
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 ASK = {**SHARE, "gpu-hook.io/memory": "1Gi", "gpu-hook.io/compute": "10"}

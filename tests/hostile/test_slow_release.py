@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.agent import box as agents
-from tests.e2e.stage import CC, CONTEXT_MIB, GLIBC, LIMIT_MIB, Stage
+from testbed import agent as agents
+from testbed.stage import CC, CONTEXT_MIB, GLIBC, LIMIT_MIB, Stage
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 SOURCE = Path(__file__).resolve().parents[1] / "shim/outlive.c"

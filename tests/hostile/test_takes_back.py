@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from oci_hook.ledger import store
+from testbed import REPO
+from testbed.agent import Agent, events, running, wait_for
+from testbed.stage import CC, CONTEXT_MIB, GLIBC, Stage
+from testbed.suspend import FIVE, Node, Tenant
 from tests.agent.act.test_lending import SERVER, trainer
-from tests.agent.box import Agent, events, running, wait_for
-from tests.conftest import REPO
-from tests.e2e.stage import CC, CONTEXT_MIB, GLIBC, Stage
-from tests.e2e.test_suspend import FIVE, Node, Tenant
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 HERE = Path(__file__).resolve().parent

@@ -21,7 +21,8 @@ from oci_hook.errors import GhError
 from oci_hook.install import files, settings_edit
 from oci_hook.install import prefix as installs
 from oci_hook.linux import lock
-from tests.conftest import Bundle, Install, Runc
+from testbed.containers import Bundle, Runc
+from testbed.installs import Install
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of an install are root's")
 

@@ -24,7 +24,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.errors import CODES, SettingsError
 from oci_hook.install import agent_settings, answer, settings_check, settings_edit, state_owner
 from oci_hook.install.settings_template import default_settings_yaml
-from tests.long import draws
+from testbed.long import draws
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from oci_hook.install import prefix as installs
 from oci_hook.install import settings_edit
 from oci_hook.ledger import slot_files, store
 from oci_hook.linux.proc import boot_id, process_life
-from tests.conftest import Bundle, Install, Runc
+from testbed.containers import Bundle, Runc
+from testbed.installs import Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="files of an install are root's")]
 

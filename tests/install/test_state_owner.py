@@ -14,7 +14,7 @@ from oci_hook.errors import GhError, SettingsError
 from oci_hook.install import prefix as installs
 from oci_hook.install import settings_edit, state_owner
 from oci_hook.ledger import inventory, slot_files
-from tests.conftest import Install, make_inventory
+from testbed.installs import Install, make_inventory
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="files of an install are root's")]
 

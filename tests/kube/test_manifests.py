@@ -20,7 +20,7 @@ from oci_hook.kube.formats import names
 from oci_hook.kube.formats.quantity import milli, plain, whole
 from oci_hook.kube.manifests.translate import TEMPLATES, translate
 from oci_hook.kube.pod.mutate import WebhookOptions, mutate
-from tests.long import draws
+from testbed.long import draws
 
 RULES = Rules(dialects=dialects.NAMES, qgpu_memory_unit="MiB")
 OPTIONS = WebhookOptions(RULES)

@@ -18,8 +18,8 @@ from oci_hook.core.layout import MARKER
 from oci_hook.core.plan import EnvVar
 from oci_hook.ledger import exec_env
 from oci_hook.ledger.store import grant_key
+from testbed.long import draws
 from tests.launcher.test_launcher import Place as Launcher
-from tests.long import draws
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="settings.yaml must belong to root")
 ROOT = "/run/somewhere"

@@ -17,8 +17,8 @@ from oci_hook.core import dialects
 from oci_hook.core.layout import PREFIX_KEY, PRIVATE, VISIBLE_DIR
 from oci_hook.oci import request_mounts
 from oci_hook.oci.bundle import STARTS, read_call
-from tests.conftest import REPO
-from tests.long import draws
+from testbed import REPO
+from testbed.long import draws
 
 ASKS = '{"annotations": {"gpu-hook.io/memory": "1Gi"}}'
 SANDBOX = '{"annotations": {"gpu-hook.io/memory": "1Gi", "io.kubernetes.cri.container-type":"sandbox"}}'

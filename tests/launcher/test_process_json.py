@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.compiled import compiled
-from tests.conftest import REPO
-from tests.sanitize import ADDRESS, PATTERN, gcc, name
+from testbed import REPO
+from testbed.compiled import compiled
+from testbed.sanitize import ADDRESS, PATTERN, gcc, name
 
 LAUNCHER = REPO / "oci_hook/launcher"
 ROUNDS = 20_000

@@ -231,7 +231,7 @@ def test_release_of_what_is_no_key(settings, key):
 WORKER = """
 import os, signal, sys, time
 sys.path.insert(0, {repo!r})
-from scripts.benches import _kill_points
+from testbed import kill_points as _kill_points
 from oci_hook.core.grant import Identity, Life
 from oci_hook.core.request import GpuRequest, Request
 from oci_hook.errors import GhError

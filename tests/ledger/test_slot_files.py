@@ -320,7 +320,7 @@ def test_a_damaged_page_is_written_anew(state: str, damage: bytes) -> None:
 AT_A_CALL = """
 import os, signal, sys
 sys.path.insert(0, {repo!r})
-from scripts.benches import _kill_points
+from testbed import kill_points as _kill_points
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.ledger import life, store
 from oci_hook.linux import proc

@@ -459,7 +459,7 @@ def test_keys_are_of_root_and_id():
 AT_A_CALL = """
 import os, signal, sys
 sys.path.insert(0, {repo!r})
-from scripts.benches import _kill_points
+from testbed import kill_points as _kill_points
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.ledger import life, store
 from oci_hook.linux import proc
@@ -506,7 +506,7 @@ def test_killed_at_each_call_that_changes_a_file(state):
 CAMPAIGN = """
 import json, sys
 sys.path.insert(0, {repo!r})
-from scripts.benches import ledger
+from benchmarks import ledger
 parts = [ledger.campaign(kills, int(sys.argv[1]), installs) for kills, installs in ((120, 1), (80, 2))]
 print(json.dumps([[p.kills >= 80, p.audits > 0, p.held > 0, p.double_bookings, p.leaks, p.problems] for p in parts]))
 """

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from oci_hook.errors import ApplyError
 from oci_hook.linux.walk import MAX_FOLDERS, Tree, Work
-from tests.long import draws
+from testbed.long import draws
 
 
 @pytest.fixture

@@ -16,12 +16,11 @@ from pathlib import Path
 import h2
 import pytest
 
-from scripts import debian, tiny_image
-from scripts.machine_lab import image
-from scripts.machine_lab.machine import CannotRun, Machine
-from tests.conftest import REPO
-from tests.e2e.fetched import compose, unpacked
-from tests.engines.box import IMAGE, MEMORY_MIB, PAUSE, pack
+from testbed import REPO, debian, tiny_image
+from testbed.engines.box import IMAGE, MEMORY_MIB, PAUSE, pack
+from testbed.machine import image
+from testbed.machine.machine import CannotRun, Machine
+from testbed.packages import compose, unpacked
 from tests.packaging.conftest import package
 
 SUITE = os.environ.get("GPU_HOOK_MACHINE", "")

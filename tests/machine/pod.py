@@ -17,7 +17,7 @@ sys.path[:0] = ["/share/with/python", str(HERE.parents[2])]
 from h2.connection import H2Connection  # noqa: E402
 from h2.events import DataReceived, ResponseReceived, StreamEnded, TrailersReceived  # noqa: E402
 
-from tests.engines.cri import NODE, Cri, decode, encode  # noqa: E402
+from testbed.engines.cri import NODE, Cri, decode, encode  # noqa: E402
 
 SOCKET = "/run/containerd/containerd.sock"
 

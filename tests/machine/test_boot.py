@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.engines.box import IMAGE
+from testbed.engines.box import IMAGE
 from tests.machine.conftest import ASKS, HAS_SHARE, Inside
 
 pytestmark = [pytest.mark.machine, pytest.mark.root, pytest.mark.slow]

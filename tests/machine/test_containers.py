@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.engines.box import IMAGE, PAUSE
+from testbed.engines.box import IMAGE, PAUSE
 from tests.machine.conftest import ASKS, HAS_SHARE, LOOK, SUITE, Inside, has_its_gpu_alone
 
 pytestmark = [pytest.mark.machine, pytest.mark.root, pytest.mark.slow]

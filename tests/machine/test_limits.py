@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.engines.box import IMAGE
+from testbed.engines.box import IMAGE
 from tests.machine.conftest import ASKS, Inside
 
 pytestmark = [pytest.mark.machine, pytest.mark.root, pytest.mark.slow]

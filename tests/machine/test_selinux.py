@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from tests.conftest import REPO
-from tests.engines.box import IMAGE
+from testbed import REPO
+from testbed.engines.box import IMAGE
 from tests.machine.conftest import ASKS, HAS_SHARE, SUITE, Inside
 
 pytestmark = [

@@ -12,13 +12,10 @@ from pathlib import Path
 import pytest
 
 from gpu_hook_simulator import driver_root
-from simulator.tests.conftest import build_simulated
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "shim"))
-from box import MIB, ROOT, Box, policy
-from sim_box import CONTEXT_BYTES_AT, Gpu
-
-from tests.compiled import ZIG
+from testbed.compiled import ZIG
+from testbed.sim.gpus import build_simulated
+from tests.shim.box import MIB, ROOT, Box, policy
+from tests.shim.sim_box import CONTEXT_BYTES_AT, Gpu
 
 HERE = Path(__file__).parent
 GPU_MIB, LIMIT = 8192, 1024 * MIB

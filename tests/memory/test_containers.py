@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from simulator.tests.conftest import build_simulated
-from tests.agent import box as agents
-from tests.agent.box import surcharge, wait_for
-from tests.e2e.stage import CC, CONTEXT_MIB, GLIBC, LIMIT_MIB, SHARE, Stage
+from testbed import agent as agents
+from testbed.agent import surcharge, wait_for
+from testbed.sim.gpus import build_simulated
+from testbed.stage import CC, CONTEXT_MIB, GLIBC, LIMIT_MIB, SHARE, Stage
 from tests.memory.conftest import Gpu
 
 HERE = Path(__file__).parent

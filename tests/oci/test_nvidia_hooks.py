@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from oci_hook.oci import nvidia_hooks
-from tests.conftest import Bundle, Install, Runc
+from testbed.containers import Bundle, Runc
+from testbed.installs import Install
 
 ASK = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "1Gi"}
 # Found in real config.json files: the NVIDIA runtime's legacy mode and docker --gpus; CDI; hooks.d of podman.

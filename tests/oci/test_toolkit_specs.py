@@ -19,7 +19,7 @@ from oci_hook.core.plan import device_nodes
 from oci_hook.core.rules import Rules
 from oci_hook.errors import ApplyError
 from oci_hook.oci import nvidia_edits, nvidia_hooks
-from tests.conftest import REPO
+from testbed import REPO
 
 FOLDER = Path(__file__).parent / "toolkit_specs"
 SPECS = sorted(file.stem for file in FOLDER.glob("*.json"))

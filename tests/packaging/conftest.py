@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO
-from tests.e2e.fetched import debian_13
+from testbed import REPO
+from testbed.packages import debian_13
 from tests.packaging.machine import Machine
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scripts import tiny_image
-from tests.namespaces import Namespaces
+from testbed import tiny_image
+from testbed.namespaces import Namespaces
 
 # The root becomes ours, with an upper layer on tmpfs; packages and what containers need come in by bind mounts.
 ENTER = """

@@ -14,8 +14,8 @@ import pytest
 
 from oci_hook.install import prefix
 from oci_hook.linux import elf
-from tests.conftest import REPO
-from tests.long import long
+from testbed import REPO
+from testbed.long import long
 
 QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64") or ""
 pytestmark = pytest.mark.slow

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import REPO
-from tests.engines.box import until
+from testbed import REPO
+from testbed.engines.box import until
 from tests.packaging.conftest import built_twice
 from tests.packaging.machine import Machine
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO
-from tests.e2e.fetched import debian_13
-from tests.engines.box import Hideout
+from testbed import REPO
+from testbed.engines.box import Hideout
+from testbed.packages import debian_13
 from tests.packaging.machine import Machine
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

@@ -12,7 +12,7 @@ import yaml
 
 from oci_hook import __version__
 from oci_hook.kube.formats import names
-from tests.conftest import REPO
+from testbed import REPO
 
 BASE = REPO / "packaging/kubernetes"
 PAGE = REPO / "docs/guide/kubernetes.md"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from oci_hook.cli.main import COMMANDS
-from tests.conftest import REPO
+from testbed import REPO
 
 pytestmark = pytest.mark.slow
 HELP = """

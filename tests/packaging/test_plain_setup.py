@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.conftest import REPO
+from testbed import REPO
 
 PAGES = [REPO / "README.md", *sorted((REPO / "docs/guide").glob("*.md"))]
 TESTS = {"test", "bench"}  # they bring the tests' packages themselves
-HELP = "import runpy, sys; sys.argv[1:] = ['--help']; runpy.run_path('scripts/{}_lab', run_name='__main__')"
+HELP = "import runpy, sys; sys.argv[1:] = ['--help']; runpy.run_module('testbed.{}', run_name='__main__')"
 # What each of the others imports.
 IMPORTS = {
     "setup": "import pkgutil, importlib, gpu_hook_simulator, oci_hook.agent, oci_hook.cli, oci_hook.kube\n"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import REPO
-from tests.engines.box import until
+from testbed import REPO
+from testbed.engines.box import until
 
 BASE = REPO / "packaging/kubernetes"
 

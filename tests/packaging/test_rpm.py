@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO
+from testbed import REPO
 from tests.packaging.conftest import built_twice
 from tests.packaging.machine import Machine
 

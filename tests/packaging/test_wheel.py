@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ARCH, REPO
+from testbed import REPO
+from tests.conftest import ARCH
 from tests.packaging.conftest import built_twice
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

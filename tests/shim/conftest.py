@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.compiled import ZIG, compiled
-from tests.e2e.fetched import nvidia
-
-sys.path.insert(0, str(Path(__file__).parent))
-from box import ROOT, Box
+from testbed.compiled import ZIG, compiled
+from testbed.packages import nvidia
+from tests.shim.box import ROOT, Box
 
 HERE = Path(__file__).parent
 CC = [*ZIG, "-fno-sanitize=undefined"]

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from sim_box import CONTEXT, LIMIT, SimBox
+from tests.shim.sim_box import CONTEXT, LIMIT, SimBox
 
 HERE = Path(__file__).parent
 Process = subprocess.Popen[str]

@@ -6,9 +6,8 @@ import os
 import struct
 from pathlib import Path
 
-from box import MIB, Box, policy
-
 from gpu_hook_simulator import driver_root
+from tests.shim.box import MIB, Box, policy
 
 GPU_MIB, LIMIT, CONTEXT = 8192, 1024 * MIB, driver_root.CONTEXT_MIB * MIB
 CONTEXT_BYTES_AT = 232  # struct gpu_head

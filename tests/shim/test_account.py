@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from box import MIB, Box
-from conftest import HERE, ROOT, compile_c, compile_kept
 
 from oci_hook.observe import account
-from tests.long import long
+from testbed.long import long
+from tests.shim.box import MIB, Box
+from tests.shim.conftest import HERE, ROOT, compile_c, compile_kept
 
 pytestmark = pytest.mark.root
 OWNERS, FREE_CACHES, PAGE = account.OWNERS_OFFSET, account.FREE_CACHES_OFFSET, account.SIZE
@@ -152,7 +152,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory, shim: Path) -> Path:
 @pytest.fixture(scope="session")
 def noop() -> Path:
     """A driver that does nothing."""
-    source = ROOT / "scripts" / "benches" / "shim_c" / "noop.c"
+    source = ROOT / "benchmarks/shim_c/noop.c"
     return compile_kept("noop.so", "-shared", "-fPIC", str(source))
 
 

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from box import ROOT
 
 from oci_hook.core import layout
 from oci_hook.shim import build
+from tests.shim.box import ROOT
 
 LIBRARIES = {library.soname: library for library in build.LIBRARIES}
 

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from box import MIB
-from differential import CONTEXT, LIMIT, Bench, Failure, minimised, play, replay
 
-from simulator.tests.conftest import build_simulated
+from testbed.sim.gpus import build_simulated
+from tests.shim.box import MIB
+from tests.shim.differential import CONTEXT, LIMIT, Bench, Failure, minimised, play, replay
 
 pytestmark = pytest.mark.root
 

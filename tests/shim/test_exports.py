@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from box import MIB, Box
-from conftest import compile_c
+
+from tests.shim.box import MIB, Box
+from tests.shim.conftest import compile_c
 
 pytestmark = pytest.mark.root
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from box import MIB, ROOT, Box, policy
-from conftest import HERE, compile_c
 
 from gpu_hook_simulator import driver_root
-from simulator.tests.conftest import build_simulated
+from testbed.sim.gpus import build_simulated
+from tests.shim.box import MIB, ROOT, Box, policy
+from tests.shim.conftest import HERE, compile_c
 
 pytestmark = pytest.mark.root
 SHIM = ROOT / "oci_hook" / "shim"

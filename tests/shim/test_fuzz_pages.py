@@ -4,10 +4,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import HERE
 
-from tests.compiled import compiled
-from tests.sanitize import BUILDS, SHIM, gcc, name
+from testbed.compiled import compiled
+from testbed.sanitize import BUILDS, SHIM, gcc, name
+from tests.shim.conftest import HERE
 
 
 @pytest.fixture(scope="module", params=BUILDS[:1], ids=name)

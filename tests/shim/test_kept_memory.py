@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from box import MIB
-from conftest import HERE, ROOT, compile_c, compile_kept
-from sim_box import CONTEXT, LIMIT, SimBox
+
+from tests.shim.box import MIB
+from tests.shim.conftest import HERE, ROOT, compile_c, compile_kept
+from tests.shim.sim_box import CONTEXT, LIMIT, SimBox
 
 pytestmark = pytest.mark.root
 MOST = LIMIT - 2 * CONTEXT  # one process beside another's context

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from oci_hook.shim import build
-from tests.compiled import ZIG, compiled
+from testbed.compiled import ZIG, compiled
 
 HERE = build.HERE
 # What the gate is composed of: the member of struct gh_gate, and the files that may touch what is in it.

@@ -3,7 +3,8 @@
 import subprocess
 
 import pytest
-from box import MIB, Box
+
+from tests.shim.box import MIB, Box
 
 pytestmark = pytest.mark.root
 

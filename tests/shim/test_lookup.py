@@ -7,12 +7,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from box import ROOT, Box
-from conftest import HERE, compile_c, compile_kept
 
 from scripts.driver_symbols import listed
-from tests.clients.fetch import wheels
-from tests.e2e.real_drivers import DRIVERS, libraries
+from testbed.pinned import wheels
+from testbed.real_drivers import DRIVERS, libraries
+from tests.shim.box import ROOT, Box
+from tests.shim.conftest import HERE, compile_c, compile_kept
 
 pytestmark = pytest.mark.root
 SHIM = ROOT / "oci_hook" / "shim"

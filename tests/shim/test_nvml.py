@@ -1,7 +1,8 @@
 """What NVML shows a container: its share, its processes, its load; and what it refuses. By the real nvidia-ml-py."""
 
 import pytest
-from box import MIB, Box
+
+from tests.shim.box import MIB, Box
 
 pytestmark = pytest.mark.root
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import HERE
-from sim_box import SimBox
 
 from gpu_hook_simulator import driver_root
 from oci_hook.shim import build
-from simulator.tests.conftest import build_simulated
+from testbed.sim.gpus import build_simulated
+from tests.shim.conftest import HERE
+from tests.shim.sim_box import SimBox
 
 pytestmark = pytest.mark.root
 MEMORY_WAIT_AT, WAITING_AT = 76, 1024 + 32  # in the policy page; of GPU 0 in the account page

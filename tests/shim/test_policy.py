@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from box import MIB, Box, policy
+
+from tests.shim.box import MIB, Box, policy
 
 pytestmark = pytest.mark.root
 

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from box import Box
-from conftest import HERE, compile_kept
-from test_build import exported, readelf
 
 from oci_hook.shim import build
 from scripts.driver_symbols import listed
-from tests.compiled import source
-from tests.e2e.real_drivers import DRIVERS, libraries
+from testbed.compiled import source
+from testbed.real_drivers import DRIVERS, libraries
+from tests.shim.box import Box
+from tests.shim.conftest import HERE, compile_kept
+from tests.shim.test_build import exported, readelf
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 KINDS = {"libcuda": "cuda", "libnvidia-ml": "ml"}

@@ -2,7 +2,8 @@
 what the driver really handed out, at its worst instant."""
 
 import pytest
-from box import MIB, Box
+
+from tests.shim.box import MIB, Box
 
 pytestmark = pytest.mark.root
 
@@ -545,7 +546,7 @@ assert cu.used() == 0
 def test_a_context_is_charged_by_the_policy_pages_figure(box: Box) -> None:
     import struct
 
-    from box import policy
+    from tests.shim.box import policy
 
     page = bytearray(policy({0: 1024 * MIB}))
     struct.pack_into("<Q", page, 128 + 80, 300 * MIB)

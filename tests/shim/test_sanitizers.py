@@ -5,13 +5,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from box import MIB, Box
-from conftest import HERE
-from differential import play
 
-from simulator.tests.conftest import build_simulated
-from tests.compiled import compiled
-from tests.sanitize import BUILDS, SHIM, name, shim_library
+from testbed.compiled import compiled
+from testbed.sanitize import BUILDS, SHIM, name, shim_library
+from testbed.sim.gpus import build_simulated
+from tests.shim.box import MIB, Box
+from tests.shim.conftest import HERE
+from tests.shim.differential import play
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

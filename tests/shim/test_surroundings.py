@@ -4,11 +4,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from box import Box
-from conftest import HERE, compile_kept
 
 from oci_hook.observe import account
-from tests.sanitize import SHIM
+from testbed.sanitize import SHIM
+from tests.shim.box import Box
+from tests.shim.conftest import HERE, compile_kept
 
 pytestmark = pytest.mark.root
 # Python ignores the signal, which would end another program.

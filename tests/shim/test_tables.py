@@ -1,7 +1,8 @@
 """Tables of the shim have no size at which memory is no longer followed: pools, contexts, graphs within graphs."""
 
 import pytest
-from box import MIB, Box
+
+from tests.shim.box import MIB, Box
 
 pytestmark = pytest.mark.root
 

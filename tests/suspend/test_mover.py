@@ -21,8 +21,8 @@ from oci_hook.linux.proc import process_life
 from oci_hook.suspend import __main__ as program
 from oci_hook.suspend import mover
 from oci_hook.suspend.hold import CANNOT
+from testbed import REPO
 from tests.cli.box import Install, this_process
-from tests.conftest import REPO
 from tests.linux.test_memory_room import MIB, group
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,12 +13,18 @@ from unittest.mock import patch
 import pytest
 
 from gpu_hook_simulator import model_run
-from tests.compiled import KEPT
-from tests.decide.conftest import sanitized as sanitized
-from tests.long import long
+from testbed.compiled import KEPT
+from testbed.long import long
+from testbed.sanitize import BUILDS, name, shim_program
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parents[2]
+
+
+@pytest.fixture(scope="session", params=BUILDS[:1], ids=name)
+def sanitized(request: pytest.FixtureRequest) -> Callable[..., Path]:
+    """sanitized(name, *sources): a program with address and undefined-behaviour sanitizers."""
+    return shim_program(request.param)
 
 
 @pytest.fixture(scope="session")

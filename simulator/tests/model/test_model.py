@@ -16,7 +16,7 @@ from gpu_hook_simulator.cli_model import model
 from gpu_hook_simulator.model import metrics, scenarios
 from gpu_hook_simulator.model.scenarios import Scenario, gappy, launch_bound, requests, saturated
 from oci_hook.errors import GhError
-from tests.long import long
+from testbed.long import long
 
 REPO = Path(__file__).resolve().parents[3]
 MODEL = REPO / "simulator/model"

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_hook_simulator import model_run
 from gpu_hook_simulator.model.scenarios import Scenario, saturated
-from tests.long import long
+from testbed.long import long
 
 pytestmark = pytest.mark.usefixtures("share_model")
 SECONDS, WARM = 10, 1

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_hook_simulator import model_run
 from gpu_hook_simulator.model import scenarios
-from tests.long import long
+from testbed.long import long
 
 # Sum of normalised throughputs in the study: native, strict, ledger; None: the study has no figure.
 STUDY: dict[str, tuple[float | None, float, float]] = {

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.box import Agent, events, running, wait_for
-from tests.conftest import REPO
-from tests.e2e.stage import CONTEXT_MIB, GPU_MIB, Stage
-from tests.e2e.test_suspend import CRASH, Node, Tenant
+from testbed import REPO
+from testbed.agent import Agent, events, running, wait_for
+from testbed.stage import CONTEXT_MIB, GPU_MIB, Stage
+from testbed.suspend import Node, Tenant
+from tests.e2e.test_suspend import CRASH
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 KEY = "gpu-hook.io/"

@@ -16,7 +16,7 @@ from oci_hook.agent.watch.process_owner import ProcessOwners
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.linux.proc import boot_id, process_life, start_time
 from oci_hook.observe import inside
-from tests.agent.box import wait_for
+from testbed.agent import wait_for
 
 TOP = Path("/sys/fs/cgroup")
 HIERARCHIES = ("devices", "freezer", "pids", "memory", "cpu")

@@ -31,9 +31,10 @@ from oci_hook.observe.account import PageFigures
 from oci_hook.suspend import __main__ as moves
 from oci_hook.suspend import gpu_processes, hold
 from oci_hook.suspend.hold import CANNOT, NO_ROOM, Hold, cut_off
-from tests.agent.box import REPO, events, grant, running, wait_for
+from testbed import REPO
+from testbed.agent import events, grant, running, wait_for
+from testbed.stage import CONTEXT_MIB, SHARE, Stage
 from tests.cli.box import Install
-from tests.e2e.stage import CONTEXT_MIB, SHARE, Stage
 from tests.e2e.test_suspend import CRASH
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]

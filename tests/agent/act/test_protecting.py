@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
-from tests.agent.box import Agent, events, grant, running, wait_for
-from tests.e2e.stage import CONTEXT_MIB, GPU_MIB, LIMIT_MIB, SHARE, Stage
+from testbed.agent import Agent, events, grant, running, wait_for
+from testbed.stage import CONTEXT_MIB, GPU_MIB, LIMIT_MIB, SHARE, Stage
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 BIG = {**SHARE, "gpu-hook.io/memory": "4Gi"}  # half of the GPU; another half is the cheat's and nobody's

@@ -18,7 +18,7 @@ from oci_hook.agent.watch.process_owner import ProcessOwners
 from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.ledger import events
 from oci_hook.linux.proc import cgroups, seconds_since, start_time
-from tests.long import long
+from testbed.long import long
 
 MIB, GIB = 1 << 20, 1 << 30
 TOLERANCE = 256 * MIB

@@ -23,8 +23,8 @@ from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.inventory import Gpu, Inventory
 from oci_hook.core.slot_page import Gate
 from oci_hook.kube.controller.serve.metrics import COUNTERS, GAUGES, Metrics, node_lines
-from scripts.cluster_page import Scene
-from scripts.prometheus import GRAFANA, Dashboard
+from testbed.cluster_page import Scene
+from testbed.prometheus import GRAFANA, Dashboard
 
 UNITS = {"none", "bytes", "percentunit", "s"}  # Grafana's ids: bytes are IEC's, percentunit is of 1
 COLOURS = {"green", "red"}

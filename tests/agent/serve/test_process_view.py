@@ -16,8 +16,8 @@ from oci_hook.cli.main import cli
 from oci_hook.config import settings as node_settings
 from oci_hook.core.units import MIB
 from oci_hook.observe import processes as observed
-from tests.agent.box import grant, running, wait_for
-from tests.e2e.stage import SHARE, Stage
+from testbed.agent import grant, running, wait_for
+from testbed.stage import SHARE, Stage
 
 pytestmark = [
     pytest.mark.root,

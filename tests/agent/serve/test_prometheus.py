@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.prometheus import GRAFANA, PROGRAM, Dashboard, Prometheus
-from tests.agent.box import running, wait_for
-from tests.e2e.stage import Stage
+from testbed.agent import running, wait_for
+from testbed.prometheus import GRAFANA, PROGRAM, Dashboard, Prometheus
+from testbed.stage import Stage
 
 pytestmark = pytest.mark.skipif(not shutil.which(PROGRAM) or not shutil.which("promtool"), reason="no Prometheus")
 

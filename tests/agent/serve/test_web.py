@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.box import running, wait_for
-from tests.e2e.stage import Stage
+from testbed.agent import running, wait_for
+from testbed.stage import Stage
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
 pytestmark = [

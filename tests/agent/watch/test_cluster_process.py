@@ -12,7 +12,7 @@ import pytest
 from oci_hook.agent.node_state import NodeState
 from oci_hook.agent.options import AgentOptions
 from oci_hook.agent.watch.cluster_process import ClusterProcess
-from tests.conftest import Install
+from testbed.installs import Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 

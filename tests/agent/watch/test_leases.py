@@ -18,9 +18,9 @@ from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.core.inventory import DriverFile, Inventory
 from oci_hook.linux import proc
 from oci_hook.observe import account
-from tests.agent.box import events, grant, running, wait_for
-from tests.e2e.stage import CC, GLIBC, Stage
-from tests.hostile.box import as_docker
+from testbed.agent import events, grant, running, wait_for
+from testbed.hostile import as_docker
+from testbed.stage import CC, GLIBC, Stage
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 HERE = Path(__file__).parent

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
 from oci_hook.observe import account
-from tests.agent.box import grant, running, wait_for
-from tests.e2e.stage import CONTEXT_MIB, LIMIT_MIB, SHARE, Stage
+from testbed.agent import grant, running, wait_for
+from testbed.stage import CONTEXT_MIB, LIMIT_MIB, SHARE, Stage
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 ALLOC = ("/bin/gpu-probe", "alloc", "700", "hold", "600")

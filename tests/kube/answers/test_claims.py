@@ -13,7 +13,7 @@ from oci_hook.kube.dra.kubelet_messages import ClaimName
 from oci_hook.kube.formats import slices
 from oci_hook.kube.formats.claim_words import DRIVER, SHARE_CLASS
 from oci_hook.kube.pod.asked import words
-from tests.conftest import MEMORY_MIB
+from testbed.installs import MEMORY_MIB
 from tests.kube.dra.node import NODE, result
 from tests.kube.dra.test_pure import INVENTORY, Rules
 

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from oci_hook.kube.answers import admission, extender
 from oci_hook.kube.answers.explain import explain, holders
 from oci_hook.kube.placing.cluster_state import ClusterState
+from testbed.long import draws
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, listing, node, pod
 from tests.kube.placing.test_choose import nodes, pods
-from tests.long import draws
 
 
 def cluster(*objects):

@@ -14,13 +14,15 @@ from typing import Any
 import grpc
 
 from oci_hook.kube.formats import slices
-from tests.conftest import REPO, UUIDS, Bundle, Install
-from tests.engines.cri import decode
+from testbed import REPO
+from testbed.containers import Bundle
+from testbed.engines.cri import decode
+from testbed.engines.dra_calls import SERVICE, answers, asked
+from testbed.installs import UUIDS, Install
 from tests.kube.reporter.test_http import Server
 
 NODE = "n1"
 DEEP = "a value of 3000 levels"
-SERVICE = "/k8s.io.kubelet.pkg.apis.dra.{}.DRAPlugin/{}"
 DEVICES = tuple(slices.device_name(uuid) for uuid in UUIDS)
 
 
@@ -196,17 +198,6 @@ class DraNode:
             spec["hooks"] = {h["hookName"]: [{k: v for k, v in h.items() if k != "hookName"}] for h in edits["hooks"]}
 
         return bundle(annotations, edit=edit, **more)
-
-
-def asked(*claims: tuple[str, str, str]) -> bytes:
-    from tests.engines.cri import chunk
-
-    return b"".join(chunk(1, b"".join(chunk(i, text.encode()) for i, text in enumerate(claim, 1))) for claim in claims)
-
-
-def answers(data: bytes) -> list[tuple[str, dict[int, list[Any]]]]:
-    entries = [dict(decode(entry)) for entry in dict(decode(data)).get(1, [])]
-    return [(entry.get(1, [b""])[0].decode(), dict(decode(entry.get(2, [b""])[0]))) for entry in entries]
 
 
 def result(memory: str = "8Gi", compute: str = "0", gpu: int = 0, **more: Any) -> dict[str, Any]:

@@ -22,9 +22,11 @@ from oci_hook.kube.dra.kubelet_messages import ClaimName
 from oci_hook.kube.dra.prepare import HIDDEN, ClaimPreparer
 from oci_hook.kube.link import kubeconfig
 from oci_hook.linux.proc import process_life
-from tests.conftest import MEMORY_MIB, UUIDS, Bundle, Install, Runc
-from tests.engines.cri import decode
-from tests.kube.dra.node import DEEP, DEVICES, NODE, SERVICE, ApiServer, DraNode, answers, asked, result, until
+from testbed.containers import Bundle, Runc
+from testbed.engines.cri import decode
+from testbed.engines.dra_calls import SERVICE, answers, asked
+from testbed.installs import MEMORY_MIB, UUIDS, Install
+from tests.kube.dra.node import DEEP, DEVICES, NODE, ApiServer, DraNode, result, until
 from tests.kube.reporter.test_http import Server, pki  # noqa: F401
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]

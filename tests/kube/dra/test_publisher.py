@@ -11,7 +11,7 @@ from oci_hook.kube.dra.publisher import SlicePublisher
 from oci_hook.kube.formats import slices
 from oci_hook.kube.link.kubeconfig import Credential
 from oci_hook.kube.link.watcher import Change
-from tests.conftest import UUIDS
+from testbed.installs import UUIDS
 from tests.kube.dra.node import NODE
 from tests.kube.dra.test_pure import INVENTORY, LABEL
 

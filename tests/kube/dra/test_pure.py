@@ -16,7 +16,7 @@ from oci_hook.kube.dra import allocation, cdi, kubelet_messages
 from oci_hook.kube.dra.kubelet_messages import ClaimName
 from oci_hook.kube.dra.publisher import pcie_root
 from oci_hook.kube.formats import quantity, slices
-from tests.conftest import UUIDS, make_inventory
+from testbed.installs import UUIDS, make_inventory
 from tests.kube.dra.node import NODE, result
 
 LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # RFC 1123

@@ -10,7 +10,7 @@ from oci_hook.core.request import Request, with_memory
 from oci_hook.core.rules import Rules
 from oci_hook.core.terms import CLASSES, GpuRequest, Terms
 from oci_hook.kube.formats.sums import of_node, of_pod, of_request
-from tests.long import draws
+from testbed.long import draws
 
 AMOUNTS = st.one_of(
     st.none(), st.tuples(st.just("mib"), st.integers(1, 9000)), st.tuples(st.just("percent"), st.integers(1, 100))

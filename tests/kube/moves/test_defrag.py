@@ -16,9 +16,9 @@ from oci_hook.kube.placing.cluster_state import ClusterState
 from oci_hook.kube.pod.asked import words
 from oci_hook.kube.pod.hosts import Hosts, requests, rules_about_others
 from oci_hook.kube.preemption.disruption import budget, in_the_way
+from testbed.long import draws
 from tests.kube.cluster_objects import SIGNER, alloc_of, binding, bound, node, pod
 from tests.kube.placing.test_choose import check_capacity
-from tests.long import draws
 
 
 def owned(name, kind="ReplicaSet", **more):

@@ -21,9 +21,9 @@ from oci_hook.kube.placing.room import fits_each, may_fit, need_of, room_of
 from oci_hook.kube.pod import asked as asked_module
 from oci_hook.kube.pod.asked import RUN, SIDECAR, asked, words
 from oci_hook.kube.pod.node_orders import NODE_ORDERS, NodeOrder
+from testbed.long import draws
 from tests.core import allocate_oracle as oracle
 from tests.kube.cluster_objects import inventory, node, pod
-from tests.long import draws
 
 # --- requests: annotations for one container
 

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from scripts.benches import _cluster_fill as fill
-from scripts.benches import _cluster_free as free
-from scripts.benches._exact import Item, best
+from benchmarks import _cluster_fill as fill
+from benchmarks import _cluster_free as free
+from benchmarks._exact import Item, best
 
 SEQUENCES = int(os.environ.get("GPU_HOOK_SEQUENCES", "40"))
 

@@ -11,7 +11,7 @@ from oci_hook.core.rules import Rules
 from oci_hook.core.terms import CLASSES, GpuRequest, Terms
 from oci_hook.kube.placing.room import fits_each, may_fit, need_of, room_of
 from oci_hook.kube.pod.asked import RUN
-from tests.long import draws
+from testbed.long import draws
 
 UUIDS = ("GPU-0", "GPU-1", "GPU-2")
 share = st.builds(Share, st.sampled_from(UUIDS), st.integers(0, 30), st.integers(0, 60), st.just(100), st.booleans())

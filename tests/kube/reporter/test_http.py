@@ -32,7 +32,7 @@ from oci_hook.kube.reporter import key_keeper, node_key
 from oci_hook.kube.reporter.key_keeper import KeyKeeper
 from oci_hook.kube.reporter.reporter import Reporter
 from oci_hook.kube.reporter.views import SeenNode
-from tests.conftest import Install
+from testbed.installs import Install
 from tests.decisions import KEYS, NODE
 
 ANSWER = {"node": NODE, "keys": {str(number): key for number, key in KEYS.items()}}

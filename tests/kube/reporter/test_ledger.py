@@ -7,7 +7,7 @@ import selectors
 from oci_hook.core.layout import UNLISTED
 from oci_hook.kube.reporter.ledger import LedgerView
 from oci_hook.linux.proc import process_life
-from tests.conftest import Install
+from testbed.installs import Install
 
 
 def test_memory_that_nobody_has_is_told_and_taken_back(prefix: Install) -> None:

@@ -20,7 +20,7 @@ from oci_hook.kube.controller.serve.router import Router
 from oci_hook.kube.controller.serve.server import MAX_AT_A_TIME, HttpsServer
 from oci_hook.kube.controller.serve.service import Service
 from oci_hook.kube.controller.trust.certificates import Certificates, renewed
-from scripts.cluster_page import Scene, node, served
+from testbed.cluster_page import Scene, node, served
 from tests.kube.controller.serve.test_server_bounds import free_port
 
 DATA = "api/cluster"

@@ -13,8 +13,8 @@ import pytest
 
 from oci_hook.kube.answers.overview import Waiting
 from oci_hook.kube.controller.serve import page as pages
-from scripts.browser import CHROMIUM, Browser
-from scripts.cluster_page import Scene, node, pod, scene, served
+from testbed.browser import CHROMIUM, Browser
+from testbed.cluster_page import Scene, node, pod, scene, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not CHROMIUM, reason="no chromium")]
 NASTY = "<img src=x onerror=document.title='owned'>"

@@ -1,0 +1,1 @@
+"""Benchmarks: each module is one of `scripts/bench NAME`."""

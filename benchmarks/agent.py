@@ -1,0 +1,267 @@
+"""The agent's cost and delays: 100 real containers with programs on 8 simulated GPUs.
+
+rss_mb and cpu_percent are those of the agent and its NVML process together, at the default interval. cheat_samples: looks
+at the GPUs, from the first that can see the cheat to the finding. reclaim_ms: from SIGKILL of a
+container's init until nothing of its grant is on disk. Both are the worst of several. churn_*: the agent's growth between the
+tenth and the last of so many real containers that live some milliseconds each. harm_to_kill_*: from
+the signal that tells a container to take its neighbours' memory past the shim until its init is gone; beside
+all the others, at the default interval, at random times. honest_killed: containers that were killed and took nothing.
+watch_cpu_percent: of the agent and its NVML process while nothing but the watch of free memory looks at the GPUs.
+"""
+
+import contextlib
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+from oci_hook.install import prefix as installs
+from oci_hook.ledger import slot_files, store
+from testbed import REPO, tiny_image
+
+BUILD = REPO / "build" / os.uname().machine
+GPUS, GPU_MIB, SHARE_MIB = 8, 24576, 1024
+CONTAINERS = 100
+PORT = 9461
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+def build_bypass(program: Path) -> None:
+    """The cheat."""
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{os.uname().machine}-linux-gnu.2.17", "-O1"]
+    subprocess.run([*command, "-o", str(program), str(REPO / "testbed/bypass.c"), "-ldl"], check=True)
+
+
+class Place:
+    """An install with simulated GPUs, an image with the probe and the cheat, a runc root of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.prefix, self.state = folder, folder / "prefix", folder / "state"
+        self.name = f"gpu-hook-agent-{os.getpid()}"
+        installs.lay(str(self.prefix), state_dir=str(self.state))
+        self.cli("sim", "up", "--gpus", str(GPUS), "--memory", f"{GPU_MIB}Mi")
+        rootfs = tiny_image.with_c_library(folder / "rootfs")
+        shutil.copy(BUILD / "sim/gpu-probe", rootfs / "bin/gpu-probe")
+        build_bypass(rootfs / "bin/bypass")
+        subprocess.run(["runc", "spec"], cwd=folder, check=True)
+        self.spec = json.loads((folder / "config.json").read_text())
+        self.spec["process"]["terminal"] = False
+        self.spec["root"] = {"path": str(rootfs), "readonly": True}
+        self.ids: list[str] = []
+        self.started = 0
+
+    def cli(self, *words: str) -> None:
+        command = [sys.executable, "-m", "oci_hook", *words, "--prefix", str(self.prefix)]
+        subprocess.run(command, cwd=REPO, check=True, stdout=subprocess.DEVNULL)
+
+    def start(self, gpu: int, *args: str) -> str:
+        self.started += 1
+        id = f"c{self.started}"
+        self.ids.append(id)
+        bundle = self.folder / id
+        bundle.mkdir()
+        asks = {"gpu-hook.io/devices": str(gpu), "gpu-hook.io/memory": f"{SHARE_MIB}Mi", "gpu-hook.io/compute": "5"}
+        spec = {**self.spec, "annotations": asks, "process": {**self.spec["process"], "args": list(args)}}
+        spec["linux"] = {**self.spec["linux"], "cgroupsPath": f"/{self.name}/{id}"}
+        (bundle / "config.json").write_text(json.dumps(spec))
+        self.runtime("run", "--detach", "--bundle", str(bundle), id)
+        return id
+
+    def runtime(self, *words: str) -> None:
+        command = [str(self.prefix / "bin/gpu-hook-runtime"), "--root", str(self.folder / "runc"), *words]
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.run(command, check=True, **quiet)
+
+    def init(self, id: str) -> int:
+        return int(json.loads((self.folder / "runc" / id / "state.json").read_text())["init_process_pid"])
+
+    def key(self, id: str) -> str:
+        return store.grant_key(str(self.folder / "runc"), id)
+
+    def close(self) -> None:
+        for id in self.ids:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                self.runtime("delete", "--force", id)
+        for group in [*Path("/sys/fs/cgroup").glob(f"*/{self.name}"), Path("/sys/fs/cgroup", self.name)]:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+        slot_files.drop(str(self.state))
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def get(path: str) -> bytes:
+    with urllib.request.urlopen(f"http://127.0.0.1:{PORT}{path}", timeout=20) as answer:
+        return bytes(answer.read())
+
+
+@contextlib.contextmanager
+def agent(place: Place, *flags: str):
+    command = [sys.executable, "-m", "oci_hook", "agent", "--prefix", str(place.prefix), *flags]
+    command += ["--address", f"127.0.0.1:{PORT}"]
+    process = subprocess.Popen(command, cwd=REPO, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                if json.loads(get("/api/node"))["agent"]["nvml"] == "ok":
+                    break
+            time.sleep(0.1)
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def family(process: "subprocess.Popen[bytes]") -> list[int]:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [process.pid, *map(int, children)]
+
+
+def rss_mb(pids: list[int]) -> float:
+    lines = (line for pid in pids for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    fields = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids)
+    return sum(int(f[11]) + int(f[12]) for f in fields) / TICK
+
+
+def cheat_samples(place: Place, process: "subprocess.Popen[bytes]", gpu: int) -> int:
+    """Samples from the first that can show the cheat to the one that names it."""
+    id = place.start(gpu, "/bin/bypass", "900")
+    seen: set[float] = set()
+    for _ in range(2000):
+        node = json.loads(get("/api/node"))
+        mine = next((c for c in node["containers"] if c["id"] == id), None)
+        history = json.loads(get("/api/history")).get(mine["key"], {}) if mine else {}
+        seen |= {at for line in history.values() for at, used, _ in line if used}
+        if mine and any(f["kind"] == "no-shim" for f in mine["findings"]):
+            return len(seen)
+        time.sleep(0.02)
+    return 9999
+
+
+def reclaim_ms(place: Place, id: str) -> float:
+    """Reads the files, since only the agent may look at the ledger meanwhile."""
+    paths = [place.state / f"ledger/{place.key(id)}.json", place.state / f"pages/{place.key(id)}"]
+    pid = place.init(id)
+    start = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    while any(p.exists() for p in paths) and time.monotonic() < start + 30:
+        time.sleep(0.002)
+    return (time.monotonic() - start) * 1000
+
+
+def harm_to_kill_ms(place: Place, gpu: int, chance: random.Random) -> float:
+    """The cheat takes all free memory but 1 GiB."""
+    node = json.loads(get("/api/node"))
+    used = next(c for c in node["gpus"] if c["index"] == gpu)["used_mib"]
+    id = place.start(gpu, "/bin/bypass", str(GPU_MIB - used - 1024), "wait")
+    pid = place.init(id)
+    time.sleep(0.5 + chance.random() * 2)  # it waits for the signal by then
+    fd = os.pidfd_open(pid)
+    try:
+        start = time.monotonic()
+        os.kill(pid, signal.SIGUSR1)
+        ended, took = select.select([fd], [], [], 30)[0], (time.monotonic() - start) * 1000
+        time.sleep(0.1)
+        told = [json.loads(line) for line in (place.state / "events").read_text().splitlines()]
+        by_agent = any(e["event"] == "finding" and e["id"] == id and e["action"] == "killed" for e in told)
+        return took if ended and by_agent else 30000.0
+    finally:
+        os.close(fd)
+        with contextlib.suppress(subprocess.CalledProcessError):
+            place.runtime("delete", "--force", id)
+        place.ids.remove(id)
+
+
+def killed(place: Place) -> int:
+    """Honest containers that the agent killed; the cheats are already out of the list."""
+    told = [json.loads(line) for line in (place.state / "events").read_text().splitlines()]
+    return len({e["id"] for e in told if e["event"] == "finding" and e["action"] == "killed"} & set(place.ids))
+
+
+def churn(place: Place, process: "subprocess.Popen[bytes]", containers: int) -> tuple[float, int]:
+    """(MB, descriptors) that short-lived containers leave behind in the agent."""
+
+    def pass_by(n: int) -> None:
+        for _ in range(n):
+            id = place.start(0, "/bin/true")
+            with contextlib.suppress(subprocess.CalledProcessError):
+                place.runtime("delete", "--force", id)
+            place.ids.remove(id)
+            shutil.rmtree(place.folder / id)
+        time.sleep(2)
+
+    def now() -> tuple[float, int]:
+        return rss_mb([process.pid]), len(os.listdir(f"/proc/{process.pid}/fd"))
+
+    pass_by(10)
+    memory, descriptors = now()
+    pass_by(containers)
+    after = now()
+    return after[0] - memory, after[1] - descriptors
+
+
+def run(short: bool) -> dict[str, dict[str, object]]:
+    folder = Path(tempfile.mkdtemp(prefix="gh-agent-"))
+    place = Place(folder)
+    try:
+        for n in range(CONTAINERS):
+            place.start(n % GPUS, "/bin/gpu-probe", "alloc", "300", "launch", "100", "5", "hold", "100000")
+        with agent(place) as process:
+            time.sleep(6)
+            pids = family(process)
+            seconds = 20 if short else 120
+            before, start = cpu_seconds(pids), time.monotonic()
+            time.sleep(seconds)
+            cpu = 100 * (cpu_seconds(pids) - before) / (time.monotonic() - start)
+            scrapes = []
+            for _ in range(5 if short else 20):
+                at = time.monotonic()
+                body = get("/metrics")
+                scrapes.append((time.monotonic() - at) * 1000)
+                time.sleep(0.3)
+            rss = rss_mb(pids)
+            more_mb, more_fds = churn(place, process, 20 if short else 300)
+            reclaims = [reclaim_ms(place, id) for id in place.ids[: 3 if short else 15]]
+        with agent(place, "--interval", "60") as process:
+            time.sleep(4)
+            pids = family(process)
+            before, start = cpu_seconds(pids), time.monotonic()
+            time.sleep(15 if short else 50)
+            watch = 100 * (cpu_seconds(pids) - before) / (time.monotonic() - start)
+        with agent(place) as process:
+            time.sleep(6)
+            chance = random.Random(1)
+            harms = sorted(harm_to_kill_ms(place, n % GPUS, chance) for n in range(10 if short else 100))
+        honest = killed(place)
+        with agent(place, "--policy", "report", "--interval", "1") as process:
+            cheats = [cheat_samples(place, process, gpu) for gpu in range(1 if short else 5)]
+    finally:
+        place.close()
+    worst = harms[-1 if len(harms) < 100 else -1 - len(harms) // 100]
+    scrape = statistics.median(scrapes)
+    return {
+        "rss_mb": {"value": round(rss, 1), "unit": "MB", "budget": 60, "ok": rss <= 60},
+        "cpu_percent": {"value": round(cpu, 2), "unit": "%", "budget": 1, "ok": cpu <= 1},
+        "scrape_ms": {"value": round(scrape, 1), "unit": "ms", "budget": 50, "ok": scrape <= 50},
+        "scrape_bytes": {"value": len(body), "unit": "bytes", "budget": None, "ok": True},
+        "churn_mb": {"value": round(more_mb, 1), "unit": "MB", "budget": 4, "ok": more_mb <= 4},
+        "churn_descriptors": {"value": more_fds, "unit": "", "budget": 1, "ok": more_fds <= 1},
+        "cheat_samples": {"value": max(cheats), "unit": "samples", "budget": 2, "ok": max(cheats) <= 2},
+        "harm_to_kill_p50_ms": {"value": round(harms[len(harms) // 2], 1), "unit": "ms", "budget": None, "ok": True},
+        "harm_to_kill_p99_ms": {"value": round(worst, 1), "unit": "ms", "budget": 1000, "ok": worst <= 1000},
+        "honest_killed": {"value": honest, "unit": "", "budget": 0, "ok": honest == 0},
+        "watch_cpu_percent": {"value": round(watch, 2), "unit": "%", "budget": 1, "ok": watch <= 1},
+        "reclaim_ms": {"value": round(max(reclaims), 1), "unit": "ms", "budget": 1000, "ok": max(reclaims) <= 1000},
+    }

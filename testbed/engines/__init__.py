@@ -1,0 +1,1 @@
+"""Real container engines in a hideout of their own."""

@@ -1,0 +1,1 @@
+"""Simulated GPUs for single processes."""
