@@ -18,7 +18,7 @@ from oci_hook.kube.preemption.fragments import Fragments
 MEMORY = 80_000
 ODD = (7_000, 13_000, 23_000, 37_000, 50_000)  # no sum of some of them is exactly a GPU
 EACH = 1 / 300  # seconds of one attempt
-LOOK, STAYS = 0.5, 10.0  # of controller/act/fragment_taints.py
+LOOK, STAYS = 0.5, 10.0  # of controller/act/taints.py
 BACK_OFF = (1.0, 2.0, 4.0, 8.0, 10.0)
 PACK, SPREAD = "binpack", "spread"
 
@@ -123,7 +123,7 @@ class Cluster:
         return self.rng.choice([name for name, got in scores.items() if got == most])
 
     def _look(self) -> None:
-        """Sets and removes taints as controller/act/fragment_taints.py does."""
+        """Sets and removes taints as controller/act/taints.py does."""
         if not self.marks:
             return
         for some in self.fragments.marks():

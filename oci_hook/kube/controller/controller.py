@@ -21,9 +21,8 @@ from oci_hook.core.rules import Rules
 from oci_hook.errors import ClusterError, Problem, SettingsError
 from oci_hook.kube.controller.act.budgets import BudgetWatch
 from oci_hook.kube.controller.act.evictor import Evictor
-from oci_hook.kube.controller.act.fragment_taints import FragmentTaints
-from oci_hook.kube.controller.act.mode_taints import ModeTaints
 from oci_hook.kube.controller.act.preemptor import Preemptor
+from oci_hook.kube.controller.act.taints import FragmentTaints, ModeTaints
 from oci_hook.kube.controller.act.waker import Waker
 from oci_hook.kube.controller.api.client import ApiError, Client
 from oci_hook.kube.controller.api.objects import NAMESPACES, NODES, PODS, slim

@@ -5,7 +5,7 @@ from typing import Any
 
 from oci_hook.kube.answers.overview import Waiting
 from oci_hook.kube.controller.act.evictor import Evictor
-from oci_hook.kube.controller.act.mode_taints import ModeTaints
+from oci_hook.kube.controller.act.taints import ModeTaints
 from oci_hook.kube.controller.api.beside import Beside
 from oci_hook.kube.controller.api.reflector import Sink
 from oci_hook.kube.formats import names

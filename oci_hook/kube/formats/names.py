@@ -8,6 +8,7 @@ RUNTIME_CLASS = "gpu-hook"
 CONTROLLER = (
     "gpu-hook-controller"  # its Deployment, Service, Lease and Secret, its name in certificates, its tokens' audience
 )
+NODE_KEY = "/v1/node-key"  # path at the controller, by which a node gets its keys
 CA_CONFIG_MAP = "gpu-hook-ca"  # ca.crt, generation
 
 # On pods.

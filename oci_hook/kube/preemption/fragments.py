@@ -2,7 +2,7 @@
 
 Such a scheduler chooses a node by sums. The bind webhook denies it, the sums do not change, and a packing scheduler chooses the
 same node for ever. So these nodes get a soft taint (PreferNoSchedule) while a denied pod waits that has room elsewhere. Pure;
-controller/act/fragment_taints.py writes the taints.
+controller/act/taints.py writes the taints.
 """
 
 from collections.abc import Iterator

@@ -11,10 +11,9 @@ from oci_hook.config.settings import read_own
 from oci_hook.core.decided import NodeKeys
 from oci_hook.core.layout import CLUSTER_KEYS
 from oci_hook.install.files import write
-from oci_hook.kube.formats.names import CONTROLLER
+from oci_hook.kube.formats.names import CONTROLLER, NODE_KEY
 from oci_hook.kube.link.api import SECONDS, Api, ApiConnection, ApiError
 
-PATH = "/v1/node-key"
 TOKEN = "/var/run/secrets/gpu-hook/token"
 MAX_ANSWER = 64 << 10
 
@@ -34,7 +33,7 @@ def fetch(where: tuple[str, int], namespace: str, ca: str, token: str) -> bytes:
     connection = ApiConnection(*where, context, SECONDS, f"{CONTROLLER}.{namespace}.svc")
     try:
         connection.request(
-            "POST", PATH, b"{}", {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+            "POST", NODE_KEY, b"{}", {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         )
         response: http.client.HTTPResponse = connection.getresponse()
         data = response.read(MAX_ANSWER)

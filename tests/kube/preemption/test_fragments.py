@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oci_hook.kube.controller.act.fragment_taints import TAINT, FragmentTaints, patch
+from oci_hook.kube.controller.act.taints import FRAGMENT_TAINT, FragmentTaints, fragment_patch
 from oci_hook.kube.controller.api.client import ApiError
 from oci_hook.kube.formats import names
 from oci_hook.kube.placing.choose import Question, judge
@@ -109,10 +109,21 @@ def on(*taints: dict[str, str]) -> dict[str, Any]:
 def test_other_taints_stay_as_they_are() -> None:
     other = {"key": "k", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}
     same = {"op": "test", "path": "/metadata/resourceVersion", "value": "7"}
-    assert patch(on(), True) == [same, {"op": "add", "path": "/spec/taints", "value": [TAINT]}]
-    assert patch(on(other), True) == [same, {"op": "add", "path": "/spec/taints", "value": [other, TAINT]}]
-    assert patch(on(TAINT, other), False) == [same, {"op": "add", "path": "/spec/taints", "value": [other]}]
-    assert patch(on(TAINT, other), True) == patch(on(other), False) == patch(on(), False) == []
+    assert fragment_patch(on(), True) == [same, {"op": "add", "path": "/spec/taints", "value": [FRAGMENT_TAINT]}]
+    assert fragment_patch(on(other), True) == [
+        same,
+        {"op": "add", "path": "/spec/taints", "value": [other, FRAGMENT_TAINT]},
+    ]
+    assert fragment_patch(on(FRAGMENT_TAINT, other), False) == [
+        same,
+        {"op": "add", "path": "/spec/taints", "value": [other]},
+    ]
+    assert (
+        fragment_patch(on(FRAGMENT_TAINT, other), True)
+        == fragment_patch(on(other), False)
+        == fragment_patch(on(), False)
+        == []
+    )
 
 
 class Api:
@@ -165,7 +176,7 @@ def test_taints_come_at_once_and_go_some_time_after_nobody_waits() -> None:
 def test_a_new_leader_takes_off_what_it_does_not_need() -> None:
     state = cluster(6000, 10_000)
     api = Api(state, 2)
-    api.nodes["n0"]["spec"]["taints"] = [TAINT]
+    api.nodes["n0"]["spec"]["taints"] = [FRAGMENT_TAINT]
     state.nodes["n0"].taints = ((names.FRAGMENTED, "true", "PreferNoSchedule"),)
     made = FragmentTaints(context(api, state, now=lambda: 5.0))
     asyncio.run(made._look())

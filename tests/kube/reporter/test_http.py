@@ -21,6 +21,7 @@ from oci_hook.config import cluster
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.kube.controller.api.client import ApiError as ClientError
 from oci_hook.kube.controller.api.client import Client
+from oci_hook.kube.formats import names
 from oci_hook.kube.link import api as reporter_api
 from oci_hook.kube.link import kubeconfig
 from oci_hook.kube.link.api import FAILURES, Api, ApiError
@@ -334,7 +335,7 @@ def test_keys_are_asked_for_until_they_come_and_again_when_something_changed(
     answers: dict[str, tuple[int, bytes]] = {"key": (503, b"not the leader")}
 
     def answer(method: str, path: str, token: str) -> tuple[int, bytes]:
-        if path == node_key.PATH:
+        if path == names.NODE_KEY:
             return answers["key"]
         return 200, json.dumps({"spec": {"clusterIP": "127.0.0.1", "ports": [{"port": server.port}]}}).encode()
 

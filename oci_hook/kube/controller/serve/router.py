@@ -12,37 +12,56 @@ from aiohttp import web
 from oci_hook.core.value import Value
 from oci_hook.kube.controller.lead.peer import FORWARDED, Peer, Unreachable
 from oci_hook.kube.controller.serve.service import NotNow, Service
+from oci_hook.kube.controller.trust import own_secret
 from oci_hook.kube.controller.trust.own_secret import Own
 
 HOLD = 1.85  # seconds from the request's begin; the API server waits for 2
 LOOK = 0.02
+MAX_REVIEW = 8 << 20  # etcd stores at most 1.5 MiB for a pod; the review of an update has the pod twice
+MAX_FILTER = 64 << 20  # 5 000 whole Node objects, from a scheduler without nodeCacheCapable
+WEBHOOK, EXTENDER = "{webhook token}", "{extender token}"  # no URL has braces
 
 
 Answer = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class Route(Value):
-    """path: URL path at the leader, with our tokens. leads: only a leader may answer. holds: seconds to wait for a leader. hint:
-    answers without a leader from our copy of the cluster, which the webhook for Bindings checks later."""
+    """url: as callers write it, with WEBHOOK or EXTENDER in place of our token. bound: of MAX_AT_A_TIME. most: bytes of a body.
+    leads: only a leader may answer. holds: seconds to wait for a leader. hint: answers without a leader from our copy of the
+    cluster, which the webhook for Bindings checks later."""
 
+    url: str
     act: Answer
-    path: Callable[[Own], str]
+    bound: str
+    most: int
     leads: bool = True
     holds: float = 0.0
     hint: Answer | None = None
 
 
-def calls(service: Service) -> dict[str, Route]:
-    """The calls by their name in the URL."""
-    return {
-        "pods": Route(service.review_pod, lambda own: f"/pods/{own.webhook_token}", leads=False, holds=HOLD),
-        "bindings": Route(service.review_binding, lambda own: f"/bindings/{own.webhook_token}", holds=HOLD),
-        "filter": Route(
-            service.filter, lambda own: f"/extender/{own.extender_token}/filter", hint=service.filter_as_a_hint
-        ),
-        "preempt": Route(service.preempt, lambda own: f"/extender/{own.extender_token}/preempt"),
-        "dry-run": Route(service.dry_run, lambda own: f"/extender/{own.extender_token}/dry-run"),
-    }
+def routes(service: Service) -> tuple[Route, ...]:
+    """All that is asked with one of our tokens."""
+    return (
+        Route(f"/pods/{WEBHOOK}", service.review_pod, "review", MAX_REVIEW, leads=False, holds=HOLD),
+        Route(f"/bindings/{WEBHOOK}", service.review_binding, "review", MAX_REVIEW, holds=HOLD),
+        Route(f"/extender/{EXTENDER}/filter", service.filter, "filter", MAX_FILTER, hint=service.filter_as_a_hint),
+        Route(f"/extender/{EXTENDER}/preempt", service.preempt, "filter", MAX_FILTER),
+        Route(f"/extender/{EXTENDER}/dry-run", service.dry_run, "dry-run", MAX_FILTER),
+    )
+
+
+def without_token(path: str, own: Own) -> str:
+    """The path as a Route's url has it; "" if it has no valid token."""
+    parts = path.split("/")
+    if len(parts) == 3 and own_secret.same(own.webhook_token, parts[2]):
+        return f"/{parts[1]}/{WEBHOOK}"
+    if len(parts) == 4 and parts[1] == "extender" and own_secret.same(own.extender_token, parts[2]):
+        return f"/extender/{EXTENDER}/{parts[3]}"
+    return ""
+
+
+def with_token(url: str, own: Own) -> str:
+    return url.replace(WEBHOOK, own.webhook_token).replace(EXTENDER, own.extender_token)
 
 
 class Router:
@@ -55,21 +74,23 @@ class Router:
         if not self._peer.heard():
             self._service.check()
 
-    async def ask(self, call: Route, body: bytes, headers: Mapping[str, str], began: float) -> web.Response:
+    async def ask(self, route: Route, body: bytes, headers: Mapping[str, str], began: float) -> web.Response:
         """Answers, or forwards to the leader. Raises NotNow and the errors of `act`. began: time.monotonic() at the request's begin."""
         while True:
             try:
-                self._service.check(call.leads)
-                return _json(await call.act(msgspec.json.decode(body)))
+                self._service.check(route.leads)
+                return _json(await route.act(msgspec.json.decode(body)))
             except NotNow:
                 if FORWARDED in headers:
                     raise
-            passed = await self.passed_on(call.path(self._service.own()), body, {"Content-Type": "application/json"})
+            passed = await self.passed_on(
+                with_token(route.url, self._service.own()), body, {"Content-Type": "application/json"}
+            )
             if passed is not None:
                 return passed
-            if call.hint is not None:
-                return _json(await call.hint(msgspec.json.decode(body)))
-            if time.monotonic() - began >= call.holds:
+            if route.hint is not None:
+                return _json(await route.hint(msgspec.json.decode(body)))
+            if time.monotonic() - began >= route.holds:
                 raise NotNow("there is no leader at the moment")
             await asyncio.sleep(LOOK)
 

@@ -16,10 +16,11 @@ from oci_hook.errors import GhError
 from oci_hook.kube.controller.lead.peer import FORWARDED
 from oci_hook.kube.controller.serve.connections import Connections, Greetings, GuardedServer
 from oci_hook.kube.controller.serve.page import PATHS, Page
-from oci_hook.kube.controller.serve.router import Route, Router, calls
+from oci_hook.kube.controller.serve.router import EXTENDER, Route, Router, routes, without_token
 from oci_hook.kube.controller.serve.service import NotNow, Service
 from oci_hook.kube.controller.trust import own_secret
 from oci_hook.kube.controller.trust.token_reviews import Reviews
+from oci_hook.kube.formats.names import NODE_KEY
 
 BODY_SECONDS = HANDSHAKE_SECONDS = 5.0
 SEND_SECONDS = 20.0  # timeout for a large answer
@@ -27,12 +28,9 @@ SLOW = 1.0  # seconds after which a slow reader is cut if others wait
 PIECE = 64 << 10
 ENOUGH, PACE = 32, 0.004  # connections accepted without delay; seconds between further ones
 PATIENCE = 0.05  # seconds for which a further one of a known caller waits for the handshake before it
-MAX_REVIEW = 8 << 20  # etcd stores at most 1.5 MiB for a pod; the review of an update has the pod twice
-MAX_FILTER = 64 << 20  # 5 000 whole Node objects, from a scheduler without nodeCacheCapable
 MAX_BODIES = 160 << 20  # all bodies in memory: two of the largest filters, and some others
 NO_NODE = "this token does not belong to a gpu-hook pod on a node\n"
 COUNTED = "X-Gpu-Hook-Counted"  # header with our token: another controller has counted the request's address
-WEBHOOKS, EXTENDER = ("pods", "bindings"), ("filter", "preempt", "dry-run")
 MAX_AT_A_TIME = {"review": 64, "filter": 2, "dry-run": 1, "key": 8, "metrics": 4, "page": 8}
 
 Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -54,6 +52,8 @@ class HttpsServer:
         self.connections = Connections()
         self._raw = GuardedServer(self._guarded, self.connections)
         self._pages = GuardedServer(self._guarded_page, self.connections)
+        self._routes = {route.url: self._json(route) for route in routes(service)}
+        self._open = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}
         self._loopback = web.Server(self._guarded_loopback, access_log=None, keepalive_timeout=600)
         self._reviews = Reviews()
         self.asked = 0  # requests under way
@@ -140,8 +140,7 @@ class HttpsServer:
 
     async def _guarded_loopback(self, request: web.BaseRequest) -> web.StreamResponse:
         """Serves only the extender's verbs: the webhooks' answers are signed decisions."""
-        verb = request.path[1:]
-        answer = self._verbs().get((request.method, request.path)) if verb in EXTENDER else None
+        answer = self._routes.get(f"/extender/{EXTENDER}{request.path}") if request.method == "POST" else None
         return await self._answered(request, answer)
 
     async def _answered(self, request: web.BaseRequest, answer: Answer | None) -> web.StreamResponse:
@@ -217,42 +216,23 @@ class HttpsServer:
 
     def _route(self, request: web.BaseRequest) -> tuple[Answer | None, bool]:
         """Returns (the function that answers, True if the request has a token)."""
-        own = self._service.own()
-        parts = request.path.split("/")[1:]
         if self._page is not None and request.path in PATHS and request.method == "GET":
             return self._bounded_page(self._page.answer), self._page.may(request)
         if request.method == "GET":
-            return self._open().get(request.path), False
-        if request.path == "/v1/node-key" and request.method == "POST":
+            return self._open.get(request.path), False
+        if request.path == NODE_KEY and request.method == "POST":
             return self._node_key, False
-        if len(parts) == 2 and own_secret.same(own.webhook_token, parts[1]):
-            return self._verbs().get((request.method, f"/{parts[0]}")) if parts[0] in WEBHOOKS else None, True
-        if len(parts) == 3 and parts[0] == "extender" and own_secret.same(own.extender_token, parts[1]):
-            answer = self._verbs().get((request.method, f"/{parts[2]}")) if parts[2] in EXTENDER else None
-            return answer, True
-        return None, False
+        url = without_token(request.path, self._service.own())
+        return self._routes.get(url) if request.method == "POST" else None, bool(url)
 
-    def _open(self) -> dict[str, Answer]:
-        return {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}
-
-    def _verbs(self) -> dict[tuple[str, str], Answer]:
-        found = calls(self._service)
-        return {
-            ("POST", "/pods"): self._json("review", MAX_REVIEW, found["pods"]),
-            ("POST", "/bindings"): self._json("review", MAX_REVIEW, found["bindings"]),
-            ("POST", "/filter"): self._json("filter", MAX_FILTER, found["filter"]),
-            ("POST", "/preempt"): self._json("filter", MAX_FILTER, found["preempt"]),
-            ("POST", "/dry-run"): self._json("dry-run", MAX_FILTER, found["dry-run"]),
-        }
-
-    def _json(self, bound: str, most: int, call: Route) -> Answer:
+    def _json(self, route: Route) -> Answer:
         async def answer(request: web.BaseRequest) -> web.Response:
             began = time.monotonic()
-            with self._bounds[bound], _Share(self._bodies) as held:
-                body = _whole(request, most)
+            with self._bounds[route.bound], _Share(self._bodies) as held:
+                body = _whole(request, route.most)
                 if body is None:
-                    body = await asyncio.wait_for(_body(request, most, held.more), BODY_SECONDS)
-                return await self._router.ask(call, body, request.headers, began)
+                    body = await asyncio.wait_for(_body(request, route.most, held.more), BODY_SECONDS)
+                return await self._router.ask(route, body, request.headers, began)
 
         return answer
 
@@ -283,9 +263,7 @@ class HttpsServer:
             except NotNow:
                 if FORWARDED in request.headers:
                     raise
-                passed = await self._router.passed_on(
-                    "/v1/node-key", b"", {**counted, "Authorization": f"Bearer {token}"}
-                )
+                passed = await self._router.passed_on(NODE_KEY, b"", {**counted, "Authorization": f"Bearer {token}"})
                 if passed is None:
                     raise
                 return passed

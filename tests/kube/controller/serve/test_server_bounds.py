@@ -23,8 +23,8 @@ from oci_hook.kube.controller.serve import connections
 from oci_hook.kube.controller.serve import server as server_module
 from oci_hook.kube.controller.serve.metrics import Metrics
 from oci_hook.kube.controller.serve.page import Page
-from oci_hook.kube.controller.serve.router import Router
-from oci_hook.kube.controller.serve.server import MAX_AT_A_TIME, MAX_FILTER, HttpsServer
+from oci_hook.kube.controller.serve.router import MAX_FILTER, Router
+from oci_hook.kube.controller.serve.server import MAX_AT_A_TIME, HttpsServer
 from oci_hook.kube.controller.serve.service import Service
 from oci_hook.kube.controller.trust.certificates import Certificates, renewed
 from oci_hook.kube.controller.trust.own_secret import Own

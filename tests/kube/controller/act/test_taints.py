@@ -5,7 +5,7 @@ import copy
 import json
 from typing import Any
 
-from oci_hook.kube.controller.act import mode_taints
+from oci_hook.kube.controller.act import taints
 from oci_hook.kube.controller.api.objects import NODES, slim
 from oci_hook.kube.controller.api.shallow import decode
 from oci_hook.kube.formats import names
@@ -16,13 +16,13 @@ from tests.kube.pod.test_mutate import apply
 
 
 def node(mode: str = "", taint: bool = False, ours: bool = False, other: bool = False) -> dict[str, Any]:
-    listed = [mode_taints.TAINT] * taint + [{"key": "x", "effect": "NoExecute"}] * other
+    listed = [taints.MODE_TAINT] * taint + [{"key": "x", "effect": "NoExecute"}] * other
     return {
         "metadata": {
             "name": "n",
             "resourceVersion": "7",
             "labels": {names.T9K_MODE: mode} if mode else {},
-            "annotations": {mode_taints.TAINTED: "xgn"} if ours else {},
+            "annotations": {taints.TAINTED: "xgn"} if ours else {},
         },
         "spec": {"taints": listed},
     }
@@ -53,15 +53,15 @@ def test_other_systems_annotations_and_all_of_their_taints_stay() -> None:
     taint = {"key": "x", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}
     whole["metadata"]["annotations"], whole["spec"]["taints"] = foreign, [taint]
     api = Api(whole)
-    made = mode_taints.ModeTaints(context(api, ClusterState()))
+    made = taints.ModeTaints(context(api, ClusterState()))
 
     async def story() -> None:
         running = asyncio.create_task(made.run())
         made.look(copied(api.node))
         while made._due:
             await asyncio.sleep(0)
-        assert api.node["metadata"]["annotations"] == {**foreign, mode_taints.TAINTED: "xgn"}
-        assert api.node["spec"]["taints"] == [taint, mode_taints.TAINT]
+        assert api.node["metadata"]["annotations"] == {**foreign, taints.TAINTED: "xgn"}
+        assert api.node["spec"]["taints"] == [taint, taints.MODE_TAINT]
         api.node["metadata"]["labels"] = {}
         made.look(copied(api.node))
         while made._due:
@@ -74,7 +74,7 @@ def test_other_systems_annotations_and_all_of_their_taints_stay() -> None:
 
 def test_who_leads_no_longer_writes_when_it_leads_again() -> None:
     api = Api(node("xgn"))
-    made = mode_taints.ModeTaints(context(api, ClusterState(), leads=lambda: api.leads))
+    made = taints.ModeTaints(context(api, ClusterState(), leads=lambda: api.leads))
 
     async def story() -> None:
         running = asyncio.create_task(made.run())
@@ -88,14 +88,14 @@ def test_who_leads_no_longer_writes_when_it_leads_again() -> None:
 
 
 def test_the_taint_follows_the_mode_and_only_ours_is_taken_off() -> None:
-    put = mode_taints.patch(node("xgn", other=True))
+    put = taints.mode_patch(node("xgn", other=True))
     assert put[0] == {"op": "test", "path": "/metadata/resourceVersion", "value": "7"}
-    assert put[1]["value"] == [{"key": "x", "effect": "NoExecute"}, mode_taints.TAINT]
-    assert put[2] == {"op": "add", "path": "/metadata/annotations", "value": {mode_taints.TAINTED: "xgn"}}
-    off = mode_taints.patch(node("sgn", taint=True, ours=True, other=True))
+    assert put[1]["value"] == [{"key": "x", "effect": "NoExecute"}, taints.MODE_TAINT]
+    assert put[2] == {"op": "add", "path": "/metadata/annotations", "value": {taints.TAINTED: "xgn"}}
+    off = taints.mode_patch(node("sgn", taint=True, ours=True, other=True))
     assert off[1]["value"] == [{"key": "x", "effect": "NoExecute"}] and off[2]["op"] == "remove"
     assert (
-        mode_taints.patch(node(taint=False, ours=True))[1]["op"] == "remove"
+        taints.mode_patch(node(taint=False, ours=True))[1]["op"] == "remove"
     )  # somebody removed the taint, so the annotation goes, too
     for nothing in (node("xgn", taint=True), node("xgn", taint=True, ours=True), node("sgn", taint=True), node()):
-        assert mode_taints.patch(nothing) == []
+        assert taints.mode_patch(nothing) == []
