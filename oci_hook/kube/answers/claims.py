@@ -83,10 +83,16 @@ def holders(objects: ClaimObjects) -> tuple[Held, ...]:
             mib, compute = _consumed(result, device)
             found.append(
                 Held(
-                    *(meta.get("namespace") or "", ", ".join(_pods(claim)), result["pool"]),
-                    *(str(device.index) if device else "", device.uuid if device else result["device"], mib),
-                    *(device is not None and mib == device.mib and compute in (0, 100), compute),
-                    *(_class(claim), f"claim {meta['name']}"),
+                    namespace=meta.get("namespace") or "",
+                    pod=", ".join(_pods(claim)),
+                    node=result["pool"],
+                    address=str(device.index) if device else "",
+                    uuid=device.uuid if device else result["device"],
+                    memory_mib=mib,
+                    whole=device is not None and mib == device.mib and compute in (0, 100),
+                    compute=compute,
+                    priority_class=_class(claim),
+                    ledger=f"claim {meta['name']}",
                 )
             )
     return tuple(sorted(found, key=lambda one: (one.node, one.namespace, one.pod, one.ledger)))
@@ -208,8 +214,12 @@ def devices(objects: ClaimObjects) -> dict[tuple[str, str], Device]:
         for one in spec.get("devices") or () if spec["pool"]["generation"] == newest[pool] else ():
             said, capacity = one.get("attributes") or {}, one["capacity"]
             found[pool, one["name"]] = Device(
-                *(pool, one["name"], _attribute(said, "uuid", one["name"]), _attribute(said, "index", 0)),
-                *(_attribute(said, "productName", ""), slices.mib(capacity[MEMORY]["value"])),
+                node=pool,
+                name=one["name"],
+                uuid=_attribute(said, "uuid", one["name"]),
+                index=_attribute(said, "index", 0),
+                model=_attribute(said, "productName", ""),
+                mib=slices.mib(capacity[MEMORY]["value"]),
                 compute=slices.per_cent(capacity[COMPUTE]["value"]),
                 shares=_shares(capacity),
                 taints=tuple(taint for taint in one.get("taints") or () if taint["effect"] in KEEPS_OFF),

@@ -138,9 +138,17 @@ def node_view(state: ClusterState, question: Question, name: str, found: Fit | N
     given = shares_of(found) if isinstance(found, Fit) else {}
     gpus = tuple(
         GpuView(
-            *(gpu.index, gpu.address, gpu.uuid, gpu.name, gpu.memory_mib),
-            *(spot.free_mib, spot.free_compute, spot.free_offline, spot.containers, notes.get(gpu.uuid, "")),
-            given.get(gpu.uuid, ()),
+            index=gpu.index,
+            address=gpu.address,
+            uuid=gpu.uuid,
+            name=gpu.name,
+            memory_mib=gpu.memory_mib,
+            free_mib=spot.free_mib,
+            free_compute=spot.free_compute,
+            free_offline_compute=spot.free_offline,
+            containers=spot.containers,
+            note=notes.get(gpu.uuid, ""),
+            given=given.get(gpu.uuid, ()),
         )
         for gpu, spot in zip(inventory.gpus, room.spots, strict=True)
     )
@@ -231,16 +239,32 @@ def holders(state: ClusterState, classes: dict[str, str]) -> tuple[Held, ...]:
             said = ledger_words(pod, node)
             found += [
                 Held(
-                    *(pod.namespace, pod.name, name, addresses.get(row.uuid, ""), row.uuid),
-                    *(row.memory_mib, row.whole, row.compute, classes.get(pod.uid, ""), said),
+                    namespace=pod.namespace,
+                    pod=pod.name,
+                    node=name,
+                    address=addresses.get(row.uuid, ""),
+                    uuid=row.uuid,
+                    memory_mib=row.memory_mib,
+                    whole=row.whole,
+                    compute=row.compute,
+                    priority_class=classes.get(pod.uid, ""),
+                    ledger=said,
                 )
                 for row in pod.rows
             ]
         for grant in node.local:
             found += [
                 Held(
-                    *("", grant.who.id, name, addresses.get(share.uuid, ""), share.uuid),
-                    *(share.memory_mib, share.whole, share.compute, grant.terms.priority_class, "no decision"),
+                    namespace="",
+                    pod=grant.who.id,
+                    node=name,
+                    address=addresses.get(share.uuid, ""),
+                    uuid=share.uuid,
+                    memory_mib=share.memory_mib,
+                    whole=share.whole,
+                    compute=share.compute,
+                    priority_class=grant.terms.priority_class,
+                    ledger="no decision",
                 )
                 for share in grant.shares
             ]
