@@ -16,6 +16,7 @@ import deb
 import image
 import rpm
 import simulator_packages
+import tarball
 from payload import REGISTRY, ROOT, VERSION, epoch
 
 
@@ -56,6 +57,7 @@ def push(out: Path, arch: str, registry: str, plain_http: bool) -> str:
 KINDS = {
     "deb": deb.build,
     "rpm": rpm.build,
+    "tarball": tarball.build,
     "image": image.build,
     "controller-image": controller_image.build,
     "chart": chart.build,

@@ -4,18 +4,14 @@ All of it is pinned by version and checksum, in controller/. Built without an en
 """
 
 import os
-import platform
 import shutil
 import subprocess
 import sys
-import tempfile
-from hashlib import sha256
 from pathlib import Path
 
 import image
-from payload import COMMAND, REGISTRY, ROOT, VERSION, Files, below, package
-
-from testbed.debian import CannotFetch, apt, unpack
+import interpreter
+from payload import COMMAND, REGISTRY, ROOT, VERSION, Files, archive, below, link, package
 
 NAME = f"{REGISTRY}/gpu-hook/controller:{VERSION}"
 PINS = ROOT / "packaging/controller"
@@ -38,60 +34,36 @@ LEFT_OUT += tuple(
 def build(out: Path, arch: str) -> Path:
     """OUT/gpu-hook-controller_VERSION_ARCHITECTURE.tar"""
     base = fetched(arch)
-    files, links = tree(base / "root")
-    files |= below("gpu-hook", tree(base / "site")[0] | own(arch))
-    links["usr/bin/python3"] = f"python{PYTHON}"
+    files = tree(base / "root")
+    files |= below("gpu-hook", tree(base / "site") | own(arch))
+    files["usr/bin/python3"] = link(f"python{PYTHON}")
     run: dict[str, object] = {
-        "Entrypoint": ["/usr/bin/python3", "-I", "/gpu-hook/gpu-hook", "controller"],
+        "Entrypoint": ["/usr/bin/python3", "-I", "/gpu-hook/command.py", "controller"],
         "Env": ["PATH=/usr/bin", "LC_ALL=C.UTF-8"],
         "User": "65532:65532",
         "StopSignal": "SIGTERM",
     }
     name = image.ARCHITECTURES[arch]
-    return image.write(out, NAME, name, image.archive(files, links), run, "scripts/package controller-image")
+    return image.write(out, NAME, name, archive(files), run, "scripts/package controller-image")
 
 
 def fetched(arch: str) -> Path:
     """What the pins name, unpacked in root/ and site/; kept in build/ until they change."""
-    pins = b"".join((PINS / name).read_bytes() for name in ("debian.txt", "requirements.txt"))
-    kept = ROOT / "build" / arch / f"controller-{sha256(pins).hexdigest()[:12]}"
-    if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
-            half = Path(scratch) / "half"
-            debian(Path(scratch), half / "root", arch)
-            python_packages(half / "site", arch)
-            half.rename(kept)
-    return kept
+
+    def make(half: Path) -> None:
+        interpreter.pinned(PINS / "debian.txt", "", arch, half / "root")
+        for name in LEFT_OUT:
+            shutil.rmtree(half / "root" / name, ignore_errors=True)
+        python_packages(half / "site", arch)
+
+    pins = [(PINS / name).read_bytes() for name in ("debian.txt", "requirements.txt")]
+    return interpreter.kept("controller", arch, pins, make)
 
 
 def own(arch: str) -> Files:
     """Our Python, without what only runs on nodes."""
     ours = {name: file for name, file in package(arch).items() if name.endswith((".py", ".json", ".html"))}
-    return ours | {"gpu-hook": (COMMAND.format(folder="/gpu-hook").encode(), 0o755)}
-
-
-def debian(scratch: Path, root: Path, arch: str) -> None:
-    """The pinned packages, unpacked."""
-    debs = scratch / "debs"
-    debs.mkdir()
-    architecture = image.ARCHITECTURES[arch]
-    lines = [line.split() for line in (PINS / "debian.txt").read_text().splitlines()]
-    pins = [line[1:] for line in lines if line[0] == architecture]
-    try:
-        with apt(architecture="" if arch == platform.machine() else architecture) as get:
-            get(debs, "download", *(f"{name}={version}" for name, version, _ in pins))
-    except CannotFetch as e:
-        raise SystemExit(f"scripts/package: Debian bookworm's Python cannot be had: {e}") from None
-    for name, _, digest in pins:
-        (file,) = debs.glob(f"{name}_*.deb")
-        if sha256(file.read_bytes()).hexdigest() != digest:
-            raise SystemExit(
-                f"scripts/package: {file.name} has another sha256 than packaging/controller/debian.txt says"
-            )
-        unpack([file], root)
-    for name in LEFT_OUT:
-        shutil.rmtree(root / name, ignore_errors=True)
+    return ours | {"command.py": (COMMAND, 0o644)}
 
 
 def python_packages(site: Path, arch: str) -> None:
@@ -104,14 +76,13 @@ def python_packages(site: Path, arch: str) -> None:
         record.unlink()
 
 
-def tree(root: Path) -> tuple[Files, dict[str, str]]:
-    """(files, symbolic links) below a folder; of documentation only licences."""
+def tree(root: Path) -> Files:
+    """The files below a folder; of documentation only licences."""
     files: Files = {}
-    links = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
         if path.is_symlink():
-            links[name] = os.readlink(path)
+            files[name] = link(os.readlink(path))
         elif path.is_file() and not (name.startswith("usr/share/doc/") and path.name != "copyright"):
             files[name] = path.read_bytes(), 0o755 if os.access(path, os.X_OK) else 0o644
-    return files, links
+    return files

@@ -7,23 +7,21 @@ import tempfile
 from pathlib import Path
 
 import man
-from payload import COMMAND, ROOT, VERSION, Files, below, epoch, lay, package, pages, read, vendored
+import tarball
+from interpreter import ARCHITECTURES
+from payload import ROOT, VERSION, Files, below, epoch, lay, link, pages, read
 
 from oci_hook.cli import completion
 
 HERE = ROOT / "packaging"
 HOME = "usr/lib/gpu-hook"
-ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-# nvidia-ml-py is not in Debian's main section, so its one file (BSD licence) is part of the package.
-VENDORED = ("nvidia-ml-py",)
 CONTROL = """\
 Package: gpu-hook
 Version: {version}
 Architecture: {architecture}
 Maintainer: gpu-hook maintainers <maintainers@gpu-hook.invalid>
 Installed-Size: {size}
-Depends: python3 (>= 3.10), python3-click (>= 8.0), python3-yaml, python3-tomlkit, runc | crun
-Recommends: python3-rich
+Depends: runc | crun
 Suggests: docker.io | docker-ce | containerd | containerd.io | podman | cri-o
 Section: admin
 Priority: optional
@@ -57,11 +55,11 @@ def pack(out: Path, arch: str, control: str, files: Files, own: Files) -> Path:
     return target
 
 
-def contents(arch: str, packages: tuple[str, ...] = VENDORED) -> Files:
-    """All files except dpkg's own. packages: Python packages to include."""
-    files = below(HOME, {**package(arch), **vendored(*packages)})
+def contents(arch: str) -> Files:
+    """All files except dpkg's own."""
+    files = below(HOME, tarball.contents(arch))
     for name in ("gpu-hook", "kubectl-gpu_hook"):  # the second is what kubectl takes for `kubectl gpu-hook`
-        files[f"usr/bin/{name}"] = (COMMAND.format(folder=f"/{HOME}").encode(), 0o755)
+        files[f"usr/bin/{name}"] = link("../lib/gpu-hook/gpu-hook")
     files["etc/default/gpu-hook"] = read(HERE / "deb/default")
     for unit in ("gpu-hook-inventory.service", "gpu-hook-agent.service"):
         files[f"usr/lib/systemd/system/{unit}"] = read(HERE / "systemd" / unit)

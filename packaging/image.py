@@ -4,25 +4,24 @@ It is built without an engine: an archive that is both an OCI layout and an arch
 """
 
 import gzip
-import io
 import json
 import os
-import tarfile
 from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
 
 import busybox
-from payload import COMMAND, MODULES, REGISTRY, ROOT, VERSION, Files, below, commit, epoch, package, read, vendored
+import tarball
+from interpreter import ARCHITECTURES
+from payload import REGISTRY, ROOT, VERSION, Files, archive, below, commit, epoch, link, read
 
 NAME = f"{REGISTRY}/gpu-hook/install:{VERSION}"
-ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-APPLETS = ("sh", "chroot", "cp", "grep", "kill", "mkdir", "mv", "printf", "rm", "sed", "sleep", "test")
+APPLETS = ("sh", "chroot", "cp", "env", "grep", "kill", "mkdir", "mv", "printf", "rm", "sed", "sleep", "test")
 
 
 def build(out: Path, arch: str) -> Path:
     """OUT/gpu-hook-install_VERSION_ARCHITECTURE.tar; the same bytes for the same sources and SOURCE_DATE_EPOCH."""
-    layer = archive(contents(arch), {f"bin/{name}": "busybox" for name in APPLETS})
+    layer = archive(contents(arch))
     run = {"Entrypoint": ["/install"], "Env": ["PATH=/bin"], "StopSignal": "SIGTERM"}
     return write(out, NAME, ARCHITECTURES[arch], layer, run, "scripts/package image")
 
@@ -69,36 +68,15 @@ def write(out: Path, name: str, architecture: str, layer: bytes, run: dict[str, 
     target = (
         out / f"{name.partition(':')[0].removeprefix(f'{REGISTRY}/').replace('/', '-')}_{VERSION}_{architecture}.tar"
     )
-    target.write_bytes(archive(files, {}))
+    target.write_bytes(archive(files))
     return target
 
 
 def contents(arch: str) -> Files:
-    files = below("gpu-hook", {**package(arch), **vendored(*MODULES)})
-    # image/install replaces @TOOLS@ by the path of these files on the machine.
-    files["gpu-hook/gpu-hook"] = (COMMAND.format(folder="@TOOLS@").encode(), 0o755)
+    files = below("gpu-hook", tarball.contents(arch))
     files["install"] = read(ROOT / "packaging/image/install", 0o755)
+    files |= {f"bin/{name}": link("busybox") for name in APPLETS}
     return {**files, **busybox.files(arch, ARCHITECTURES[arch])}
-
-
-def archive(files: Files, links: dict[str, str]) -> bytes:
-    """A tar of files, their folders, and symbolic links; all owned by root and with the same time."""
-    folders = {str(folder) for name in (*files, *links) for folder in Path(name).parents} - {"."}
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        for name in sorted({*files, *links, *folders}):
-            member = tarfile.TarInfo(name)
-            member.mtime, member.mode = epoch(), 0o755
-            data = None
-            if name in folders:
-                member.type = tarfile.DIRTYPE
-            elif name in links:
-                member.type, member.linkname = tarfile.SYMTYPE, links[name]
-            else:
-                data, member.mode = files[name]
-                member.size = len(data)
-            tar.addfile(member, io.BytesIO(data) if data is not None else None)
-    return stream.getvalue()
 
 
 def document(data: object) -> bytes:

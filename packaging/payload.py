@@ -1,11 +1,14 @@
 """The contents of the packages: files as bytes with their mode, the same for every builder and at any time."""
 
 import functools
+import io
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from importlib.metadata import distribution
@@ -20,13 +23,14 @@ from oci_hook import __version__ as VERSION  # noqa: F401
 
 REGISTRY = "your-registry.invalid"  # nobody can own such a name (RFC 6761); users put their own in its place
 
-Files = dict[str, tuple[bytes, int]]  # relative path -> contents, permissions
+Files = dict[str, tuple[bytes, int]]  # relative path -> contents, permissions; of a link: where it leads, S_IFLNK
 
-# The command line. -I: independent of the user's environment; packages in `folder` come first.
-COMMAND = """#!/usr/bin/python3 -I
+# The command line, as the Python that packages carry runs it: with -I -S, so that only packages beside it are found.
+COMMAND = b"""\
+import os
 import sys
 
-sys.path.insert(0, "{folder}")
+sys.path.insert(0, os.path.dirname(__file__))
 from oci_hook.cli.main import main
 
 main()
@@ -70,7 +74,7 @@ def package(arch: str, name: str = "oci_hook", folder: Path = ROOT) -> Files:
     return files
 
 
-# The machine's Python may lack these. PyYAML works without its compiled part, and `top` uses nothing of what rich requires.
+# What `gpu-hook` imports. PyYAML works without its compiled part, and `top` uses nothing of what rich requires.
 MODULES = ("click", "PyYAML", "tomlkit", "nvidia-ml-py", "rich", "h2", "hpack", "hyperframe")
 
 
@@ -90,6 +94,10 @@ def vendored(*names: str) -> Files:
     return files
 
 
+def link(target: str) -> tuple[bytes, int]:
+    return target.encode(), stat.S_IFLNK | 0o777
+
+
 LINK = re.compile(r"!?\[([^\]]*)\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 
 
@@ -97,13 +105,13 @@ def pages(root: Path, paths: Iterable[Path]) -> Files:
     """These files of a checkout; in Markdown, a link to a file that is not among them becomes its text."""
     files = {str(path.relative_to(root)): read(path) for path in paths}
 
-    def link(page: str, found: re.Match[str]) -> str:
+    def shown(page: str, found: re.Match[str]) -> str:
         target = os.path.normpath(os.path.join(os.path.dirname(page), found[2]))
         return found[0] if any(name == target or name.startswith(f"{target}/") for name in files) else found[1]
 
     for name, (data, mode) in files.items():
         if name.endswith(".md"):
-            files[name] = LINK.sub(functools.partial(link, name), data.decode()).encode(), mode
+            files[name] = LINK.sub(functools.partial(shown, name), data.decode()).encode(), mode
     return files
 
 
@@ -116,9 +124,32 @@ def lay(root: Path, files: Files) -> None:
     for name, (data, mode) in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-        path.chmod(mode)
-        os.utime(path, (epoch(), epoch()))
+        if stat.S_ISLNK(mode):
+            path.symlink_to(data.decode())
+        else:
+            path.write_bytes(data)
+            path.chmod(mode)
+        os.utime(path, (epoch(), epoch()), follow_symlinks=False)
     for path, _, _ in os.walk(root, topdown=False):
         os.chmod(path, 0o755)
         os.utime(path, (epoch(), epoch()))
+
+
+def archive(files: Files) -> bytes:
+    """A tar of files and their folders; all owned by root and with the same time."""
+    folders = {str(folder) for name in files for folder in Path(name).parents} - {"."}
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name in sorted({*files, *folders}):
+            member = tarfile.TarInfo(name)
+            member.mtime, member.mode = epoch(), 0o755
+            data = None
+            if name in folders:
+                member.type = tarfile.DIRTYPE
+            elif stat.S_ISLNK(files[name][1]):
+                member.type, member.linkname = tarfile.SYMTYPE, files[name][0].decode()
+            else:
+                data, member.mode = files[name]
+                member.size = len(data)
+            tar.addfile(member, io.BytesIO(data) if data is not None else None)
+    return stream.getvalue()

@@ -1,5 +1,4 @@
-"""The RPM package, by rpmbuild alone. It includes the Python packages that the command line imports, since their names
-differ among distributions and some distributions lack them."""
+"""The RPM package, by rpmbuild alone."""
 
 import os
 import shutil
@@ -8,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import deb
-from payload import MODULES, ROOT, VERSION, Files, epoch, lay, read
+from payload import ROOT, VERSION, Files, epoch, lay, read
 
 HERE = ROOT / "packaging/rpm"
 OWN = ("usr/lib/gpu-hook", "usr/share/doc/gpu-hook")  # folders that the package owns
@@ -44,7 +43,7 @@ def pack(out: Path, arch: str, package: str, source: Path, files: Files) -> Path
 
 
 def contents(arch: str) -> Files:
-    files = deb.contents(arch, MODULES)
+    files = deb.contents(arch)
     files = {PLACES.get(name, name): file for name, file in files.items()}
     text, mode = files["etc/sysconfig/gpu-hook"]
     files["etc/sysconfig/gpu-hook"] = (text.replace(b"dpkg-reconfigure gpu-hook", b"dnf reinstall gpu-hook"), mode)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 import deb
+import interpreter
 import man
 import rpm
 from payload import ROOT, Files, below, package, pages, read
@@ -39,7 +40,8 @@ gpu\\-hook\\-sim \\- simulated GPUs for machines without one
 
 
 def contents(arch: str) -> Files:
-    files = below(deb.HOME, package(arch, "gpu_hook_simulator", SOURCE))
+    files = package(arch, "gpu_hook_simulator", SOURCE)
+    files = below(deb.HOME, files | interpreter.code(files))
     files["usr/share/man/man1/gpu-hook-sim.1.gz"] = (gzip.compress(manual().encode(), mtime=0), 0o644)
     found = pages(SOURCE, (SOURCE / "README.md", *sorted((SOURCE / "docs").glob("*.md"))))
     files |= below("usr/share/doc/gpu-hook-simulator", found)
@@ -55,7 +57,7 @@ def deb_package(out: Path, arch: str) -> Path:
     """OUT/gpu-hook-simulator_VERSION_ARCHITECTURE.deb"""
     files = contents(arch)
     files["usr/share/doc/gpu-hook-simulator/copyright"] = read(HERE / "copyright")
-    scripts = {f"DEBIAN/{name}": read(HERE / name, 0o755) for name in ("postinst", "prerm")}
+    scripts = {f"DEBIAN/{name}": read(HERE / name, 0o755) for name in ("prerm",)}
     return deb.pack(out, arch, CONTROL, files, scripts)
 
 

@@ -19,7 +19,11 @@ from oci_hook.install import state_owner
 
 @click.command()
 @click.option("--runtime", metavar="PATH", help="The real runtime. [default: this machine's runc, else crun]")
-@click.option("--python", metavar="PATH", help="Python 3.10 or newer. [default: /usr/bin/python3]")
+@click.option(
+    "--python",
+    metavar="PATH",
+    help="The Python that starts with containers. [default: gpu-hook's own, or /usr/bin/python3 where it has none]",
+)
 @click.option("--state-dir", metavar="DIR", help="Ledger and inventory, on tmpfs. [default: /run/gpu-hook]")
 @click.option("--no-engines", is_flag=True, help="Register with no engine.")
 @registration.options(registration.default, registration.way, registration.printing)

@@ -137,7 +137,7 @@ class LazyGroup(click.Group):
                 return Absent(cmd_name, without_simulator(HOME))
             if missing in ("", "oci_hook", "gpu_hook_simulator"):
                 raise
-            why = f"it needs the Python package {missing}, which is missing; Debian and Ubuntu have it as python3-{missing}"
+            why = f"it needs the Python package {missing}, which is missing here"
             return Absent(cmd_name, why)
         assert isinstance(command, click.Command)
         return command

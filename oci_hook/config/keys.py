@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     Reader = Callable[[Value], Any]
 
 UNITS = ("none", "MiB", "GiB")  # of core/dialects/qgpu.py, which few nodes need to load
+AUTO = "auto"
 MODES = ("standalone", "on-top", "below")
 MAX_PATH = 1024  # bytes of a path, the launcher's too
 
@@ -107,6 +108,14 @@ def path(value: "Value") -> str:
     return value
 
 
+def python(value: "Value") -> str:
+    """AUTO or a path."""
+    try:
+        return AUTO if value == AUTO else path(value)
+    except ValueError as e:
+        raise ValueError(f"{e}, and not {AUTO}") from None
+
+
 def dialect_names(value: "Value") -> tuple[str, ...]:
     if isinstance(value, str) or any(name not in dialects.NAMES for name in value):
         raise ValueError(f"is not a list of {', '.join(dialects.NAMES)}")
@@ -117,7 +126,7 @@ def dialect_names(value: "Value") -> tuple[str, ...]:
 INSTALL: "dict[str, Reader]" = {
     "mode": one_of(*MODES),
     "runtime": path,
-    "python": path,
+    "python": python,
     "driver_root": path,
     "state_dir": path,
     "cluster": one_of("off", "local", "required", "dra"),

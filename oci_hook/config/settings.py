@@ -25,18 +25,20 @@ if TYPE_CHECKING:
 
 
 OFF = "off"
+AUTO = keys.AUTO
 DRA = "dra"  # ResourceClaims alone give a share of this node's GPUs (kube/dra/)
 
 
 class Settings(Value):
-    """prefix: the install's root. runtime: the real runtime, absolute. driver_root: where the driver's files are.
+    """prefix: the install's root. runtime: the real runtime, absolute. python: AUTO for the
+    install's own, or else the machine's. driver_root: where the driver's files are.
     state_dir: tmpfs directory of ledger, pages and inventory. mode: "standalone" | "on-top" | "below". cluster: "off" |
     "local" | "required" | "dra"."""
 
     prefix: str
     mode: str = "standalone"
     runtime: str = "/usr/sbin/runc"
-    python: str = "/usr/bin/python3"
+    python: str = AUTO
     driver_root: str = "/"
     state_dir: str = "/run/gpu-hook"
     rules: Rules = Rules()

@@ -27,7 +27,12 @@ SIM_GPUS = "/dev/nvidia-sim"  # the files that are simulated GPUs (discovery/mar
 SIM_ROOT = "sim/root"  # below a prefix: where a simulator puts its driver root
 
 # In an install prefix.
-LIB_DIR = "lib/gpu-hook"  # byte-compiled oci_hook, started as /usr/bin/python3 -I -S PREFIX/lib/gpu-hook/...
+LIB_DIR = "lib/gpu-hook"  # byte-compiled oci_hook, started as python3 -I -S PREFIX/lib/gpu-hook/...
+OWN_PYTHON = "python-*"  # below lib, and beside a package's oci_hook: the Python that packages carry
+OWN_PYTHON_HOT = "hot"  # in it: its files that an install has, one on each line
+OWN_PYTHON_PROGRAM = "bin/python3"  # in it
+OWN_PYTHON_LOADER = "lib/gpu-hook-python"  # in it; without it, the launcher takes the machine's
+SYSTEM_PYTHON = "/usr/bin/python3"  # of installs without one
 SHIM_DIR = "lib/shim"  # libcuda.so.1, libnvidia-ml.so.1
 CLOSED_DIR = "lib/private"  # mode 0700, so that only root and containers, which get it mounted, reach what is below
 CONTAINER_DIR = CLOSED_DIR + "/container"  # the skeleton that becomes PRIVATE: empty files and folders to mount on

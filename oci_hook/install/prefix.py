@@ -21,7 +21,7 @@ from oci_hook.core import layout, words
 from oci_hook.core.policy_page import MAX_GPUS
 from oci_hook.core.units import show
 from oci_hook.errors import GhError, NodeError, Problem, refuse
-from oci_hook.install import own_path, settings_check, settings_edit, state_move, state_owner
+from oci_hook.install import own_path, own_python, settings_check, settings_edit, state_move, state_owner
 from oci_hook.install.files import LOCK, locked, make_folder, os_refusal, remove_empty, unlock, write
 from oci_hook.install.settings_template import default_settings_yaml
 from oci_hook.ledger import events, gpu_owner, store
@@ -164,8 +164,9 @@ def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
         _folder(root / folder)
         if folder not in ("", "etc"):
             label.put(str(root / folder), label.PROGRAM if folder == "bin" else label.LIBRARY)
-    modules, before = _modules(), _listed(root)
+    modules, before = hot_modules(), _listed(root)
     _write_list(root, {*before, *_files(modules)})  # first: whatever is laid can be removed
+    own_python.lay(root, _folder, _copy)
     for name in PROGRAMS:
         _copy(compiled / name, root / "bin" / name, 0o755)
     # Policies let engines start their runtime, by its label, and podman's conmon start nothing else.
@@ -180,7 +181,8 @@ def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
         write(str(yaml), text.decode())
     with state_move.moving(str(root), settings.state_dir):
         pass
-    _pack(root / layout.LIB_DIR, settings.python, [f"{PACKAGE.name}/{name}" for name in modules])
+    _pack(root / layout.LIB_DIR, own_python.program(settings), [f"{PACKAGE.name}/{name}" for name in modules])
+    own_python.remove_others(root)
     _write_list(root, _files(modules))
     state_owner.claim(str(root), settings.state_dir)
     return settings
@@ -254,6 +256,7 @@ def _files(modules: Iterable[str]) -> set[str]:
         *(f"bin/{name}" for name in PROGRAMS),
         *(f"{layout.SHIM_DIR}/{name}" for name in SHIMS),
         *(f"{layout.LIB_DIR}/{name}" for name in (LOADER, *STARTS)),
+        *own_python.files(),
         *(f"{layout.LIB_DIR}/{PACKAGE.name}/{name}" for name in modules),
         *(layout.SETTINGS_YAML, layout.STATE_IN_USE, layout.CLUSTER_SETTINGS, layout.CLUSTER_KEYS, layout.INSTALLED),
         *(*inside, *old, *OLD_FILES),
@@ -273,7 +276,7 @@ def _listed(root: Path) -> set[str]:
     try:
         text = (root / layout.INSTALLED).read_text()
     except FileNotFoundError:
-        return _files(_modules()) if _installed(root) else set()
+        return _files(hot_modules()) if _installed(root) else set()
     return {name for name in text.splitlines() if name and not os.path.isabs(name) and ".." not in name.split("/")}
 
 
@@ -283,7 +286,7 @@ def _write_list(root: Path, files: Iterable[str]) -> None:
 
 def _foreign(root: Path) -> Iterator[str]:
     """Files at the prefix that are not ours."""
-    ours = {*_files(_modules()), LOCK}
+    ours = {*_files(hot_modules()), LOCK}
     for folder, folders, names in os.walk(root):
         for name in (*names, *(name for name in folders if os.path.islink(os.path.join(folder, name)))):
             if TEMPORARY.sub("", os.path.relpath(path := os.path.join(folder, name), root)) not in ours:
@@ -291,7 +294,7 @@ def _foreign(root: Path) -> Iterator[str]:
 
 
 def _remove_files(root: Path) -> None:
-    files = _listed(root) | _files(_modules())
+    files = _listed(root) | _files(hot_modules())
     packs = (root / layout.LIB_DIR).glob("*.pack*")
     cut = [path for path in root.rglob("*.new") if TEMPORARY.sub("", str(path.relative_to(root))) in files]
     for path in (*packs, *cut, *(root / name for name in sorted(files - {layout.INSTALLED})), root / layout.INSTALLED):
@@ -360,7 +363,7 @@ def _skeleton(folder: Path) -> None:
             _folder(inside)
 
 
-def _modules() -> list[str]:
+def hot_modules() -> list[str]:
     """The names of the hot path's sources in the package."""
     names = sorted(path.name for path in PACKAGE.glob("*.py") if path.name not in COLD_FILES)
     for folder in HOT_FOLDERS:

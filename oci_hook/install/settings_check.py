@@ -8,7 +8,7 @@ from oci_hook.config import settings as node_settings
 from oci_hook.config.settings import Reading, Settings
 from oci_hook.core.units import show
 from oci_hook.errors import SettingsError
-from oci_hook.install import agent_settings, answer, own_path, state_owner
+from oci_hook.install import agent_settings, answer, own_path, own_python, state_owner
 from oci_hook.ledger import gpu_owner
 
 RUNTIME_NAME = "gpu-hook-runtime"
@@ -28,8 +28,8 @@ def checked(prefix: str, data: bytes) -> Settings:
         check_program(reading, settings, "runtime", settings.runtime, "GH-503")
         check_mode(reading, settings)
     if "python" in reading.values or "python" not in reading.lines:
-        check_program(reading, settings, "python", settings.python, "GH-501")
-        check_python(reading, settings.python)
+        check_program(reading, settings, "python", own_python.program(settings), "GH-501")
+        check_python(reading, own_python.program(settings))
     if os.path.exists(settings.driver_root) and not os.path.isdir(settings.driver_root):
         reading.complain(f"driver_root: {settings.driver_root} is not a directory", reading.lines.get("driver_root"))
     for name, folder in (("driver_root", settings.driver_root), ("state_dir", settings.state_dir)):

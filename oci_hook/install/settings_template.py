@@ -15,7 +15,8 @@ mode: {mode}
 # The real runtime that makes the containers; an absolute path, never gpu-hook itself.
 runtime: {runtime}
 
-# Python 3.10 or newer for the few calls that ask for a GPU; no packages are used.
+# For the few calls that ask for a GPU. auto: the Python that came with gpu-hook (with a checkout none did: /usr/bin/python3).
+# Or the path of another one, 3.10 or newer; no packages are used.
 python: {python}
 
 # Where the NVIDIA driver's files are: / or, with a driver container, for example /run/nvidia/driver.
@@ -104,7 +105,7 @@ def default_settings_yaml(
     prefix: str = DEFAULT_PREFIX,
     mode: str = "standalone",
     runtime: str = "/usr/sbin/runc",
-    python: str = "/usr/bin/python3",
+    python: str = "auto",
     driver_root: str = "/",
     state_dir: str = "/run/gpu-hook",
 ) -> str:

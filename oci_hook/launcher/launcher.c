@@ -27,13 +27,14 @@
 #include "flags.h"
 #include "flat_yaml.h"
 #include "keep_state.h"
+#include "own_python.h"
 #include "owner.h"
 
 #if !defined(ASKS) || !defined(NEAR_KEYS) || !defined(NEAR_MOUNTS)
 #error "build.py defines ASKS, NEAR_KEYS and NEAR_MOUNTS from the Python code"
 #endif
-#if !defined(RUNTIME) || !defined(PYTHON) || !defined(STATE_DIR)
-#error "build.py defines RUNTIME, PYTHON and STATE_DIR from the Python code"
+#if !defined(RUNTIME) || !defined(PYTHON) || !defined(STATE_DIR) || !defined(OWN_PYTHON)
+#error "build.py defines RUNTIME, PYTHON, STATE_DIR and OWN_PYTHON from the Python code"
 #endif
 
 #ifdef HOOK
@@ -52,7 +53,7 @@ extern char **environ;
 static struct {
     char prefix[PATH_MAX];
     char runtime[MAX_PATH]; /* the real runtime */
-    char python[MAX_PATH];
+    char python[MAX_PATH];  /* "": the install's own, or else PYTHON */
     char state_dir[MAX_PATH];
     bool standalone;
     bool understood; /* settings.yaml is within the subset of flat_yaml.h, and its mode, runtime and python are valid */
@@ -157,7 +158,7 @@ static void read_settings_text(struct text rest) {
         } else if (is(s.key, "runtime")) {
             runtime_good = !runtimes++ && !s.list && set_path(g.runtime, s.value);
         } else if (is(s.key, "python")) {
-            good &= !pythons++ && !s.list && set_path(g.python, s.value);
+            good &= !pythons++ && !s.list && (is(s.value, "auto") || set_path(g.python, s.value));
         } else if (is(s.key, "state_dir")) {
             if (s.list ||
                 !set_path(g.state_dir, s.value)) /* Python refuses the next start; `exec` goes on without it */
@@ -176,7 +177,6 @@ static void read_settings(void) {
     static char path[PATH_MAX + sizeof SETTINGS + 1], text[FLAT_YAML_MAX + 1];
     struct stat st;
     strcpy(g.runtime, RUNTIME);
-    strcpy(g.python, PYTHON);
     strcpy(g.state_dir, STATE_DIR);
     g.standalone = true;
     snprintf(path, sizeof path, "%s/" SETTINGS, g.prefix);
@@ -234,6 +234,20 @@ static void check_start(const char *file) {
     close(fd);
 }
 
+/* Writes the words that start Python: the one of settings.yaml, else the install's own, else the machine's. */
+static size_t python_words(char **args) {
+    static char own[PATH_MAX + sizeof "/lib/" OWN_PYTHON];
+    struct stat st;
+    sprintf(own, "%s/lib/" OWN_PYTHON, g.prefix);
+    size_t n = g.python[0] ? 0 : own_python(args, own);
+    if (!n || stat(args[0], &st)) {
+        args[0] = g.python[0] ? g.python : PYTHON;
+        n = 1;
+    }
+    check_program("GH-504", "python", args[0], &st);
+    return n;
+}
+
 __attribute__((noreturn)) static void exec_python(int argc, char **argv) {
     /* -I: no PYTHON* variable, no user site, no script folder in sys.path. -S: no site-packages. */
     static char start[PATH_MAX + sizeof START + 1];
@@ -241,25 +255,23 @@ __attribute__((noreturn)) static void exec_python(int argc, char **argv) {
     for (int fd = 0; fd <= STDERR_FILENO; fd++) /* otherwise the first file that Python opens becomes its stderr */
         if (fcntl(fd, F_GETFD) < 0)
             open("/dev/null", O_RDWR);
-    char **args = calloc((size_t)argc + 5, sizeof *args);
+    char **args = calloc((size_t)argc + OWN_PYTHON_WORDS + 4, sizeof *args);
     if (!args)
         refuse("GH-504: out of memory");
     check_start(START);
     check_start(LOADER);
-    struct stat st;
-    check_program("GH-504", "python", g.python, &st);
-    args[0] = g.python;
-    args[1] = "-I";
-    args[2] = "-S";
-    args[3] = start;
+    size_t at = python_words(args);
+    args[at++] = "-I";
+    args[at++] = "-S";
+    args[at++] = start;
     for (int i = 1; i < argc; i++)
-        args[3 + i] = argv[i];
+        args[at++] = argv[i];
 #ifdef HOOK
     /* A hook without `env` gets the runtime's environment; some runtimes give it the container's, with LD_PRELOAD. */
     static char *environ[] = {"PATH=/usr/sbin:/usr/bin:/sbin:/bin", NULL};
 #endif
-    execve(g.python, args, environ);
-    refuse("GH-504: python %s: %s; set `python` in settings.yaml", g.python, strerror(errno));
+    execve(args[0], args, environ);
+    refuse("GH-504: python %s: %s; set `python` in settings.yaml", args[0], strerror(errno));
 }
 
 #ifndef HOOK

@@ -11,7 +11,7 @@ from testbed.cluster.node import SIMULATOR
 
 BASE = REPO / "packaging/kubernetes/dra"
 
-CLI = ("/usr/bin/python3", "-I", "/opt/gpu-hook-cli/gpu-hook")  # that the DaemonSet brought
+CLI = ("/opt/gpu-hook-cli/gpu-hook",)  # that the DaemonSet brought
 
 DRIVER = "oci_hook.kube.dra"
 

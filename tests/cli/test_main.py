@@ -25,7 +25,7 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "oci_hook.cli.top", raising=False)
     done = CliRunner().invoke(main.cli, ["top", "--json"])
     last = done.output.splitlines()[-1]
-    assert done.exit_code == 2 and "needs the Python package rich" in last and "python3-rich" in last
+    assert done.exit_code == 2 and "needs the Python package rich" in last
 
 
 def test_what_a_terminal_has_no_room_for() -> None:

@@ -119,7 +119,7 @@ def test_from_apply_to_delete(bare: lab.Cluster, tmp_path: Path) -> None:
 
 def holders(node: lab.Node) -> list[str]:
     """By the command line that the DaemonSet brought."""
-    said = node.machine.run("/usr/bin/python3", "-I", "/opt/gpu-hook-cli/gpu-hook", "ps", "--json").stdout
+    said = node.machine.run("/opt/gpu-hook-cli/gpu-hook", "ps", "--json").stdout
     return sorted(f"{g['namespace']}/{g['pod']}/{g['name']}" for g in json.loads(said)["containers"])
 
 

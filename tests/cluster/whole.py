@@ -18,7 +18,7 @@ from testbed.cluster import lab
 from tests.cluster.test_install import overlay, rolled_out
 
 OURS = "gpu-hook"
-CLI = ("/usr/bin/python3", "-I", "/opt/gpu-hook-cli/gpu-hook")  # that the DaemonSet brought
+CLI = ("/opt/gpu-hook-cli/gpu-hook",)  # that the DaemonSet brought
 KEYS = "/opt/gpu-hook/etc/cluster.json"
 SETTINGS = "dialects: [t9k, qgpu, gpu-manager, hami, nvidia]\nqgpu_memory_unit: GiB\n"
 

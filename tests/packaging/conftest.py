@@ -16,9 +16,9 @@ from tests.packaging.machine import Machine
 
 @pytest.fixture(scope="session")
 def packages(native: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with each .deb, .rpm and wheel, and the image."""
+    """A folder with each .deb, .rpm and wheel, the tarball and the image."""
     out = tmp_path_factory.mktemp("packages")
-    for kind in ("deb", "rpm", "image", "wheel", "simulator-deb", "simulator-rpm", "simulator-wheel"):
+    for kind in ("deb", "rpm", "tarball", "image", "wheel", "simulator-deb", "simulator-rpm", "simulator-wheel"):
         package(kind, out)
     return out
 
@@ -28,6 +28,8 @@ def package(kind: str, out: Path, umask: int = 0o022, zone: str = "UTC", arch: s
     command = [sys.executable, "-B", str(REPO / "packaging/build.py"), kind, "--out", str(out), "--arch", arch]
     whole = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000", "TZ": zone}
     done = subprocess.run(command, capture_output=True, text=True, umask=umask, env=whole, cwd=out)
+    if "Debian's Python cannot be had" in done.stderr:
+        pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stdout + done.stderr
     return Path(done.stdout.strip())
 
@@ -46,6 +48,8 @@ def wheel(packages: Path) -> Path:
 
 @pytest.fixture
 def machine(packages: Path) -> Iterator[Machine]:
+    """A Debian without Python, and without root's cache of compiled code."""
     machine = Machine(debian_13(), packages)
+    machine.sh("rm -rf /usr/bin/python3* /usr/lib/python3* /usr/local/lib/python3*")
     yield machine
     machine.close()

@@ -39,7 +39,8 @@ def newer(deb: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(["dpkg-deb", "-R", deb, folder], check=True)
     control = folder / "DEBIAN/control"
     control.write_text(re.sub(r"(?m)^Version: .*", "Version: 99", control.read_text()))
-    (folder / "usr/lib/gpu-hook/oci_hook/cli/translate.py").unlink()
+    for file in (folder / "usr/lib/gpu-hook/oci_hook/cli").rglob("translate.*"):
+        file.unlink()
     target = deb.with_name("newer.deb")
     subprocess.run(["dpkg-deb", "--root-owner-group", "-Zgzip", "-b", folder, target], check=True, capture_output=True)
     return target
@@ -54,7 +55,9 @@ def payload(deb: Path) -> tarfile.TarFile:
 def test_files_are_roots_and_only_root_can_change_them(payload: tarfile.TarFile) -> None:
     for member in payload:
         assert (member.uid, member.gid, member.uname, member.gname) == (0, 0, "root", "root"), member.name
-        assert member.mode in (0o644, 0o755) and (member.isfile() or member.isdir()), member.name
+        assert member.mode in (0o644, 0o755) and (member.isfile() or member.isdir()) or member.issym(), member.name
+    links = {member.name: member.linkname for member in payload if member.issym()}
+    assert links == dict.fromkeys(("./usr/bin/gpu-hook", "./usr/bin/kubectl-gpu_hook"), "../lib/gpu-hook/gpu-hook")
 
 
 def test_the_same_sources_give_the_same_bytes(packages: Path, deb: Path, tmp_path: Path) -> None:

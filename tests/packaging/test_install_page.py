@@ -127,7 +127,7 @@ def test_image(packages: Path) -> None:
         "dpkg-deb -x dist/gpu-hook-simulator_*.deb u; cp -r u/usr/lib/gpu-hook/gpu_hook_simulator /opt/gpu-hook-cli\n"
     )
     text = text.replace("/opt/gpu-hook-cli/gpu-hook sim up", f"{beside}/opt/gpu-hook-cli/gpu-hook sim up")
-    bare = "umount /usr/local/lib/python3*/dist-packages; rm -r /usr/lib/python3/dist-packages"
+    bare = "umount /usr/local/lib/python3*/dist-packages; rm -rf /usr/bin/python3* /usr/lib/python3*"
     hideout = Hideout(debian_13(), bare)
     try:
         script = f"set -e; mkdir -p /etc/containers; cat >/etc/containers/containers.conf <<'END'\n{PODMAN}END\n"

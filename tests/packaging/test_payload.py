@@ -4,7 +4,6 @@ import importlib
 import json
 import platform
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -45,8 +44,8 @@ def test_every_command_starts(kind: str, tmp_path: Path, monkeypatch: pytest.Mon
     package, payload = importlib.import_module(kind), importlib.import_module("payload")
     payload.lay(tmp_path, package.contents(platform.machine()))
     (modules,) = [path.parent for path in tmp_path.rglob("oci_hook") if path.is_dir()]
-    # -S: without the machine's own packages.
-    run = [sys.executable, "-I", "-S", "-c", HELP, str(modules)]
+    (python,) = modules.glob("python-*/bin/python3")
+    run = [str(python), "-I", "-S", "-c", HELP, str(modules)]
     done = subprocess.run(run, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert {line.split()[0] for line in done.stdout.splitlines()} == set(COMMANDS) - {"sim"}

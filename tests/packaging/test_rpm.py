@@ -30,7 +30,7 @@ def newer(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
         "import payload; payload.VERSION = '99'\n"
         "import rpm; old = rpm.contents\n"
-        "rpm.contents = lambda a: {k: v for k, v in old(a).items() if not k.endswith('cli/translate.py')}\n"
+        "rpm.contents = lambda a: {k: v for k, v in old(a).items() if 'cli/translate.py' not in k and '/translate.cpython' not in k}\n"
         "spec = rpm.described\n"
         "rpm.described = lambda *a: spec(*a).replace('w6.xzdio', 'w1.gzdio')\n"
         "print(rpm.build(Path(sys.argv[2]), sys.argv[3]))"
@@ -47,12 +47,11 @@ def query(file: Path, what: str) -> list[str]:
 
 def test_files_are_roots_and_only_root_can_change_them(file: Path) -> None:
     lines = query(file, "[%{FILEUSERNAME} %{FILEGROUPNAME} %{FILEMODES:octal} %{FILENAMES}\n]")
-    assert {line.split()[2] for line in lines} <= {"100644", "100755", "40755"}
+    assert {line.split()[2] for line in lines} <= {"100644", "100755", "40755", "120777"}
     assert {tuple(line.split()[:2]) for line in lines} == {("root", "root")}
     names = {line.split(maxsplit=3)[3] for line in lines}
     assert {"/usr/bin/gpu-hook", "/etc/sysconfig/gpu-hook", "/usr/share/man/man1/gpu-hook.1.gz"} <= names
     assert "/usr/lib/systemd/system/gpu-hook-inventory.service" in names
-    assert not [name for name in names if name.endswith(".pyc")]
 
 
 def test_the_same_sources_give_the_same_bytes(packages: Path, tmp_path: Path) -> None:
@@ -61,8 +60,7 @@ def test_the_same_sources_give_the_same_bytes(packages: Path, tmp_path: Path) ->
 
 
 def test_installed_upgraded_and_removed(machine: Machine, newer: Path) -> None:
-    # Of what the .deb depends on it needs nothing but Python.
-    machine.sh("rm -r /usr/lib/python3/dist-packages; rpm --initdb; touch /usr/bin/dockerd")
+    machine.sh("rpm --initdb; touch /usr/bin/dockerd")
     before = machine.files()
     machine.sh(INSTALL)
     assert machine.sh("rpm --verify --nodeps gpu-hook") == ""
