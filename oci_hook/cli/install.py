@@ -45,10 +45,16 @@ def install(
 ) -> output.Report:
     """Install under a prefix and register with the container engines.
 
+    Without --prefix the first place is taken of /opt, /var/lib, /var/opt, and those of nodes' systems, whose file system can
+    be written, runs programs, and is there after a boot; the other commands look for the install there.
+
     Programs, libraries and settings go into one directory; an existing settings.yaml is kept. The lines that register
     gpu-hook are added to each engine's configuration and printed as a diff; everything else in it stays as it is. A
     second run changes nothing.
     """
+    notes: list[str] = []
+    if not printing and output.prefix_is_default():
+        prefix, notes = installs.place()
     wanted = Registration(prefix, set_default, host_root, config, way or "")
     if way == "hook":
         register.check_hooks(names)  # before anything is installed
@@ -64,11 +70,11 @@ def install(
     # What an engine refuses is not installed.
     results = [] if no_engines else register.register(names, wanted, True, restart)
     if dry_run:
-        lines.append(f"would install in {prefix}")
+        lines += [f"would install in {prefix}", *notes]
     else:
         settings = installs.lay(prefix, runtime, python, state_dir)
         head.update(runtime=settings.runtime, state_dir=settings.state_dir)
-        lines.append(f"installed in {prefix}: runtime {settings.runtime}, state in {settings.state_dir}")
+        lines += [f"installed in {prefix}: runtime {settings.runtime}, state in {settings.state_dir}", *notes]
         results = [] if no_engines else register.register(names, wanted, False, restart)
     data, engines = registration.as_report(results, dry_run)
     lines += [] if no_engines else engines

@@ -10,8 +10,8 @@ import click
 
 from oci_hook.config.settings import Settings, load
 from oci_hook.core.grant import Grant
-from oci_hook.core.layout import DEFAULT_PREFIX
 from oci_hook.errors import GhError, Problem, refuse
+from oci_hook.install import places
 from oci_hook.ledger import admit, events, store
 from oci_hook.observe import engine_names
 
@@ -59,7 +59,7 @@ def title(c: dict[str, Any]) -> str:
 def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """The words for a shell to complete: names of living containers, ids of those without a name; none if the ledger is unreadable."""
     try:
-        grants = snapshot(load(ctx.params.get("prefix") or DEFAULT_PREFIX))
+        grants = snapshot(load(ctx.params.get("prefix") or places.found()))
     except GhError:
         return []
     names = [events.full_name(grant.who) or events.short(grant.who.id) for grant in grants]

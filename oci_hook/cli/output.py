@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from oci_hook.core.layout import DEFAULT_PREFIX
 from oci_hook.core.words import CUT
 from oci_hook.core.words import cut as cut
 from oci_hook.core.words import size as size
 from oci_hook.errors import GhError, Problem
+from oci_hook.install import places
 from oci_hook.ledger.events import short as short
 
 
@@ -57,13 +59,19 @@ class Prefix(click.Path):
 prefix_option = click.option(
     "--prefix",
     envvar="GPU_HOOK_PREFIX",
-    default=DEFAULT_PREFIX,
-    show_default=True,
+    default=places.found,
+    show_default=f"{DEFAULT_PREFIX}, or the place where one is",
     show_envvar=True,
     metavar="DIR",
     type=Prefix(resolve_path=True),
     help="Prefix of the install to work on.",
 )
+
+
+def prefix_is_default() -> bool:
+    return click.get_current_context().get_parameter_source("prefix") == ParameterSource.DEFAULT
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 

@@ -21,7 +21,7 @@ from oci_hook.core import layout, words
 from oci_hook.core.policy_page import MAX_GPUS
 from oci_hook.core.units import show
 from oci_hook.errors import GhError, NodeError, Problem, refuse
-from oci_hook.install import own_path, own_python, settings_check, settings_edit, state_move, state_owner
+from oci_hook.install import own_path, own_python, places, settings_check, settings_edit, state_move, state_owner
 from oci_hook.install.files import LOCK, locked, make_folder, os_refusal, remove_empty, unlock, write
 from oci_hook.install.settings_template import default_settings_yaml
 from oci_hook.ledger import events, gpu_owner, store
@@ -71,6 +71,12 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
         raise os_refusal("GH-504", str(e.filename or prefix), e, "choose --prefix") from None
 
 
+def place() -> tuple[str, list[str]]:
+    """Where an install is, or can be, and why it is not at the usual place. Raises SettingsError GH-504."""
+    program = native() / PROGRAMS[0]
+    return (places.found(), []) if os.geteuid() or not program.is_file() else places.choose(program)
+
+
 def check(prefix: str, runtime: str | None = None, python: str | None = None, state_dir: str | None = None) -> Settings:
     """The settings that `lay` would have with these arguments. Raises SettingsError GH-50x where it would refuse them or
     the prefix. Writes nothing."""
@@ -91,6 +97,8 @@ def _compiled_for(prefix: str) -> Path:
     missing = [path.name for path in wanted if not path.is_file()]
     if missing:
         raise refuse("GH-504", f"{compiled} lacks {', '.join(missing)}; run scripts/build in the checkout")
+    if not os.geteuid() and (why := places.unfit(Path(prefix), compiled / PROGRAMS[0])):
+        raise refuse("GH-504", f"no install can be in {prefix}: {why}; choose another --prefix, or none: one is chosen")
     return compiled
 
 

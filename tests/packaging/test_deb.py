@@ -179,7 +179,7 @@ def test_settings_outlive_upgrade_and_removal_not_purge(machine: Machine, newer:
     assert not machine.exists(PREFIX) and not machine.exists("/usr/lib/gpu-hook")
     machine.sh("dpkg -i /packages/gpu-hook_0*.deb")
     assert "placement: spread" in machine.sh(f"cat {PREFIX}/etc/settings.yaml")
-    assert not machine.exists("/var/lib/gpu-hook")
+    assert not machine.exists("/var/lib/gpu-hook-kept")
     machine.sh("dpkg --purge gpu-hook; dpkg -i /packages/gpu-hook_0*.deb")
     assert "placement: by-class" in machine.sh(f"cat {PREFIX}/etc/settings.yaml")
 
@@ -232,6 +232,6 @@ def test_an_install_that_cannot_go_stays(machine: Machine) -> None:
     machine.sh("echo '{' >/etc/docker/daemon.json")
     assert "GH-50" in machine.fails("dpkg --remove gpu-hook")
     assert machine.exists(f"{PREFIX}/bin/gpu-hook-runtime") and machine.exists("/usr/bin/gpu-hook")
-    assert not machine.exists("/var/lib/gpu-hook")
+    assert not machine.exists("/var/lib/gpu-hook-kept")
     machine.sh("rm /etc/docker/daemon.json; dpkg --configure -a; dpkg --remove gpu-hook")
     assert not machine.exists(PREFIX)

@@ -88,11 +88,11 @@ def test_installed_upgraded_and_removed(machine: Machine, newer: Path) -> None:
     assert {f"{do} gpu-hook-agent.service gpu-hook-inventory.service" for do in ("disable", "stop")} <= set(said)
     # The last two are distributions' own where packages are RPMs.
     left = machine.files() - before - {"/etc/docker", "/etc/sysconfig", "/usr/share/zsh/site-functions"}
-    assert left == {"/var/lib/gpu-hook", "/var/lib/gpu-hook/settings.yaml"}
+    assert left == {"/var/lib/gpu-hook-kept", "/var/lib/gpu-hook-kept/settings.yaml"}
     assert not machine.exists("/etc/docker/daemon.json")
     machine.sh(INSTALL)
     assert "placement: spread" in machine.sh(f"cat {PREFIX}/etc/settings.yaml")
-    assert not machine.exists("/var/lib/gpu-hook")
+    assert not machine.exists("/var/lib/gpu-hook-kept")
 
 
 def test_removal_waits_for_containers_with_shares(machine: Machine, packages: Path) -> None:
@@ -104,6 +104,6 @@ def test_removal_waits_for_containers_with_shares(machine: Machine, packages: Pa
         machine.sh(f"mv {PREFIX}/etc/settings.yaml /run/kept")  # the install is one without them, too
         assert "GH-504: 1 container(s) hold shares" in machine.fails("rpm --erase --nodeps gpu-hook")
         machine.sh(f"mv /run/kept {PREFIX}/etc/settings.yaml")
-        assert "sleeper" in machine.sh("gpu-hook ps") and not machine.exists("/var/lib/gpu-hook")
+        assert "sleeper" in machine.sh("gpu-hook ps") and not machine.exists("/var/lib/gpu-hook-kept")
     machine.sh("rpm --erase gpu-hook gpu-hook-simulator")
     assert not machine.exists(PREFIX)
