@@ -1,4 +1,8 @@
-"""Our OCI hooks in the text of a config.json; every other byte stays as it is. Pure."""
+"""Our OCI hooks in the text of a config.json; every other byte stays as it is. Pure.
+
+Nothing else keeps what was there before, so what has no meaning says it: the order of our stages tells whether `hooks` was left out,
+empty or null, and the order of an entry's members whether its stage was an empty list.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -7,12 +11,19 @@ from oci_hook.engines import json_text
 from oci_hook.engines.containerd_spec import STAGES, entry
 from oci_hook.errors import refuse
 
+ABSENT = ""
+ORDERS = {repr({}): STAGES[::-1], repr(None): STAGES[1:] + STAGES[:1]}
+
 
 def with_hooks(text: str, path: Path, program: str) -> str:
     """The text with our hooks, each the last of its stage, once. Raises SettingsError GH-506."""
     hooks = _hooks(text, path)
-    for stage in STAGES:
-        entries = [*_others(hooks.get(stage), program), entry(program, stage)]
+    former = json_text.parse(text, path).get("hooks", ABSENT)
+    for stage in ORDERS.get(repr(former), STAGES):
+        ours = entry(program, stage)
+        if hooks.get(stage) == []:
+            ours = dict(reversed(ours.items()))
+        entries = [*_others(hooks.get(stage), program), ours]
         if hooks.get(stage) != entries:
             keys = ("hooks", stage) if json_text.parse(text, path).get("hooks") is not None else ("hooks",)
             text = json_text.put(text, keys, entries if len(keys) == 2 else {stage: entries})
@@ -21,13 +32,20 @@ def with_hooks(text: str, path: Path, program: str) -> str:
 
 def without_hooks(text: str, path: Path, program: str) -> str:
     """The text without our program, in whatever stage, and without what is empty then. Raises SettingsError GH-506."""
-    for stage, entries in _hooks(text, path).items():
+    hooks = _hooks(text, path)
+    former = next((value for value, order in ORDERS.items() if order == tuple(hooks)), ABSENT)
+    for stage, entries in hooks.items():
         left = _others(entries, program)
         if left == (entries or []):
             continue
-        text = json_text.put(text, ("hooks", stage), left) if left else json_text.take(text, ("hooks", stage))
-        if not _hooks(text, path):
+        if left or next(iter(entries[-1])) != next(iter(entry(program, stage))):
+            text = json_text.put(text, ("hooks", stage), left)
+        else:
+            text = json_text.take(text, ("hooks", stage))
+        if not _hooks(text, path) and former == ABSENT:
             text = json_text.take(text, ("hooks",))
+        elif not _hooks(text, path):
+            text = json_text.put(text, ("hooks",), {} if former == "{}" else None)
     return text
 
 
