@@ -199,8 +199,8 @@ def _private(tree: Tree, kinds: dict[str, str], mounts: "Sequence[Mount]") -> st
     if where and kind != "tmpfs":
         raise refuse(
             "GH-402",
-            f"{PRIVATE} is needed in the container, which has a mount of its own at {where} ({kind}); mount that elsewhere, or"
-            f" a tmpfs at {where}",
+            f"{PRIVATE} is needed in the container, which has a mount of its own at {where} ({kind}); mount that elsewhere, as a Pod"
+            f" by another mountPath below {where}; docker and podman may have a tmpfs there",
         )
     if path.split("/")[1] in ("", "dev", "proc", "sys"):
         raise collision(PRIVATE, f"leads to {path}")
@@ -231,7 +231,7 @@ def _file(tree: Tree, kinds: dict[str, str], private: str, destination: str) -> 
     where, kind = on_top(kinds, path)
     if where and kind != "tmpfs":
         why = f"{destination} is a place where the library must go, and the container has a mount at {where} ({kind})"
-        raise refuse("GH-402", f"{why}; mount that elsewhere")
+        raise refuse("GH-402", f"{why}; mount that elsewhere (in a Pod: mountPath)")
     if path.split("/")[1] != destination.split("/")[1] and path.split("/")[1] in ("", "dev", "proc", "sys"):
         raise collision(destination, f"leads to {path}")
     if where == path or mode and not S_ISREG(mode):

@@ -95,6 +95,10 @@ def translate(text: str, rules: Rules, to_claims: bool = False) -> Translation:
                 problems += [Problem(p.code, f"{pod}: {p.message}") for p in e.problems]
     if problems:
         raise RequestError(*problems)
+    if not pods and any(get(document, "services") is not None for document in yaml_edit.documents(text)):
+        why = "it is a compose file, of which only you know the shares: give each service with a GPU `runtime: gpu-hook` and"
+        text = f"{why} `annotations:` with gpu-hook.io/memory, in place of its deploy.resources.reservations.devices"
+        raise RequestError(Problem("GH-107", text))
     if not pods:
         kinds = ", ".join(TEMPLATES)
         raise RequestError(Problem("GH-107", f"no object in it has a pod template; such kinds are {kinds}"))
