@@ -64,6 +64,7 @@ CODES = {
     "GH-508": "an engine's configuration already uses the name gpu-hook, or contradicts its entry",
     "GH-509": "an engine did not accept its new configuration",
     "GH-510": "an engine is registered incompletely (reported by doctor)",
+    "GH-511": "containers that an engine keeps would not start again without gpu-hook",
     "GH-601": "the pod has no decision of the cluster's controller, and this node requires one",
     "GH-602": "the decision about the pod is not valid, or its signature is not, or it would be too long",
     "GH-603": "the decision was made for another pod or another node",

@@ -79,13 +79,22 @@ def compose(architecture: str = "") -> Path:
 
 def debian_13() -> Path:
     """A Debian 13 with its engines and what our packages depend on. Made once, in a minute or two."""
-    root = cached_build(f"debian-13-{sha256(' '.join(DEBIAN_13).encode()).hexdigest()[:8]}")
+    return _whole("13", "trixie")
+
+
+def debian_sid() -> Path:
+    """As debian_13, with containerd 2, docker 28 and newer."""
+    return _whole("sid", "sid")
+
+
+def _whole(name: str, suite: str) -> Path:
+    root = cached_build(f"debian-{name}-{sha256(' '.join(DEBIAN_13).encode()).hexdigest()[:8]}")
     with alone(root):
         if not root.exists():
             half = root.with_name(f"{root.name}.half")
             shutil.rmtree(half, ignore_errors=True)
             try:
-                debian.bootstrap(half, "trixie", DEBIAN_13)
+                debian.bootstrap(half, suite, DEBIAN_13)
             except debian.CannotFetch as e:
                 pytest.skip(str(e))
             half.rename(root)

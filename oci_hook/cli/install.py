@@ -109,7 +109,8 @@ def simulated_folders(prefix: str, state_dir: str) -> list[Path]:
 
 
 FORCED = (
-    "Even while containers hold shares, or the NVIDIA runtime calls this install. Containers keep running, unaccounted, and"
+    "Even while containers hold shares, an engine keeps some that need gpu-hook to start again, or the NVIDIA runtime calls this"
+    " install. Containers keep running, unaccounted, and"
     " their engine has no runtime any more to remove them: end them first, or install again to end them."
 )
 
@@ -136,6 +137,7 @@ def uninstall(
     if not names and not force:
         registration.refuse_while_called(wanted)
     held = "" if names else registration.refuse_while_held(prefix, force)
+    lost = registration.refuse_while_kept(wanted, names, force)
     results = register.unregister(names, wanted, dry_run, restart)
     data, lines = registration.as_report(results, dry_run, remove=True)
     if not dry_run and any(result.engine == "docker" and result.changed for result in results):
@@ -143,6 +145,7 @@ def uninstall(
             f"docker: {told.message}" + (f": `{told.fix}`" if told.fix else "")
             for told in registered.still_offered(wanted)
         ]
+    lines += [f"{name}: will not start again: {', '.join(whose)}" for name, whose in lost.items()]
     left: list[str] = []
     if not names and dry_run:
         lines.append(
@@ -159,4 +162,4 @@ def uninstall(
         if held:
             again = f"`gpu-hook install{option(prefix)}` again, and end them"
             lines.append(f"still running: {held}; an engine that made them by gpu-hook cannot remove them now: {again}")
-    return output.Report({"prefix": prefix, "dry_run": dry_run, "left": left, "engines": data}, lines)
+    return output.Report({"prefix": prefix, "dry_run": dry_run, "left": left, "engines": data, "lost": lost}, lines)

@@ -6,8 +6,9 @@ from typing import Any
 import click
 
 from oci_hook.config.settings import state_in_use
-from oci_hook.engines import NAMES, register
-from oci_hook.engines.edits import Registration
+from oci_hook.core import words
+from oci_hook.engines import NAMES, kept, register
+from oci_hook.engines.edits import Record, Registration
 from oci_hook.errors import refuse
 from oci_hook.install import prefix as installs
 
@@ -58,7 +59,8 @@ def as_report(results: Sequence[register.Result], dry_run: bool, remove: bool = 
     for result in results:
         lines += _lines(result, dry_run, remove)
         files = [{"path": str(c.path), "change": c.what, "diff": c.diff()} for c in result.changes]
-        data.append({"engine": result.engine, "files": files, "command": result.command, "restarted": result.restarted})
+        told = {"command": result.command, "restarted": result.restarted, "doubts": result.doubts}
+        data.append({"engine": result.engine, "files": files, **told})
     if not results:
         lines.append(
             "registered with no engine"
@@ -80,6 +82,7 @@ def _lines(result: register.Result, dry_run: bool, remove: bool) -> list[str]:
         word = {"created": "create", "changed": "change", "removed": "remove"}.get(change.what, "")
         what = f"would {word}" if dry_run and word else change.what
         lines += [f"{result.engine}: {what} {change.path}", *change.diff()]
+    lines += [f"{result.engine}: {doubt}" for doubt in result.doubts]
     if result.restarted:
         lines.append(f"{result.engine}: reloaded with its new configuration")
     elif result.command:
@@ -111,6 +114,23 @@ def refuse_while_called(wanted: Registration) -> None:
         raise refuse(
             "GH-504", f"{file} calls {wanted.program}, without which its containers fail; take it out there first"
         )
+
+
+def refuse_while_kept(wanted: Registration, names: Sequence[str], force: bool) -> dict[str, list[str]]:
+    """Refuse to uninstall while engines keep containers that name our runtime; forced, these by engine. Raises GH-511."""
+    if wanted.host_root != "/":
+        return {}  # these engines are not where we run
+    record = Record(wanted.prefix)
+    record.engines = {name: files for name, files in record.engines.items() if not names or name in names}
+    found = kept.by_engine(record, wanted)
+    if found and not force:
+        listed = "; ".join(f"{name}: {words.first(whose, 3)}" for name, whose in found.items())
+        raise refuse(
+            "GH-511",
+            f"containers would not start again without gpu-hook ({listed}); remove them, or make them again with another runtime; or"
+            " uninstall with --force",
+        )
+    return found
 
 
 def refuse_while_held(prefix: str, force: bool) -> str:

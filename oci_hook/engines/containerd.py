@@ -12,21 +12,24 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from oci_hook.engines import containerd_spec, toml_text
+from oci_hook.engines import containerd_read, containerd_spec, drop_in, toml_text
+from oci_hook.engines.containerd_read import PLUGIN, RUNC
 from oci_hook.engines.edits import (
     NAME,
+    NOTHING,
     Notes,
     Registration,
     Target,
+    Texts,
     annotation_patterns,
     fenced,
     pod_patterns,
-    read,
-    text_of,
+    text_at,
     without_fences,
 )
+from oci_hook.engines.effective import Has, last_word, said
 from oci_hook.engines.toml_text import Keys
-from oci_hook.errors import refuse
+from oci_hook.errors import GhError, refuse
 
 PROGRAMS = ("containerd",)
 FILE = "/etc/containerd/config.toml"
@@ -34,31 +37,22 @@ DROP_INS = "/etc/containerd/conf.d"
 DROP_IN = DROP_INS + "/99-gpu-hook.toml"
 K3S = "/var/lib/rancher/k3s/agent/etc/containerd"
 RELOAD = ("containerd", "restart")  # containers keep running meanwhile
-RUNC = "io.containerd.runc.v2"
 CRI = ("cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")  # of versions 1, 2, and 3 and 4
 USUAL = {"runtime_type": RUNC}  # containerd's own runc entry, which it has if the file lists no runtimes
 
-# Config version -> the table of the CRI plugin's runtime part.
-PLUGIN: dict[int, Keys] = {
-    1: ("plugins", "cri"),
-    2: ("plugins", "io.containerd.grpc.v1.cri"),
-    3: ("plugins", "io.containerd.cri.v1.runtime"),
-    4: ("plugins", "io.containerd.cri.v1.runtime"),
-}
-
 
 class File:
-    """A configuration file. text: None if there is no such file. data: its parsed contents."""
+    """A configuration file. text: None if there is no such file. data: its parsed contents. bare: without our fenced lines."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, instead: Texts = NOTHING, bare: bool = False) -> None:
         self.path = path
-        real, data = read(path)
-        self.text = None if data is None else text_of(real, data)
-        self.data: dict[str, Any] = {} if self.text is None else toml_text.parse(self.text, real)
+        text = text_at(path, instead)
+        self.text = without_fences(text) if text and bare else text
+        self.data: dict[str, Any] = {} if self.text is None else toml_text.parse(self.text, path)
 
 
 def paths(registration: Registration) -> list[Path]:
-    files = load(registration)
+    files = load(registration, bare=True)
     found = [where(files, version_of(files[0], registration), registration)]
     return [*found, containerd_spec.path(registration)] if containerd_spec.is_used(registration) else found
 
@@ -105,7 +99,44 @@ def templates(registration: Registration) -> list[tuple[str, str]]:
     return pages
 
 
-def load(registration: Registration) -> list[File]:
+def has(registration: Registration, instead: Texts) -> Has:
+    files = load(registration, instead)
+    newer = version_of(files[0], registration) >= 3 or major(registration) >= 2
+    return containerd_read.has([(f.path, f.data) for f in files], newer, str(containerd_spec.path(registration)))
+
+
+def joined(file: str) -> list[Path]:
+    """The files of a containerd with this root file. Those that are not valid are no reason to fail here."""
+    try:
+        return [found.path for found in load(Registration("", config=file))]
+    except GhError:
+        return []
+
+
+def socket(file: str) -> str:
+    """Where a containerd with this root file, "" for the usual one, answers."""
+    data = [(Path(name), File(Path(name)).data) for name in joined(file or FILE)]
+    return str(said(data, ("grpc", "address")) or "/run/containerd/containerd.sock")
+
+
+def moved(path: Path, registration: Registration) -> bool:
+    """True if our lines in this file belong to the containerd for which we would write now."""
+    return path.suffix == ".toml" and any(file.path.resolve() == path for file in load(registration))
+
+
+def doubts(registration: Registration) -> list[str]:
+    """What a person should know of our handler, in words."""
+    files = load(registration, bare=True)
+    return containerd_read.doubts(known(files, version_of(files[0], registration), registration))
+
+
+def known(files: list[File], version: int, registration: Registration) -> dict[str, Any]:
+    """The table `containerd` of the CRI plugin's runtime part, as containerd has it from these files."""
+    newer = version >= 3 or major(registration) >= 2
+    return containerd_read.merged(containerd_read.tables([(file.path, file.data) for file in files], newer))
+
+
+def load(registration: Registration, instead: Texts = NOTHING, bare: bool = False) -> list[File]:
     """The root file, then the files that it and they import, in the order in which containerd reads them."""
     files: list[File] = []
     loaded = set()
@@ -113,9 +144,11 @@ def load(registration: Registration) -> list[File]:
     for name in pending:
         if (real := os.path.realpath(name)) not in loaded:
             loaded.add(real)
-            files.append(File(Path(name)))
+            files.append(File(Path(name), instead, bare))
             for pattern in imports(files[-1], registration):
-                pending += sorted(glob.glob(str(pattern)))
+                planned = {str(path) for path, text in instead.items() if text is not None and path.match(str(pattern))}
+                there = planned.union(glob.glob(str(pattern)))
+                pending += sorted(there.difference(str(path) for path, text in instead.items() if text is None))
     return files
 
 
@@ -157,10 +190,13 @@ def major(registration: Registration) -> int:
 
 def where(files: list[File], version: int, registration: Registration) -> Path:
     """The file to put our handler into (see the module's docstring)."""
-    drop_in = registration.host(DROP_IN)
+    ours = registration.host(DROP_IN)
     root = files[0]
     if version >= 3:
-        return drop_in if any(drop_in.match(str(p)) for p in imports(root, registration)) else root.path
+        if not any(ours.match(str(p)) for p in imports(root, registration)):
+            return root.path
+        found = containerd_read.tables([(file.path, file.data) for file in files], newer=True)
+        return drop_in.last(ours, last_word(found, ("default_runtime_name",)) if registration.default else None)
     defining = [file.path for file in files if toml_text.get(file.data, PLUGIN[version]) is not None]
     return defining[-1] if defining else root.path
 
@@ -168,42 +204,28 @@ def where(files: list[File], version: int, registration: Registration) -> Path:
 def tables(files: list[File], version: int, registration: Registration) -> dict[str, dict[str, Any]]:
     """The runtime tables to add. If the files configure any runtime, containerd's built-in entry for runc is gone, and
     the CRI plugin does not start: so runc is added if the files list no other runtime."""
-    keys = (*PLUGIN[version], "containerd", "runtimes")
-    configured = {name for file in files for name in toml_text.get(file.data, keys) or ()}
+    configured = set(containerd_read.runtimes(known(files, version, registration)))
     usual = {} if configured - {NAME} else {"runc": USUAL}
     return {**usual, NAME: wanted(files, version, registration)}
 
 
 def wanted(files: list[File], version: int, registration: Registration) -> dict[str, Any]:
-    """Our handler: the options of runc (or of the default runtime), our program, and the annotations that we read."""
-    table: dict[str, Any] = {}
-    options: dict[str, Any] = {}
-    for file in files:
-        containerd = toml_text.get(file.data, (*PLUGIN[version], "containerd"))
-        runtimes = toml_text.get(containerd, ("runtimes",))
-        if isinstance(runtimes, dict):
-            usual = containerd.get("default_runtime_name", "runc")
-            model = runtimes.get("runc", runtimes.get(usual))
-            if isinstance(model, dict) and model.get("runtime_type", RUNC) == RUNC:
-                table = {k: v for k, v in model.items() if k != "options" and v not in ("", [])}
-                options = dict(model.get("options", {}))
-    patterns, of_pods = annotation_patterns(), pod_patterns()
+    """Our handler: the options of the runtime that the node uses, our program, and the annotations that we read."""
+    table, options, binary = containerd_read.model(known(files, version, registration))
     program: dict[str, Any] = {"BinaryName": registration.program}
     if containerd_spec.is_used(registration):
-        program = {key: options[key] for key in ("BinaryName",) if options.get(key)}
+        program = {"BinaryName": binary} if binary else {}
         table["base_runtime_spec"] = str(containerd_spec.path(registration))
     for key in ("runtime_engine", "runtime_root", "runtime_path"):
         table.pop(key, None)
+    patterns, of_pods = annotation_patterns(), pod_patterns()
     passed = [p for p in table.get("pod_annotations", []) if p not in of_pods]
     own = [p for p in table.get("container_annotations", []) if p not in patterns]
     table.update(
         runtime_type=RUNC,
         pod_annotations=of_pods + passed,
         container_annotations=patterns + own,
-        options={
-            **program,
-            **{k: v for k, v in options.items() if k not in ("BinaryName", "Runtime") and v != ""},
-        },
+        options={**program, **options},
     )
     return {"runtime_type": table.pop("runtime_type"), **table}
 
@@ -224,22 +246,16 @@ def is_whole(old: dict[str, Any], new: dict[str, Any]) -> bool:
     if not isinstance(have, dict) or not isinstance(should, dict):
         return False
     same = ["runtime_type", "base_runtime_spec", "privileged_without_host_devices"]
-    same += ["options.BinaryName", "options.SystemdCgroup"]
+    options = ("BinaryName", "SystemdCgroup")
     passed = all(set(should[key]) <= set(have.get(key, ())) for key in ("pod_annotations", "container_annotations"))
-    return passed and all(_at(have, key) == _at(should, key) for key in same)
-
-
-def _at(table: dict[str, Any], key: str) -> Any:
-    """A value that is there, or None for one that is left out or empty."""
-    return toml_text.get(table, tuple(key.split("."))) or None
+    alike = all(containerd_read.option(have, key) == containerd_read.option(should, key) for key in options)
+    return passed and alike and all((have.get(key) or None) == (should.get(key) or None) for key in same)
 
 
 def add(text: str | None, notes: Notes, registration: Registration, path: Path) -> str:
     """The file's text with our handler. Raises SettingsError GH-506, GH-508."""
-    files = load(registration)
-    for file in files:
-        if file.path.resolve() == path.resolve():  # `text` is this file without our lines; the disk may have them
-            file.text, file.data = text, toml_text.parse(text or "", path)
+    # `text` is this file without our lines; the disk may have them.
+    files = load(registration, {path.resolve(): text}, bare=True)
     version = version_of(files[0], registration)
     text = text or ""
     data = toml_text.parse(text, path)
@@ -299,7 +315,7 @@ def strip(text: str, notes: Notes, registration: Registration, path: Path) -> st
     data = toml_text.parse(text, path)
     for plugin in dict.fromkeys(PLUGIN.values()):
         handler = toml_text.get(data, (*plugin, "containerd", "runtimes", NAME))
-        program = toml_text.get(handler, ("options", "BinaryName"))
+        program = containerd_read.option(handler, "BinaryName")
         base = toml_text.get(handler, ("base_runtime_spec",))
         if program == registration.program or base == str(containerd_spec.path(registration)):
             return strip_plugin(text, data, (*plugin, "containerd"), notes, path)

@@ -1,4 +1,5 @@
-"""Asks an engine which RuntimeClass handlers it knows, by the kubelet's interface (CRI): one gRPC call over its socket.
+"""Asks an engine which RuntimeClass handlers it knows and which pods it has, by the kubelet's interface (CRI): one gRPC call over
+its socket.
 
 The call is simple enough for the standard library: gRPC's framing (grpc.io, PROTOCOL-HTTP2), HTTP/2's frames (RFC 9113), header
 literals without a table (RFC 7541, 6.2.2), protobuf's wire format.
@@ -8,11 +9,10 @@ import json
 import socket
 import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-SOCKETS = {"containerd": "/run/containerd/containerd.sock", "crio": "/run/crio/crio.sock"}
 # runtime.v1 since containerd 1.6 and CRI-O 1.20; before, v1alpha2.
-METHODS = ("/runtime.v1.RuntimeService/Status", "/runtime.v1alpha2.RuntimeService/Status")
+SERVICES = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService")
 SECONDS = 5.0
 MAX_ANSWER = 4 << 20
 WINDOW = 1 << 24  # bytes that the engine may send before it waits for us
@@ -22,38 +22,66 @@ END_STREAM, END_HEADERS, ACK = 1, 4, 1
 VERBOSE = b"\x08\x01"  # StatusRequest: field 1, true
 
 
-def handlers(path: str) -> frozenset[str] | None:
-    """The names of the handlers; None where the engine does not tell them. Raises OSError, ValueError where it does not
+class Offered(NamedTuple):
+    """What an engine that runs has. runtimes: name -> program, "" where it does not say. default: "" where it does not say."""
+
+    runtimes: dict[str, str]
+    default: str = ""
+
+
+def offered(path: str) -> Offered | None:
+    """The handlers of the engine at this socket; None where it does not tell them. Raises OSError, ValueError where it does not
     answer."""
-    for method in METHODS:
-        answer = call(path, method, VERBOSE)
+    return of_status(asked(path, "Status", VERBOSE))
+
+
+def sandboxes(path: str) -> Iterator[tuple[str, str]]:
+    """(handler, name) of each pod that the engine at this socket has, running or not. Raises as `offered`."""
+    for _, sandbox in fields(asked(path, "ListPodSandbox", b"")):  # ListPodSandboxResponse.items
+        told = dict(fields(sandbox))
+        name = dict(fields(told.get(2, b"")))  # PodSandboxMetadata: name, uid, namespace
+        yield (
+            told.get(7, b"").decode(errors="replace"),
+            b"/".join((name.get(3, b""), name.get(1, b""))).decode(errors="replace"),
+        )
+
+
+def asked(path: str, method: str, message: bytes) -> bytes:
+    for service in SERVICES:
+        answer = call(path, f"/{service}/{method}", message)
         if answer is not None:
-            return of_status(answer)
+            return answer
     raise ValueError(f"{path} does not serve the kubelet's interface")
 
 
-def of_status(message: bytes) -> frozenset[str] | None:
+def of_status(message: bytes) -> Offered | None:
     """From a StatusResponse: runtime_handlers (field 3) of new engines; the configuration in containerd's info (field 2)."""
-    found: set[str] = set()
-    told = False
+    found: dict[str, str] = {}
+    default, told = "", False
     for number, value in fields(message):
         if number == 3:
             told = True
-            found |= {name.decode() for field, name in fields(value) if field == 1}
+            for name in [name.decode() for field, name in fields(value) if field == 1]:
+                found.setdefault(name, "")
         elif number == 2:
             entry = dict(fields(value))
-            if entry.get(1) == b"config":
-                runtimes = in_config(entry.get(2, b""))
-                told = told or runtimes is not None
-                found |= runtimes or set()
-    return frozenset(found) if told else None
+            config = in_config(entry.get(2, b"")) if entry.get(1) == b"config" else None
+            if config is not None:
+                told = True
+                found.update(config.runtimes)
+                default = config.default
+    return Offered(found, default) if told else None
 
 
-def in_config(text: bytes) -> set[str] | None:
+def in_config(text: bytes) -> Offered | None:
     try:
-        config: Any = json.loads(text)
-        return set(config["containerd"]["runtimes"])
-    except (ValueError, KeyError, TypeError):
+        table: Any = json.loads(text)["containerd"]
+        programs = {name: each.get("options") or {} for name, each in table["runtimes"].items()}
+        found = {name: "" for name in programs}
+        for name, options in programs.items():
+            found[name] = next((str(value) for key, value in options.items() if key.lower() == "binaryname"), "")
+        return Offered(found, str(table.get("defaultRuntimeName", "")))
+    except (ValueError, LookupError, TypeError, AttributeError):
         return None
 
 

@@ -10,8 +10,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from oci_hook.engines import docker, engine
+from oci_hook.engines import cri, docker, engine
+from oci_hook.engines.cri import Offered
 from oci_hook.engines.edits import NAME
+from oci_hook.errors import GhError
 from oci_hook.linux.proc import seconds_since, start_time
 from oci_hook.observe.daemons import flag_value, flag_values, running
 
@@ -27,10 +29,17 @@ SYSTEMCTL_SECONDS = 300  # in which a unit is restarted
 def readers(name: str, path: Path) -> Iterator[tuple[int, list[str]]]:
     """(pid, arguments) of the engine's daemons that read this file: by the flag for it, or without one in the usual folder."""
     for pid, words in running(engine(name).PROGRAMS[0]):
-        file = flag_value(words, "--config-file") if name == "docker" else flag_value(words, "--config", "-c")
-        usual = path.is_relative_to(os.path.realpath(FOLDERS[name]))
-        if os.path.realpath(file) == os.path.realpath(path) if file else usual:
+        file = file_of(name, words)
+        read = [Path(file), *joined(name, file)] if file else []
+        usual = not file and path.is_relative_to(os.path.realpath(FOLDERS[name]))
+        if usual or path.resolve() in [each.resolve() for each in read]:
             yield pid, words
+
+
+def joined(name: str, file: str) -> list[Path]:
+    """The files that a daemon reads by this one."""
+    found: list[Path] = engine(name).joined(file) if hasattr(engine(name), "joined") else []
+    return found
 
 
 def stale(name: str, path: Path) -> list[int]:
@@ -38,10 +47,42 @@ def stale(name: str, path: Path) -> list[int]:
     runtimes; the others read their files only at their start."""
     if engine(name).RELOAD is None:
         return []
-    if name != "docker":
-        return [pid for pid, _ in readers(name, path) if started_before(pid, path)]
-    asked = [(pid, docker_runtimes(listens(words)[0])) for pid, words in readers(name, path)]
-    return [pid for pid, offered in asked if offered is not None and NAME not in offered]
+    told = [(pid, offered(name, words)) for pid, words in readers(name, path)]
+    return [
+        pid
+        for pid, has in told
+        if (NAME not in has.runtimes if has else started_before(pid, path) and name != "docker")
+    ]
+
+
+def elsewhere(name: str, path: Path) -> list[tuple[int, str]]:
+    """(pid, file) of the daemons that run and do not read this file, where none that runs does. dockerd's own containerd, which
+    serves nobody else, is none of them."""
+    if engine(name).RELOAD is None or list(readers(name, path)):
+        return []
+    found = ((pid, file_of(name, words)) for pid, words in running(engine(name).PROGRAMS[0]))
+    return [(pid, file) for pid, file in found if file and not file.endswith("/containerd/containerd.toml")]
+
+
+def file_of(name: str, words: list[str]) -> str:
+    """The file that the flags of a daemon name; "" for the usual one."""
+    return flag_value(words, "--config-file") if name == "docker" else flag_value(words, "--config", "-c")
+
+
+def address(name: str, words: list[str]) -> str:
+    """The socket at which the containerd or CRI-O with this command line answers."""
+    flag = flag_value(words, "--address", "-a", "--listen").removeprefix("unix://")
+    return flag or str(engine(name).socket(file_of(name, words)))
+
+
+def offered(name: str, words: list[str]) -> Offered | None:
+    """What the daemon with this command line has by its own word; None where it does not answer."""
+    if name == "docker":
+        return docker_has(listens(words)[0])
+    try:
+        return cri.offered(address(name, words))
+    except (OSError, ValueError):
+        return None
 
 
 def not_to_reload(name: str, path: Path) -> str:
@@ -101,7 +142,7 @@ def take_effect(name: str, path: Path) -> bool:
 def asked(words: list[str]) -> str:
     """Where the dockerd with this command line answers; "" if it does not."""
     host = listens(words)[0]
-    return host if docker_runtimes(host) is not None else ""
+    return host if docker_has(host) else ""
 
 
 def goes_on(pid: int, start: int, host: str) -> None:
@@ -110,7 +151,7 @@ def goes_on(pid: int, start: int, host: str) -> None:
     time.sleep(SIGNAL_SECONDS)
     end = time.monotonic() + SECONDS
     while start_time(pid) == start:
-        if not host or docker_runtimes(host) is not None:
+        if not host or docker_has(host):
             return
         if time.monotonic() > end:
             raise OSError(f"dockerd ({pid}) does not answer any more")
@@ -131,9 +172,10 @@ def listens(words: list[str]) -> list[str]:
     """The socket, of those on this machine, at which the dockerd with this command line listens."""
     found = flag_values(words, "-H", "--host")
     try:
-        data = json.loads(Path(flag_value(words, "--config-file") or docker.FILE).read_text())
+        file = Path(flag_value(words, "--config-file") or docker.FILE)
+        data = docker.parse(file.read_text(), file)
         found += [host for host in data.get("hosts", []) if isinstance(host, str)]
-    except (OSError, ValueError, AttributeError, TypeError):
+    except (OSError, ValueError, AttributeError, TypeError, GhError):
         pass
     return [host for host in found if host.startswith("unix://")] or [SOCKET]
 
@@ -145,15 +187,23 @@ def docker_hosts() -> list[str]:
     return list(dict.fromkeys([*found, *([own] if own.startswith("unix://") else []), SOCKET]))
 
 
-def docker_runtimes(host: str) -> str | None:
-    """The runtimes of the dockerd that listens there, as JSON; None if it cannot be asked."""
-    command = ["docker", "--host", host, "info", "--format", "{{json .Runtimes}}"]
+def docker_has(host: str) -> Offered | None:
+    """What the dockerd that listens there has; None if it cannot be asked."""
+    command = [
+        "docker",
+        "--host",
+        host,
+        "info",
+        "--format",
+        '{"runtimes": {{json .Runtimes}}, "default": {{json .DefaultRuntime}}}',
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
+        said = json.loads(done.stdout)
+        # docker 26 ends with 0 and says null where no dockerd answers.
+        return Offered({name: each.get("path") or "" for name, each in said["runtimes"].items()}, said["default"] or "")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, subprocess.TimeoutExpired):
         return None
-    # docker 26 ends with 0 and says null where no dockerd answers.
-    return done.stdout if done.returncode == 0 and done.stdout.startswith("{") else None
 
 
 def started_before(pid: int, path: Path) -> bool:

@@ -2,9 +2,11 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from oci_hook.engines import json_text
-from oci_hook.engines.edits import NAME, Notes, Registration, Target
+from oci_hook.engines.edits import NAME, Notes, Registration, Target, Texts, text_at
+from oci_hook.engines.effective import Has
 from oci_hook.errors import GhError, refuse
 from oci_hook.observe.daemons import flag_value, flag_values, running
 
@@ -27,6 +29,8 @@ OTHER_FLAGS = {
     "node-generic-resources": ("--node-generic-resource",),
     "authorization-plugins": ("--authorization-plugin",),
 }
+BOM = "\ufeff"
+NULL = "null"  # of notes["runtimes"]: it was there, and was null
 RELOAD = ("docker", "reload")  # dockerd reads both keys again on SIGHUP; containers keep running
 
 
@@ -39,33 +43,51 @@ def target(path: Path, registration: Registration) -> Target:
         path,
         lambda text, notes: add(text, notes, registration, path),
         lambda text, notes: strip(text, notes, registration, path),
-        json_text.parse,
+        parse,
     )
+
+
+def has(registration: Registration, instead: Texts) -> Has:
+    path = registration.main(FILE)
+    text = text_at(path, instead) or ""
+    data = parse(text, path) if text.strip() else {}
+    ours = (data.get("runtimes") or {}).get(NAME)
+    default = data.get("default-runtime")
+    return Has((ours or {}).get("path") or "", default or "runc", ours and path, default and path)
 
 
 def place(registration: Registration) -> str:
     return "merge into /etc/docker/daemon.json"
 
 
+def parse(text: str, path: Path) -> dict[str, Any]:
+    """As dockerd reads it: from docker 23 on also with a byte order mark."""
+    return json_text.parse(text.removeprefix(BOM), path, json_text.as_go)
+
+
 def add(text: str | None, notes: Notes, registration: Registration, path: Path) -> str:
     if text is None or not text.strip():
         text = "{}\n"
-    data = json_text.parse(text, path)
-    runtimes = data.get("runtimes", {})
+    data = parse(text, path)
+    bom, text = BOM * text.startswith(BOM), text.removeprefix(BOM)
+    runtimes = {} if data.get("runtimes") is None else data["runtimes"]
     if not isinstance(runtimes, dict):
         raise refuse("GH-506", f'{path}: "runtimes" is not a JSON object; correct it first')
     there = runtimes.get(NAME)
     if there is not None:
         whose = there.get("path") if isinstance(there, dict) else there
         raise refuse("GH-508", f'{path}: "runtimes" already has {NAME}, which is {whose!r:.100}; remove it first')
-    notes["runtimes"] = "runtimes" in data
-    text = json_text.put(text, ("runtimes", NAME), {"path": registration.program})
+    notes["runtimes"] = NULL if data.get("runtimes", {}) is None else "runtimes" in data
+    ours = {"path": registration.program}
+    text = json_text.put(
+        text, *((("runtimes",), {NAME: ours}) if notes["runtimes"] == NULL else (("runtimes", NAME), ours))
+    )
     if registration.default or "default" in notes:
         refuse_flag(path)
         former = data.get("default-runtime")
         notes["default"] = former if former != NAME else None
         text = json_text.put(text, ("default-runtime",), NAME)
-    return text
+    return bom + text
 
 
 def refuse_flag(path: Path) -> None:
@@ -92,7 +114,7 @@ def not_to_reload(words: list[str], path: Path) -> str:
     if named:
         return f"its flags name the runtime {', '.join(named):.60}, which a reload would drop: move it to {path}"
     try:
-        data = json_text.parse(path.read_text(), path)
+        data = parse(path.read_text(), path)
     except (OSError, UnicodeDecodeError, GhError):
         return ""
     flags = {word.partition("=")[0] if word.startswith("--") else word[:2] for word in words}
@@ -104,12 +126,13 @@ def strip(text: str, notes: Notes, registration: Registration, path: Path) -> st
     """Works without notes too: a runtime of our name with our program is ours."""
     if not text.strip():
         return text
-    data = json_text.parse(text, path)
+    data = parse(text, path)
     runtimes = data.get("runtimes")
     if not isinstance(runtimes, dict) or not isinstance(runtimes.get(NAME), dict):
         return text
     if runtimes[NAME].get("path") != registration.program:
         return text
+    bom, text = BOM * text.startswith(BOM), text.removeprefix(BOM)
     if data.get("default-runtime") == NAME:
         former = notes.get("default")
         text = (
@@ -117,6 +140,9 @@ def strip(text: str, notes: Notes, registration: Registration, path: Path) -> st
             if former is None
             else json_text.put(text, ("default-runtime",), former)
         )
-    alone = len(runtimes) == 1 and not notes.get("runtimes")
-    text = json_text.take(text, ("runtimes",) if alone else ("runtimes", NAME))
-    return text if json_text.parse(text, path) or notes.get("file") else None
+    alone = len(runtimes) == 1 and notes.get("runtimes") in (None, False, NULL)
+    if alone and notes.get("runtimes") == NULL:
+        text = json_text.put(text, ("runtimes",), None)
+    else:
+        text = json_text.take(text, ("runtimes",) if alone else ("runtimes", NAME))
+    return bom + text if parse(text, path) or notes.get("file") else None

@@ -6,11 +6,13 @@ the former bytes; a file that nobody changed since is restored from there.
 """
 
 import difflib
+import errno
 import hashlib
 import json
 import os
+import re
 import stat
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,10 +29,13 @@ RECORD = "etc/engines.json"
 BACKUPS = "etc/before"
 LOCK = "/run/gpu-hook-engines.lock"  # only root can open it there, and so hold it forever
 MAX_SIZE = 4 << 20
+GENERATED = re.compile(r"(?i)\bdo not (?:edit|modify)\b")
 BEGIN = "# gpu-hook: begin (written by `gpu-hook install`, removed by `gpu-hook uninstall`)"
 END = "# gpu-hook: end"
 
 Notes = dict[str, Any]
+Texts = Mapping[Path, str | None]  # of files, instead of those on the disk; None: no such file
+NOTHING: Texts = {}
 
 
 @dataclass(frozen=True)
@@ -79,13 +84,15 @@ class Target:
 
 @dataclass
 class FileChange:
-    """A file's bytes now (`old`), without our lines (`before`) and after the change (`new`); None: no such file."""
+    """A file's bytes now (`old`), without our lines (`before`) and after the change (`new`); None: no such file. former: our lines
+    leave this file for another."""
 
     path: Path  # the file that is replaced, with symbolic links followed
     old: bytes | None
     before: bytes | None
     new: bytes | None
     notes: Notes = field(default_factory=dict)
+    former: bool = False
 
     @property
     def what(self) -> str:
@@ -188,6 +195,12 @@ def plan(target: Target, record: Record, engine: str, leaving: Collection[str] =
         before = None if stripped is None else stripped.encode()
     if leaving:
         return FileChange(path, old, before, before, notes)
+    if before is not None and (why := generated(before)):
+        raise refuse(
+            "GH-506",
+            f"{path} is generated ({why}) and would lose our lines; put those of `gpu-hook install --print --engine {engine}` where it"
+            " is generated from",
+        )
     # Of an earlier install's notes, only the choice to be the default runtime stays; add() makes the others again.
     notes = {"default": notes["default"]} if "default" in notes else {}
     notes["file"] = before is not None
@@ -195,6 +208,13 @@ def plan(target: Target, record: Record, engine: str, leaving: Collection[str] =
     if old is not None and old.strip() and target.parse(text_of(path, old), path) == target.parse(new, path):
         return FileChange(path, old, before, old, notes)  # equal as data: the administrator only reordered it
     return FileChange(path, old, before, new.encode(), notes)
+
+
+def generated(data: bytes) -> str:
+    """The words by which the head of a file says that a program writes it anew; "" if it does not."""
+    head = data[:2048].decode("utf-8", "replace")
+    comments = (line for line in head.splitlines() if line.lstrip().startswith("#"))
+    return next((found[0] for line in comments if (found := GENERATED.search(line))), "")
 
 
 def saved(record: Record, engine: str, path: Path, entry: dict[str, Any]) -> bytes | None:
@@ -214,11 +234,12 @@ def carry_out(changes: list[FileChange], record: Record, engine: str, remove: bo
     """Write planned changes, in order. Raises SettingsError GH-507; the files after the failed one are unchanged."""
     for change in changes:
         entry = record.entry(engine, change.path)
-        if not remove and (change.old != change.new or not entry):
+        leaves = remove or change.former
+        if not leaves and (change.old != change.new or not entry):
             record.keep(engine, change)
         if change.old != change.new:
             put_in_place(change)
-        if remove:
+        if leaves:
             record.forget(engine, change.path)
 
 
@@ -285,6 +306,15 @@ def text_of(path: Path, data: bytes) -> str:
         raise refuse("GH-506", f"{path}:{line}: byte {data[e.start]:#04x} is not UTF-8; correct it first") from None
 
 
+def text_at(path: Path, instead: Texts = NOTHING) -> str | None:
+    """The file's text; None if there is none. Raises SettingsError GH-506, GH-507."""
+    planned = Path(os.path.realpath(path))
+    if planned in instead:
+        return instead[planned]
+    real, data = read(path)
+    return None if data is None else text_of(real, data)
+
+
 def writable(path: Path) -> None:
     """Raises SettingsError GH-507 where this file cannot be replaced."""
     folder = next(folder for folder in path.parents if folder.exists())
@@ -295,38 +325,73 @@ def writable(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file in one step; owner and mode stay. Raises SettingsError GH-507."""
+    """Replace a file in one step; owner, mode, ACL and the other extended attributes stay. Raises SettingsError GH-507."""
     try:
         make_folder(path.parent)
         try:
-            st = os.stat(path)
-            write(path, data, stat.S_IMODE(st.st_mode), (st.st_uid, st.st_gid))
+            like = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
-            write(path, data, 0o644)
+            return write(path, data, 0o644)
+        try:
+            write(path, data, 0o600, like)
+        finally:
+            os.close(like)
     except OSError as e:
         raise refuse("GH-507", f"{path}: {e.strerror}; it is unchanged") from None
 
 
-def write(path: Path, data: bytes, mode: int, owner: tuple[int, int] | None = None) -> None:
+OF_CONTENTS = ("security.ima", "security.evm")  # the kernel makes them from what a file has in it
+
+
+def make_alike(fd: int, like: int) -> None:
+    """Give a new file the owner, mode and extended attributes (xattr(7); ACLs are such) of another, and no others, as a folder's
+    default ACL would. Raises OSError with the attribute that the file system or a security module refuses."""
+    st = os.fstat(like)
+    os.fchown(fd, st.st_uid, st.st_gid)
+    names = [name for name in attributes(like) if name not in OF_CONTENTS]
+    for name in attributes(fd):
+        if name not in names and not name.startswith("security."):
+            os.removexattr(fd, name)
+    os.fchmod(fd, stat.S_IMODE(st.st_mode))
+    there = attributes(fd)
+    for name in names:
+        value = os.getxattr(like, name)
+        try:
+            if name not in there or os.getxattr(fd, name) != value:
+                os.setxattr(fd, name, value)
+        except OSError as e:
+            raise OSError(e.errno, f"its attribute {name:.60} cannot be kept ({e.strerror})") from None
+
+
+def attributes(fd: int) -> list[str]:
+    try:
+        return os.listxattr(fd)
+    except OSError as e:
+        if e.errno != errno.ENOTSUP:
+            raise
+        return []  # of a file system that has none
+
+
+def write(path: Path, data: bytes, mode: int, like: int | None = None) -> None:
     """Write a temporary file and rename it. Some engines read every file of a drop-in directory, so the temporary file
     is made one directory above it, unless that cannot be written to or is another mount: no file is renamed from there."""
     temporary = f".{path.name}.gpu-hook-new"
     if path.parent.name.endswith(".d"):
         with suppress(OSError):
-            return _write(path.parent.parent / temporary, path, data, mode, owner)
-    _write(path.parent / temporary, path, data, mode, owner)
+            return _write(path.parent.parent / temporary, path, data, mode, like)
+    _write(path.parent / temporary, path, data, mode, like)
 
 
-def _write(temporary: Path, path: Path, data: bytes, mode: int, owner: tuple[int, int] | None) -> None:
+def _write(temporary: Path, path: Path, data: bytes, mode: int, like: int | None) -> None:
     temporary.unlink(missing_ok=True)  # left by an install that was killed; we hold the lock
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "wb") as f:
             f.write(data)
             f.flush()
-            if owner is not None:
-                os.fchown(fd, *owner)
             os.fchmod(fd, mode)
+            if like is not None:
+                make_alike(fd, like)
             os.fsync(fd)
         os.rename(temporary, path)
     except OSError:

@@ -1,6 +1,8 @@
-"""Inserts, replaces and removes single members of a JSON text; every other byte stays as it was written."""
+"""Inserts, replaces and removes single members of a JSON text; every other byte stays as it was written. Of members that are
+there twice, the last is meant."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,6 +10,7 @@ from oci_hook.errors import refuse
 
 _decoder = json.JSONDecoder()
 _WHITE = " \t\r\n"
+Pairs = list[tuple[str, Any]]
 
 
 class Member(NamedTuple):
@@ -17,10 +20,11 @@ class Member(NamedTuple):
     end: int  # after the value
 
 
-def parse(text: str, path: Path) -> dict[str, Any]:
-    """The object in the text. Raises SettingsError GH-506 with line and column."""
+def parse(text: str, path: Path, pairs: Callable[[Pairs], dict[str, Any]] | None = None) -> dict[str, Any]:
+    """The object in the text. pairs: makes an object of its members; None refuses those that are there twice. Raises SettingsError
+    GH-506 with line and column."""
     try:
-        data = json.loads(text, object_pairs_hook=_unique)
+        data = json.loads(text, object_pairs_hook=pairs or _unique)
     except json.JSONDecodeError as e:
         raise refuse("GH-506", f"{path}:{e.lineno}:{e.colno}: not JSON: {e.msg}; correct it first") from None
     except RecursionError:
@@ -32,7 +36,16 @@ def parse(text: str, path: Path) -> dict[str, Any]:
     return data
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def as_go(pairs: Pairs) -> dict[str, Any]:
+    """As Go reads members that are there twice (encoding/json): the last counts, to which an object adds those before."""
+    data: dict[str, Any] = {}
+    for key, value in pairs:
+        both = isinstance(value, dict) and isinstance(data.get(key), dict)
+        data[key] = {**data[key], **value} if both else value
+    return data
+
+
+def _unique(pairs: Pairs) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) != len(pairs):
         names = [key for key, _ in pairs]
@@ -46,7 +59,7 @@ def put(text: str, keys: tuple[str, ...], value: object) -> str:
     outer = ""  # the indentation of the object that `start` is in
     for depth, key in enumerate(keys):
         members, close = _members(text, start)
-        found = next((m for m in members if m.key == key), None)
+        found = next((m for m in reversed(members) if m.key == key), None)
         indent = _indent(text, start, members, outer)
         if found is None:
             for name in reversed(keys[depth + 1 :]):
@@ -62,9 +75,9 @@ def take(text: str, keys: tuple[str, ...]) -> str:
     """Remove the member at `keys`, which must exist."""
     start = _skip(text, 0)
     for key in keys[:-1]:
-        start = next(m.value for m in _members(text, start)[0] if m.key == key)
+        start = next(m.value for m in reversed(_members(text, start)[0]) if m.key == key)
     members, close = _members(text, start)
-    i = next(i for i, m in enumerate(members) if m.key == keys[-1])
+    i = max(i for i, m in enumerate(members) if m.key == keys[-1])
     if i > 0:
         return text[: members[i - 1].end] + text[members[i].end :]
     if len(members) > 1:

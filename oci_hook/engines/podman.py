@@ -2,10 +2,12 @@
 of the default runtime. podman has no daemon, so both are in effect for the next container."""
 
 from pathlib import Path
+from typing import Any
 
 from oci_hook.engines import drop_in, hooks_dir
-from oci_hook.engines.edits import NAME, Registration, Target, read, text_of, without_fences
-from oci_hook.engines.toml_text import get, parse, table_lines, value
+from oci_hook.engines.edits import NAME, NOTHING, Registration, Target, Texts
+from oci_hook.engines.effective import Has, last_word, said
+from oci_hook.engines.toml_text import get, table_lines, value
 
 PROGRAMS = ("podman",)
 MAIN = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf")
@@ -21,23 +23,49 @@ RELOAD = None
 
 def paths(registration: Registration) -> list[Path]:
     folders = configured_hooks(registration)
-    found = [registration.main(FILE), *hooks_dir.paths(registration.host(folders[-1] if folders else HOOKS))]
+    found = [where(registration), *hooks_dir.paths(registration.host(folders[-1] if folders else HOOKS))]
     precreate = folders[-1] if folders else PRECREATE_HOOKS
     if precreate not in (USUAL_HOOKS, HOOKS):
         found += hooks_dir.paths(registration.host(precreate), ("precreate",))
     return found
 
 
+def where(registration: Registration) -> Path:
+    """Our drop-in file: as the default runtime, behind each other that names one."""
+    if registration.config or not registration.default:
+        return registration.main(FILE)
+    return drop_in.last(registration.host(FILE), last_word(contents(registration, bare=True), ("engine", "runtime")))
+
+
+def contents(registration: Registration, instead: Texts = NOTHING, bare: bool = False) -> list[tuple[Path, Any]]:
+    """podman's files for root in the order in which it reads them, and their data."""
+    drop_ins = drop_in.listed(registration.host(DROP_INS), "containers.conf.d/*.conf", instead)
+    return drop_in.contents(drop_in.with_own((*map(registration.host, MAIN), *drop_ins), registration), instead, bare)
+
+
+def has(registration: Registration, instead: Texts) -> Has:
+    """podman takes the first program of a runtime that there is."""
+    program, default = ("engine", "runtimes", NAME), ("engine", "runtime")
+    found = contents(registration, instead)
+    named = said(found, program) or ()
+    there = [name for name in named if name == registration.program or registration.host(name).exists()]
+    return Has((there or [""])[0], said(found, default) or "crun", last_word(found, program), last_word(found, default))
+
+
+def moved(path: Path, registration: Registration) -> bool:
+    """True if our lines in this file belong to the podman for which we would write now."""
+    return path.suffix == ".json" or path.parent == registration.host(DROP_INS).resolve()
+
+
 def configured_hooks(registration: Registration) -> list[str] | None:
-    """The administrator's hooks_dir, outside of our lines, from the last file that sets it; None if podman's default
-    applies."""
-    found = None
-    for file in (*map(registration.host, MAIN), *sorted(registration.host(DROP_INS).glob("*.conf"))):
-        real, data = read(file)
-        if data is not None:
-            listed = get(parse(without_fences(text_of(real, data)), real), ("engine", "hooks_dir"))
-            if isinstance(listed, list) and all(isinstance(name, str) for name in listed):
-                found = listed
+    """The administrator's hooks_dir, outside of our lines; None if podman's default applies. A list that ends with
+    {append=true} adds to the one before."""
+    found: list[str] | None = None
+    for _, data in contents(registration, bare=True):
+        listed = get(data, ("engine", "hooks_dir"))
+        if isinstance(listed, list):
+            names = [name for name in listed if isinstance(name, str)]
+            found = [*(found or (USUAL_HOOKS,)), *names] if {"append": True} in listed else names
     return found
 
 

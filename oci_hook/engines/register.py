@@ -1,12 +1,14 @@
 """Registers an install with container engines, and unregisters it. All changes are planned before the first is made."""
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oci_hook.engines import NAMES, daemons, detect, engine
+from oci_hook.engines import NAMES, containerd_spec, daemons, detect, engine
 from oci_hook.engines.edits import (
+    NAME,
     FileChange,
     Record,
     Registration,
@@ -14,9 +16,12 @@ from oci_hook.engines.edits import (
     lock,
     plan,
     put_in_place,
+    read,
     reverted,
+    text_of,
     writable,
 )
+from oci_hook.engines.effective import Has
 from oci_hook.errors import GhError, refuse
 
 
@@ -25,7 +30,7 @@ class Result:
     """The changes made, or with dry_run planned, to one engine's files.
 
     command: makes the running engine read them; "" if it has read them. why: it is not a reload. restarted: this was done, and
-    it has read them. unused: why the engine was left alone.
+    it has read them. unused: why the engine was left alone. doubts: what a person should know.
     """
 
     engine: str
@@ -34,6 +39,7 @@ class Result:
     why: str = ""
     restarted: bool = False
     unused: str = ""
+    doubts: list[str] = field(default_factory=list)
 
     @property
     def changed(self) -> bool:
@@ -55,14 +61,64 @@ def register(
         record = Record(registration.prefix)
         results = []
         for name in names or detect.found(registration):
-            module = engine(name)
             if not names and (why := unused(name, record, registration)):
                 results.append(Result(name, [], unused=why))
                 continue
-            targets = [module.target(path, registration) for path in module.paths(registration)]
-            results.append(Result(name, [plan(target, record, name) for target in targets]))
+            changes = planned(name, registration, record)
+            results.append(Result(name, changes, doubts=doubts(name, changes, registration, record)))
         _finish(results, record, dry_run, restart, remove=False)
     return results
+
+
+def planned(name: str, registration: Registration, record: Record) -> list[FileChange]:
+    """What would register with this engine as it is now: changes of the files that take our lines, then of those that had them
+    and are not among these any more. Raises SettingsError GH-506 to GH-508."""
+    module = engine(name)
+    registration = replace(registration, default=registration.default or is_default(name, record, registration))
+    changes = [plan(module.target(path, registration), record, name) for path in module.paths(registration)]
+    if registration.config:
+        for change in changes:
+            change.notes["config"] = os.path.abspath(registration.config)
+    for path in map(Path, record.engines.get(name, {})):
+        gone = not path.exists() or hasattr(module, "moved") and module.moved(path, registration)
+        if gone and path not in [change.path for change in changes]:
+            change = plan(module.target(path, registration), record, name, (name,))
+            changes.append(replace(change, former=True))
+    return changes
+
+
+def is_default(name: str, record: Record, registration: Registration) -> bool:
+    """True if gpu-hook was made the engine's default runtime, by the record."""
+    files = record.engines.get(name, {})
+    if not hasattr(engine(name), "moved"):  # each file is another daemon's
+        files = {str(path): record.entry(name, path) for path, _ in map(read, engine(name).paths(registration))}
+    return any("default" in entry.get("notes", ()) for entry in files.values())
+
+
+def doubts(name: str, changes: list[FileChange], registration: Registration, record: Record) -> list[str]:
+    """What would keep the engine from having us after these changes, and what a person should know of them."""
+    module = engine(name)
+    if not hasattr(module, "has"):
+        return []
+    texts = {change.path: None if change.new is None else text_of(change.path, change.new) for change in changes}
+    has: Has = module.has(registration, texts)
+    found: list[str] = module.doubts(registration) if hasattr(module, "doubts") else []
+    main = changes[0].path
+    for pid, file in daemons.elsewhere(name, main):
+        found.append(f"no running {name} reads {main}: process {pid} reads {file} (--config {file})")
+    return [*lacks(has, registration, registration.default or is_default(name, record, registration)), *found]
+
+
+def lacks(has: Has, registration: Registration, default: bool) -> list[str]:
+    """What an engine has other than this install, in words."""
+    found = []
+    if not has.program:
+        found.append(f"{NAME} is not among its runtimes")
+    elif has.program not in (registration.program, str(containerd_spec.path(registration))):
+        found.append(f"its runtime {NAME} is {has.program}" + (f" by {has.program_by}" if has.program_by else ""))
+    if default and has.default != NAME:
+        found.append(f"its default runtime is {has.default}" + (f" by {has.default_by}" if has.default_by else ""))
+    return found
 
 
 def unused(name: str, record: Record, registration: Registration) -> str:

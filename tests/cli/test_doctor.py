@@ -23,7 +23,8 @@ from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.core.policy_page import policy_page
 from oci_hook.discovery import char_links, discover, driver_files
 from oci_hook.discovery.driver_files import DriverFiles
-from oci_hook.engines import daemons, edits
+from oci_hook.engines import containerd, daemons, edits
+from oci_hook.engines.cri import Offered
 from oci_hook.engines.doctor import node, registered
 from oci_hook.install import answer
 from oci_hook.ledger import inventory, store
@@ -103,7 +104,7 @@ def copy(source: Path, target: Path) -> None:
 def well(laid: tuple[Node, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     """A node on which all is well, whatever engines and agents this machine runs. Each test has its files anew."""
     monkeypatch.setattr(edits, "LOCK", str(tmp_path / "lock"))
-    monkeypatch.setattr(registered, "running", lambda program: iter(()))
+    monkeypatch.setattr(daemons, "running", lambda program: iter(()))
     monkeypatch.setattr(registered, "version", lambda program: None)
     monkeypatch.setattr(agent_check, "UNIT_FOLDERS", ())
     monkeypatch.setattr(agent_check.node_now, "ask", lambda settings: None)
@@ -384,35 +385,48 @@ def test_docker_without_annotations(well: Node, monkeypatch: pytest.MonkeyPatch)
 
 def test_daemons_that_have_not_read_their_files(well: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     words = {"dockerd": ["dockerd"], "containerd": ["containerd"]}
-    for module in (registered, daemons):
-        monkeypatch.setattr(module, "running", lambda program: iter([(os.getpid(), words[program])]))
+    monkeypatch.setattr(daemons, "running", lambda program: iter([(os.getpid(), words[program])]))
     monkeypatch.setattr(daemons, "SYSTEMD", "/")
     monkeypatch.setattr(daemons, "FOLDERS", {"docker": well.docker.parent, "containerd": well.containerd.parent})
-    runtimes = "{}"
-    monkeypatch.setattr(daemons, "docker_runtimes", lambda host: runtimes)
+    runtimes: dict[str, str] = {}
+    monkeypatch.setattr(daemons, "docker_has", lambda host: Offered(runtimes, "runc"))
+    monkeypatch.setattr(containerd, "socket", lambda file: "/nonexistent")
     os.utime(well.containerd, (4_000_000_000, 4_000_000_000))
     found = {f["check"]: f for f in well.wrong()}
     assert found["docker"]["fix"] == "systemctl reload docker" and "has not read" in found["docker"]["message"]
     assert found["containerd"]["fix"] == "systemctl restart containerd"
-    assert "was started before" in found["containerd"]["message"]
-    runtimes = '{"gpu-hook": {}}'
+    assert "has not read" in found["containerd"]["message"]
+    runtimes["gpu-hook"] = f"{well.prefix}/bin/gpu-hook-runtime"
     os.utime(well.containerd, (1, 1))
     assert well.wrong() == []
     os.utime(well.containerd, (4_000_000_000, 4_000_000_000))
-    for flag in (["--config", "/var/run/docker/containerd/containerd.toml"], ["-c", "/k3s.toml"], ["--config=/x"]):
-        words["containerd"][1:] = flag  # dockerd's own one, and that of k3s, read other files
-        assert well.wrong() == []
+    words["containerd"][1:] = ["--config", "/var/run/docker/containerd/containerd.toml"]  # dockerd's own one
+    assert well.wrong() == []
+    for flag in (["-c", "/k3s.toml"], ["--config=/k3s.toml"]):
+        words["containerd"][1:] = flag
+        (finding,) = well.wrong()
+        assert "reads /k3s.toml instead" in finding["message"]
+        assert (
+            finding["fix"].startswith("gpu-hook install --engine containerd ")
+            and "--config /k3s.toml" in finding["fix"]
+        )
     words["containerd"][1:] = ["--config", str(well.containerd)]
     assert [f["check"] for f in well.wrong()] == ["containerd"]
     os.utime(well.containerd, (1, 1))
     words["dockerd"] += ["--config-file", "/elsewhere.json"]
     (finding,) = well.wrong()
     assert "reads /elsewhere.json instead" in finding["message"]
-    assert finding["fix"].startswith("gpu-hook install --engine docker --config /elsewhere.json")
+    assert finding["fix"] == f"gpu-hook install --engine docker --prefix {well.prefix} --config /elsewhere.json"
 
 
 @pytest.mark.parametrize(
-    "answer, rc, known", (('{"runc":{}}', 0, True), ("null", 0, False), ("", 0, False), ("{}", 1, False))
+    "answer, rc, known",
+    (
+        ('{"runtimes": {"runc": {"path": "runc"}}, "default": "runc"}', 0, True),
+        ('{"runtimes": null, "default": null}', 0, False),
+        ("", 0, False),
+        ("{}", 1, False),
+    ),
 )
 def test_a_dockerd_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, rc: int, known: bool
@@ -422,21 +436,22 @@ def test_a_dockerd_that_does_not_answer(
     docker.write_text(f"#!/bin/sh\necho '{answer}'\nexit {rc}\n")
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert (daemons.docker_runtimes(daemons.SOCKET) is not None) == known
+    assert daemons.docker_has(daemons.SOCKET) == (Offered({"runc": "runc"}, "runc") if known else None)
 
 
 def test_docker_offers_what_was_uninstalled(well: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reload does not take the last runtime away: both commands say so, if dockerd can be asked."""
     answers = (
         (None, False),
-        ('{"runc":{}}', False),
-        ('{"gpu-hook":{},"runc":{}}', True),
-        ('{"gpu-hook":{"path":"/nonexistent/bin/gpu-hook-runtime"}}', True),
-        ('{"gpu-hook":{"path":"/usr/bin/dockerd"}}', False),  # another install's program, which is there
+        ({"runc": ""}, False),
+        ({"gpu-hook": "", "runc": ""}, True),
+        ({"gpu-hook": "/nonexistent/bin/gpu-hook-runtime"}, True),
+        ({"gpu-hook": "/usr/bin/dockerd"}, False),  # another install's program, which is there
     )
     (well.root / "usr/bin/dockerd").touch()
     for known, offered in answers:
-        monkeypatch.setattr(daemons, "docker_runtimes", lambda host, known=known: known)
+        has = None if known is None else Offered(known)
+        monkeypatch.setattr(daemons, "docker_has", lambda host, has=has: has)
         monkeypatch.setattr(daemons, "docker_hosts", lambda: [daemons.SOCKET])
         well.run("install", "--engine", "docker", "--host-root", str(well.root))
         said = well.run("uninstall", "--engine", "docker", "--host-root", str(well.root))
@@ -457,7 +472,9 @@ def test_another_dockerd_offers_what_was_uninstalled(
     socket, file, words = f"unix://{tmp_path}/socket", tmp_path / "own.json", ["dockerd"]
     program = tmp_path / "bin/docker"
     program.parent.mkdir()
-    program.write_text(f"""#!/bin/sh\n[ "$2" = {socket} ] || exit 1\necho '{{"gpu-hook":{{}}}}'\n""")
+    program.write_text(
+        f"""#!/bin/sh\n[ "$2" = {socket} ] || exit 1\necho '{{"runtimes":{{"gpu-hook":{{}}}},"default":"runc"}}'\n"""
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.delenv("DOCKER_HOST", raising=False)
@@ -469,8 +486,7 @@ def test_another_dockerd_offers_what_was_uninstalled(
     else:
         words += ["-H", "fd://", by + socket] if by.endswith("=") else ["-H", "fd://", by, socket]
     processes = [] if by == "DOCKER_HOST" else [(os.getpid(), words)]
-    for module in (registered, daemons):
-        monkeypatch.setattr(module, "running", lambda name: iter(processes if name == "dockerd" else []))
+    monkeypatch.setattr(daemons, "running", lambda name: iter(processes if name == "dockerd" else []))
     well.run("install", "--engine", "docker", "--host-root", str(well.root))
     said = well.run("uninstall", "--engine", "docker", "--host-root", str(well.root))
     told = f"the running dockerd at {socket} still offers the runtime gpu-hook, until it is restarted"
@@ -518,8 +534,9 @@ def test_cri_switched_off(well: Node) -> None:
         well.containerd.write_text(f"disabled_plugins = {before}\n{text}")
         (finding,) = well.wrong()
         assert finding["check"] == "containerd" and "disabled_plugins" in finding["message"]
-        subprocess.run(["sh", "-c", finding["fix"].partition(" && systemctl restart containerd")[0]], check=True)
-        assert well.containerd.read_text() == f"disabled_plugins = {after}\n{text}"
+        assert finding["fix"] == f"${{EDITOR:-vi}} {well.containerd} && systemctl restart containerd"
+        well.containerd.write_text(f"disabled_plugins = {after}\n{text}")
+        assert well.wrong() == []
         well.containerd.write_text(text)
 
 
@@ -750,7 +767,7 @@ def test_daemons_of_this_machine(tmp_path: Path) -> None:
     process = subprocess.Popen([program, "100"])
     try:
         # /proc shows a new program's name and words a moment after Popen returns
-        until(lambda: dict(registered.running("dockerd")).get(process.pid, [])[1:2] == ["100"])
+        until(lambda: dict(daemons.running("dockerd")).get(process.pid, [])[1:2] == ["100"])
         os.utime(before, (1, 1))
         after.touch()
         os.utime(after, (4_000_000_000, 4_000_000_000))
@@ -759,9 +776,9 @@ def test_daemons_of_this_machine(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
-    assert registered.flag_value(["dockerd", "--config-file", "/a"], "--config-file") == "/a"
-    assert registered.flag_value(["dockerd", "--config-file=/a"], "--config-file") == "/a"
-    assert registered.flag_value(["dockerd", "--config-files=/a", "--config-file"], "--config-file") == ""
+    assert daemons.flag_value(["dockerd", "--config-file", "/a"], "--config-file") == "/a"
+    assert daemons.flag_value(["dockerd", "--config-file=/a"], "--config-file") == "/a"
+    assert daemons.flag_value(["dockerd", "--config-files=/a", "--config-file"], "--config-file") == ""
 
 
 def test_an_agent_whose_process_is_not_seen(well: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,6 +147,27 @@ def test_restart_of_containerd_keeps_containers(containerd: Containerd) -> None:
     assert containerd.place.holders() == before
 
 
+def test_uninstall_names_what_would_not_start_again(containerd: Containerd) -> None:
+    """Pods by their handler, and containers of ctr and nerdctl by their program."""
+    place = containerd.place
+    containerd.pod({}, name="kept")
+    containerd.pod({}, handler="", name="other")
+    flags = ("--address", f"{containerd.dir}/sock", "--namespace", "lab")
+    assert place.hideout.run("ctr", *flags, "images", "import", str(place.archive)).returncode == 0
+    for name, more in (("mine", ("--runc-binary", place.program)), ("plain", ())):
+        done = place.hideout.run("ctr", *flags, "containers", "create", *more, IMAGE, name)
+        assert done.returncode == 0, done.stderr
+    try:
+        command = (place.hideout.python, "-m", "oci_hook", "uninstall", "--prefix", str(place.prefix))
+        done = place.hideout.run(*command, "--engine", "containerd", "--config", str(containerd.config))
+        said = done.stdout + done.stderr
+        assert "GH-511: " in said and "(containerd: lab/mine, pod default/kept)" in said, said
+    finally:
+        for name in ("mine", "plain"):
+            place.hideout.run("ctr", *flags, "containers", "delete", name)
+        place.hideout.run("ctr", *flags, "images", "rm", IMAGE, PAUSE)
+
+
 def test_ctr(containerd: Containerd) -> None:
     flags = ["--rm", "--runc-binary", containerd.place.program, "--runc-root", f"{containerd.dir}/ctr"]
     flags += ["--cgroup", f"/{containerd.place.cgroup}/ctr"]

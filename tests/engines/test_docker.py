@@ -206,6 +206,32 @@ def test_why_a_container_has_no_share(docker: Docker) -> None:
     assert "asks for a GPU" not in mounted and "its runtime is runc" in mounted
 
 
+def test_uninstall_names_what_would_not_start_again(docker: Docker) -> None:
+    """Containers that have ended, by name or since it was the default; forced, docker does not start them."""
+    hideout, place = docker.place.hideout, docker.place
+    config = ("--engine", "docker", "--config", str(docker.config))
+    for name, runtime in (("kept", "gpu-hook"), ("other", "runc")):
+        done = docker("create", f"--name={name}", f"--runtime={runtime}", "--network=none", IMAGE, "true")
+        assert done.returncode == 0, done.stderr
+    command = (hideout.python, "-m", "oci_hook", "uninstall", "--prefix", str(place.prefix))
+    for more in ((), config, ("--dry-run",)):
+        done = hideout.run(*command, *more)
+        assert done.returncode == 1 and "GH-511: " in done.stderr + done.stdout
+        assert "(docker: kept); remove them" in done.stderr + done.stdout
+    assert "gpu-hook" in docker.config.read_text()
+    assert "docker: will not start again: kept" in place.gpu_hook("uninstall", *config, "--force")
+    docker.stop()
+    docker.start()
+    said = docker("start", "kept").stderr
+    assert "nknown runtime specified gpu-hook" in said or "unknown or invalid runtime name: gpu-hook" in said, said
+    assert docker("start", "other").returncode == 0
+    place.gpu_hook("install", *config, "--restart")
+    assert docker("start", "kept").returncode == 0
+    docker.remove_all()
+    assert "will not start" not in place.gpu_hook("uninstall", *config)
+    place.gpu_hook("install", *config, "--restart")
+
+
 def test_reload_keeps_containers(docker: Docker) -> None:
     """What `install --restart` does to a running dockerd: SIGHUP, which also brings in a new default."""
     id = started(docker)
@@ -279,3 +305,40 @@ def test_a_file_that_contradicts_the_flags_is_not_reloaded(place: Place) -> None
         place.gpu_hook("uninstall", "--engine", "docker", "--config", str(docker.config))
     finally:
         docker.stop()
+
+
+def test_a_service_of_a_swarm_has_its_share(place: Place) -> None:
+    """Services name no runtime and pass no annotations: the default runtime, and mounts."""
+    docker = Docker(place, "swarm", ())
+    docker.config.write_text("{}\n")
+    place.gpu_hook("install", "--engine", "docker", "--config", str(docker.config), "--set-default")
+    place.hideout.run("ip", "link", "set", "lo", "up")
+    docker.start()
+    try:
+        assert docker("load", "--input", str(place.archive)).returncode == 0
+        done = docker("swarm", "init", "--advertise-addr=127.0.0.1", "--listen-addr=127.0.0.1")
+        assert done.returncode == 0, done.stderr
+        asked = [
+            f"type=bind,source=/dev/null,target=/run/gpu-hook/request/{word}" for word in ("devices=0", "memory=1Gi")
+        ]
+        mounts = [part for each in asked for part in ("--mount", each)]
+        flags = ("--detach", "--name=web", "--network=host", "--no-resolve-image", "--cap-add=MKNOD", *mounts)
+        done = docker("service", "create", *flags, IMAGE, "sh", "-c", f"exec 2>&1; {LOOK} sleep 1000")
+        assert done.returncode == 0, done.stderr
+        assert box.until(lambda: [g["pid"] for g in place.grants()] not in ([], [None]))
+        seen = ""
+
+        def told() -> bool:
+            nonlocal seen
+            seen = "".join(docker("logs", id).stdout for id in docker("ps", "-q").stdout.split())
+            return "nvidia0" in seen
+
+        assert box.until(told), seen
+        box.saw_its_share(seen, 1024)
+        assert docker("service", "rm", "web").returncode == 0
+        assert place.no_grants()
+    finally:
+        docker("swarm", "leave", "--force")
+        docker.remove_all()
+        docker.stop()
+        place.gpu_hook("uninstall", "--engine", "docker", "--config", str(docker.config))

@@ -138,6 +138,22 @@ def test_names(podman: Podman, runtime: str, more: tuple[str, ...]) -> None:
     assert [c["name"] for c in place.grants()] == ["tuner"]
 
 
+def test_uninstall_names_what_would_not_start_again(podman: Podman) -> None:
+    place = podman.place
+    done = podman("create", "--name=kept", *podman.where, IMAGE, "true", flags=("--runtime=gpu-hook",))
+    assert done.returncode == 0, done.stderr
+    assert podman("create", "--name=other", *podman.where, IMAGE, "true", flags=(RUNC,)).returncode == 0
+    place.hideout.run("mkdir", "-p", "/etc/containers")
+    storage = f'[storage]\ndriver = "overlay"\ngraphroot = "{place.dir}/root"\nrunroot = "{place.dir}/runroot"\n'
+    place.hideout.run("sh", "-c", f"printf '{storage}' >/etc/containers/storage.conf")
+    command = (place.hideout.python, "-m", "oci_hook", "uninstall", "--prefix", str(place.prefix))
+    done = place.hideout.run(*command, "--engine", "podman")
+    assert "GH-511: " in done.stdout + done.stderr and "(podman: kept)" in done.stdout + done.stderr
+    assert podman("rm", "kept").returncode == 0
+    assert "will not start" not in place.gpu_hook("uninstall", "--engine", "podman")
+    place.gpu_hook("install", "--engine", "podman")
+
+
 def test_set_default(podman: Podman) -> None:
     place = podman.place
     place.gpu_hook("install", "--engine", "podman", "--set-default")

@@ -1,11 +1,13 @@
 """Registering with engines: what is written, that it is idempotent, and that unregistering restores every byte."""
 
+import errno
 import itertools
 import json
 import multiprocessing
 import os
 import re
 import stat
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,20 +180,29 @@ def test_dry_run_changes_nothing_and_shows_everything(host: Host) -> None:
         '{\n\t"debug": true,\n\t"runtimes": {\n\t\t"x": {"path": "/x"}\n\t}\n}',
         '{ "a" : [1, {"b": "}"}] , "runtimes" : {"x":{"path":"/x"}} }',
         '{\n  "default-runtime": "x",\n  "runtimes": {"x": {"path": "/x"}}\n}\n',
+        '\ufeff{"debug": true}\n',
+        '{"runtimes": null, "debug": true}',
+        '{"runtimes": {"x": {"path": "/x"}}, "debug": true, "runtimes": {"y": {"path": "/y"}}}',
+        '{"default-runtime": "y", "default-runtime": "x", "runtimes": {"x": {"path": "/x"}, "x": {"path": "/z"}}}',
     ),
 )
 @pytest.mark.parametrize("default", (False, True))
 def test_docker_gets_a_runtime_and_keeps_the_rest(host: Host, text: str, default: bool) -> None:
     path = host.file("etc/docker/daemon.json", text)
     host.install("docker", default=default)
-    data = json.loads(path.read_text())
-    was = json.loads(text or "{}") if text.strip() else {}
-    assert data["runtimes"] == {**was.get("runtimes", {}), "gpu-hook": {"path": host.program}}
+    data = docker.parse(path.read_text(), path)
+    was = docker.parse(text, path) if text.strip() else {}
+    assert data["runtimes"] == {**(was.get("runtimes") or {}), "gpu-hook": {"path": host.program}}
     assert data.get("default-runtime") == ("gpu-hook" if default else was.get("default-runtime"))
     kept = {"runtimes", "default-runtime"}
     assert {k: v for k, v in data.items() if k not in kept} == {k: v for k, v in was.items() if k not in kept}
     host.uninstall("docker")
     assert path.read_text() == text
+    if text.strip() not in ("", "{}", "{\n}"):
+        host.install("docker", default=default)
+        path.write_text(path.read_text() + "\n")  # so that the backup does not count
+        host.uninstall("docker")
+        assert path.read_text() == text + "\n"
 
 
 def test_docker_writes_as_the_file_is_written(host: Host) -> None:
@@ -245,6 +256,61 @@ def test_docker_default_runtime_of_the_administrator_stays(host: Host) -> None:
     path.write_text(path.read_text().replace('"default-runtime": "gpu-hook"', '"default-runtime": "y"'))
     host.uninstall("docker")
     assert json.loads(path.read_text()) == {"default-runtime": "y"}
+
+
+def acl(*entries: tuple[int, int, int]) -> bytes:
+    """An ACL of these (tag, permissions, id) as the kernel stores it (uapi/linux/posix_acl_xattr.h)."""
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "name, engine", [("etc/docker/daemon.json", "docker"), ("etc/containers/containers.conf.d/x.conf", "podman")]
+)
+def test_acls_and_attributes_stay(host: Host, name: str, engine: str) -> None:
+    """A user who may write by an ACL may write afterwards, the owning group may not, and neither by the folder's own ACL."""
+    text = "{}\n" if engine == "docker" else "# of this site\n"
+    path, anybody = host.file(name, text), 0xFFFFFFFF
+    kept = {
+        "system.posix_acl_access": acl(
+            (1, 6, anybody), (2, 6, 1000), (4, 0, anybody), (16, 6, anybody), (32, 0, anybody)
+        ),
+        "user.note": b"of this site",
+        "trusted.note": b"",
+    }
+    default = acl((1, 7, anybody), (2, 7, 1001), (4, 7, anybody), (16, 7, anybody), (32, 7, anybody))
+    os.setxattr(path.parent, "system.posix_acl_default", default)
+    for key, value in kept.items():
+        os.setxattr(path, key, value)
+    os.chown(path, 1002, 1003)
+    mode = path.stat().st_mode
+
+    def attributes() -> dict[str, bytes]:
+        return {key: os.getxattr(path, key) for key in os.listxattr(path) if not key.startswith("security.")}
+
+    for step in (host.install, host.uninstall):
+        step(engine, config=str(path))
+        st = path.stat()
+        assert attributes() == kept and (st.st_mode, st.st_uid, st.st_gid) == (mode, 1002, 1003), step
+    assert path.read_text() == text
+
+
+@pytest.mark.root
+def test_an_attribute_that_cannot_be_kept_changes_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = host.file("etc/docker/daemon.json", "{}\n")
+    os.setxattr(path, "user.note", b"x")
+    setxattr = os.setxattr
+
+    def refused(*args: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "setxattr", refused)
+    with pytest.raises(
+        SettingsError, match=r"GH-507: .*its attribute user.note cannot be kept \(Operation not permitted\); it is unch"
+    ):
+        host.install("docker")
+    monkeypatch.setattr(os, "setxattr", setxattr)
+    assert path.read_text() == "{}\n" and os.listdir(path.parent) == ["daemon.json"]
 
 
 # containerd
@@ -322,6 +388,114 @@ def test_containerd_1_changes_the_import_that_counts(host: Host) -> None:
     host.install("containerd")
     assert root.read_text() == before
     assert handler(drop_in)["options"]["SystemdCgroup"] is False
+
+
+OTHER = f'version = 2\n[plugins."{CRI[1]}"]\n  sandbox_image = "registry.example/pause:3.10"\n'
+
+
+def test_containerd_1_decides_anew_where_its_lines_count(host: Host) -> None:
+    """As files of other tools come and go, a second install moves our lines, and leaves none behind."""
+    root = host.file("etc/containerd/config.toml", 'imports = ["/etc/containerd/conf.d/*.toml"]\n' + DEBIAN)
+    before = host.tree()
+    host.install("containerd")
+    later = host.file("etc/containerd/conf.d/99-other.toml", OTHER)
+    host.install("containerd")
+    assert handler(later)["options"]["BinaryName"] == host.program and "gpu-hook" not in root.read_text()
+    later.unlink()
+    host.install("containerd")
+    assert handler(root)["options"] == {"BinaryName": host.program, "SystemdCgroup": True} and not later.exists()
+    later.parent.rmdir()
+    host.uninstall("containerd")
+    assert host.tree() == before and not (host.prefix / "etc/engines.json").exists()
+
+
+EKS = """version = {version}
+[plugins."{plugin}".containerd]
+  default_runtime_name = "nvidia"
+[plugins."{plugin}".containerd.runtimes.nvidia]
+  runtime_type = "io.containerd.runc.v2"
+  base_runtime_spec = "/etc/containerd/base-runtime-spec.json"
+  [plugins."{plugin}".containerd.runtimes.nvidia.options]
+    binaryName = "/usr/bin/nvidia-container-runtime"
+    SystemdCgroup = {systemd}
+"""
+RUNC = """[plugins."{plugin}".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+  [plugins."{plugin}".containerd.runtimes.runc.options]
+    SystemdCgroup = {systemd}
+"""
+
+
+@pytest.mark.parametrize("version", (2, 3))
+@pytest.mark.parametrize("default, other", (("true", None), ("true", "false"), ("false", "true"), ("false", "false")))
+def test_containerd_handler_is_like_the_nodes_default(
+    host: Host, version: int, default: str, other: str | None
+) -> None:
+    keys = containerd.PLUGIN[version]
+    text = EKS.format(version=version, plugin=keys[1], systemd=default)
+    text += RUNC.format(plugin=keys[1], systemd=other) if other else ""
+    path = host.file("etc/containerd/config.toml", text)
+    (result,) = host.install("containerd")
+    ours = handler(path, *keys, "containerd")
+    assert ours["base_runtime_spec"] == "/etc/containerd/base-runtime-spec.json"
+    assert ours["options"] == {"BinaryName": host.program, "SystemdCgroup": "true" in (default, other)}
+    assert any("SystemdCgroup of nvidia, the default, and of runc differ" in doubt for doubt in result.doubts) == (
+        other not in (None, default)
+    )
+    assert not host.install("containerd")[0].changed
+    host.uninstall("containerd")
+    assert path.read_text() == text
+
+
+NAMES_THE_DEFAULT = {
+    "podman": ("etc/containers/containers.conf.d/nvidia.conf", '[engine]\nruntime = "nvidia"\n'),
+    "crio": ("etc/crio/crio.conf.d/99-nvidia.conf", '[crio.runtime]\ndefault_runtime = "nvidia"\n'),
+    "containerd": (
+        "etc/containerd/conf.d/99-nvidia.toml",
+        EKS.format(version=3, plugin=containerd.PLUGIN[3][1], systemd="true"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMES_THE_DEFAULT)
+def test_a_default_is_not_overruled_by_a_later_file(host: Host, name: str) -> None:
+    host.file("etc/containerd/config.toml", 'version = 3\nimports = ["conf.d/*.toml"]\n')
+    before = host.tree()
+    host.install(name, default=True)
+    path, text = NAMES_THE_DEFAULT[name]
+    other = host.file(path, text)
+    module = register.engine(name)
+    assert module.has(host.registration(), {}).default == "nvidia"
+    (result,) = host.install(name)
+    has = module.has(host.registration(), {})
+    assert (has.default, has.program, result.doubts) == ("gpu-hook", host.program, [])
+    assert len([p for p in other.parent.iterdir() if "gpu-hook" in p.name]) == 1 and other.read_text() == text
+    assert not host.install(name)[0].changed
+    host.uninstall(name)
+    other.unlink()
+    if other.parent not in [host.root / name for name in before]:
+        other.parent.rmdir()
+    assert {k: v for k, v in host.tree().items() if k in before} == before
+    assert not [path for path in host.root.rglob("*gpu-hook*")]
+
+
+def test_a_file_whose_runtime_is_another_is_said(host: Host) -> None:
+    """The administrator's later word stays, and install says that it is the last."""
+    later = host.file("etc/containers/containers.conf.d/zz.conf", '[engine.runtimes]\ngpu-hook = ["/usr/sbin/runc"]\n')
+    (result,) = host.install("podman")
+    assert result.doubts == [f"its runtime gpu-hook is /usr/sbin/runc by {later}"]
+
+
+@pytest.mark.parametrize(
+    "words", ("# File generated by k3s. DO NOT EDIT. Use config.toml.tmpl", "# Do not modify this file")
+)
+def test_a_generated_file_is_left_alone(host: Host, words: str) -> None:
+    path = host.file("etc/containerd/config.toml", f"{words}\n{DEBIAN}")
+    with pytest.raises(
+        SettingsError, match=r"GH-506: .* is generated \((?i:do not) (?i:edit|modify)\).*--print --engine containerd"
+    ):
+        host.install("containerd")
+    assert path.read_text() == f"{words}\n{DEBIAN}"
 
 
 def test_containerd_imports_of_imports(host: Host) -> None:
@@ -530,7 +704,6 @@ def test_a_drop_in_with_the_administrators_lines(host: Host, engine: str, file: 
     "name, engine, text, where",
     (
         ("etc/docker/daemon.json", "docker", '{\n  "debug": true,\n}\n', ":3:1: not JSON"),
-        ("etc/docker/daemon.json", "docker", '{"runtimes": {},\n "runtimes": {}}', "'runtimes' appears twice"),
         ("etc/docker/daemon.json", "docker", "[]", ":1:1: not a JSON object"),
         ("etc/docker/daemon.json", "docker", '{"runtimes": []}', "not a JSON object"),
         ("etc/docker/daemon.json", "docker", "[" * 100_000, "nested"),

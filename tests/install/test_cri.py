@@ -53,38 +53,42 @@ def engine(tmp_path: Path) -> Iterator[Any]:
 
 
 def containerd(*names: str, padding: int = 0) -> bytes:
-    config = {"containerd": {"runtimes": {name: {} for name in names}, "more": "x" * padding}}
+    runtimes = {name: {"options": {"BinaryName": f"/{name}"}} for name in names}
+    config = {"containerd": {"runtimes": {**runtimes, "none": {}}, "defaultRuntimeName": "runc", "more": "x" * padding}}
     return CONDITIONS + info("golang", "go1.19") + info("config", json.dumps(config))
 
 
 @pytest.mark.parametrize("service", ["runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService"])
 def test_containerd_tells_its_configuration(engine: Any, service: str) -> None:
-    assert cri.handlers(engine(service, containerd("runc", "gpu-hook"))) == {"runc", "gpu-hook"}
+    assert cri.offered(engine(service, containerd("runc", "gpu-hook"))) == cri.Offered(
+        {"runc": "/runc", "gpu-hook": "/gpu-hook", "none": ""}, "runc"
+    )
 
 
 def test_an_answer_of_many_frames(engine: Any) -> None:
     answer = containerd("gpu-hook", padding=300_000)
-    assert cri.handlers(engine("runtime.v1.RuntimeService", answer)) == {"gpu-hook"}
+    said = cri.offered(engine("runtime.v1.RuntimeService", answer))
+    assert said is not None and said.runtimes["gpu-hook"] == "/gpu-hook"
 
 
 def test_new_engines_list_their_handlers(engine: Any) -> None:
     answer = CONDITIONS + field(3, field(1, b"gpu-hook") + field(2, b"\x08\x01")) + field(3, b"")
-    assert cri.handlers(engine("runtime.v1.RuntimeService", answer)) == {"gpu-hook"}
+    assert cri.offered(engine("runtime.v1.RuntimeService", answer)) == cri.Offered({"gpu-hook": ""}, "")
 
 
 @pytest.mark.parametrize("more", [b"", info("config", "no JSON"), info("config", "[]")])
 def test_an_engine_that_does_not_tell(engine: Any, more: bytes) -> None:
-    assert cri.handlers(engine("runtime.v1.RuntimeService", CONDITIONS + more)) is None
+    assert cri.offered(engine("runtime.v1.RuntimeService", CONDITIONS + more)) is None
 
 
 def test_a_server_of_something_else(engine: Any) -> None:
     with pytest.raises(ValueError, match="does not serve"):
-        cri.handlers(engine("other.Service", b""))
+        cri.offered(engine("other.Service", b""))
 
 
 def test_no_engine(tmp_path: Path) -> None:
     with pytest.raises(OSError):
-        cri.handlers(str(tmp_path / "none"))
+        cri.offered(str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0\x05\0\x01\0\0\0\x01\x01\0\0\0\0"])
@@ -103,7 +107,7 @@ def test_no_grpc(tmp_path: Path, said: bytes) -> None:
         thread = threading.Thread(target=once)
         thread.start()
         with pytest.raises((ValueError, OSError)):
-            cri.call(path, cri.METHODS[0], cri.VERBOSE)
+            cri.call(path, f"/{cri.SERVICES[0]}/Status", cri.VERBOSE)
         thread.join()
 
 

@@ -1,6 +1,5 @@
 """For each engine on this machine: whether this install is registered completely and the engine has read that."""
 
-import json
 import os
 import re
 import shlex
@@ -8,15 +7,14 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from oci_hook.config.settings import Settings
-from oci_hook.engines import containerd, daemons, detect, engine, json_text, toml_text
+from oci_hook.engines import containerd, containerd_spec, daemons, detect, engine, toml_text
 from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, WARN, CheckResult
-from oci_hook.engines.edits import NAME, FileChange, Record, Registration, annotation_patterns, plan, pod_patterns, read
-from oci_hook.engines.register import unused
+from oci_hook.engines.edits import NAME, FileChange, Record, Registration, annotation_patterns, pod_patterns, read
+from oci_hook.engines.effective import Has
+from oci_hook.engines.register import is_default, lacks, planned, unused
 from oci_hook.errors import GhError
-from oci_hook.observe.daemons import flag_value, running
 from oci_hook.oci import nvidia_hooks
 
 ANNOTATIONS_SINCE = 24  # docker run --annotation
@@ -35,7 +33,8 @@ def check_engines(registration: Registration, option: str, settings: Settings | 
         except GhError as e:
             for problem in e.problems:
                 message = str(problem).partition(": ")[2]
-                yield CheckResult(name, FAIL, message, problem.code, edit(message))
+                named = re.search(r"`(gpu-hook [^`]+)`", message)
+                yield CheckResult(name, FAIL, message, problem.code, named[1] if named else edit(message))
 
 
 def edit(message: str) -> str:
@@ -50,41 +49,83 @@ def check_engine(
     if why := unused(name, record, registration):
         yield CheckResult(name, NOTE, f"gpu-hook is not registered: {why}")
         return
+    configs = configurations(name, record, registration)
+    for config in configs:
+        fix = f"gpu-hook install --engine {name}{option}" + (f" --config {shlex.quote(config)}" if config else "")
+        yield from check_registration(name, replace(registration, config=config), record, fix, configs)
+        if name == "docker":
+            yield from docker_age(settings)
+
+
+def configurations(name: str, record: Record, registration: Registration) -> list[str | None]:
+    """What `install --config` was given, each time; None for the usual file."""
+    files = {Path(path): entry["notes"] for path, entry in record.engines.get(name, {}).items()}
+    if name != "docker":
+        return list(dict.fromkeys(notes.get("config") for notes in files.values())) or [None]
+    usual = {read(path)[0] for path in engine(name).paths(registration)}
+    return [None if path in usual else str(path) for path in files] or [None]
+
+
+def check_registration(
+    name: str, registration: Registration, record: Record, fix: str, configs: list[str | None]
+) -> Iterator[CheckResult]:
+    """Compares what the engine has with what a new install would give it, first in its files, then in its daemons."""
     module = engine(name)
-    fix = f"gpu-hook install --engine {name}{option}"
-    recorded = [Path(path) for path in record.engines.get(name, {})]
-    paths = list(dict.fromkeys([*recorded, *([] if recorded else module.paths(registration))]))
-    if (own := own_file(name, recorded, registration)) is not None:
-        registration = replace(registration, config=str(own))
-        fix += f" --config {own}"
-    changes = [plan(module.target(path, registration), record, name) for path in paths]
+    changes = planned(name, registration, record)
+    places = [change for change in changes if not change.former]
     if all(change.old == change.before for change in changes):
-        state = WARN if recorded else NOTE
+        recorded = name in record.engines
         lost = "was registered, but its lines are gone from the configuration" if recorded else "is not registered"
-        yield CheckResult(name, state, f"gpu-hook {lost}", "GH-510" if recorded else "", fix)
+        yield CheckResult(name, WARN if recorded else NOTE, f"gpu-hook {lost}", "GH-510" if recorded else "", fix)
         if name == "docker":
             yield from still_offered(registration)
         return
-    incomplete = [change for change in changes if change.old != change.new and not migrated(name, change)]
+    default = is_default(name, record, registration)
+    has = module.has(registration, {})
+    incomplete = [change for change in places if change.old != change.new and not migrated(name, change)]
     for change in incomplete:
         yield CheckResult(name, FAIL, f"{change.path}: {missing(name, change)}", "GH-510", fix)
-    if not incomplete:
-        yield CheckResult(name, OK, f"registered in {', '.join(str(change.path) for change in changes[:1])}")
-    if name in OF_ENGINE:
-        yield from OF_ENGINE[name](changes[0], settings, option)
-    yield from not_restarted(name, changes[0])
-    for folder in sorted({change.path.parent for change in changes[1:]}):
+    wrong = lacks(has, registration, default)
+    for what in wrong if not incomplete else ():  # which no install would change
+        by = has.default_by if "default" in what else has.program_by
+        yield CheckResult(name, WARN, what, "GH-510", by_hand(by, name) if by else fix)
+    if not incomplete and not wrong:
+        yield CheckResult(name, OK, f"registered in {places[0].path}")
+    for what in module.doubts(registration) if hasattr(module, "doubts") else ():
+        yield CheckResult(name, NOTE, what)
+    yield from nvidia_default(name, has)
+    if name == "containerd":
+        yield from disabled(places[0])
+    yield from running_daemons(name, registration, places[0].path, default, fix, configs)
+    for folder in sorted({change.path.parent for change in places[1:]}):
         yield from rival_hooks(name, folder)
 
 
-def own_file(name: str, recorded: list[Path], registration: Registration) -> Path | None:
-    """The file that `install --config` was given; None if it registered in the usual file or its drop-in."""
-    if name != "docker":
-        recorded = [path for path in recorded if path.suffix != ".json"]  # hooks, and containerd's spec
-    if len(recorded) != 1:
-        return None
-    usual = {read(path)[0] for path in engine(name).paths(registration)}
-    return None if recorded[0] in usual else recorded[0]
+def running_daemons(
+    name: str, registration: Registration, path: Path, default: bool, fix: str, configs: list[str | None]
+) -> Iterator[CheckResult]:
+    """Asks the daemons that read this file what they have; says so where all of them read one that we are not in."""
+    if engine(name).RELOAD is None:
+        return
+    for pid, file in daemons.elsewhere(name, path):
+        other = f"{fix.partition(' --config ')[0]} --config {shlex.quote(file)}"
+        message = f"the running {engine(name).PROGRAMS[0]} ({pid}) reads {file} instead of {path}"
+        if file not in configs:
+            yield CheckResult(name, WARN, message, "GH-510", other)
+    command, why = daemons.command(name, path), daemons.not_to_reload(name, path)
+    late = daemons.stale(name, path)
+    for pid, words in daemons.readers(name, path):
+        offered = daemons.offered(name, words)
+        if pid in late:
+            message = f"process {pid} has not read {path} since it was changed" + (
+                f"; no reload, since {why}" if why else ""
+            )
+            yield CheckResult(name, WARN, message, "GH-510", command)
+        elif offered is not None:
+            by_hooks = name == "containerd" and containerd_spec.is_used(registration)
+            program = (not by_hooks and offered.runtimes.get(NAME)) or registration.program
+            for what in lacks(Has(program, offered.default or NAME), registration, default):
+                yield CheckResult(name, WARN, f"process {pid}, as it runs: {what}", "GH-510", command)
 
 
 def migrated(name: str, change: FileChange) -> bool:
@@ -98,6 +139,8 @@ def missing(name: str, change: FileChange) -> str:
     """The difference in words for users, instead of a diff."""
     if change.old is None:
         return "is missing"
+    if change.old == change.before:
+        return "has no lines of gpu-hook, and is the file that counts"
     if name == "containerd":
         for handler in containerd.handlers(toml_text.parse(change.old.decode(), change.path)):
             for key, wanted in (("pod_annotations", pod_patterns()), ("container_annotations", annotation_patterns())):
@@ -108,10 +151,7 @@ def missing(name: str, change: FileChange) -> str:
     return "differs from the lines that this install writes"
 
 
-def docker_findings(change: FileChange, settings: Settings | None, option: str) -> Iterator[CheckResult]:
-    text = (change.old or b"").decode("utf-8", "replace")
-    data = json_text.parse(text, change.path) if text.strip() else {}
-    yield from nvidia_default("docker", data.get("default-runtime"), change.path)
+def docker_age(settings: Settings | None) -> Iterator[CheckResult]:
     major = version("dockerd")
     if major and major < ANNOTATIONS_SINCE and settings is not None and not settings.rules.trust_env:
         message = (
@@ -119,51 +159,26 @@ def docker_findings(change: FileChange, settings: Settings | None, option: str) 
             " by -e if the setting `trust_env: true` trusts all images"
         )
         yield CheckResult("docker", NOTE, message)
-    for pid, words in running("dockerd"):
-        file = flag_value(words, "--config-file")
-        if file and os.path.realpath(file) != str(change.path):
-            fix = f"gpu-hook install --engine docker --config {file}{option}"
-            yield CheckResult("docker", WARN, f"the running dockerd ({pid}) reads {file} instead", "GH-510", fix)
-    for pid in daemons.stale("docker", change.path):
-        why = daemons.not_to_reload("docker", change.path)
-        message = f"the running dockerd ({pid}) has not read {change.path}" + (
-            f"; no reload, since {why}" if why else ""
-        )
-        yield CheckResult("docker", WARN, message, "GH-510", daemons.command("docker", change.path))
 
 
 def still_offered(registration: Registration) -> Iterator[CheckResult]:
     """A dockerd that was told of us once: a reload does not take the last entry of `runtimes` away."""
     for host in daemons.docker_hosts():
-        offered = json.loads(daemons.docker_runtimes(host) or "{}").get(NAME)
-        program = (offered or {}).get("path") or registration.program
-        if offered is not None and (program == registration.program or not os.path.exists(registration.host(program))):
+        has = daemons.docker_has(host)
+        if has is None or NAME not in has.runtimes:
+            continue
+        program = has.runtimes[NAME] or registration.program
+        if program == registration.program or not os.path.exists(registration.host(program)):
             where, fix = ("", "systemctl restart docker") if host == daemons.SOCKET else (f" at {host}", "")
             message = f"the running dockerd{where} still offers the runtime {NAME}, until it is restarted"
             yield CheckResult("docker", WARN, message, "GH-510", fix)
 
 
-def containerd_findings(change: FileChange, settings: Settings | None, option: str) -> Iterator[CheckResult]:
+def disabled(change: FileChange) -> Iterator[CheckResult]:
     data = toml_text.parse((change.old or b"").decode("utf-8", "replace"), change.path)
     for plugin in containerd.disabled(data):
         message = f"{change.path}: disabled_plugins has {plugin}, so containerd serves no kubelet"
-        fix = f"""sed -i '/^disabled_plugins/s/"{plugin}",\\? *//' {change.path} && systemctl restart containerd"""
-        yield CheckResult("containerd", WARN, message, "GH-510", fix)
-    for table in containerd.PLUGIN.values():
-        default = toml_text.get(data, (*table, "containerd", "default_runtime_name"))
-        yield from nvidia_default("containerd", default, change.path)
-
-
-OF_ENGINE = {"docker": docker_findings, "containerd": containerd_findings}
-
-
-def not_restarted(name: str, change: FileChange) -> Iterator[CheckResult]:
-    """containerd and CRI-O that were started before the last change: they read their files only then."""
-    if name == "docker":
-        return
-    for pid in daemons.stale(name, change.path):
-        message = f"process {pid} was started before {change.path} was changed and has not read it"
-        yield CheckResult(name, WARN, message, "GH-510", daemons.command(name, change.path))
+        yield CheckResult("containerd", WARN, message, "GH-510", by_hand(change.path, "containerd"))
 
 
 def rival_hooks(name: str, folder: Path) -> Iterator[CheckResult]:
@@ -173,10 +188,15 @@ def rival_hooks(name: str, folder: Path) -> Iterator[CheckResult]:
             yield CheckResult(name, NOTE, message, "", f"mv {other} {other}.off")
 
 
-def nvidia_default(name: str, runtime: Any, path: Path) -> Iterator[CheckResult]:
-    if isinstance(runtime, str) and "nvidia" in runtime:
-        message = f"the default runtime is {runtime}: an image's own NVIDIA_VISIBLE_DEVICES gives it every GPU"
-        yield CheckResult(name, WARN, message, "GH-403", f"{EDIT} {path} && systemctl restart {name}")
+def by_hand(path: Path, name: str) -> str:
+    """The fix for a setting of others' that only a person can change."""
+    return f"{EDIT} {shlex.quote(str(path))}" + (f" && systemctl restart {name}" if engine(name).RELOAD else "")
+
+
+def nvidia_default(name: str, has: Has) -> Iterator[CheckResult]:
+    if "nvidia" in has.default and has.default_by is not None:
+        message = f"the default runtime is {has.default}: an image's own NVIDIA_VISIBLE_DEVICES gives it every GPU"
+        yield CheckResult(name, WARN, message, "GH-403", by_hand(has.default_by, name))
 
 
 def version(program: str) -> int | None:
