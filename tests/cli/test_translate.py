@@ -385,6 +385,10 @@ def test_a_list_aliases_windows_lines_and_no_last_newline() -> None:
     [
         ("", "GH-107: no object in it has a pod template; such kinds are Pod,"),
         ("kind: Service\n", "GH-107: no object in it has a pod template"),
+        (
+            "services:\n  a:\n    deploy: {}\n",
+            "GH-107: it is a compose file, of which only you know the shares: give each service",
+        ),
         ("a: [1", "GH-107: line 1: not YAML: "),
         ("a: 1\n\tb: 2\n", "GH-107: line 2: not YAML: "),
         ("spec: {{ .Values.x }}\nkind: Pod\n", "GH-107: "),
