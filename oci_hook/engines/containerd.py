@@ -114,7 +114,7 @@ def joined(file: str) -> list[Path]:
 
 
 def socket(file: str) -> str:
-    """Where a containerd with this root file, "" for the usual one, answers."""
+    """The socket of a containerd with this root file; "" for the usual one."""
     data = [(Path(name), File(Path(name)).data) for name in joined(file or FILE)]
     return str(said(data, ("grpc", "address")) or "/run/containerd/containerd.sock")
 
@@ -125,7 +125,7 @@ def moved(path: Path, registration: Registration) -> bool:
 
 
 def doubts(registration: Registration) -> list[str]:
-    """What a person should know of our handler, in words."""
+    """Sentences that a person should know of our handler."""
     files = load(registration, bare=True)
     return containerd_read.doubts(known(files, version_of(files[0], registration), registration))
 

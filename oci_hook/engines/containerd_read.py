@@ -1,5 +1,4 @@
-"""What containerd makes of its files: merged as it merges them, or as a running one says. Tests hold the first to `containerd
-config dump`.
+"""containerd's files, merged as it merges them itself. Tests compare the result with `containerd config dump`.
 
 containerd 1.x takes a plugin's whole table from the last file that has it (containerd issue 5837), by the name that the last
 `version` line says. containerd 2 merges tables key by key, each file with the names of its own version.

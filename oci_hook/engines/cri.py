@@ -23,7 +23,7 @@ VERBOSE = b"\x08\x01"  # StatusRequest: field 1, true
 
 
 class Offered(NamedTuple):
-    """What an engine that runs has. runtimes: name -> program, "" where it does not say. default: "" where it does not say."""
+    """The handlers of an engine that runs. runtimes: name -> program, "" where it does not say. default: "" where it does not say."""
 
     runtimes: dict[str, str]
     default: str = ""
@@ -77,9 +77,10 @@ def in_config(text: bytes) -> Offered | None:
     try:
         table: Any = json.loads(text)["containerd"]
         programs = {name: each.get("options") or {} for name, each in table["runtimes"].items()}
-        found = {name: "" for name in programs}
+        found = {}
         for name, options in programs.items():
-            found[name] = next((str(value) for key, value in options.items() if key.lower() == "binaryname"), "")
+            named = [str(value) for key, value in options.items() if key.lower() == "binaryname" and value]
+            found[name] = (named or ["runc"])[0]  # containerd's own
         return Offered(found, str(table.get("defaultRuntimeName", "")))
     except (ValueError, LookupError, TypeError, AttributeError):
         return None

@@ -76,7 +76,7 @@ def address(name: str, words: list[str]) -> str:
 
 
 def offered(name: str, words: list[str]) -> Offered | None:
-    """What the daemon with this command line has by its own word; None where it does not answer."""
+    """The runtimes that the daemon with this command line says it has; None where it does not answer."""
     if name == "docker":
         return docker_has(listens(words)[0])
     try:
@@ -188,7 +188,7 @@ def docker_hosts() -> list[str]:
 
 
 def docker_has(host: str) -> Offered | None:
-    """What the dockerd that listens there has; None if it cannot be asked."""
+    """The runtimes of the dockerd that listens there; None if it cannot be asked."""
     command = [
         "docker",
         "--host",

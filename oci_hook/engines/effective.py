@@ -1,4 +1,4 @@
-"""What an engine has of us by all its files together. How it merges them is in its own module (`has`)."""
+"""Our runtime as an engine has it by all its files together. Each engine's module merges them as that does (`has`)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -71,7 +71,7 @@ def register(
 
 
 def planned(name: str, registration: Registration, record: Record) -> list[FileChange]:
-    """What would register with this engine as it is now: changes of the files that take our lines, then of those that had them
+    """The changes that would register with this engine as it is now: those of the files that take our lines, then of those that had them
     and are not among these any more. Raises SettingsError GH-506 to GH-508."""
     module = engine(name)
     registration = replace(registration, default=registration.default or is_default(name, record, registration))
@@ -96,7 +96,7 @@ def is_default(name: str, record: Record, registration: Registration) -> bool:
 
 
 def doubts(name: str, changes: list[FileChange], registration: Registration, record: Record) -> list[str]:
-    """What would keep the engine from having us after these changes, and what a person should know of them."""
+    """Sentences for a person: reasons why the engine would not have us after these changes, and more to know of them."""
     module = engine(name)
     if not hasattr(module, "has"):
         return []
@@ -110,7 +110,7 @@ def doubts(name: str, changes: list[FileChange], registration: Registration, rec
 
 
 def lacks(has: Has, registration: Registration, default: bool) -> list[str]:
-    """What an engine has other than this install, in words."""
+    """The differences between an engine and this install, in words."""
     found = []
     if not has.program:
         found.append(f"{NAME} is not among its runtimes")

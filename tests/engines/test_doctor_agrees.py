@@ -68,7 +68,7 @@ class Node:
         assert [f for f in findings if f["check"] == self.engine], findings
         return [f for f in findings if f["check"] == self.engine and f["state"] in ("warn", "fail")]
 
-    def mend(self, editor: str) -> None:
+    def follow(self, editor: str) -> None:
         """Run what doctor prints until it prints no more."""
         for _ in range(4):
             if not (found := self.doctor()):
@@ -263,6 +263,7 @@ def docker_forgot(node: Docker) -> None:
 
 
 def docker_another(node: Docker) -> None:
+    node.sh("cp /etc/docker/daemon.json /run/before")
     node.replace("/etc/docker/daemon.json", PROGRAM, "/usr/sbin/runc")
     node.reload()
 
@@ -329,7 +330,7 @@ STATES: dict[tuple[type[Node], str], tuple[Callable[[Any], None], str, str]] = {
     (Docker, "another program"): (
         docker_another,
         "already has gpu-hook, which is '/usr/sbin/runc'",
-        "sed -i s:/usr/sbin/runc:X:",
+        "cp /run/before",
     ),
     (Docker, "reads another file"): (
         docker_other_file,
@@ -408,8 +409,9 @@ def test_in_each_odd_state(node: Node, state: str) -> None:
         others = node.others()
         wanted = "gpu-hook" if "default" in state else usual
         assert bool(found) == (node.has() != (PROGRAM, wanted) or "hook" in state), found
-        assert words in "; ".join(f["message"] for f in found), found
-        node.mend(editor)
+        if not (state.startswith("shadowed") and getattr(node, "newer", False)):  # containerd 2 merges tables
+            assert words in "; ".join(f["message"] for f in found), found
+        node.follow(editor)
         assert node.has() == (PROGRAM, wanted)
         assert node.others() == others
     finally:

@@ -61,7 +61,7 @@ def containerd(*names: str, padding: int = 0) -> bytes:
 @pytest.mark.parametrize("service", ["runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService"])
 def test_containerd_tells_its_configuration(engine: Any, service: str) -> None:
     assert cri.offered(engine(service, containerd("runc", "gpu-hook"))) == cri.Offered(
-        {"runc": "/runc", "gpu-hook": "/gpu-hook", "none": ""}, "runc"
+        {"runc": "/runc", "gpu-hook": "/gpu-hook", "none": "runc"}, "runc"
     )
 
 

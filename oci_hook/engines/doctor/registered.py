@@ -58,7 +58,7 @@ def check_engine(
 
 
 def configurations(name: str, record: Record, registration: Registration) -> list[str | None]:
-    """What `install --config` was given, each time; None for the usual file."""
+    """The files that `install --config` was given; None for the usual file."""
     files = {Path(path): entry["notes"] for path, entry in record.engines.get(name, {}).items()}
     if name != "docker":
         return list(dict.fromkeys(notes.get("config") for notes in files.values())) or [None]
