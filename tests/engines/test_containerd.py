@@ -154,9 +154,11 @@ def test_uninstall_names_what_would_not_start_again(containerd: Containerd) -> N
     containerd.pod({}, handler="", name="other")
     flags = ("--address", f"{containerd.dir}/sock", "--namespace", "lab")
     assert place.hideout.run("ctr", *flags, "images", "import", str(place.archive)).returncode == 0
+    options = ("--detach", "--runc-root", f"{containerd.dir}/ctr", "--cgroup", f"/{place.cgroup}/kept")
     for name, more in (("mine", ("--runc-binary", place.program)), ("plain", ())):
-        done = place.hideout.run("ctr", *flags, "containers", "create", *more, IMAGE, name)
+        done = place.hideout.run("ctr", *flags, "run", *options, *more, IMAGE, name, "true")
         assert done.returncode == 0, done.stderr
+        assert box.until(lambda name=name: place.hideout.run("ctr", *flags, "task", "delete", name).returncode == 0)  # type: ignore
     try:
         command = (place.hideout.python, "-m", "oci_hook", "uninstall", "--prefix", str(place.prefix))
         done = place.hideout.run(*command, "--engine", "containerd", "--config", str(containerd.config))
