@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from testbed.engines import box
-from testbed.engines.box import IMAGE, LOOK, Place
+from testbed.engines.box import IMAGE, LOOK, PAUSE, Place
 from testbed.engines.containerd import ONE_GPU, Containerd
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

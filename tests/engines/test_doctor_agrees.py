@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from oci_hook.engines import containerd_read, toml_text
-from tests.conftest import REPO
-from tests.e2e.fetched import debian_13, debian_sid
-from tests.engines import box
-from tests.engines.box import Hideout
-from tests.engines.cri import Cri
+from testbed import REPO
+from testbed.engines import box
+from testbed.engines.box import Hideout
+from testbed.engines.cri import Cri
+from testbed.packages import debian_13, debian_sid
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

@@ -8,7 +8,7 @@ import pytest
 
 from oci_hook.engines import containerd, containerd_read, podman, toml_text
 from oci_hook.engines.edits import Registration
-from tests.engines.box import Hideout
+from testbed.engines.box import Hideout
 from tests.engines.test_doctor_agrees import RUNC, SYSTEMS, V1, V2
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
