@@ -404,7 +404,8 @@ def _pack(folder: Path, python: str, names: Iterable[str]) -> None:
     )
     if r.returncode != 0:
         last = (r.stderr.strip().splitlines() or ["?"])[-1]
-        raise refuse("GH-504", f"{python} cannot compile gpu-hook: {last}; set `python` to 3.10 or newer")
+        fix = "make room there" if "[Errno 28]" in last else "set `python` to 3.10 or newer"
+        raise refuse("GH-504", f"{python} cannot compile gpu-hook to {folder}: {last}; {fix}")
     tag = r.stdout.strip()
     for old in folder.glob("*.pack"):
         old.unlink()
