@@ -65,6 +65,8 @@ STATE_OWNER = "owner"  # the prefix of the one install whose directory it is
 PAGE_UID = 0xFFFF_FFF0
 
 IMEX_CHANNEL = "/dev/nvidia-caps-imex-channels/channel"  # followed by the channel's number, which is the minor number
+# Driver roots of installers that run in containers or images: the GPU Operator's, GKE's, COS's own, Talos' extension.
+DRIVER_ROOTS = ("/run/nvidia/driver", "/home/kubernetes/bin/nvidia", "/var/lib/nvidia", "/usr/local/glibc")
 NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt: 195 char = NVIDIA graphics; nvidiactl is minor 255
 DRI = "/dev/dri/"  # GPUs of other makers have nodes there as well
 ENV_SET = (  # written into a container's environment, over the container's own values

@@ -25,7 +25,7 @@ PROC = "/proc"
 
 
 def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECONDS) -> Inventory:
-    """The node's inventory by its driver root. proc: where the kernel's view is mounted.
+    """The node's inventory by its driver root, as driver_files.find_in looks for it. proc: where the kernel's view is mounted.
 
     Raises NodeError GH-302 when the driver's files or its answers do not fit together, GH-301 when there is no GPU,
     GH-306 when the simulated driver is damaged.
@@ -33,7 +33,7 @@ def discover(driver_root: str, proc: str = PROC, nvml_seconds: float = NVML_SECO
     env, mark = environment(driver_root)
     simulated = mark is not None
     loaded = "" if simulated else kernel_version(proc)
-    files = driver_files.find(driver_root, loaded)
+    driver_root, files = driver_files.find_in(driver_root, loaded)
     if not simulated and not loaded:
         raise refuse(
             "GH-302",
@@ -129,7 +129,7 @@ def is_loaded(driver_root: str, proc: str = PROC) -> bool:
     try:
         _, mark = environment(driver_root)
         loaded = "" if mark else kernel_version(proc)
-        driver_files.find(driver_root, loaded)
+        driver_files.find_in(driver_root, loaded)
     except GhError:
         return False
     return bool(mark or loaded)

@@ -5,12 +5,15 @@ the driver's and its ELF class and machine are this machine's. Links are followe
 """
 
 import os
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from stat import S_ISREG, S_ISSOCK
 
+from oci_hook.core import layout
 from oci_hook.core.inventory import WHOLE, DriverFile
 from oci_hook.core.value import Value
-from oci_hook.errors import refuse
+from oci_hook.errors import NodeError, refuse
+from oci_hook.install import own_path
 from oci_hook.linux import elf
 from oci_hook.linux.walk import Tree, Work
 
@@ -121,6 +124,19 @@ def find(root: str, kernel_version: str = "", machine: str = "") -> DriverFiles:
             return _Search(tree, root, machine).run(kernel_version)
     except OSError as e:
         raise refuse("GH-302", f"driver root {root}: {e.strerror}; correct driver_root in the settings") from None
+
+
+def find_in(root: str, kernel_version: str = "", machine: str = "") -> tuple[str, DriverFiles]:
+    """(driver root, its files): root's, or, where that is / and has no driver that fits, those in the place of an installer.
+    Raises as find."""
+    try:
+        return root, find(root, kernel_version, machine)
+    except NodeError:
+        for other in layout.DRIVER_ROOTS if root == "/" else ():
+            with suppress(NodeError):
+                if os.path.isdir(other) and own_path.changeable(other) is None:
+                    return other, find(other, kernel_version, machine)
+        raise
 
 
 class _Search:

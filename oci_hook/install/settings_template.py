@@ -19,7 +19,7 @@ runtime: {runtime}
 # Or the path of another one, 3.10 or newer; no packages are used.
 python: {python}
 
-# Where the NVIDIA driver's files are: / or, with a driver container, for example /run/nvidia/driver.
+# Where the NVIDIA driver's files are. With /, also in the places of driver containers and installers: /run/nvidia/driver and such.
 driver_root: {driver_root}
 
 # Ledger, pages and inventory; on tmpfs, so that a reboot empties it as it ends the containers.

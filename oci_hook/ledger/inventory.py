@@ -9,7 +9,7 @@ import time
 
 from oci_hook.config.settings import Settings, option
 from oci_hook.core.inventory import DeviceFile, DriverFile, Gpu, GpuNode, Inventory
-from oci_hook.core.layout import INVENTORY, UNLISTED
+from oci_hook.core.layout import DRIVER_ROOTS, INVENTORY, UNLISTED
 from oci_hook.errors import GhError, refuse
 from oci_hook.linux.proc import boot_id, is_running, read_file
 from oci_hook.oci import fastjson
@@ -40,7 +40,8 @@ def load(settings: Settings) -> Inventory:
         if isinstance(e, PermissionError) and os.geteuid():
             raise refuse("GH-301", f"{path} is root's alone; run this as root") from None
         raise _stale(settings, f"{path} cannot be read ({e})") from None
-    if inventory.driver_root != settings.driver_root:
+    roots = (settings.driver_root, *(DRIVER_ROOTS if settings.driver_root == "/" else ()))
+    if inventory.driver_root not in roots:
         raise _stale(settings, f"the setting driver_root changed from {inventory.driver_root}")
     for then in inventory.stamp:
         now = stamp(then[0])

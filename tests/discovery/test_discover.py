@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from gpu_hook_simulator import driver_root
+from oci_hook.config.settings import Settings
+from oci_hook.core import layout
 from oci_hook.core.inventory import DeviceFile, Gpu, GpuNode
 from oci_hook.discovery import blocks, contexts, discover, nvml_gpus
 from oci_hook.discovery.mark import MARK
+from oci_hook.discovery.save import save_inventory
 from oci_hook.errors import NodeError
 from oci_hook.ledger import inventory
 from testbed.compiled import ZIG
@@ -364,6 +367,37 @@ def test_a_driver_is_loaded_where_module_and_files_are_of_one_version(node: Node
     node.kernel(driver_root.VERSION)
     shutil.move(node.libraries, node.root / "away")
     assert not loaded()
+
+
+def test_a_driver_in_an_installers_place(node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the setting /: not found, found once it is there, gone with its container, found in another place, said each time."""
+    node.look_real()
+    monkeypatch.setattr(layout, "DRIVER_ROOTS", (str(tmp_path / "none"), str(tmp_path / "late"), str(node.root)))
+    monkeypatch.setattr(inventory, "DRIVER_ROOTS", layout.DRIVER_ROOTS)
+    settings = Settings(str(tmp_path / "prefix"), driver_root="/", state_dir=str(tmp_path / "state"))
+    node.root.rename(tmp_path / "away")
+    with pytest.raises(NodeError, match="GH-302: no libcuda"):
+        discover.discover("/", str(node.proc))
+    assert not discover.is_loaded("/", str(node.proc))
+    (tmp_path / "away").rename(node.root)
+    found = discover.discover("/", str(node.proc))
+    assert found.driver_root == str(node.root) and {file.path[: len(str(node.root))] for file in found.files} == {
+        str(node.root)
+    }
+    save_inventory(settings, found)
+    assert inventory.load(settings).driver_root == str(node.root) and discover.is_loaded("/", str(node.proc))
+    node.root.rename(tmp_path / "late")
+    with pytest.raises(NodeError, match="GH-302: .* is gone"):
+        inventory.load(settings)
+    save_inventory(settings, discover.discover("/", str(node.proc)))
+    assert inventory.load(settings).driver_root == str(tmp_path / "late")
+    (tmp_path / "late").chmod(0o777)  # who can change it could give containers a library
+    with pytest.raises(NodeError, match="GH-302: no libcuda"):
+        discover.discover("/", str(node.proc))
+    (tmp_path / "late").chmod(0o755)
+    node.kernel("1.2.3")  # the files of a driver that was replaced are left alone
+    with pytest.raises(NodeError, match="GH-302"):
+        discover.discover("/", str(node.proc))
 
 
 def test_kernel_version_without_a_driver(tmp_path: Path) -> None:

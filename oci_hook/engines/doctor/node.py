@@ -40,11 +40,11 @@ def check_driver(settings: Settings, option: str) -> Iterator[CheckResult]:
         message = "no NVIDIA kernel driver is loaded; without a GPU, `gpu-hook sim up` simulates one"
         yield CheckResult("driver", FAIL, message, "GH-302", "modprobe nvidia")
         return
-    found = driver_files.find(settings.driver_root, loaded)
-    yield CheckResult("driver", OK, f"{found.version}, files in {settings.driver_root}")
+    root, found = driver_files.find_in(settings.driver_root, loaded)
+    yield CheckResult("driver", OK, f"{found.version}, files in {root}")
     if os.path.exists(PERSISTENCED):
         yield CheckResult("persistence", OK, "nvidia-persistenced runs")
-    elif discover.persistence(settings.driver_root, found.libnvml, NVML_SECONDS):
+    elif discover.persistence(root, found.libnvml, NVML_SECONDS):
         yield CheckResult("persistence", OK, "persistence mode is on, though nvidia-persistenced does not run")
     else:
         message = "neither nvidia-persistenced nor persistence mode: the first use of an idle GPU takes seconds"
