@@ -18,7 +18,11 @@ from oci_hook.install import state_owner
 
 
 @click.command()
-@click.option("--runtime", metavar="PATH", help="The real runtime. [default: this machine's runc, else crun]")
+@click.option(
+    "--runtime",
+    metavar="PATH",
+    help="The real runtime. [default: that of k3s and such, else this machine's runc, else crun]",
+)
 @click.option(
     "--python",
     metavar="PATH",
@@ -65,14 +69,15 @@ def install(
         for name in names:
             detect.require(name, wanted)  # before anything is installed
     head, lines = {"prefix": prefix, "dry_run": dry_run}, []
+    usual = "" if no_engines else detect.runtime(names, wanted)
     if dry_run:
-        installs.check(prefix, runtime, python, state_dir)
+        installs.check(prefix, runtime, python, state_dir, usual)
     # What an engine refuses is not installed.
     results = [] if no_engines else register.register(names, wanted, True, restart)
     if dry_run:
         lines += [f"would install in {prefix}", *notes]
     else:
-        settings = installs.lay(prefix, runtime, python, state_dir)
+        settings = installs.lay(prefix, runtime, python, state_dir, usual)
         head.update(runtime=settings.runtime, state_dir=settings.state_dir)
         lines += [f"installed in {prefix}: runtime {settings.runtime}, state in {settings.state_dir}", *notes]
         results = [] if no_engines else register.register(names, wanted, False, restart)

@@ -60,7 +60,9 @@ def as_report(results: Sequence[register.Result], dry_run: bool, remove: bool = 
         lines += _lines(result, dry_run, remove)
         files = [{"path": str(c.path), "change": c.what, "diff": c.diff()} for c in result.changes]
         told = {"command": result.command, "restarted": result.restarted, "doubts": result.doubts}
-        data.append({"engine": result.engine, "files": files, **told})
+        data.append(
+            {"engine": result.engine, "files": files, **told, **({"found": result.found} if result.found else {})}
+        )
     if not results:
         lines.append(
             "registered with no engine"
@@ -75,9 +77,12 @@ def _lines(result: register.Result, dry_run: bool, remove: bool) -> list[str]:
         return [
             f"{result.engine}: left alone: {result.unused}; `gpu-hook install --engine {result.engine}` registers all the same"
         ]
+    if result.by_hand:
+        lines = [f"{result.engine}: found {result.found}; do this:"]
+        return lines + [line for title, text in result.by_hand for line in (f"# {title}", *text.splitlines(), "")]
     if not result.changes:
         return [f"{result.engine}: has no file to change; see `gpu-hook install --print --engine {result.engine}`"]
-    lines = []
+    lines = [f"{result.engine}: found {result.found}"] if result.found else []
     for change in result.changes:
         word = {"created": "create", "changed": "change", "removed": "remove"}.get(change.what, "")
         what = f"would {word}" if dry_run and word else change.what

@@ -10,6 +10,9 @@ An engine's module is named after it and has
   target(path, registration) -> one of them as edits.Target, also for a file that `paths` does not return any more
   place(registration) -> where the text of `--print` belongs on systems that generate their configuration
   templates(registration) -> (path, text) of files for such systems; only if the engine has any
+  found(registration) -> which of several such engines this machine has, for people; these three only for containerd:
+  elsewhere(registration) -> the program where no program directory has it, or ""
+  by_hand(registration) -> (what to do, text) where only a person can register us
 """
 
 TYPE_CHECKING = False

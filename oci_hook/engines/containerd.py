@@ -8,11 +8,12 @@ file imports its directory.
 
 import glob
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
-from oci_hook.engines import containerd_read, containerd_spec, drop_in, toml_text
+from oci_hook.engines import containerd_own, containerd_place, containerd_read, containerd_spec, drop_in, toml_text
 from oci_hook.engines.containerd_read import PLUGIN, RUNC
 from oci_hook.engines.edits import (
     NAME,
@@ -32,11 +33,9 @@ from oci_hook.engines.toml_text import Keys
 from oci_hook.errors import GhError, refuse
 
 PROGRAMS = ("containerd",)
-FILE = "/etc/containerd/config.toml"
-DROP_INS = "/etc/containerd/conf.d"
-DROP_IN = DROP_INS + "/99-gpu-hook.toml"
-K3S = "/var/lib/rancher/k3s/agent/etc/containerd"
+RANCHER = "/var/lib/rancher/k3s/agent/etc/containerd"  # rke2's: rke2 for k3s
 RELOAD = ("containerd", "restart")  # containers keep running meanwhile
+FIRST_WITH_BASE = (1, 7, 3)  # containerd in the first k3s and rke2 of which a template can have the base
 CRI = ("cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")  # of versions 1, 2, and 3 and 4
 USUAL = {"runtime_type": RUNC}  # containerd's own runc entry, which it has if the file lists no runtimes
 
@@ -52,9 +51,31 @@ class File:
 
 
 def paths(registration: Registration) -> list[Path]:
+    place = containerd_place.of(registration)
+    if place.name == "Bottlerocket":
+        raise refuse("GH-505", f"containerd is {place.says}, so no handler can be added to it")
+    if place.name == "Talos":
+        return []
     files = load(registration, bare=True)
-    found = [where(files, version_of(files[0], registration), registration)]
+    found = [where(files, version_of(files[0], registration), registration), *place.also]
     return [*found, containerd_spec.path(registration)] if containerd_spec.is_used(registration) else found
+
+
+def found(registration: Registration) -> str:
+    """Which containerd it is, for people; "" for the machine's own in its usual place."""
+    return containerd_place.of(registration).says
+
+
+def elsewhere(registration: Registration) -> str:
+    """The program of a distribution's own containerd; "" if there is none."""
+    place = containerd_place.of(registration)
+    return (place.program or str(place.config)) if place.name else ""
+
+
+def by_hand(registration: Registration) -> list[tuple[str, str]]:
+    """(what to do with it, document) where only a person can register us."""
+    place = containerd_place.of(registration)
+    return containerd_own.talos(tables_of(load(registration), 3, registration)) if place.name == "Talos" else []
 
 
 def disabled(data: dict[str, Any]) -> list[str]:
@@ -65,13 +86,23 @@ def disabled(data: dict[str, Any]) -> list[str]:
 
 def unused(registration: Registration) -> str:
     """Why nobody uses a handler of this containerd, if so; else "". docker's packages switch the CRI plugin off."""
-    root = File(registration.main(FILE))
+    place = containerd_place.of(registration)
+    if place.name == "Bottlerocket":
+        return f"it is {place.says}"
+    root = File(place.main)
     return f"{root.path} disables its CRI plugin, so no kubelet uses it" if disabled(root.data) else ""
 
 
 def target(path: Path, registration: Registration) -> Target:
     if path == containerd_spec.path(registration):
         return containerd_spec.target(registration)
+    place = containerd_place.of(registration)
+    if path.name in containerd_place.TEMPLATES.values():
+        return containerd_own.template(path, lambda base: template_lines(base, path, registration))
+    if path.suffix == ".conf":
+        return containerd_own.whole(path, lambda: containerd_own.unit(place.drop_in))
+    if path.suffix == ".yaml":
+        return containerd_own.whole(path, lambda: node_config(registration))
     return Target(
         path,
         lambda text, notes: add(text, notes, registration, path),
@@ -81,28 +112,87 @@ def target(path: Path, registration: Registration) -> Target:
 
 
 def place(registration: Registration) -> str:
+    here = found(registration)
+    if here:
+        return f"here it is {here}; write its own files below"
     return (
-        "write the first file as it is, or add its tables at the end of yours; on k0s, make it a file of "
-        "/etc/k0s/containerd.d. k3s and rke2 generate their configuration from a template: config.toml.tmpl, or "
-        "config-v3.toml.tmpl for containerd 2; rke2's are below /var/lib/rancher/rke2"
+        "write the first file as it is, or add its tables at the end of yours; the others are for systems that write that file"
+        " themselves: k3s, rke2 (its templates are below /var/lib/rancher/rke2), k0s, EKS, Talos"
     )
 
 
 def templates(registration: Registration) -> list[tuple[str, str]]:
-    """(path, text) of k3s's templates: its own configuration, which brings the version line, then our handler."""
+    """(path, text) of the files of systems that write containerd's configuration themselves."""
+    place = containerd_place.of(registration)
+    if place.name:
+        files = [target(path, registration) for path in paths(registration)]
+        return [(str(each.path), each.add(None, {})) for each in files if not each.path.exists()] + by_hand(
+            registration
+        )
     pages = []
-    for version, name in ((2, "config.toml.tmpl"), (3, "config-v3.toml.tmpl")):
-        keys = (*PLUGIN[version], "containerd", "runtimes", NAME)
-        lines = toml_text.table_lines(keys, wanted([], version, registration))
-        lines.append("    SystemdCgroup = {{ .SystemdCgroup }}")  # belongs to our options table, the last one
-        pages.append((f"{K3S}/{name}", '{{ template "base" . }}\n\n' + fenced(lines)))
-    return pages
+    for version, name in containerd_place.TEMPLATES.items():
+        table = wanted([], version, registration)
+        lines = toml_text.table_lines((*PLUGIN[version], "containerd", "runtimes", NAME), table)
+        lines.append(f"    SystemdCgroup = {containerd_own.SYSTEMD}")  # belongs to our options table, the last one
+        pages.append((f"{RANCHER}/{name}", f"{containerd_own.BASE}\n{fenced(lines)}"))
+    lines = toml_text.table_lines((*PLUGIN[3], "containerd", "runtimes", NAME), wanted([], 3, registration))
+    k0s = Path(containerd_place.K0S).parent / "containerd.d" / containerd_place.DROP_IN
+    pages.append((f"{k0s} (of k0s 1.36; before, the first file)", f"version = 3\n{fenced(lines)}"))
+    toml = tables_of([], 3, registration)
+    pages.append(("/etc/eks/nodeadm.d/gpu-hook.yaml (EKS)", containerd_own.node_config(toml)))
+    return pages + containerd_own.talos(toml)
+
+
+def template_lines(base: bool, path: Path, registration: Registration) -> list[str]:
+    """Our tables for a template of k3s's; base: below its own configuration, which knows how the node's cgroups are driven."""
+    files = load(registration)
+    version = 2 if path.name == containerd_place.TEMPLATES[2] else 3
+    if registration.default:
+        raise refuse(
+            "GH-506", "a template cannot set the default runtime; start k3s or rke2 with --default-runtime gpu-hook"
+        )
+    if base and (version_here(registration) or (9,)) < FIRST_WITH_BASE:
+        raise refuse(
+            "GH-506", f"{path}: this k3s or rke2 is older than September 2023 and has no base template; renew it first"
+        )
+    table = wanted(files, version, registration)
+    if base:
+        table["options"].pop("SystemdCgroup", None)
+    lines = toml_text.table_lines((*PLUGIN[version], "containerd", "runtimes", NAME), table)
+    return [*lines, f"    SystemdCgroup = {containerd_own.SYSTEMD}"] if base else lines
+
+
+def tables_of(files: list[File], version: int, registration: Registration) -> str:
+    """Our handler's tables alone, in the names of that version."""
+    keys = (*PLUGIN[version], "containerd", "runtimes", NAME)
+    return "".join(f"{line}\n" for line in toml_text.table_lines(keys, wanted(files, version, registration)))
+
+
+def node_config(registration: Registration) -> str:
+    files = load(registration)
+    version = version_of(files[0], registration)
+    cache = text_at(registration.host("/run/eks/nodeadm/config.json"))
+    named = containerd_own.users_version(cache or "", version)
+    table = wanted(files, version, registration)
+    keys = (*PLUGIN[named], "containerd", "runtimes", NAME)
+    return containerd_own.node_config("".join(f"{line}\n" for line in toml_text.table_lines(keys, table)))
 
 
 def has(registration: Registration, instead: Texts) -> Has:
+    place = containerd_place.of(registration)
     files = load(registration, instead)
-    newer = version_of(files[0], registration) >= 3 or major(registration) >= 2
+    if place.template and where(files, version_of(files[0], registration), registration) == place.template:
+        # It is no TOML, and what is made of it is so at the next start only.
+        program = registration.program if registration.program in (text_at(place.template, instead) or "") else ""
+        return Has(program, "runc", place.template, None)
+    newer = merges(files, registration)
     return containerd_read.has([(f.path, f.data) for f in files], newer, str(containerd_spec.path(registration)))
+
+
+def merges(files: list[File], registration: Registration) -> bool:
+    """True where tables of several files are merged key by key: by containerd 2, or by the distribution."""
+    version = version_of(files[0], registration)
+    return version >= 3 or containerd_place.of(registration).merged or major(registration) >= 2
 
 
 def joined(file: str) -> list[Path]:
@@ -115,12 +205,14 @@ def joined(file: str) -> list[Path]:
 
 def socket(file: str) -> str:
     """The socket of a containerd with this root file; "" for the usual one."""
-    data = [(Path(name), File(Path(name)).data) for name in joined(file or FILE)]
-    return str(said(data, ("grpc", "address")) or "/run/containerd/containerd.sock")
+    data = [(Path(name), File(Path(name)).data) for name in joined(file or containerd_place.FILE)]
+    return str(said(data, ("grpc", "address")) or containerd_place.SOCKET)
 
 
 def moved(path: Path, registration: Registration) -> bool:
     """True if our lines in this file belong to the containerd for which we would write now."""
+    if path.suffix == ".tmpl":
+        return containerd_place.of(registration).template == path
     return path.suffix == ".toml" and any(file.path.resolve() == path for file in load(registration))
 
 
@@ -132,7 +224,7 @@ def doubts(registration: Registration) -> list[str]:
 
 def known(files: list[File], version: int, registration: Registration) -> dict[str, Any]:
     """The table `containerd` of the CRI plugin's runtime part, as containerd has it from these files."""
-    newer = version >= 3 or major(registration) >= 2
+    newer = bool(files) and merges(files, registration)
     return containerd_read.merged(containerd_read.tables([(file.path, file.data) for file in files], newer))
 
 
@@ -140,7 +232,8 @@ def load(registration: Registration, instead: Texts = NOTHING, bare: bool = Fals
     """The root file, then the files that it and they import, in the order in which containerd reads them."""
     files: list[File] = []
     loaded = set()
-    pending = [str(registration.main(FILE))]
+    place = containerd_place.of(registration)
+    pending = [str(place.main)]
     for name in pending:
         if (real := os.path.realpath(name)) not in loaded:
             loaded.add(real)
@@ -149,6 +242,8 @@ def load(registration: Registration, instead: Texts = NOTHING, bare: bool = Fals
                 planned = {str(path) for path, text in instead.items() if text is not None and path.match(str(pattern))}
                 there = planned.union(glob.glob(str(pattern)))
                 pending += sorted(there.difference(str(path) for path, text in instead.items() if text is None))
+    if place.merged and os.path.realpath(place.drop_in) not in loaded:
+        files.append(File(place.drop_in, instead, bare))
     return files
 
 
@@ -165,6 +260,8 @@ def version_of(root: File, registration: Registration) -> int:
     if root.text is None:
         return 3 if major(registration) >= 2 else 2
     version = root.data.get("version", 1)
+    if containerd_read.version(root.data) == 3:
+        return 3
     if type(version) is not int or version not in PLUGIN:
         raise refuse(
             "GH-506", f"{root.path}: version = {version!r:.40} is not one of 1 to 4; a newer gpu-hook may know it"
@@ -179,24 +276,41 @@ def version_of(root: File, registration: Registration) -> int:
 
 def major(registration: Registration) -> int:
     """The major version of this machine's containerd; 1 if it cannot be run, since 2.x reads files for 1.x too."""
+    return (version_here(registration) or (1,))[0]
+
+
+def version_here(registration: Registration) -> tuple[int, ...]:
+    """The version of this machine's containerd; () if it cannot be run. k3s is one program, which goes by its first word."""
     if registration.host_root != "/":
-        return 1
+        return ()
+    place = containerd_place.of(registration)
+    program = f"/proc/{place.pid}/exe" if place.pid else place.program or "containerd"
+    words = ["containerd", "--version"]
     try:
-        text = subprocess.run(["containerd", "--version"], capture_output=True, text=True, timeout=20).stdout
-        return int(text.split()[2].removeprefix("v").partition(".")[0])
-    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired):
-        return 1
+        text = subprocess.run(words, executable=program, capture_output=True, text=True, timeout=20).stdout
+        found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", text.split()[2])
+        return tuple(map(int, found.groups())) if found else ()
+    except (OSError, IndexError, subprocess.TimeoutExpired):
+        return ()
 
 
 def where(files: list[File], version: int, registration: Registration) -> Path:
     """The file to put our handler into (see the module's docstring)."""
-    ours = registration.host(DROP_IN)
+    place = containerd_place.of(registration)
     root = files[0]
-    if version >= 3:
-        if not any(ours.match(str(p)) for p in imports(root, registration)):
-            return root.path
+    newer = version >= 3 or major(registration) >= 2
+    imported = newer and any(place.drop_in.match(str(p)) for p in imports(root, registration))
+    if place.name == "Flatcar" and not newer:
+        why = "copy it to /etc/containerd/config.toml, and let containerd's unit name that (CONTAINERD_CONFIG)"
+        raise refuse(
+            "GH-506", f"{root.path} is read-only, and containerd 1 cannot join another file to it; {why}; then install"
+        )
+    if place.merged or place.name == "Flatcar" or imported and (version >= 3 or place.template):
         found = containerd_read.tables([(file.path, file.data) for file in files], newer=True)
-        return drop_in.last(ours, last_word(found, ("default_runtime_name",)) if registration.default else None)
+        rival = last_word(found, ("default_runtime_name",)) if registration.default else None
+        return drop_in.last(place.drop_in, rival)
+    if place.template or version >= 3:
+        return place.template or root.path
     defining = [file.path for file in files if toml_text.get(file.data, PLUGIN[version]) is not None]
     return defining[-1] if defining else root.path
 
@@ -270,6 +384,11 @@ def add(text: str | None, notes: Notes, registration: Registration, path: Path) 
     if not text.strip():
         text = f"version = {version}\n"  # outside of the fence: it also holds for lines that are added later
         expected = {**expected, "version": version}
+        if (
+            containerd_place.of(registration).name == "Flatcar"
+        ):  # whose own file is read-only, and joined to ours instead
+            text += f'imports = ["{files[0].path}"]\n'
+            expected["imports"] = [str(files[0].path)]
     lines: list[str] = []
     if registration.default or "default" in notes:
         text, expected, lines = with_default(text, data, expected, version, notes)
@@ -343,5 +462,5 @@ def strip_plugin(text: str, data: dict[str, Any], containerd: Keys, notes: Notes
         raise refuse("GH-506", f"{path} was changed around the table of {NAME}; remove that table by hand")
     if notes.get("newline") and text.endswith("\n"):
         text = text[:-1]
-    empty = not set(rest) - {"version"}
+    empty = not set(rest) - {"version", "imports"}
     return None if empty and not notes.get("file") and "#" not in text else text

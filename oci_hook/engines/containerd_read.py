@@ -13,6 +13,7 @@ from oci_hook.engines.effective import Has, last_word, overlaid
 from oci_hook.engines.toml_text import Keys
 
 RUNC = "io.containerd.runc.v2"
+IN_TEMPLATE = "${RUNTIME_TYPE}"  # the same in microk8s's template
 
 # Config version -> the table of the CRI plugin's runtime part.
 PLUGIN: dict[int, Keys] = {
@@ -42,6 +43,8 @@ def tables(files: list[tuple[Path, dict[str, Any]]], newer: bool) -> list[tuple[
 def version(data: dict[str, Any]) -> int:
     """The configuration version that a file states; 0 where it states none that is known."""
     stated = data.get("version", 0)
+    if stated == 2 and toml_text.get(data, (*PLUGIN[3], "containerd")) is not None:
+        return 3  # as AKS writes it; containerd 2 takes these names before those of version 2
     return stated if type(stated) is int and stated in PLUGIN else 0
 
 
@@ -71,7 +74,7 @@ def used(table: dict[str, Any]) -> list[dict[str, Any]]:
     """The tables of runc that a node uses: the default's, and that of the name runc."""
     names = dict.fromkeys((str(table.get("default_runtime_name") or "runc"), "runc"))
     found = [runtimes(table)[name] for name in names if name != NAME and name in runtimes(table)]
-    return [each for each in found if each.get("runtime_type", RUNC) == RUNC]
+    return [each for each in found if each.get("runtime_type", RUNC) in (RUNC, IN_TEMPLATE)]
 
 
 def model(table: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], str]:

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from oci_hook.engines import cri, docker, engine
+from oci_hook.engines import containerd_place, cri, docker, engine
 from oci_hook.engines.cri import Offered
-from oci_hook.engines.edits import NAME
+from oci_hook.engines.edits import NAME, Registration
 from oci_hook.errors import GhError
 from oci_hook.linux.proc import seconds_since, start_time
 from oci_hook.observe.daemons import flag_value, flag_values, running
@@ -32,7 +32,8 @@ def readers(name: str, path: Path) -> Iterator[tuple[int, list[str]]]:
         file = file_of(name, words)
         read = [Path(file), *joined(name, file)] if file else []
         usual = not file and path.is_relative_to(os.path.realpath(FOLDERS[name]))
-        if usual or path.resolve() in [each.resolve() for each in read]:
+        made = name == "containerd" and bool(file) and containerd_place.has(file, path)
+        if usual or made or path.resolve() in [each.resolve() for each in read]:
             yield pid, words
 
 
@@ -75,6 +76,13 @@ def address(name: str, words: list[str]) -> str:
     return flag or str(engine(name).socket(file_of(name, words)))
 
 
+def known(name: str) -> bool:
+    """True if the machine's containerd or CRI-O knows our handler, or does not tell. Raises as cri.offered."""
+    place = str(containerd_place.of(Registration("/")).address if name == "containerd" else engine(name).socket(""))
+    has = cri.offered(place)
+    return has is None or NAME in has.runtimes
+
+
 def offered(name: str, words: list[str]) -> Offered | None:
     """The runtimes that the daemon with this command line says it has; None where it does not answer."""
     if name == "docker":
@@ -91,12 +99,20 @@ def not_to_reload(name: str, path: Path) -> str:
     return next(filter(None, whys), "")
 
 
+def reload(name: str, path: Path) -> tuple[str, str]:
+    """(systemd unit, verb); no unit where what starts the engine lets it read its files by itself."""
+    unit, verb = engine(name).RELOAD
+    return (containerd_place.unit_of(path) if name == "containerd" else unit), verb
+
+
 def command(name: str, path: Path) -> str:
     """The command that makes the running daemon read its files, as this machine starts daemons; "" if the engine needs none."""
     if engine(name).RELOAD is None:
         return ""
-    unit, verb = engine(name).RELOAD
+    unit, verb = reload(name, path)
     pids = [pid for pid, _ in readers(name, path)]
+    if not unit:
+        return ""
     if not_to_reload(name, path):
         return f"systemctl restart {unit}" if os.path.isdir(SYSTEMD) else f"a restart of process {pids[0]}"
     if os.path.isdir(SYSTEMD) or not pids:
@@ -111,8 +127,8 @@ def command(name: str, path: Path) -> str:
 def take_effect(name: str, path: Path) -> bool:
     """Make a running engine read its configuration; False if none runs, or if we cannot. Raises OSError with systemctl's
     last line, or where a daemon ends at it or answers no more."""
-    unit, verb = engine(name).RELOAD
-    if not_to_reload(name, path):
+    unit, verb = reload(name, path)
+    if not unit or not_to_reload(name, path):
         return False
     told = [(pid, start_time(pid), asked(words)) for pid, words in readers(name, path)] if name == "docker" else []
     systemctl = shutil.which("systemctl")

@@ -2,11 +2,12 @@
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
-from oci_hook.engines import NAMES, engine
+from oci_hook.engines import NAMES, containerd_place, engine
 from oci_hook.engines.edits import Registration
-from oci_hook.errors import refuse
+from oci_hook.errors import GhError, refuse
 from oci_hook.install import own_path
 
 FOLDERS = (
@@ -33,7 +34,18 @@ def where(name: str, registration: Registration) -> str | None:
             path = registration.host(f"{folder}/{program}")
             if os.path.lexists(path):  # not exists(): seen from a container, an absolute link may lead nowhere
                 return f"{folder}/{program}"
-    return None
+    return (module.elsewhere(registration) or None) if hasattr(module, "elsewhere") else None
+
+
+def runtime(names: Sequence[str], registration: Registration) -> str:
+    """The runc that a distribution's own containerd brings; "" where it brings none."""
+    if names and "containerd" not in names:
+        return ""
+    try:
+        place = containerd_place.of(registration)
+    except GhError:  # registering reports it
+        return ""
+    return place.runc if place.runc and os.path.exists(registration.host(place.runc)) else ""
 
 
 def require(name: str, registration: Registration) -> None:

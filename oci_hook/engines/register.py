@@ -30,7 +30,8 @@ class Result:
     """The changes made, or with dry_run planned, to one engine's files.
 
     command: makes the running engine read them; "" if it has read them. why: it is not a reload. restarted: this was done, and
-    it has read them. unused: why the engine was left alone. doubts: what a person should know.
+    it has read them. unused: why the engine was left alone. doubts: what a person should know. found: which of several such
+    engines it is. by_hand: (what to do with it, text) where only a person can register us.
     """
 
     engine: str
@@ -40,6 +41,8 @@ class Result:
     restarted: bool = False
     unused: str = ""
     doubts: list[str] = field(default_factory=list)
+    found: str = ""
+    by_hand: Sequence[tuple[str, str]] = ()
 
     @property
     def changed(self) -> bool:
@@ -65,7 +68,10 @@ def register(
                 results.append(Result(name, [], unused=why))
                 continue
             changes = planned(name, registration, record)
-            results.append(Result(name, changes, doubts=doubts(name, changes, registration, record)))
+            result = Result(name, changes, doubts=doubts(name, changes, registration, record) if changes else [])
+            if hasattr(module := engine(name), "found"):
+                result.found, result.by_hand = module.found(registration), module.by_hand(registration)
+            results.append(result)
         _finish(results, record, dry_run, restart, remove=False)
     return results
 

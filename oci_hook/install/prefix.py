@@ -50,9 +50,16 @@ def native(arch: str = platform.machine()) -> Path:
     return packed if packed.is_dir() else PACKAGE.parent / "build" / arch
 
 
-def lay(prefix: str, runtime: str | None = None, python: str | None = None, state_dir: str | None = None) -> Settings:
+def lay(
+    prefix: str,
+    runtime: str | None = None,
+    python: str | None = None,
+    state_dir: str | None = None,
+    usual: str = "",
+) -> Settings:
     """Make or renew the install at `prefix`; returns its settings. An existing settings.yaml is kept, and then the other
     arguments must be None or what it says. A first one that fails leaves nothing. A prefix with files of others is none.
+    usual: the runtime of a first install for which none is given; "": this machine's.
 
     Raises SettingsError GH-50x, GH-305.
     """
@@ -62,7 +69,7 @@ def lay(prefix: str, runtime: str | None = None, python: str | None = None, stat
             first = not _installed(root)
             _refuse_foreign(root)
             try:
-                return _lay(root, compiled, {"runtime": runtime, "python": python, "state_dir": state_dir})
+                return _lay(root, compiled, {"runtime": runtime, "python": python, "state_dir": state_dir}, usual)
             except BaseException:
                 if first:
                     _remove_files(root)
@@ -77,13 +84,19 @@ def place() -> tuple[str, list[str]]:
     return (places.found(), []) if os.geteuid() or not program.is_file() else places.choose(program)
 
 
-def check(prefix: str, runtime: str | None = None, python: str | None = None, state_dir: str | None = None) -> Settings:
+def check(
+    prefix: str,
+    runtime: str | None = None,
+    python: str | None = None,
+    state_dir: str | None = None,
+    usual: str = "",
+) -> Settings:
     """The settings that `lay` would have with these arguments. Raises SettingsError GH-50x where it would refuse them or
     the prefix. Writes nothing."""
     root = _usable(prefix)
     _compiled_for(prefix)
     _refuse_foreign(root)
-    return _settings(root, {"runtime": runtime, "python": python, "state_dir": state_dir})[0]
+    return _settings(root, {"runtime": runtime, "python": python, "state_dir": state_dir}, usual)[0]
 
 
 def _compiled_for(prefix: str) -> Path:
@@ -145,7 +158,7 @@ def _absolute(prefix: str) -> Path:
     return Path(prefix)
 
 
-def _settings(root: Path, chosen: dict[str, str | None]) -> tuple[Settings, bytes]:
+def _settings(root: Path, chosen: dict[str, str | None], usual: str) -> tuple[Settings, bytes]:
     """The settings, fit to be used, and the settings.yaml that says them: the install's, or what a first one gets."""
     prefix, yaml = str(root), root / layout.SETTINGS_YAML
     given: dict[str, flat_yaml.Value] = {key: value for key, value in chosen.items() if value is not None}
@@ -157,7 +170,7 @@ def _settings(root: Path, chosen: dict[str, str | None]) -> tuple[Settings, byte
                 raise refuse("GH-504", f"{yaml} says {key}: {said}; change it there, then install again")
         return settings, text
     if "runtime" not in given:
-        given["runtime"] = find_runtime()
+        given["runtime"] = usual or find_runtime()
     text = settings_edit.edited(prefix, default_settings_yaml(prefix).encode(), given)
     try:
         return settings_check.checked(prefix, text), text
@@ -166,8 +179,8 @@ def _settings(root: Path, chosen: dict[str, str | None]) -> tuple[Settings, byte
         raise type(e)(*(Problem(p.code, place.sub("", p.message, count=1)) for p in e.problems)) from None
 
 
-def _lay(root: Path, compiled: Path, chosen: dict[str, str | None]) -> Settings:
-    settings, text = _settings(root, chosen)
+def _lay(root: Path, compiled: Path, chosen: dict[str, str | None], usual: str) -> Settings:
+    settings, text = _settings(root, chosen, usual)
     for folder in ("", "bin", "etc", "lib", layout.LIB_DIR, layout.SHIM_DIR):
         _folder(root / folder)
         if folder not in ("", "etc"):

@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 def running(program: str) -> Iterator[tuple[int, list[str]]]:
-    """(pid, arguments) of the processes of that name in our mount namespace, which leaves out those in containers."""
-    own = os.stat("/proc/self/ns/mnt").st_ino
+    """(pid, arguments) of the processes of that name that have our /etc, which leaves out those in containers; seen from a container
+    in a chroot of the machine, these are the machine's."""
+    own = os.stat("/etc")
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if (
-                Path(f"/proc/{pid}/comm").read_text().strip() == program
-                and os.stat(f"/proc/{pid}/ns/mnt").st_ino == own
+            if Path(f"/proc/{pid}/comm").read_text().strip() == program and os.path.samestat(
+                os.stat(f"/proc/{pid}/root/etc"), own
             ):
                 yield int(pid), Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
         except (OSError, UnicodeDecodeError):

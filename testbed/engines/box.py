@@ -186,8 +186,13 @@ def serve(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> "subp
     """A process that serves."""
     with open(log, "ab") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
-    assert until(lambda: process.poll() is not None or ready()), log.read_text()[-4000:]
-    assert process.poll() is None, log.read_text()[-4000:]
+    try:
+        assert until(lambda: process.poll() is not None or ready()), log.read_text()[-4000:]
+        assert process.poll() is None, log.read_text()[-4000:]
+    except AssertionError:
+        process.kill()
+        process.wait()
+        raise
     return process
 
 

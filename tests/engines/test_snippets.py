@@ -78,12 +78,16 @@ def test_k3s_template(name: str, version: int, plugin: str) -> None:
 
 
 def test_k0s_drop_in() -> None:
-    """A file of /etc/k0s/containerd.d is imported by containerd 1.7 and 2, of which both read version 2."""
-    ((_, place, files),) = register.printed(("containerd",), Registration("/opt/gpu-hook"))
-    assert "/etc/k0s/containerd.d" in place
-    data = parsed("", files[0][1])
-    assert data["version"] == 2 and set(data) == {"version", "plugins"}
-    assert "gpu-hook" in data["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]
+    """k0s 1.36 does not start beside a file of version 2; before, its containerd is 1.7, which knows no other."""
+    ((_, _, files),) = register.printed(("containerd",), Registration("/opt/gpu-hook"))
+    (new,) = (text for path, text in files if path.startswith("/etc/k0s/containerd.d/"))
+    for text, version, plugin in (
+        (files[0][1], 2, "io.containerd.grpc.v1.cri"),
+        (new, 3, "io.containerd.cri.v1.runtime"),
+    ):
+        data = parsed("", text)
+        assert data["version"] == version and set(data) == {"version", "plugins"} and set(data["plugins"]) == {plugin}
+        assert "gpu-hook" in data["plugins"][plugin]["containerd"]["runtimes"]
 
 
 def test_jupyterhub(monkeypatch: pytest.MonkeyPatch) -> None:

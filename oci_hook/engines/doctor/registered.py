@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from oci_hook.config.settings import Settings
-from oci_hook.engines import containerd, containerd_spec, daemons, detect, engine, toml_text
+from oci_hook.engines import containerd, containerd_place, containerd_spec, cri, daemons, detect, engine, toml_text
 from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, WARN, CheckResult
 from oci_hook.engines.edits import NAME, FileChange, Record, Registration, annotation_patterns, pod_patterns, read
 from oci_hook.engines.effective import Has
@@ -71,6 +71,11 @@ def check_registration(
 ) -> Iterator[CheckResult]:
     """Compares what the engine has with what a new install would give it, first in its files, then in its daemons."""
     module = engine(name)
+    if name == "containerd" and (found := containerd.found(registration)):
+        yield CheckResult(name, NOTE, f"it is {found}")
+    if name == "containerd" and containerd.by_hand(registration):
+        yield told_by_hand(registration, f"{fix} --print")
+        return
     changes = planned(name, registration, record)
     places = [change for change in changes if not change.former]
     if all(change.old == change.before for change in changes):
@@ -126,6 +131,19 @@ def running_daemons(
             program = (not by_hooks and offered.runtimes.get(NAME)) or registration.program
             for what in lacks(Has(program, offered.default or NAME), registration, default):
                 yield CheckResult(name, WARN, f"process {pid}, as it runs: {what}", "GH-510", command)
+
+
+def told_by_hand(registration: Registration, fix: str) -> CheckResult:
+    """The finding of a containerd that only a person can tell of us: by its own word."""
+    try:
+        known = cri.offered(containerd_place.of(registration).address)
+    except (OSError, ValueError) as e:
+        return CheckResult(
+            "containerd", WARN, f"it does not say whether it knows the handler {NAME}: {e}", "GH-510", fix
+        )
+    if known is not None and NAME not in known.runtimes:
+        return CheckResult("containerd", FAIL, f"it does not know the handler {NAME}", "GH-510", fix)
+    return CheckResult("containerd", OK, f"it knows the handler {NAME}")
 
 
 def migrated(name: str, change: FileChange) -> bool:
