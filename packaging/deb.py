@@ -75,6 +75,7 @@ def contents(arch: str) -> Files:
     files["usr/share/doc/gpu-hook/copyright"] = read(HERE / "deb/copyright")
     top = (ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CHANGELOG", "SECURITY"))
     used = ("docs/**/*.md", "docs/*.svg", "docs/grafana/*", "runtime-config/**/*.*", "packaging/kubernetes/*")
+    used += ("packaging/kubernetes-account/*",)
     found = (path for pattern in used for path in sorted(ROOT.glob(pattern)) if path.is_file())
     files |= below("usr/share/doc/gpu-hook", pages(ROOT, (*top, *found)))
     return files

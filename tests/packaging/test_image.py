@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from oci_hook.kube.link import kubeconfig
 from testbed import REPO
 from testbed.engines.box import until
 from tests.packaging.conftest import built_twice
@@ -213,6 +215,30 @@ def test_settings_that_come_before_what_they_name(machine: Machine, pods: Any) -
     assert "has no keys yet" in pods("ready", ENGINES="none", POD_UID="u-1").read()
     machine.sh(f"touch {PREFIX}/etc/cluster.json")
     assert pods("ready", ENGINES="none", POD_UID="u-1").process.wait(60) == 0
+
+
+def test_the_account_of_its_pod(machine: Machine, pods: Any, tmp_path: Path) -> None:
+    """A kubeconfig of the token, which is below the kubelet's folder wherever that is."""
+    asked = {"POD_UID": "u-1", "KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+    pods(ENGINES="none", SETTINGS="agent.kubeconfig=$(ACCOUNT)", **asked).ready()
+    written = machine.sh(f"cat {PREFIX}-cli/account.json")
+    assert f"kubeconfig: {PREFIX}-cli/account.json" in machine.sh(f"cat {PREFIX}/etc/settings.yaml")
+    function = re.search(r"^account\(\) \{.*?^\}$", (REPO / "packaging/image/install").read_text(), re.M | re.S)
+    assert function is not None
+    (tmp_path / "mounts").write_text("".join(f"1 2 0:5 / {path} rw - tmpfs tmpfs rw\n" for path in MOUNTS))
+    elsewhere = f"{function[0].replace('/proc/1/mountinfo', str(tmp_path / 'mounts'))}\naccount"
+    done = subprocess.run(["sh", "-euc", elsewhere], env={**os.environ, **asked}, capture_output=True, text=True)
+    for text, folder in ((written, "/var/lib/kubelet"), (done.stdout, "/var/lib/k0s/kubelet")):
+        (tmp_path / "conf").write_text(text)
+        known = kubeconfig.of_files([str(tmp_path / "conf")])
+        at = f"{folder}/pods/u-1/volumes/kubernetes.io~projected/account"
+        assert (known.server, known.token_file, known.ca) == ("https://[fd00::1]:443", f"{at}/token", f"{at}/ca.crt")
+
+
+MOUNTS = [
+    "/proc",
+    *(f"/var/lib/k0s/kubelet/pods/{pod}/volumes/kubernetes.io~projected/account" for pod in ("u-2", "u-1")),
+]
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,44 @@ def test_nobody_has_wild_cards_secrets_of_others_or_a_way_to_more_rights() -> No
     assert bound == {"gpu-hook-controller", "gpu-hook-nodes"}
 
 
+def test_an_account_of_the_nodes_changes_its_own_node_only() -> None:
+    """RBAC cannot say so; a policy of Kubernetes 1.30 compares the Node with the one that the pod's token names."""
+    folder = REPO / "packaging/kubernetes-account"
+    found = {d["kind"]: d for d in yaml.safe_load_all((folder / "rights.yaml").read_text())}
+    granted = {(r, v) for rule in found["ClusterRole"]["rules"] for r in rule["resources"] for v in rule["verbs"]}
+    assert granted == {*(("nodes", v) for v in ("get", "list", "watch", "patch")), ("nodes/status", "patch")} | {
+        ("pods", "list"),
+        ("pods", "watch"),
+    }
+    rows = re.findall(r"^\| account of the nodes' pods \| ([^|]*) \| ([^|]*) \|", PAGE.read_text(), re.M)
+    assert granted == {(resource, verb) for verbs, resource in rows for verb in verbs.split(", ")}
+    changed = {resource for resource, verb in granted if verb == "patch"}
+    policy, binding = found["ValidatingAdmissionPolicy"], found["ValidatingAdmissionPolicyBinding"]["spec"]
+    (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert (
+        set(rule["resources"]) == changed
+        and rule["operations"] == ["UPDATE"]
+        and policy["spec"]["failurePolicy"] == "Fail"
+    )
+    assert binding == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+    (subject,) = found["ClusterRoleBinding"]["subjects"]
+    account = f"system:serviceaccount:{subject['namespace']}:{subject['name']}"
+    assert account in policy["spec"]["matchConditions"][0]["expression"] and subject["name"] in of_kind(
+        "ServiceAccount"
+    )
+    assert found["RoleBinding"]["roleRef"]["name"] in of_kind("Role")
+    patch = yaml.safe_load((folder / "daemonset.yaml").read_text())
+    usual = of_kind("DaemonSet")["gpu-hook-node"]
+    install, agent = patch["spec"]["template"]["spec"]["containers"]
+    (setting,) = install["env"]
+    there = {e["name"]: e.get("value") for e in usual["spec"]["template"]["spec"]["containers"][0]["env"]}["SETTINGS"]
+    assert setting["value"] == there.replace("/etc/kubernetes/kubelet.conf", "$(ACCOUNT)")
+    (volume,) = patch["spec"]["template"]["spec"]["volumes"]
+    assert [mount["name"] for mount in agent["volumeMounts"]] == [volume["name"]]
+    token = volume["projected"]["sources"][0]["serviceAccountToken"]
+    assert "audience" not in token and token["path"] == "token"
+
+
 def test_only_namespaces_that_opted_in_wait_for_the_webhooks() -> None:
     (configuration,) = of_kind("MutatingWebhookConfiguration").values()
     for hook in configuration["webhooks"]:
