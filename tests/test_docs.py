@@ -55,13 +55,13 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", h).replace(" ", "-") for h in plain}
 
 
-def test_links_lead_to_headings() -> None:
+def test_links_lead_to_files_and_headings() -> None:
     broken = []
     for name in {name for name, _, _ in lines() if name.endswith(".md")}:
         page = REPO / name
-        for target, anchor in re.findall(r"\]\(([^)#:\s]*)#([^)\s]*)\)", page.read_text()):
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)", page.read_text()):
             there = page.parent / target if target else page
-            if there.suffix == ".md" and anchor not in anchors(there):
+            if not there.exists() or there.suffix == ".md" and anchor and anchor not in anchors(there):
                 broken.append(f"{name}: {target}#{anchor}")
     assert broken == []
 
