@@ -1,4 +1,4 @@
-"""Each boundary against each way past a memory limit, in real containers. SECURITY.md has the same table."""
+"""Each boundary against each way past a memory limit, in real containers; security-rules.md has the same table."""
 
 import re
 import shutil
@@ -24,7 +24,7 @@ HOLD = (
     "busybox grep -q CUDA_ERROR /tmp/held || break; busybox killall -9 gpu-probe; sleep 1; done; "
 )
 CHILD_CGROUP = "busybox mkdir /sys/fs/cgroup/mine && echo $$ > /sys/fs/cgroup/mine/cgroup.procs && "
-# In the words of SECURITY.md: the attack (its last program prints what it got), and who stops it at the limit: the shim,
+# In the words of security-rules.md: the attack (its last program prints what it got), and who stops it: the shim,
 # the driver's back-end dmem, and misc.
 ATTACKS = {
     "the mounted libcuda, linked": ("gpu-probe-linked fill 8", True, True, True),
@@ -97,7 +97,7 @@ def test_attack(node: Node, bundle: Bundle, image: Path, setting: str, attack: s
 
 def test_security_has_the_same_table() -> None:
     rows = {}
-    for line in (REPO / "SECURITY.md").read_text().splitlines():
+    for line in (REPO / "docs/internals/security-rules.md").read_text().splitlines():
         if line.startswith("| "):
             attack, *results = [cell.strip() for cell in line.strip("|").split("|")]
             rows[attack] = results
