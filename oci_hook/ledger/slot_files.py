@@ -6,7 +6,7 @@ STATE/messages/gpu-UUID   the message with the GPU page (core/gpu_page.py), and 
 
 The GPU page follows from the ledger; `write_message` writes it under the ledger's lock. A delivery (ledger/deliver.py)
 makes the slot files match it and copies it into the page file of each container, which no other container sees. The
-tmpfs is mounted on first use, and is missing in other mount namespaces than that of its first user (ARCHITECTURE.md).
+tmpfs is mounted on first use, and is missing in other mount namespaces than that of its first user (decisions.md).
 """
 
 import os
