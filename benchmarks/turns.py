@@ -16,7 +16,7 @@ from oci_hook.agent.act.moving import BUSY_SECONDS, IDLE_SECONDS
 from oci_hook.agent.judge.turns import LentTenant, Pace, decide
 
 GIB = 1 << 30
-OUT, BACK = 1.9 * GIB, 4.6 * GIB  # bytes a second (docs/internals/validation/H200-580)
+OUT, BACK = 1.9 * GIB, 4.6 * GIB  # bytes a second (data/validation/H200-580)
 START = 0.4  # seconds of a move that are not the copy's: a process, the driver's lock, the ledger
 BUS = 25 * GIB  # bytes a second, one way, of paged memory
 TURN = 30.0

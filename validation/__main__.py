@@ -40,7 +40,7 @@ def main() -> int:
         "--limits", default="dmem", choices=("dmem", "dmem-keeps", "misc"), help="of the simulated driver 615"
     )
     parser.add_argument("--predict", action="store_true", help="only rewrite the file of predictions")
-    parser.add_argument("--predictions", type=Path, help="default: docs/internals/validation/predictions.json")
+    parser.add_argument("--predictions", type=Path, help="default: data/validation/predictions.json")
     args = parser.parse_args()
     predict.FILE = args.predictions or predict.FILE
     if args.predict:

@@ -32,7 +32,7 @@ USER = Path(__file__).with_name("gpu_user.py")
 STATIC = (
     BUILD / "sim" / "gpu-probe-static"
 )  # the simulator's program that needs no library; no driver of a GPU has its like
-PREDICTIONS = REPO / "docs/internals/validation/boundary-predictions.json"
+PREDICTIONS = REPO / "data/validation/boundary-predictions.json"
 LIMIT = 2048  # MiB
 PIECE = 64
 BEYOND = LIMIT + 512

@@ -6,7 +6,7 @@ from testbed import REPO
 
 from .frame import Json
 
-FILE = REPO / "docs/internals/validation/predictions.json"
+FILE = REPO / "data/validation/predictions.json"
 
 
 def load() -> Json:

@@ -11,7 +11,7 @@ from .boxes import Node, box
 from .frame import Json, Run, run
 
 PROGRAM = Path(__file__).with_name("driver_rules.py")
-FILE = REPO / "docs/internals/validation/rules-predictions.json"
+FILE = REPO / "data/validation/rules-predictions.json"
 FIGURES = ("us", "count")  # no two GPUs agree on them
 # Work of one kind without end, and how much of it was done in the time: bytes of sets and copies within the GPU.
 REPEAT = """

@@ -23,7 +23,7 @@ from .boundary import User, verdict
 from .boxes import Node
 from .frame import Json, Run
 
-PREDICTIONS = REPO / "docs/internals/validation/suspend-predictions.json"
+PREDICTIONS = REPO / "data/validation/suspend-predictions.json"
 MIB = 1 << 20
 PIECE = 64  # MiB
 SIZES, SHORT_SIZES = (1024, 8192), (256,)  # MiB; what does not fit the GPU is left out

@@ -140,7 +140,7 @@ def test_ioctls_are_counted_by_part() -> None:
 
 def test_predictions_are_of_the_committed_calibration() -> None:
     """Else they are no predictions: scripts/gpu-validate --predict makes them anew."""
-    predictions = json.loads((REPO / "docs/internals/validation/predictions.json").read_text())
+    predictions = json.loads((REPO / "data/validation/predictions.json").read_text())
     assert predictions["calibration"] == hashlib.sha256(CALIBRATION.read_bytes()).hexdigest()
     assert len(predictions["shares"]) > 30 and len(predictions["priority"]) > 15
 

@@ -1,7 +1,7 @@
 """One sample of a GPU, as NVML and the driver told it, and how far its utilization by process can be trusted.
 
 NVML counts whatever keeps the GPU, not only kernels, and a single figure says little. On an H200 with driver 580.159.04
-(docs/internals/validation/H200-580/nvml.json) it showed 84 to 87 % for a process that only allocated and freed 64 MiB, 99 % for
+(data/validation/H200-580/nvml.json) it showed 84 to 87 % for a process that only allocated and freed 64 MiB, 99 % for
 memsets, 34 % for copies from the host, 48 % for empty kernels, 31 % while a context was made, 20 % while a process was suspended. Of two
 processes that had 45 % each, figures of half a second went from 1 to 99 %, and the means of seven were 47 and 57 %.
 """

@@ -184,7 +184,7 @@ def test_who_never_comes_to_the_gate(gated: bool, shared: bool, found: int) -> N
     assert mine(loaded(case, 30, 30, 30, 30, gated=gated)) == []
 
 
-# NVML's figures of half a second on an H200 with driver 580 (docs/internals/validation/H200-580/nvml.json).
+# NVML's figures of half a second on an H200 with driver 580 (data/validation/H200-580/nvml.json).
 ALLOCATES = (11, 86, 87, 84, 86, 87, 84)
 HALF = (38, 66, 50, 33, 50, 99, 66), (1, 33, 50, 66, 50, 99, 33)  # each had 45 %
 MOVED = (48, 0, 0, 19, 20, 0, 31, 31)
