@@ -37,7 +37,7 @@ def write(pair: Pair, names: list[str]) -> int:
         rows += new[:-1] if new else page.rows_of(text, "results", client)
         costs += new[-1:] if new else page.rows_of(text, "costs", client)
     parts = {"results": "".join(rows), "costs": "".join(costs)}
-    parts |= {"limits": page.limits(clients()), "differences": page.differences()}
+    parts |= {"differences": page.differences()}
     page.PAGE.write_text(page.replaced(text, parts))
     return 0 if len(ran) == len(wanted) >= len(names) else 1
 

@@ -32,23 +32,6 @@ def cost(client: Client, size: int, seconds: float) -> str:
     return f"| {client.name} | {megabytes if size else 'nothing'} | {seconds:.0f} s | {runs} |\n"
 
 
-def limits(clients: Iterable[Client]) -> str:
-    """The steps that may differ, and what they say; cases with the same limits in one paragraph."""
-    told: dict[str, list[str]] = {}
-    for client in clients:
-        for case in client.cases:
-            steps = "; ".join(
-                f"{step}: {_value(limit.bare)} → {_value(limit.share)}" for step, limit in case.limits.items()
-            )
-            if steps:
-                told.setdefault(steps, []).append(f"{client.name} ({case.name})")
-    return "".join(_folded(f"- {', '.join(who)}: {steps}.") for steps, who in told.items())
-
-
-def _value(expected: object) -> str:
-    return f"`{expected}`" if not callable(expected) else (expected.__doc__ or "").strip().rstrip(".")
-
-
 def differences(known: Iterable[Known] = KNOWN) -> str:
     by_reason: dict[tuple[str, str], list[str]] = {}
     for k in known:

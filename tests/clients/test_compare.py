@@ -59,7 +59,6 @@ def test_each_known_difference_is_of_a_case_and_not_a_limit() -> None:
 
 def test_the_page_has_what_the_clients_state() -> None:
     text = page.PAGE.read_text()
-    assert page.part(text, "limits") == page.limits(clients())
     assert page.part(text, "differences") == page.differences()
     for client in clients():
         listed = page.part(text, "results").count(f"| {client.name} | {client.version} |")
