@@ -1,17 +1,20 @@
 """Runs one benchmark: NAME.py beside this file, with run(short) -> {key: {"value", "unit", "budget", "ok"}}.
 
-One that has details() -> text has it printed above the figures; one that has write_docs() can redo its part of docs/, and needs
-matplotlib for it if it has DRAWS; one that has arguments(parser) has options of its own, and run(short, options).
+One that has details() -> text has it printed above the figures; one that has arguments(parser) has options of its own, and
+run(short, options). With --write the figures are kept in data/benchmarks and shown on docs/internals/benchmarks.md: with what
+kept(before) -> {...} of the module adds, if anything (None: this run is not one to keep). before: what is there.
 """
 
 import argparse
-import importlib.util
+import importlib
 import json
 import os
 import signal
 import sys
 import time
 from pathlib import Path
+
+from benchmarks import _page
 
 HERE = Path(__file__).parent
 SIMULATED = {
@@ -24,6 +27,7 @@ SIMULATED = {
     "chaos",
     "turns",
     "lending",
+    "dra",
 }  # figures from the simulated driver, or a model; the others time host work only
 
 
@@ -49,21 +53,24 @@ class Stolen:
 def main() -> int:
     names = sorted(p.stem for p in HERE.glob("*.py") if not p.stem.startswith("_"))
     parser = argparse.ArgumentParser(prog="scripts/bench")
-    parser.add_argument("name", choices=names)
+    parser.add_argument("name", choices=names, nargs="?", help="none, with --write: write the page from the data alone")
     parser.add_argument("--short", action="store_true", help="fewer rounds; the figures are rougher")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--docs", action="store_true", help="put the tables and plots into docs/")
+    parser.add_argument("--write", action="store_true", help="keep the figures, and write their table into docs/")
     named = next((word for word in sys.argv[1:] if word in names), None)
     module = importlib.import_module(f"benchmarks.{named}") if named else None
     own = hasattr(module, "arguments")
     if own:
         module.arguments(parser)
     args = parser.parse_args()
-    if args.docs and hasattr(module, "DRAWS") and not importlib.util.find_spec("matplotlib"):
-        parser.error("--docs needs matplotlib for plots, and it is missing: pip install matplotlib")
+    if module is None:
+        if not args.write:
+            parser.error("which benchmark? One of: " + ", ".join(names))
+        _page.write()
+        return 0
     for end in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(end, lambda number, frame: sys.exit(128 + number))  # clears up first
-    stolen = Stolen()
+    stolen, load = Stolen(), os.getloadavg()[0]
     figures = module.run(args.short, args) if own else module.run(args.short)
     percent = stolen.percent()
     figures["stolen_percent"] = {"value": round(percent, 2), "unit": "%", "budget": None, "ok": True}
@@ -72,8 +79,14 @@ def main() -> int:
             f"bench: the hypervisor took {percent:.1f} % of the CPU time; measure again on a quieter machine",
             file=sys.stderr,
         )
-    if args.docs and hasattr(module, "write_docs"):
-        module.write_docs(figures)
+    if args.write:
+        before = _page.results().get(args.name, {})
+        more = module.kept(before) if hasattr(module, "kept") else {}
+        if more is not None:
+            words = [word for word in sys.argv[1:] if word not in ("--write", "--json")]
+            simulated = args.name in SIMULATED
+            _page.record(args.name, figures, " ".join(["scripts/bench", *words]), load, simulated, more)
+            _page.write()
     if args.json:
         print(json.dumps({"bench": args.name, "simulated": args.name in SIMULATED, "figures": figures}))
     else:

@@ -1,13 +1,10 @@
-"""Tables and plots of the simulated benchmarks. Each says that it is simulated, by which calibration and time scale."""
+"""Tables of the simulated benchmarks. Each says that it is simulated, by which calibration and time scale."""
 
-import json
 from typing import Any
 
 from gpu_hook_simulator import model_run
-from testbed import REPO
 
 Json = dict[str, Any]
-DOCS = REPO / "docs/internals"
 last: dict[str, Json] = {}  # figures of a benchmark, by name
 
 
@@ -62,31 +59,3 @@ def share_table(data: Json) -> list[list[str]]:
 def aligned(rows: list[list[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
-
-
-def markdown(rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines.insert(1, "|" + "---|" * len(rows[0]))
-    return "\n".join(lines)
-
-
-def figures_table(figures: Json) -> list[list[str]]:
-    out = [["figure", "value", "budget", ""]]
-    for key, f in figures.items():
-        budget = "" if f["budget"] is None else f"{f['budget']:g}"
-        verdict = "" if f["budget"] is None else "held" if f["ok"] else "**missed**"
-        out.append([f"`{key}`", f"{f['value']:.4g} {f['unit']}".strip(), budget, verdict])
-    return out
-
-
-def write(name: str, data: Json, figures: Json, tables: list[list[list[str]]]) -> None:
-    """Put figures and tables between the marks of docs/internals/benchmarks.md, the raw rows into its benchmarks/."""
-    folder = DOCS / "benchmarks"
-    folder.mkdir(exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps({"figures": figures, **data}, separators=(",", ":")) + "\n")
-    page = DOCS / "benchmarks.md"
-    begin, end = f"<!-- {name}: written by scripts/bench {name} --docs -->", f"<!-- end of {name} -->"
-    before, rest = page.read_text().split(begin)
-    after = rest.split(end)[1]
-    parts = [f"All figures here are {label(data)}.", *map(markdown, [figures_table(figures), *tables])]
-    page.write_text(before + begin + "\n" + "\n\n".join(parts) + "\n" + end + after)

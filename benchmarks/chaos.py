@@ -91,7 +91,7 @@ def at(times: list[float], share: float) -> float:
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """For docs/internals/benchmarks.md."""
+    """Times by fault."""
     rows = [
         f"| {name} | {len(t)} | {at(t, 0.5):.1f} | {at(t, 0.99):.1f} | {t[-1]:.1f} |"
         for name, t in sorted(by_kind(records).items())

@@ -4,7 +4,6 @@ kube-apiserver, etcd and kube-scheduler with nodes as plain objects (no kubelet,
 scheduler's, pods that come and go, pods that fit nowhere. `--real`: that alone."""
 
 import datetime
-import json
 import os
 
 from benchmarks import _cluster_copy, _cluster_fill, _cluster_free, _cluster_growth, _cluster_pure, _cluster_real
@@ -13,7 +12,6 @@ from benchmarks import _report as report
 FILLED = 40, 8  # nodes and GPUs of the cluster that is filled to the brim
 SHORT_FILLED = 8, 4
 NAME = "cluster"
-DRAWS = True
 
 
 def arguments(parser) -> None:
@@ -23,7 +21,7 @@ def arguments(parser) -> None:
         "--nodes",
         type=int,
         action="append",
-        help="of the real API server, may be repeated; 1000, with --docs also 5000",
+        help="of the real API server, may be repeated; 1000, with --write also 5000",
     )
 
 
@@ -39,7 +37,7 @@ def run(short: bool, options) -> dict:
     if not options.pure:
         if not options.real:
             figures |= _cluster_copy.run(short)
-        sizes = sorted(set(options.nodes or ((1000, 5000) if options.docs else (1000,))))
+        sizes = sorted(set(options.nodes or ((1000, 5000) if options.write else (1000,))))
         found, data["rounds"] = _cluster_real.run(short, tuple(sizes))
         figures |= found
     report.last[NAME] = data
@@ -104,17 +102,10 @@ def way(row: dict) -> str:
     return "bind admission" + ("" if row["taint"] else ", no taint")
 
 
-def write_docs(figures: dict) -> None:
-    """Keeps the figures that this run did not measure."""
-    from benchmarks import _cluster_plots as cluster_plots  # matplotlib takes its time
-
-    file = report.DOCS / "benchmarks" / f"{NAME}.json"
-    before = json.loads(file.read_text()) if file.exists() else {}
+def kept(before: dict) -> dict:
+    """Keeps the figures, sizes and parts that this run did not measure."""
     data = report.last[NAME]
     sizes = {row["nodes"] for row in data.get("rounds", ())}
-    kept = [row for row in before.get("rounds", ()) if row["nodes"] not in sizes]
-    data["rounds"] = sorted([*kept, *data.get("rounds", ())], key=lambda row: row["nodes"])
-    data = {**{key: value for key, value in before.items() if key != "figures"}, **data}
-    report.write(NAME, data, {**before.get("figures", {}), **figures}, tables(data))
-    cluster_plots.growth(data)
-    cluster_plots.programs(data)
+    others = [row for row in before.get("rounds", ()) if row["nodes"] not in sizes]
+    data["rounds"] = sorted([*others, *data.get("rounds", ())], key=lambda row: row["nodes"])
+    return {**before, **data}

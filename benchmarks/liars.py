@@ -290,5 +290,5 @@ def details() -> str:
     return f"{report.label(data)}, {data['seconds']} s\n{report.aligned(table())}"
 
 
-def write_docs(figures: dict[str, Json]) -> None:
-    report.write("liars", report.last["liars"], figures, [table()])
+def kept(before: Json) -> Json:
+    return report.last["liars"]

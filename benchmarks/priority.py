@@ -28,7 +28,6 @@ from testbed.load.tenant import Json
 
 SCALE = int(os.environ.get("GPU_HOOK_BENCH_SCALE", "10"))
 LANES = int(os.environ.get("GPU_HOOK_BENCH_LANES", "4"))
-DRAWS = True
 REQUESTS = 1000
 SECONDS = {50: 10, 20: 15, 5: 15}  # of GPU time in one run; more requests are several runs
 KILLS = 50  # of the online container, per run
@@ -430,12 +429,7 @@ def details() -> str:
     return f"{report.label(data)}\n{report.aligned(table())}"
 
 
-def write_docs(figures: dict[str, Json]) -> None:
-    from benchmarks import _plots as plots  # matplotlib takes its time
-
+def kept(before: Json) -> Json:
     data = report.last["priority"]
-    plots.latency(data)
-    plots.harvest(data)
-    slim = {**data, "rows": [{k: v for k, v in r.items() if k != "latency_ms"} for r in data["rows"]]}
-    del slim["alone_ms"]
-    report.write("priority", slim, figures, [table()])
+    slim = [{k: v for k, v in r.items() if k != "latency_ms"} for r in data["rows"]]
+    return {**{k: v for k, v in data.items() if k != "alone_ms"}, "rows": slim}

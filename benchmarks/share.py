@@ -23,7 +23,6 @@ from testbed.load.tenant import Json
 SCALE = int(os.environ.get("GPU_HOOK_BENCH_SCALE", "10"))
 LANES = int(os.environ.get("GPU_HOOK_BENCH_LANES", "6"))
 LIGHT = 4  # times as many lanes for cells of long commands: twelve kept two processors busy for 13 % of the time
-DRAWS = True
 DRIFT = 0.02  # alone references before and after may differ by this much
 
 
@@ -395,13 +394,7 @@ def details() -> str:
     return f"{report.label(data)}, {data['seconds']} s\n{table}{took}"
 
 
-def write_docs(figures: dict[str, Json]) -> None:
-    """Writes nothing if takeovers alone were measured."""
-    from benchmarks import _plots as plots  # matplotlib takes its time
-
+def kept(before: Json) -> Json | None:
+    """None if takeovers alone were measured."""
     data = report.last["share"]
-    if not data["rows"]:
-        return
-    report.write("share", data, figures, [report.share_table(data)])
-    for plot in (plots.share_error, plots.share_sum, plots.burst):
-        plot(data)
+    return data if data["rows"] else None
