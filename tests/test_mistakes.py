@@ -1,4 +1,4 @@
-"""docs/reference/mistakes.md: what people write and what they see, word for word. `python -m tests.test_mistakes` writes the
+"""data/mistakes.txt: what people write and what they see, word for word. `python -m tests.test_mistakes` writes the
 answers anew; read what changed before it is committed."""
 
 import re
@@ -15,7 +15,7 @@ from oci_hook.discovery.save import save_inventory
 from oci_hook.install import settings_edit
 from tests.cli.box import Install
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/reference/mistakes.md"
+PAGE = Path(__file__).resolve().parents[1] / "data/mistakes.txt"
 ROW = re.compile(r"^    (\S.*)\n      → (.*(?:\n {8}.*)*)$", re.MULTILINE)
 SETTING = re.compile(r"([a-z_]+)=(\S+): (.*)")
 WIDTH = 138
@@ -55,13 +55,13 @@ def folded(line: str) -> str:
     return textwrap.fill(line, WIDTH, initial_indent=first, subsequent_indent=then, break_on_hyphens=False)
 
 
-def test_the_page_has_sixty_mistakes() -> None:
+def test_there_are_sixty_mistakes() -> None:
     assert len({words for words, _ in rows()}) == len(rows()) >= 60
     assert PAGE.read_text().count("\n      → ") == len(rows())
 
 
 @pytest.mark.root
-def test_each_mistake_is_told_as_the_page_says(tmp_path: Path) -> None:
+def test_each_mistake_is_told_as_written_down(tmp_path: Path) -> None:
     install = node(tmp_path)
     assert [(words, answer(install, words)) for words, _ in rows()] == rows()
 
