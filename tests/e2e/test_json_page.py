@@ -69,7 +69,7 @@ def test_the_keys_of_each_command() -> None:
             - set(keys(found))
             - common
             - {"resume", "events", "granted", "changed", "slot", "false", "null", "uninstall", "check", "set"}
-            - (OF_PROCESSES if name == "top" else set())
+            - (OF_PROCESSES | {"page"} if name == "top" else set())  # page: of an agent that runs
             - ({"stopped_by_agent"} if name == "why" else set())  # of one that has ended
             - ({"place", "text", "left"} if name == "install" else set())  # of --print and uninstall
         )
