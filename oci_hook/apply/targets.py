@@ -48,7 +48,10 @@ class Targets:
         self.host_devices = {m.device for m in mount.mountinfo()}
         self.ours: dict[int, str] = {}
         if self.mounts[self.root_mount].shared:
-            raise refuse("GH-402", f"what is mounted in {container.rootfs} would show on the host; {USE_RUNTIME}")
+            raise refuse(
+                "GH-402",
+                f"{container.rootfs} shares its mounts with the host, which would see the driver there; {USE_RUNTIME}",
+            )
 
     def attach(self, tree: int, destination: str, source: str) -> None:
         """Mount a detached tree."""

@@ -42,7 +42,9 @@ def read_with_budgets(dump: str | None, kubeconfig: str | None) -> tuple[Objects
             return objects, found or None  # a dump without budgets may lack the whole kind
         return objects, budgets_of(kubeconfig)
     except (KeyError, TypeError, AttributeError, ValueError) as e:
-        raise refuse("GH-608", f"a PodDisruptionBudget has an unexpected form: {type(e).__name__} {e}") from None
+        raise refuse(
+            "GH-608", f"a PodDisruptionBudget is not as Kubernetes writes it: {type(e).__name__} {e}; report it"
+        ) from None
 
 
 def budgets_of(kubeconfig: str | None) -> list[Budget] | None:
@@ -138,7 +140,9 @@ def state_of(nodes: list[dict[str, Any]], pods: list[dict[str, Any]]) -> Cluster
         for pod in pods:
             state.apply_pod(pod)
     except (KeyError, TypeError, AttributeError) as e:
-        raise refuse("GH-608", f"a node or pod has an unexpected form: {type(e).__name__} {e}") from None
+        raise refuse(
+            "GH-608", f"a node or pod is not as Kubernetes writes it: {type(e).__name__} {e}; report it"
+        ) from None
     state.refresh()
     return state
 

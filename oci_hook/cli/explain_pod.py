@@ -46,8 +46,8 @@ def by_claims(obj: dict[str, Any], read_claims: Callable[[], ClaimObjects]) -> E
     try:
         return claims.explain(words(obj), obj, read_claims()) if claims.may_ask(obj) else None
     except (LookupError, TypeError, ValueError, AttributeError) as e:
-        what = "the pod, a ResourceClaim, ResourceSlice or DeviceClass has an unexpected form"
-        raise refuse("GH-608", f"{what}: {type(e).__name__} {e}") from None
+        what = "the pod, a ResourceClaim, ResourceSlice or DeviceClass is not as Kubernetes writes it"
+        raise refuse("GH-608", f"{what}: {type(e).__name__} {e}; report it") from None
 
 
 def as_data(found: Explanation) -> dict[str, Any]:

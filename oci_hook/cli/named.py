@@ -45,7 +45,9 @@ def key(settings: Settings, container: str) -> Iterator[str]:
         yield grant.key
     except GhError as e:
         if {problem.code for problem in e.problems} == {"GH-410"}:
-            raise refuse("GH-410", f"container {events.title(grant.who)} has ended") from None
+            raise refuse(
+                "GH-410", f"container {events.title(grant.who)} has ended; `gpu-hook ps` lists those that live"
+            ) from None
         id, known = f"container {grant.who.id[:64]} ", f"container {events.title(grant.who)} "  # core knows ids alone
         raise type(e)(*(Problem(p.code, p.message.replace(id, known)) for p in e.problems)) from None
 

@@ -29,7 +29,10 @@ def report(objects: Objects, read_claims: Callable[[], ClaimObjects] = ClaimObje
         warnings += e.problems
     except (LookupError, TypeError, ValueError, AttributeError) as e:
         warnings.append(
-            Problem("GH-608", f"a ResourceClaim or ResourceSlice has an unexpected form: {type(e).__name__} {e}")
+            Problem(
+                "GH-608",
+                f"a ResourceClaim or ResourceSlice is not as Kubernetes writes it: {type(e).__name__} {e}; report it",
+            )
         )
     rows = [row(one) for one in found]
     shown = output.table(HEADER, rows, SPARE) if rows else ["no pod holds a share"]

@@ -53,7 +53,9 @@ def report(
                 state, found, hosts.free, question, allowed, needs, lambda: time.process_time() > end, most
             )
     except (KeyError, TypeError, AttributeError) as e:
-        raise refuse("GH-608", f"a node or pod has an unexpected form: {type(e).__name__} {e}") from None
+        raise refuse(
+            "GH-608", f"a node or pod is not as Kubernetes writes it: {type(e).__name__} {e}; report it"
+        ) from None
     warnings = [Problem("GH-608", NO_BUDGETS)] if budgets is None else []
     status = 0 if obj is None or plan.reached else 1
     data = as_data(name, plan, fixed, addresses)

@@ -169,7 +169,8 @@ def take(uid: str, who: Identity, life: Life, inventory: "Inventory", settings: 
         )
     if who.namespace and who.namespace != claim.namespace:
         raise refuse(
-            "GH-610", f"ResourceClaim {_name(claim)} is of another namespace than the pod, {who.namespace[:60]}"
+            "GH-610",
+            f"ResourceClaim {_name(claim)} is not in the pod's namespace, {who.namespace[:60]}; make one there",
         )
     key = grant_key(uid)
     for _ in range(TRIES):

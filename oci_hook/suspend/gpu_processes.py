@@ -90,7 +90,9 @@ def listed(grant: Grant) -> "tuple[Process, ...]":
     pids = inside.pids(grant.life.init[0], grant.life.cgroup) if grant.life.init else None
     if not pids:
         if grant.life.init and not proc.is_running(grant.life.init):
-            raise refuse("GH-410", f"container {events.title(grant.who)} has ended")
+            raise refuse(
+                "GH-410", f"container {events.title(grant.who)} has ended; `gpu-hook ps` lists those that live"
+            )
         why = "its processes are not known: its cgroup cannot be read, has too many, or is not its own"
         raise refuse("GH-415", f"container {events.title(grant.who)}: {why}")
     found = []

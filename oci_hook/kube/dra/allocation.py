@@ -56,7 +56,7 @@ def asked(claim: Any, name: ClaimName, node: str, inventory: Inventory, rules: R
             *(Problem(one.code, _in_the_claims_words(one.message, annotations)) for one in e.problems)
         ) from None
     if found is None:  # not reached: an amount is asked for
-        raise refuse("GH-610", f"ResourceClaim {label} asks for nothing")
+        raise refuse("GH-610", f"ResourceClaim {label} asks for nothing; ask for memory or compute")
     pod, pod_uid = _pod(status)
     return PreparedClaim(name.uid, name.namespace, name.name, found, tuple(devices), pod, pod_uid)
 

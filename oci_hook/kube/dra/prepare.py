@@ -200,9 +200,9 @@ class ClaimPreparer:
         """Raises ClusterError GH-608, GH-610."""
         for text in (name.namespace, name.name):
             if not text or len(text) > MAX_NAME or text in (".", ".."):
-                raise refuse("GH-610", "the kubelet names a ResourceClaim without namespace or name")
+                raise refuse("GH-610", "the kubelet asks for a ResourceClaim without namespace or name; report it")
         if not resource_claims.valid_uid(name.uid):
-            raise refuse("GH-610", "the kubelet names a ResourceClaim whose uid is none")
+            raise refuse("GH-610", "the kubelet asks for a ResourceClaim whose uid is not valid; report it")
         what = f"ResourceClaim {name.namespace[:60]}/{name.name[:60]}"
         try:
             return self._get(name.namespace, name.name)
