@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 
 class Altered(Value):
-    """old, new: the grant before and after. delivered: its pages say so to the container. driver: "" where the driver's
-    limit is the new one, or is not concerned; else why it is still the former one. without: why the driver has no limit
-    at all for a container that was to have one."""
+    """old, new: the grant before and after. delivered: the container's pages have it. driver: why the driver still has the former
+    limit; "" if it has the new one, or needs none. without: why the driver has no limit for a container that should have one."""
 
     old: "Grant"
     new: "Grant"

@@ -84,8 +84,8 @@ class Given:
         return memory if whole.dialect in ALL_OF_WHOLE else None
 
     def resolve_per_gpu(self) -> None:
-        """The annotation `request` has all of INSTEAD. If one of the two names this container and the other is for the whole
-        pod, the first wins; else they contradict each other, even where they agree."""
+        """The annotation `request` replaces the keys in INSTEAD. Given both, the one addressed to this container wins; if both are
+        equally specific, they contradict each other, even if they agree."""
         gpus = self.wishes.get("per_gpu")
         if gpus is None:
             return

@@ -63,10 +63,10 @@ def holders(
     keys: "Callable[[bytes, bytes], set[str]]" = keys_of,
 ) -> tuple[dict[str, tuple[int, int]], int]:
     """Look at the mounts of all processes: ((pid, start time) of a process that holds the grant, by the grant's key;
-    the latest start time of a process that could not be looked at, 0 where there is none).
+    the latest start time of a process that could not be looked at, 0 for none).
 
-    A process that could not be looked at can hold no grant that was made after it started. seconds: as of
-    proc.budget; tenants can make more processes and namespaces than that is enough for, and then the second value is NEVER.
+    A process that could not be looked at can hold no grant that was made after it started. seconds: see proc.budget.
+    Tenants can make more processes and namespaces than that is enough for: then the second value is NEVER.
     living: cgroups of containers that are known to live. Their processes hold no other container's grant and are
     skipped. pages: the folder of the grants' pages; "": any. keys: which grants a list of mounts shows. The first
     process of a pid namespace is preferred: all others of the namespace end with it.

@@ -29,9 +29,9 @@ SCAN_SECONDS = 0.1
 
 
 def found(grant: Grant) -> tuple[Life, bool] | None:
-    """(the grant's Life according to the runtime's state file; whether that file names this grant), or None where the
-    runtime knows no container of this id, or only one that is older than the init that the grant's Life names. Of a container
-    that is older than the grant's creator, and so is not the grant's, the Life names nothing."""
+    """(the grant's Life according to the runtime's state file; whether that file names this grant). None if the runtime knows
+    no container of this id, or only one older than the init that the grant's Life names. A container older than the grant's
+    creator is not the grant's: the Life then names nothing."""
     who, life = grant.who, grant.life
     if who.root.startswith(BUNDLE_ROOT) or not valid_id(who.id):
         return None
@@ -51,8 +51,8 @@ def found(grant: Grant) -> tuple[Life, bool] | None:
 
 
 def kept(grant: Grant, folder: str) -> "tuple[Life, bool] | None":
-    """(the grant's Life as the launcher kept it beside the grant's page, from the runtime's state file when the container was
-    to be started, killed or deleted; whether that file names a cgroup), or None where it kept nothing."""
+    """(the grant's Life as the launcher kept it beside the grant's page; whether it names a cgroup). None if it kept nothing.
+    The launcher copies the runtime's state file when the container is started, killed or deleted."""
     init = _runc_state(folder) or _crun_state(folder)
     life = grant.life
     if init is None or (life.creator is not None and init[1] < life.creator[1]):

@@ -29,10 +29,10 @@ class Judge:
     """One look at the node: call `current` for each grant. Raises OSError when /proc is not mounted.
 
     pages: the folder of the grants' pages. seconds: of processor time, to look for processes that hold a grant; tenants can
-    make more processes than that is enough for. made: the key of the grant whose container is to be made anew: the caller
-    of its runtime knows that no container of that id lives, so it has ended if the runtime and its cgroup say so, too.
-    new: the init of a container that is being made, 0 none: in the cgroup that was planned for a former one of its id it keeps
-    that one's grant not alive.
+    make more processes than that is enough for. made: the key of the grant whose container is to be made anew. Its runtime's
+    caller knows that no container of that id lives, so it has ended if the runtime and its cgroup say the same.
+    new: the init of a container that is being made, 0 none. It may be in the cgroup planned for a former container of its id,
+    and does not keep that one's grant alive.
     later: treat a grant as living if only a look at all processes could tell, and note its key in `wanted`. Call `look`
     then, which needs no lock, and `current` again. unsure: keys of grants that are kept only because not every process
     could be looked at.

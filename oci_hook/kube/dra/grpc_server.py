@@ -1,5 +1,5 @@
-"""A server of unary gRPC calls on a Unix socket (PROTOCOL-HTTP2.md of grpc): h2 for HTTP/2, since grpcio is a compiled part for each
-version of Python, takes 21 MB, and the node's image runs with whatever Python the node has. A thread for each connection and call."""
+"""A server of unary gRPC calls on a Unix socket (PROTOCOL-HTTP2.md of grpc), with a thread for each connection and call. h2 does
+HTTP/2: grpcio is compiled for each version of Python and takes 21 MB, and the node's image runs with whatever Python the node has."""
 
 import os
 import socket

@@ -76,9 +76,9 @@ class ClaimPreparer:
         return "; ".join(filter(None, problems))
 
     def forget_deleted(self, now: float) -> str:
-        """Unprepare the claims that the API server does not have any more: a kubelet has lost its own memory of them, or somebody
-        has taken away the finalizer that keeps a claim as long as its pod. Of a claim that no pod of the node uses, a deleted one
-        too, Kubernetes' node authorizer shows a kubelet nothing: it counts as deleted after HIDDEN and LOOKS, unless a container has it.
+        """Unprepare the claims that the API server lost: a kubelet forgot them, or somebody took away the finalizer that keeps a
+        claim as long as its pod. Kubernetes' node authorizer hides a claim that no pod of the node uses, deleted or not: such a one
+        counts as deleted after HIDDEN and LOOKS, unless a container has it.
         now: seconds of any steady clock. Returns the problem, "" for none."""
         settings = node_settings.load(self._prefix)
         problems = []

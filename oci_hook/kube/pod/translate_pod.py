@@ -47,7 +47,7 @@ class PodContainer(Value):
 
 
 def _digits(amount: object) -> str:
-    """What is too large for any of our parsers stays as it is, so that their error shows what the user wrote."""
+    """Leaves alone what is too large for any of our parsers, so that their error shows what the user wrote."""
     digits = quantity.plain(amount)
     return digits if len(digits) < 10 else str(amount)
 

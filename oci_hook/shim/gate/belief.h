@@ -1,6 +1,6 @@
-/* Part of the time that other containers may be believed to have had while our commands ran. They say themselves how many
- * processes of theirs have work, so their word counts within what their weight is owed: whatever they write, our charges
- * are at most so much too small, and those who share what is left lose nothing by it. Pure. */
+/* Part of the time that other containers are believed to have had while our commands ran. They say themselves how many
+ * processes of theirs have work, so their word counts no further than what their weight is owed. Whatever they write, our
+ * charges are at most that much too small, and those who share what is left lose nothing. Pure. */
 #ifndef GPU_HOOK_BELIEF_H
 #define GPU_HOOK_BELIEF_H
 

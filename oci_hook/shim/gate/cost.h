@@ -71,9 +71,9 @@ bool cost_elastic(const struct cost *cost);
 bool cost_is_collective(const char *name);
 /* Estimated GPU time of a launch; for a collective, without its wait for others. */
 uint64_t cost_estimate(const struct cost *cost);
-/* The same where the key was not measured yet: by what other launches of its function took; where that is not known, by
- * those of functions of its name, then by the first launches of other functions, but four times at most. Only if these
- * times, or their times for each block, differ little, and it is not much larger than all of them. */
+/* The same for a key that was not measured yet: by other launches of its function, else by functions of its name, else by
+ * the first launches of other functions, four times at most. Nothing is guessed if these times, or their times for each
+ * block, differ much, or if the launch is much larger than all of them. */
 uint64_t cost_guess(struct cost_table *table, const struct cost *cost);
 /* One more launch of a key, which the guess is for. */
 void cost_launched(struct cost_table *table, const struct cost *cost);
@@ -87,9 +87,9 @@ bool cost_due(struct cost *cost, bool anyway);
  * its charge; *waited: the part of the charge in which a collective may only have waited for other processes. */
 uint64_t cost_seen(struct cost *cost, uint64_t guess, uint64_t elapsed, uint64_t own_part, bool queued, bool prompt,
                    bool clean, uint64_t *waited);
-/* A command's own part of its time while others said that they had work, so that these cannot make it less than what was measured
- * while they were quiet. own: by what they are believed to have had; most: if they had nothing. capped: for a ceiling, which
- * nobody's word may lift: `most`, unless its cost is known and always the same. */
+/* A command's own part of its time while others said that they had work. They cannot make it less than what was measured
+ * while they were quiet. own: by what they are believed to have had; most: if they had nothing. capped: under a ceiling, which
+ * nobody's word may lift, it is `most`, unless its cost is known and always the same. */
 uint64_t cost_own(const struct cost *cost, uint64_t own, uint64_t most, bool capped);
 /* True if enough was measured to rely on it. */
 bool cost_sure(const struct cost *cost);

@@ -172,8 +172,8 @@ struct finished {
 void inflight_retire(struct inflight *f, const struct work *work, uint64_t at, bool wake);
 /* Commands in a stream without a marker behind them are known to be done. False: there are none. */
 bool inflight_flush(struct inflight *f, unsigned track, uint64_t now, struct finished *out);
-/* For inflight_flush. The program has waited for the stream (whole: the context), for all that was launched before
- * `before`; or: a per-thread stream whose work should be done by now, as no other thread can find out. */
+/* Tracks for inflight_flush: inflight_synchronised after the program has waited for the stream (whole: the context), for all
+ * launched before `before`; inflight_overdue for a per-thread stream whose work should be done: no other thread can ask. */
 unsigned inflight_synchronised(const struct inflight *f, CUcontext context, CUstream stream, bool whole,
                                uint64_t before);
 unsigned inflight_overdue(const struct inflight *f, uint64_t now);
@@ -189,11 +189,10 @@ void inflight_forget_context(struct inflight *f, CUcontext context);
 
 /* Finds the oldest commands in flight, and those that wait for something, perhaps for a launch that we hold at the
  * gate. pace: our part of the time from now on, in ppm. False: nothing can be learned of the tenant's gaps, since work may be
- * behind launches that were not counted, or is of unknown cost and overdue: then it may just be long. */
+ * behind launches that were not counted, or an overdue command of unknown cost may just be long. */
 bool inflight_check(struct inflight *f, uint64_t now, uint32_t pace);
-/* True if a launch into this stream would come behind work that waits for something. Such a launch can set nothing going,
- * but the thread that makes it may make another one after it: so it may go on after a time that doubles with each
- * command that is there, to a second. */
+/* True if a launch into this stream would come behind work that waits for something. Such a launch sets nothing going, but
+ * its thread may make another one after it. So it may go on after a time that doubles with each command there, to a second. */
 bool inflight_behind_stuck(struct inflight *f, CUcontext context, CUstream stream, uint64_t now);
 /* From now on launches are counted. */
 void inflight_counts(struct inflight *f, uint64_t now);

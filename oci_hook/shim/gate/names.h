@@ -1,4 +1,4 @@
-/* What kernels' names tell: which belong to collectives, and which are of one name under several handles. A cache, since
+/* What kernels' names tell: which kernels belong to collectives, and which have one name under several handles. A cache, since
  * the driver takes long to tell a name. */
 #ifndef GPU_HOOK_NAMES_H
 #define GPU_HOOK_NAMES_H

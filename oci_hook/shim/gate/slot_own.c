@@ -259,8 +259,8 @@ struct gh_slot slot_own_view(struct slot_own *own, uint64_t now, uint64_t stale,
 
 static bool within(uint64_t at, uint64_t now, uint64_t length) { return (at > now ? at - now : now - at) <= length; }
 
-/* A process that launches a long command says so before its record shows the work: else all that wait for the container's
- * turn would launch theirs when it comes. */
+/* Announce a long launch before the record shows it. Otherwise every process that waits for the container's turn would launch
+ * a long command as soon as the turn comes. */
 uint64_t slot_siblings(const struct slot_own *own, uint64_t now, uint64_t stale, uint64_t *seen) {
     uint32_t top = WORD_LOAD_RELAXED(&own->page->head.top);
     uint64_t most = 0, at = *seen = __atomic_load_n(&own->page->head.long_at, __ATOMIC_ACQUIRE);

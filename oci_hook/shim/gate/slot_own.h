@@ -58,16 +58,16 @@ struct gh_slot slot_own_view(struct slot_own *own, uint64_t now, uint64_t stale,
 /* GPU time left of the longest work in flight of another process of ours; GH_S while it is not shown, or unknown. *seen is for
  * slot_launches_long. */
 uint64_t slot_siblings(const struct slot_own *own, uint64_t now, uint64_t stale, uint64_t *seen);
-/* A launch, which is at the gate since `came`. slot_waits_long: it is of a long command, and waits for others; of our processes,
- * the one goes first that has waited longest, as long as it says so every few milliseconds. slot_launches_long: it goes on;
- * false: another process of ours goes first, or has done so since `seen` was read. slot_goes: it has waited for the last time. */
+/* A launch of a long command, at the gate since `came`. slot_waits_long: it waits for others. Of our processes, the one that has
+ * waited longest goes first, as long as it says so every few milliseconds. slot_launches_long: it goes on; false: another process
+ * of ours goes first, or has done so since `seen` was read. slot_goes: it has waited for the last time. */
 void slot_waits_long(struct slot_own *own, uint64_t came, uint64_t now);
 bool slot_launches_long(struct slot_own *own, uint64_t seen, uint64_t came, uint64_t now, bool unknown);
 void slot_goes(struct slot_own *own, uint64_t came);
 /* We launch a command of unknown cost where nobody waits for it long. */
 void slot_launches_unknown(struct slot_own *own, uint64_t now);
-/* unknown: number of our commands of unknown cost in flight; just before we launch a long command; and now. The latter, once it is
- * in our record: if they are no more than before, its cost is known, or it is done. */
+/* unknown: number of our commands of unknown cost in flight. slot_had_unknown: just before we launch a long command.
+ * slot_shows_long: once our record shows it; if there are no more of them than before, its cost is known, or it is done. */
 void slot_had_unknown(struct slot_own *own, uint32_t unknown);
 void slot_shows_long(struct slot_own *own, uint32_t unknown);
 /* The process record, with a sign of life; or only one of these. */

@@ -38,7 +38,7 @@ struct usage {
     uint64_t busy_since, busy_until, busy_charged;
     uint64_t busy_lost;   /* part of that time: rest of others' work in our turn, or of ours in theirs, ran */
     unsigned busy_stream; /* the stream of that work */
-    bool busy_parallel;   /* it is of several streams */
+    bool busy_parallel;   /* it spreads over several streams */
     uint64_t owed;        /* what commands cost beyond the time that they took */
     uint64_t room;        /* time with work in flight, nobody else's, for which nothing was charged */
     uint64_t longest;     /* the longest recent command */
@@ -109,10 +109,10 @@ void usage_count(struct usage *u, uint64_t now, uint64_t running, bool full);
 /* The container has work again after an idle time. Returns how much GPU time it has at a time: not how long that takes, which
  * is longer for a program that launches slowly, or beside others. Its processes count together. */
 uint64_t usage_burst(struct usage *u);
-/* From one tenth of a second to the next: in what part of it the container wanted the GPU, without the time for which others
- * held it: else many that need little, once held, would seem to need much, and be held for ever. Time slices would double a
- * long burst, so a container with such is said to want the GPU all the time.
- * If it had more of it than its duty says, that is old: nobody learns a new one while others always have work. */
+/* From one tenth of a second to the next: in what part of it the container wanted the GPU. Time for which others held it does
+ * not count, or many that need little, once held, would seem to need much and be held for ever. Time slices would double a
+ * long burst, so a container with such bursts counts as wanting the GPU all the time.
+ * A container that had more than its duty gets that as its duty: it cannot learn one while others always have work. */
 void usage_asked(struct usage *u, uint64_t now);
 static inline bool usage_in_tenure(const struct usage *u) { return u->tenure; }
 /* The next three after usage_count. */

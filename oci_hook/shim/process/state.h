@@ -119,7 +119,7 @@ struct gh_state {
     _Atomic uint64_t taken[GH_ACCOUNT_SLOTS / 64]; /* bits: slots that have an owner */
     struct gh_mine mine[GH_ACCOUNT_GPUS];
     struct gh_lock shared_lock;
-    uint32_t shared_held[GH_ACCOUNT_SLOTS]; /* times that we hold each shared slot: account/shared_slot.h */
+    uint32_t shared_held[GH_ACCOUNT_SLOTS]; /* number of our holds on each shared slot: account/shared_slot.h */
     void *shared_kept[GH_ACCOUNT_SLOTS];    /* result of gh_slot_share for it */
     /* policy */
     const struct gh_policy_page *_Atomic policy;

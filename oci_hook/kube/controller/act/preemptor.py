@@ -117,7 +117,7 @@ class Preemptor:
                 want.at, want.search = now + AGAIN, None
                 LOG.warning(f"preemption for {want.pod.namespace}/{want.pod.name}: {e}")
                 if e.status == BUSY or e.status >= BROKEN:
-                    return  # or it is of this pod alone: the next round begins with others
+                    return  # the fault may lie in this pod alone: the next round begins with others
 
     async def _try(self, want: Want) -> None:
         pod, state = want.pod, self._state
