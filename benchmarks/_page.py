@@ -35,7 +35,7 @@ def page(text: str, results: Mapping[str, Json]) -> str:
 
 
 def results() -> dict[str, Json]:
-    """What data/benchmarks has, by benchmark."""
+    """All of data/benchmarks, by benchmark."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(DATA.glob("*.json"))}
 
 

@@ -17,7 +17,7 @@ COLUMNS, ROWS = 120, 24
 WIDTH, HEIGHT = 7.25, 17  # pixels of a character of 12 px
 MARGIN, BAR = 14, 30
 LONGEST, SHORTEST, END = 1.6, 0.18, 6.0  # seconds: a wait that is cut, a line at least, the last picture
-# What tells a reader nothing and makes tables wider than the picture: a run's own folder, the ends of UUIDs, dates.
+# Of no use to a reader, and wider than the picture: a run's own folder, the ends of UUIDs, dates.
 SHORTER = [
     (re.compile(r"gpu-hook-demo-\w+"), "gpu-hook-demo"),
     (re.compile(r"(GPU-[0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"), r"\1"),
