@@ -66,7 +66,7 @@ def page(said: dict[str, str]) -> str:
         "# Functions of the simulated libcuda",
         textwrap.fill(
             f"The library of driver 535.261.03 exports {len(said)} functions. The simulated one exports them all: "
-            f"{len(said) - len(refused)} work, within [what is simulated](simulated-gpu.md#what-it-is). {len(refused)} answer "
+            f"{len(said) - len(refused)} work, within [what is simulated](simulated-gpu.md#what-it-is). The others, below, answer "
             "CUDA_ERROR_NOT_SUPPORTED. `python -m simulator.tests.functions` wrote this page; a test calls each function in a "
             "process of its own and compares.",
             138,
@@ -75,7 +75,6 @@ def page(said: dict[str, str]) -> str:
     for text in REASONS:
         names = [name for name in refused if reason(name) == text]
         words += [f"## Not supported: {text}", wrapped(names)]
-    words += ["## These work", wrapped([name for name in said if name not in refused])]
     return "\n\n".join(words) + "\n"
 
 
