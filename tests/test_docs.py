@@ -68,7 +68,7 @@ def test_links_lead_to_files_and_headings() -> None:
 
 def test_files_that_the_pages_for_developers_name_are_there() -> None:
     missing = []
-    for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "oci_hook/shim/README.md"):
+    for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/internals/recipes.md", "oci_hook/shim/README.md"):
         page = REPO / name
         for path in re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|c|h|def|md|toml|txt))`", page.read_text()):
             if "NAME" not in path and not any(
