@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conftest import REPO
+from testbed import REPO
 
 SUBJECT = re.compile(r"[a-z0-9][\w.,+*/ -]*: \S")
 MOST = 72

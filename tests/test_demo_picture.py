@@ -6,7 +6,7 @@ import sys
 from xml.etree import ElementTree
 
 from scripts import demo_picture
-from tests.conftest import REPO
+from testbed import REPO
 
 STORY = (REPO / "scripts/demo_story.py").read_text()
 TEXT = "{http://www.w3.org/2000/svg}text"
