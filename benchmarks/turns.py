@@ -6,11 +6,6 @@ same trainers one after the other, and with managed memory that is paged: there 
 evicted by the others'. A server of class online is silent, and then allocates its request at once.
 """
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from benchmarks._report import figure
 from oci_hook.agent.act.moving import BUSY_SECONDS, IDLE_SECONDS
 from oci_hook.agent.judge.turns import LentTenant, Pace, decide

@@ -260,8 +260,8 @@ def killed(driver: Driver, mib: int) -> Json:
     """The helper is killed while it moves memory; a second one brings all back."""
     with driver.user(mib) as user:
         before = user.ask("digest", 120)
-        code = f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})\n"
-        code += f"from scripts.validation.suspend import moves\nmoves({driver.node.inventory.libcuda!r}, {user.pid})"
+        code = f"import sys; sys.path.insert(0, {str(REPO)!r})\n"
+        code += f"from validation.suspend import moves\nmoves({driver.node.inventory.libcuda!r}, {user.pid})"
         helper = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
         assert helper.stdout
         helper.stdout.readline()
