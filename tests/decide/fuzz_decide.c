@@ -435,6 +435,71 @@ static void bound_of_peers(void) {
         CHECK(31, least >= due * 9 / 10);
 }
 
+/* A tenant under a ceiling of its own share, beside one that says that it has work, waits for its turn, or has claimed the GPU, and whose v stands
+ * still. It has what its ceiling lets it have: the other one never pays, so it is owed nothing. */
+static void ceiling_beside_who_never_pays(void) {
+    static struct gh_gpu gpu;
+    static struct gh_peers peers;
+    memset(&gpu, 0, sizeof gpu);
+    memset(&peers, 0, sizeof peers);
+    gh_rules_default(&gpu.rules);
+    const uint64_t begin = 100 * GH_S, end = begin + 12 * GH_S;
+    uint64_t now = begin, done = 0, had = 0, percent = 5 + below(60), kernel = 100 * GH_US + below(10 * GH_MS);
+    bool claims = below(2), held = below(3) == 0, turns = percent < 40 && below(3) == 0;
+    gpu.present = 3;
+    gpu.share[0] =
+        (struct gh_share){.class_ = 1, .weight = (uint16_t)percent, .cap = (uint32_t)(percent * GH_PPM / 100)};
+    gpu.share[1] = (struct gh_share){.class_ = 1, .weight = (uint16_t)(100 - percent)};
+    struct gh_slot *mine = &gpu.slot[0];
+    *mine = (struct gh_slot){.v = GH_S, .saturated = 1, .duty = GH_PPM};
+    struct gh_own own = {.peers = &peers, .bucket = {.at = now}};
+    struct gh_decision last;
+    for (int asked = 0; now < end; asked = 1) {
+        struct gh_slot liar = {.launched = 2, .done = 1, .v = 1, .duty = GH_PPM, .saturated = 1};
+        liar.heartbeat = liar.active_at = liar.done_at = now;
+        if (held)
+            liar.done = 2, liar.held = 1;
+        if (turns && now / (7 * GH_MS) % 2)
+            liar.done = 2, liar.held = 0, liar.idle_since = now - now % (7 * GH_MS);
+        if (claims)
+            liar.epoch = done + 1000, liar.start = now, liar.end = now + 100 * GH_MS;
+        gpu.slot[1] = liar;
+        gpu.seen = mine->heartbeat = now;
+        gh_peers_count(&peers, &gpu, 0, asked ? &last : NULL, now, done * kernel);
+        last = gh_decide(&gpu, 0, &own, now, kernel);
+        own.ahead = last.ahead;
+        mine->held = last.held;
+        if (last.go || last.held)
+            mine->active_at = now;
+        if (last.claim)
+            mine->epoch = last.epoch, mine->start = last.start, mine->end = last.end;
+        else if (!last.go && mine->end > now)
+            mine->end = now;
+        if (!last.go) {
+            now = last.until + 30 * GH_US;
+            continue;
+        }
+        uint32_t cap = gpu.share[0].cap;
+        own.bucket = gh_bucket_take(gh_bucket_at(own.bucket, cap, gh_savings(&gpu, 0, now), now), (int64_t)kernel);
+        mine->launched = done + 1;
+        mine->uncharged = kernel;
+        for (uint64_t left = kernel, part; left; left -= part) {
+            part = left < 100 * GH_US ? left : 100 * GH_US;
+            gpu.seen = mine->heartbeat = now;
+            gpu.slot[1].heartbeat = gpu.slot[1].done_at = now;
+            gh_peers_count(&peers, &gpu, 0, &last, now, done * kernel);
+            had += now - begin < 2 * GH_S ? 0 : part;
+            now += part;
+        }
+        mine->done = ++done;
+        mine->uncharged = 0;
+        mine->done_at = mine->idle_since = now;
+        struct gh_rise rise = gh_charge(&gpu, 0, kernel);
+        mine->v = gh_risen(&rise, mine->v);
+    }
+    CHECK(34, had * 100 + 2 * kernel * 100 >= 95 * percent * (end - begin - 2 * GH_S) / 100);
+}
+
 /* An online tenant sends requests beside hostile offline ones. What it waits for their work to drain, whatever they
  * write, is at most rules.drain_max in any time in which they were not let in. */
 static void bound_of_drains(void) {
@@ -490,6 +555,7 @@ static void once(void) {
     if (bounds && !--until_bound) {
         bound_of_peers();
         bound_of_drains();
+        ceiling_beside_who_never_pays();
         until_bound = bounds;
     }
 }
@@ -508,7 +574,7 @@ int main(int argc, char **argv) {
     state = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     for (uint64_t i = 0; i < iterations; i++)
         once();
-    for (int i = 0; i < 34; i++) {
+    for (int i = 0; i < 38; i++) {
         printf("%d %" PRIu64 " %s\n", i, checks[i], check_name[i] ? check_name[i] : "-");
         if (!checks[i]) { /* a property that was never checked proves nothing */
             fprintf(stderr, "property %d never came up\n", i);

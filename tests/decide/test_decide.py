@@ -55,6 +55,7 @@ def test_properties_longer(sanitized: Callable[..., Path], seed: int) -> None:
         ("min64(t, age64(now, mine->idle_since))", "0"),
         ("last && !last->go && last->blame == i ? waited : 0", "0"),
         ("d.blame = (uint8_t)c.least;", ""),
+        ("had || (gpu->share[me].cap && wants(gpu, (unsigned)i));", "had;"),
         (
             "p->beyond[i] = x = x < -surplus ? -surplus",
             "p->beyond[i] = x = x < -(int64_t)(20 * GH_S) ? -(int64_t)(20 * GH_S)",

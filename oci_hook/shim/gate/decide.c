@@ -592,13 +592,12 @@ void gh_peers_count(struct gh_peers *p, const struct gh_gpu *gpu, unsigned me, c
         uint64_t had = beside >> i & 1 ? t / contexts : 0;
         uint64_t held = last && !last->go && last->blame == i ? waited : 0;
         note_time(p, gpu, (unsigned)i, had + held, gpu->slot[i].saturated && mine->saturated);
-        int unpaid = had && (p->ignored & p->unpaid) >> i & 1;
-        if (parts >> i & 1 && !unpaid)
+        /* Under a ceiling, what it waits for its own bucket would be the peer's part. */
+        int unpaid = (p->ignored & p->unpaid) >> i & 1, takes = had || (gpu->share[me].cap && wants(gpu, (unsigned)i));
+        if (parts >> i & 1 && !(unpaid && takes))
             p->beyond[i] -= (int64_t)(spare * weight / weights);
         p->beyond[i] -= (int64_t)(surprise * weight / all);
-        p->beyond[i] += (int64_t)held;
-        if (unpaid)
-            p->beyond[i] += (int64_t)had;
+        p->beyond[i] += (int64_t)(unpaid ? had + held : held);
         /* A command of a peer with a small weight overruns its tenure by more than the part of that weight. */
         uint64_t patience = max64(r->patience * weight / all, min64(r->patience_least, 4 * r->patience / n));
         judge(p, (unsigned)i, (int64_t)(patience + tenure), (int64_t)(p->surplus * weight / all));
