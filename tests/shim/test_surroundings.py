@@ -27,6 +27,13 @@ libc = ctypes.CDLL(None, use_errno=True)
 assert not libc.prctl(38, 1, 0, 0, 0)
 assert not libc.prctl(22, 2, struct.pack("HxxxxxxQ", len(code), ctypes.addressof(program)), 0, 0), ctypes.get_errno()
 """
+# The same for locks of open files alone: fcntl(F_OFD_SETLK), by the low word of the second argument.
+NO_LOCKS = (
+    FILTER.replace("257", "72")
+    .replace("else 56", "else 25")
+    .replace("(6, 0, 0, 0x50001)", "(0x20, 0, 0, 24), (0x15, 0, 1, 37), (6, 0, 0, 0x50001)")
+    .replace("(0x15, 0, 1, number)", "(0x15, 0, 3, number)")
+)
 CHROOT = """
 import os, tempfile
 os.chroot(tempfile.mkdtemp()); os.chdir("/")
@@ -58,6 +65,13 @@ def test_where_the_page_cannot_be_made_memory_is_refused(box: Box, why: str) -> 
     assert ("(ulimit -f)" if why == "limit" else "its folder is full") in out.stderr and len(out.stderr) < 300
     assert "gpu-hook install" not in out.stderr
     assert box.peak() == 0
+
+
+def test_where_files_cannot_be_locked_the_line_says_so(box: Box) -> None:
+    """Not that all slots were taken."""
+    out = box.python(NO_LOCKS + "cu.init(); assert cu.alloc(1)[0] == cu.OOM")
+    assert out.stderr.count("GH-308") == 1 == out.stderr.count("\n"), out.stderr
+    assert "fcntl(F_OFD_SETLK) is refused" in out.stderr and len(out.stderr) < 300, out.stderr
 
 
 def test_the_page_is_allocated(box: Box) -> None:

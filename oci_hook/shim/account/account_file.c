@@ -100,6 +100,9 @@ static const char *unusable(int error) {
     case EFBIG: return UNUSABLE("start the program with a larger file size limit (ulimit -f)");
     case EMFILE:
     case ENFILE: return UNUSABLE("no file descriptor was left: start the program with a larger limit (ulimit -n)");
+    case ENOLCK:
+        return UNUSABLE(
+            "fcntl(F_OFD_SETLK) is refused: allow it in the filter of system calls, or use Linux 3.15 or newer");
     default: return UNUSABLE("something in the container changed it: make the container anew");
     }
 }

@@ -18,6 +18,8 @@
  * in its place: then every slot counts as locked. */
 int gh_slot_locks_open(const struct gh_state *st);
 void gh_slot_locks_close(int fd);
+/* False: the kernel, or a filter of system calls, has no such locks. */
+bool gh_slot_locks_work(int fd);
 /* Locks a slot: both bytes. False: someone else has one of them locked, or fd is -1. */
 bool gh_slot_lock(int fd, unsigned slot);
 void gh_slot_unlock(int fd, unsigned slot);

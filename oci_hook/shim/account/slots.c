@@ -234,8 +234,10 @@ static enum attached attach(struct gh_state *st, struct gh_account_page *page) {
         slot = gh_slot_take(st, page, fd);
     }
     if (!slot) {
+        bool none = gh_slot_locks_work(fd);
         gh_slot_locks_close(fd);
-        return NO_SLOT;
+        errno = ENOLCK;
+        return none ? NO_SLOT : NO_LOCKS;
     }
     st->slot_lock = gh_slot_keep(st, fd, slot);
     if (!st->slot_lock) {
