@@ -48,11 +48,11 @@ class Case:
 
 def cases() -> list[Case]:
     found = [Case(kind, (50,), (50,)) for kind in KINDS]
-    found += [Case(kind, (50,), (25, 25)) for kind in KINDS]
-    found += [Case(kind, (50,), (10,) * 5) for kind in KINDS]
+    found += [Case(kind, (50,), (25, 25)) for kind in KINDS[:4]]  # beside several of the others it had all it could
+    found += [Case(kind, (50,), (10,) * 5) for kind in ("rests", "alternate", "held")]
     found += [Case(kind, (mine,), (100 - mine,)) for kind in ("rests", "claims") for mine in (10, 90)]
     found += [Case(kind, (40, 30), (15, 15)) for kind in ("rests", "claims", "alternate", "fuzz")]
-    found += [Case(kind, (), (10,) * k) for kind in OFFLINE_KINDS for k in (1, 2, 5)]
+    found += [Case(kind, (), (10,) * k) for kind in OFFLINE_KINDS for k in (1, 5)]
     return found
 
 
@@ -73,6 +73,7 @@ SHAPES: dict[str, tuple[tuple[Json, ...], int]] = {  # tenants without a sigma, 
     "ceiling 30": ((kernel(80, 30, cap=30),), 70),
     "ceiling 30, 1.5 ms": ((kernel(1500, 30, cap=30),), 70),
     "ceiling 30, 5 ms": ((kernel(5000, 30, cap=30),), 70),
+    "ceiling 10, 5 ms": ((kernel(5000, 10, cap=10),), 90),
     "ceiling 30, 20 ms": ((kernel(20000, 30, cap=30),), 70),
     "ceiling 30, 1 ms of new shapes": ((kernel(1000, 30, cap=30, **FRESH),), 70),
     "ceilings 30 + 69, 5 ms": ((kernel(5000, 30, cap=30), kernel(5000, 69, cap=69)), 1),
@@ -90,12 +91,15 @@ class Forged:
 
 
 def forged_cases() -> list[Forged]:
-    found = [Forged(shape, count) for shape in SHAPES for count in (1, 2, 8, 16, 112)]
+    """Of all combinations, those that differ in what the rules see: between 1 and 112 records is nothing of its own, and who is far
+    ahead keeps nobody waiting, so how it wants the GPU says something where it is behind."""
+    found = [Forged(shape, count) for shape in SHAPES for count in (1, 112)]
     for shape in VARIED:
-        for habit in ("busy", "held", "gaps", "flicker"):
-            for v in ("most", "least"):
-                found += [Forged(shape, 112, habit, v, early) for early in (False, True)]
-    return list({case.name: case for case in found}.values())
+        found += [Forged(shape, count) for count in (2, 8, 16)]
+        found += [Forged(shape, 112, habit, "least") for habit in ("busy", "held", "gaps", "flicker")]
+        found += [Forged(shape, 112, "flicker"), Forged(shape, 112, early=True)]
+        found += [Forged(shape, 112, "flicker", "least", early=True)]
+    return found
 
 
 SHORT = (
@@ -103,7 +107,7 @@ SHORT = (
         "5 ms beside 5 ms, 69/30, beside forged-112-busy-most",
         "100 ms beside 0.5 ms, 69/30, beside forged-112-busy-most",
     ),
-    *("ceiling 30, 5 ms, beside forged-1-busy-most", "ceiling 30, 5 ms, beside forged-112-flicker-most"),
+    *("ceiling 30, 5 ms, beside forged-1-busy-most", "ceiling 30, 5 ms, beside forged-112-busy-least"),
     *("50 beside rests, 50", "50 beside claims, 50", "50 beside 2 x alternate, 25/25", "50 beside fuzz, 50"),
     *("40/30 beside 2 x rests, 15/15", "online beside residue", "online beside in-time"),
 )
@@ -227,7 +231,7 @@ def run(short: bool, options: argparse.Namespace) -> dict[str, Json]:
         jobs: list[Any] = []
         for case in chosen:
             if case.honest:
-                jobs.append(functools.partial(measure_share, stage, case, 1.5 if short else 3))
+                jobs.append(functools.partial(measure_share, stage, case, 1.5 if short else 2.4))
             else:
                 jobs.append(functools.partial(measure_online, stage, case, 150 if short else 400))
         forged = [
@@ -236,7 +240,7 @@ def run(short: bool, options: argparse.Namespace) -> dict[str, Json]:
             if (options.cells or not short or c.name in SHORT) and re.search(options.cells, c.name)
         ]
         shapes = list(dict.fromkeys(c.shape for c in forged))
-        span = 2 if short else 4
+        span = 2 if short else 2.4
         runs = [(shape, "", False) for shape in shapes] + [(c.shape, c.kind, c.early) for c in forged]
         jobs += [functools.partial(measure_forged, stage, *what, span) for what in runs]
         rows = in_lanes(stage, LANES, jobs)
