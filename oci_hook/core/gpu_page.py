@@ -23,6 +23,7 @@ PPM = 10_000  # of one per cent
 
 _HEAD = Struct("<QIIIIQQ48sI36x")
 _SLOT = Struct("<BBHIIIQQ")
+COUNTS_OFFSET = _HEAD.size + SLOTS * _SLOT.size
 
 
 def on_gpu(uuid: str, grants: tuple[Grant, ...]) -> "list[tuple[Grant, Share]]":
@@ -106,6 +107,13 @@ def gpu_page(
         )
     _HEAD.pack_into(page, 0, MAGIC, VERSION, SIZE, seq, time_scale, generation, present, uuid.encode(), tiers)
     return bytes(page)
+
+
+def counts(contexts: dict[int, int], until: int) -> bytes:
+    """The words at COUNTS_OFFSET: how many processes of each container are on the GPU, by Share.slot; until: nanoseconds of
+    the monotonic clock. Less than one is one: a process may have come since."""
+    each = bytes(min(255, max(1, contexts.get(slot, 1))) for slot in range(1, SLOTS + 1))
+    return until.to_bytes(8, "little") + each
 
 
 def head(page: bytes) -> tuple[int, int, int]:

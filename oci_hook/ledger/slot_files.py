@@ -12,7 +12,7 @@ tmpfs is mounted on first use, and is missing in other mount namespaces than tha
 import os
 from errno import ENOSPC, ENOTDIR, ENOTEMPTY
 
-from oci_hook.core.gpu_page import SIZE, SLOT_FILE_SIZE, born, gpu_page, head, seq_of, tiers_of
+from oci_hook.core.gpu_page import COUNTS_OFFSET, SIZE, SLOT_FILE_SIZE, born, gpu_page, head, seq_of, tiers_of
 from oci_hook.core.layout import PAGE_UID, SHARE_STATE, SLOT_DIR, slot_file
 from oci_hook.core.policy_page import SEQ_OFFSET
 from oci_hook.errors import refuse
@@ -240,6 +240,16 @@ def write_page(path: str, number: int, data: bytes) -> bool:
         os.pwrite(fd, data[SEQ_OFFSET + 4 :], at + SEQ_OFFSET + 4)
         os.pwrite(fd, data[SEQ_OFFSET : SEQ_OFFSET + 4], at + SEQ_OFFSET)
         return True
+    finally:
+        os.close(fd)
+
+
+def write_counts(path: str, number: int, data: bytes) -> None:
+    """Write core/gpu_page.counts into page `number` of a container's page file. The next message takes them away again, until
+    the next look. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.pwrite(fd, data, number * SIZE + COUNTS_OFFSET)
     finally:
         os.close(fd)
 

@@ -20,7 +20,9 @@ from oci_hook.cli import agent_check, node_now, top, why
 from oci_hook.cli.main import cli
 from oci_hook.config import settings as node_settings
 from oci_hook.config.settings import load
+from oci_hook.core.gpu_page import COUNTS_OFFSET, SIZE
 from oci_hook.core.layout import REAL_LIBCUDA
+from oci_hook.ledger.deliver import page_file
 from oci_hook.observe import account
 from testbed.agent import Agent, events, grant, running, surcharge, wait_for
 from testbed.stage import CONTEXT_MIB, LIMIT_MIB, SHARE, Stage
@@ -149,6 +151,32 @@ def test_a_tenant_that_writes_records_of_processes(stage: Stage, root: Path) -> 
         liar = stage.start(root, *forger, annotations=ask)
         wait_for(lambda: "forged-records" in agent.kinds(liar))
         assert {honest, liar} <= stage.runc.living() and not agent.kinds(honest)
+
+
+def test_each_container_is_told_how_many_processes_the_others_have_on_the_gpu(stage: Stage, root: Path) -> None:
+    """By NVML: whatever records they write, its gate believes no more. Without an agent, the count ends soon."""
+    two = stage.start(root, "/bin/gpu-probe", "run", "500", "600", annotations=SHARE)
+    none = stage.start(root, *HOLD, annotations=SHARE)
+    grants = [found for id in (two, none) if (found := grant(stage, id))]
+
+    def told() -> list[list[int]]:
+        """What each of them is told of both; nothing where that holds no more."""
+        said = []
+        for of in grants:
+            page = Path(page_file(str(stage.state), of.key)).read_bytes()[SIZE:]
+            until = int.from_bytes(page[COUNTS_OFFSET:][:8], "little")
+            counts = page[COUNTS_OFFSET + 8 :]
+            holds = until > time.monotonic_ns()
+            said.append([counts[g.shares[0].slot - 1] for g in grants] if holds else [])
+        return said
+
+    assert told() == [[], []]
+    with running(stage, "--interval", "0.5") as agent:
+        assert stage.runc("exec", "--detach", two, "/bin/gpu-probe", "run", "500", "600").returncode == 0
+        wait_for(lambda: told() == [[2, 1], [2, 1]])
+        agent.looks(2)
+        assert told() == [[2, 1], [2, 1]]
+    wait_for(lambda: told() == [[], []])
 
 
 @pytest.mark.parametrize(

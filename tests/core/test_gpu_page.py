@@ -34,7 +34,8 @@ int main(int argc, char **argv) {
             printf("%s[%d, %u, %u, %u, %u, %u, %llu]", n++ ? ", " : "", i, p.slot[i].share.class_,
                    p.slot[i].share.freeze, p.slot[i].share.weight, p.slot[i].share.cap, p.slot[i].share.linger,
                    (unsigned long long)p.slot[i].born);
-    printf("], \"memops\": %d}\n", GH_TIER_MEMOPS);
+    printf("], \"memops\": %d, \"until\": %llu, \"contexts\": [%u, %u, %u]}\n", GH_TIER_MEMOPS,
+           (unsigned long long)p.counted_until, p.contexts[0], p.contexts[1], p.contexts[63]);
     return 0;
 }
 """
@@ -69,7 +70,11 @@ def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
         grant(2).replace(shares=(Share("GPU-other", 1, 50, slot=2),)),
         grant(6).replace(shares=(Share(UUID, 1, whole=True),), exclusive=True),
     )
-    (tmp_path / "page").write_bytes(pages.gpu_page(UUID, grants, 7, 10, seq=6, tiers=tiers.MEMOPS))
+    page = bytearray(pages.gpu_page(UUID, grants, 7, 10, seq=6, tiers=tiers.MEMOPS))
+    counts = pages.counts({1: 0, 2: 7, 64: 300}, 1 << 60)
+    assert not any(page[pages.COUNTS_OFFSET :]) and pages.COUNTS_OFFSET + len(counts) < pages.SIZE
+    page[pages.COUNTS_OFFSET : pages.COUNTS_OFFSET + len(counts)] = counts
+    (tmp_path / "page").write_bytes(page)
     (tmp_path / "reader.c").write_text(READER)
     subprocess.run([*ZIG, "-I", str(SHIM), "-o", tmp_path / "reader", tmp_path / "reader.c"], check=True)
     said = json.loads(subprocess.run([tmp_path / "reader", tmp_path / "page"], check=True, capture_output=True).stdout)
@@ -93,6 +98,8 @@ def test_c_reads_what_python_wrote(tmp_path: Path) -> None:
             [63, 2, 1, 2000, 800_000, 0, 1 << 63],
         ],
         "memops": tiers.MEMOPS,
+        "until": 1 << 60,
+        "contexts": [1, 7, 255],
     }
     assert pages.head(pages.gpu_page(UUID, grants, 7, 10, seq=6)) == (6, 7, 10)
 

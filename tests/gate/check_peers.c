@@ -158,6 +158,37 @@ static void slow_beside_dead(void) {
     HOLD(questions[SLOW] <= (clock_ns() - since) / (400 * GH_MS) + 1);
 }
 
+/* A process with work by its own word, in each of its records. The host's count is an upper bound of what is believed, while it
+ * holds. */
+static void no_more_contexts_than_the_host_counts(void) {
+    struct gh_slot_page forged = silent();
+    forged.head.top = GH_SLOT_PROCESSES;
+    for (unsigned i = 0; i < GH_SLOT_PROCESSES; i++)
+        forged.process[i] = (struct gh_slot_process){
+            .owner = 1 + i, .launched = 2, .done = 1, .heartbeat = clock_ns(), .done_at = clock_ns(), .withheld = 1};
+    int fd = open(GH_POLICY_FILE, O_RDWR);
+    for (unsigned i = 0; i < GH_SLOTS; i++)
+        put(i, &forged, i == SLOW ? sizeof forged : 0);
+    static const struct {
+        uint64_t ahead;
+        uint8_t counted;
+        unsigned believed;
+    } cases[] = {{60 * GH_S, 0, 1}, {60 * GH_S, 1, 1}, {60 * GH_S, 3, 3}, {60 * GH_S, 200, 112}, {0, 3, 112}};
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint64_t until = cases[i].ahead ? clock_ns() + cases[i].ahead : clock_ns();
+        off_t at = GH_POLICY_SIZE + (off_t)offsetof(struct gh_gpu_page, counted_until);
+        HOLD(pwrite(fd, &until, sizeof until, at) == sizeof until);
+        HOLD(pwrite(fd, &cases[i].counted, 1, at + 8 + SLOW) == 1);
+        for (unsigned k = 0; k < GH_SLOT_PROCESSES; k++)
+            forged.process[k].heartbeat = forged.process[k].done_at = clock_ns();
+        put(SLOW, &forged, sizeof forged);
+        struct peers_said said = peers_look(&peers, peers_now(&peers), 1);
+        HOLD(said.contexts == cases[i].believed);
+        HOLD(peers_view(&peers)->slot[SLOW].processes == cases[i].believed);
+    }
+    HOLD(!close(fd));
+}
+
 int main(int argc, char **argv) {
     HOLD(argc == 2);
     begin();
@@ -165,6 +196,8 @@ int main(int argc, char **argv) {
         scribblers(0);
     else if (!strcmp(argv[1], "slow"))
         scribblers(4 * GH_MS);
+    else if (!strcmp(argv[1], "counts"))
+        no_more_contexts_than_the_host_counts();
     else
         slow_beside_dead();
     puts("ok");

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from oci_hook.core import slot_page
+from oci_hook.core import gpu_page, slot_page
 from oci_hook.linux.schedstat import run_delays
 from testbed.sim.gpus import CLIENT, ahead
 
@@ -93,6 +93,13 @@ class Gpu:
             os.pwrite(f.fileno(), self.page[:16], at)
             os.pwrite(f.fileno(), self.page[20:], at + 20)
             os.pwrite(f.fileno(), self.page[16:20], at + 16)
+
+    def count(self, contexts: dict[int, int], seconds: float = LONG) -> None:
+        """As the agent does at a look: how many processes of each slot are on the GPU."""
+        words = gpu_page.counts({slot + 1: n for slot, n in contexts.items()}, time.monotonic_ns() + int(seconds * 1e9))
+        for policy, number in self.copies:
+            with open(policy, "r+b") as f:
+                os.pwrite(f.fileno(), words, PAGE * (1 + number) + gpu_page.COUNTS_OFFSET)
 
     def share_with(self, policy: Path, number: int) -> None:
         """A container gets this GPU as its GPU `number`; it gets every change from now on."""

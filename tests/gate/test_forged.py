@@ -96,6 +96,23 @@ def test_who_waits_for_a_launch_at_the_gate_goes_on(place: Make, waiter: str, co
         settles(longest, lambda seconds: seconds < 0.3)
 
 
+def test_no_more_processes_are_believed_than_the_host_counts(place: Make, waiter: str) -> None:
+    """Who waits for a launch at the gate is quicker beside one process than beside 112."""
+    p = place(Tenant(), Tenant(), scale=2)
+    load = p.boxes[0].start([waiter, "self"])
+    load.ready()
+
+    def rounds() -> float:
+        before, since = load.points[-1][1], time.monotonic()
+        time.sleep(2)
+        return float(load.points[-1][1] - before) / (time.monotonic() - since)
+
+    with forged(p, 1, 112):
+        slow = rounds()
+        p.gpu.count({1: 1})
+        settles(rounds, lambda quick: quick > 1.5 * slow)
+
+
 @pytest.mark.parametrize("count", [1, 112])
 def test_who_wrote_once_is_not_there_for_ever(place: Make, count: int) -> None:
     """All times lie ahead, and nobody writes any more: the neighbour is alone after a while, and its launches are not counted."""

@@ -75,6 +75,14 @@ def test_what_others_make_costly_is_asked_for_rarely(check_slot: Path, tmp_path:
 @pytest.mark.parametrize("what", ["quick", "slow", "dead"])
 def test_locks_are_asked_for_rarely_whatever_others_write(tmp_path: Path, what: str) -> None:
     """63 hostile containers: each one's locks at most every 50 ms, all of them in a hundredth of the time, in turns."""
+    peers(tmp_path, what)
+
+
+def test_no_more_processes_are_believed_than_the_host_counts(tmp_path: Path) -> None:
+    peers(tmp_path, "counts")
+
+
+def peers(tmp_path: Path, what: str) -> None:
     (tmp_path / "run/share/0/slot").mkdir(parents=True)
     build = BUILDS[0]
     flags = ["-std=c11", "-g", *build, "-fno-sanitize-recover=all", f"-I{SHIM}", '-DGH_PRIVATE="run"']

@@ -1,6 +1,7 @@
 """Audits a sample of all GPUs: collects what belongs to it, has it judged (audit_rules.py, protection.py), and acts on it."""
 
 import time
+from collections import Counter
 
 from oci_hook.agent.act.protection import Protection
 from oci_hook.agent.act.response import Response
@@ -10,11 +11,12 @@ from oci_hook.agent.judge.gpu_sample import GpuSample, listed
 from oci_hook.agent.node_state import NodeState
 from oci_hook.agent.watch.accounts import Accounts
 from oci_hook.agent.watch.process_owner import ProcessOwners
-from oci_hook.core.gpu_page import promised
+from oci_hook.core.gpu_page import counts, on_gpu, promised
 from oci_hook.core.terms import CLASS_NUMBERS
 from oci_hook.core.units import MIB
 from oci_hook.ledger import events
-from oci_hook.ledger.slot_files import read_gate
+from oci_hook.ledger.deliver import page_file
+from oci_hook.ledger.slot_files import read_gate, write_counts
 from oci_hook.linux.schedstat import run_delays
 from oci_hook.observe.account import UNIT, PageFigures
 
@@ -70,6 +72,7 @@ class Auditing:
         judged = seen.replace(grants=grants, processes=mine, working=working)
         self.verdict = self._auditor.judge(judged, gated, stopped, tuple(self._find_hogs(judged)))
         self._write_surcharges(accounts)
+        self._write_counts(gpus)
         self._measure()
         self._note_use(accounts, gpus)
         harmful = {f.what for f in self.verdict.findings if self._takes_time(f)}
@@ -130,6 +133,23 @@ class Auditing:
             kept = accounts[key]
             if isinstance(kept, PageFigures) and kept.surcharges[i] != -(-amount // UNIT) * UNIT:
                 self._accounts.write_surcharge(key, i, amount)
+
+    def _write_counts(self, gpus: dict[str, GpuSample]) -> None:
+        """Tell the containers of each GPU how many processes of each other are there, by NVML: their gates believe no more. A
+        count holds until the look after the next one. Where NVML lists no container's process, that says nothing."""
+        node, grants = self._node, tuple(self._node.grants.values())
+        until = time.monotonic_ns() + int((2 * node.options.interval + 1) * 1e9)
+        for uuid, gpu in gpus.items():
+            sharing = on_gpu(uuid, grants)
+            found = Counter(self.processes[pid][0] for pid, _, _ in gpu.processes if pid in self.processes)
+            if not found or len(sharing) < 2:
+                continue
+            data = counts({share.slot: found[grant.key] for grant, share in sharing}, until)
+            for grant, _ in sharing:
+                try:
+                    write_counts(page_file(node.state_dir, grant.key), 1 + grant.place(uuid), data)
+                except OSError:
+                    pass  # it ends, or has a lease on the file, and believes what others say
 
     def _note_use(self, accounts: dict[str, Kept], gpus: dict[str, GpuSample]) -> None:
         """Updates each container's use, its peak and its history."""

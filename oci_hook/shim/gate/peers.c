@@ -102,6 +102,14 @@ const uint32_t *peers_seq_word(const struct peers *p) {
 
 /* ---- the other slots ---- */
 
+/* Most processes of the container in that slot that may be believed to have work. */
+static unsigned most_contexts(const struct peers *p, unsigned slot, uint64_t now) {
+    if (!p->page || mul64(now, p->scale) >= WORD_LOAD_RELAXED(&p->page->counted_until))
+        return GH_SLOT_PROCESSES;
+    unsigned counted = WORD_LOAD_RELAXED(&p->page->contexts[slot]);
+    return counted ? counted : 1;
+}
+
 struct peers_said peers_look(struct peers *p, uint64_t now, uint32_t ours) {
     if (p->page && WORD_LOAD_RELAXED(&p->page->seq) != p->seq)
         read_page(p);
@@ -117,6 +125,9 @@ struct peers_said peers_look(struct peers *p, uint64_t now, uint32_t ours) {
         struct gh_slot before = slot[i];
         slot[i] = slot_read(&p->peer[i].slot, p->gpu, i, p->peer[i].born, now, &p->view.rules, &before, elapsed, top,
                             &theirs);
+        unsigned most = most_contexts(p, i, now);
+        theirs = (unsigned)min64(theirs, most);
+        slot[i].processes = (uint8_t)min64(slot[i].processes, most);
         claimed[i] = (uint8_t)theirs;
         said.contexts += theirs;
     }

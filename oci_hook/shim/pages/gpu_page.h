@@ -44,13 +44,17 @@ struct gh_gpu_page {
     uint32_t tiers; /* bits of enum gh_tier */
     uint8_t reserved[36];
     struct gh_gpu_share slot[GH_SLOTS];
+    /* The agent's count at its last look. It writes these words by themselves, seq stands still meanwhile. */
+    uint64_t counted_until; /* CLOCK_MONOTONIC up to which it holds; 0: nobody counts */
+    uint8_t
+        contexts[GH_SLOTS]; /* most processes of the container in that slot that can have work on the GPU, 1 at least */
 };
 
 #pragma GCC diagnostic pop
 
 _Static_assert(sizeof(struct gh_share) == 12, "share");
 _Static_assert(sizeof(struct gh_gpu_share) == 32, "GPU share");
-_Static_assert(sizeof(struct gh_gpu_page) == 128 + 32 * GH_SLOTS, "head and slots");
+_Static_assert(sizeof(struct gh_gpu_page) == 128 + 32 * GH_SLOTS + 8 + GH_SLOTS, "head, slots and counts");
 _Static_assert(sizeof(struct gh_gpu_page) <= GH_GPU_PAGE_SIZE, "fits one page");
 
 #endif
