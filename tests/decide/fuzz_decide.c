@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "gate/decide.h"
+#include "pages/slot_view.c"
 
 static const uint8_t *input; /* libFuzzer's bytes */
 static size_t input_left;
@@ -307,6 +308,32 @@ static void idle_high(void) {
 
 /* ---- I3: the bound on what peers can cost, whatever they write at any moment ---- */
 
+/* Records of processes that a container forges, as the shim reads them. Its v does not fall. */
+static void forge(struct gh_slot *s, uint64_t now) {
+    static struct gh_slot_page page;
+    unsigned count = 1 + (unsigned)below(below(2) ? 8 : GH_SLOT_PROCESSES), contexts, kind = (unsigned)below(4);
+    page.head = (struct gh_slot_head){.magic = GH_SLOT_MAGIC,
+                                      .version = GH_SLOT_VERSION,
+                                      .top = below(8) ? count : (uint32_t)draw(),
+                                      .v = max64(s->v, below(4) ? 1 : GH_S + below(now)),
+                                      .active_at = near(now, 1),
+                                      .idle_since = near(now, 1),
+                                      .duty = (uint32_t)below(2 * GH_PPM),
+                                      .want = (uint32_t)below(2 * GH_PPM),
+                                      .saturated = below(4) > 0};
+    for (unsigned i = 0; i < count; i++)
+        page.process[i] = (struct gh_slot_process){.owner = 1 + below(2) * i,
+                                                   .launched = 8 + (kind ? kind == 1 : below(3)),
+                                                   .done = 8,
+                                                   .done_at = kind ? now : near(now, 1),
+                                                   .heartbeat = kind ? now : near(now, 1),
+                                                   .residue = kind ? GH_MS : draw(),
+                                                   .uncharged = below(4) ? 0 : draw(),
+                                                   .held = kind ? kind == 2 : below(2),
+                                                   .withheld = 1};
+    *s = gh_slot_view(&page, sizeof page, now, 50 * GH_MS, &contexts);
+}
+
 /* What a hostile peer writes next. Strategies are chosen anew now and then, so that they also alternate. */
 static void lie(struct gh_gpu *gpu, unsigned i, unsigned strategy, uint64_t now) {
     struct gh_slot *s = &gpu->slot[i];
@@ -352,6 +379,13 @@ static void lie(struct gh_gpu *gpu, unsigned i, unsigned strategy, uint64_t now)
         *s = busy;
         s->launched = s->done = 1, s->epoch = s->start = s->end = 0, s->v = UINT64_MAX / 2;
         break;
+    case 9:
+    case 10:
+        if (below(20) == 0)
+            forge(s, now);
+        else
+            s->heartbeat = s->done_at = now;
+        break;
     default: break; /* leaves what is there */
     }
 }
@@ -372,16 +406,17 @@ static void bound_of_peers(void) {
         gpu.present |= 1ull << i;
         gpu.share[i] = (struct gh_share){.class_ = 1, .weight = (uint16_t)(below(2) ? 50 : 1 + below(100))};
         weights += gpu.share[i].weight;
-        strategy[i] = (unsigned)below(10);
+        strategy[i] = (unsigned)below(12);
     }
     struct gh_slot *mine = &gpu.slot[me];
     *mine = (struct gh_slot){.v = GH_S, .saturated = 1, .duty = GH_PPM};
     struct gh_own own = {.peers = &peers};
     struct gh_decision last;
     int asked = 0, pace = below(2) ? 40 : 1; /* how often they change their strategies */
+    uint64_t since = now, longest = 0;       /* wait for one command */
     while (now < end) {
         if (below(2000) < (uint64_t)pace)
-            strategy[below(n + 1)] = (unsigned)below(10);
+            strategy[below(n + 1)] = (unsigned)below(12);
         for (unsigned i = 0; i <= n; i++)
             if (i != me)
                 lie(&gpu, i, strategy[i], now);
@@ -402,6 +437,7 @@ static void bound_of_peers(void) {
             now = last.until + 30 * GH_US;
             continue;
         }
+        longest = max64(longest, now - since);
         /* The command runs at once, and alone. It is done before the next one is asked for. */
         now += GH_US / 2;
         mine->launched = done + 1;
@@ -418,7 +454,7 @@ static void bound_of_peers(void) {
         }
         mine->done = ++done;
         mine->uncharged = 0;
-        mine->done_at = mine->idle_since = now;
+        mine->done_at = mine->idle_since = since = now;
         struct gh_rise rise = gh_charge(&gpu, me, kernel);
         mine->v = gh_risen(&rise, mine->v);
     }
@@ -431,12 +467,14 @@ static void bound_of_peers(void) {
     /* What they can take beyond their parts at once: gh_peers_count. A decision is up to 2.5 ms late. */
     uint64_t once_ = gpu.rules.patience + 100 * GH_MS + n * 5 * GH_MS + 5 * kernel;
     CHECK(18, least + once_ >= due * 95 / 100);
+    /* No wait is longer than until its part of it is as much: so long might a peer's real work take, after a long command. */
+    CHECK(38, longest * gpu.share[me].weight / weights * 95 / 100 <= once_);
     if (due >= 25 * GH_S / 10 && kernel <= 5 * GH_MS)
         CHECK(31, least >= due * 9 / 10);
 }
 
-/* A tenant under a ceiling of its own share, beside one that says that it has work, waits for its turn, or has claimed the GPU, and whose v stands
- * still. It has what its ceiling lets it have: the other one never pays, so it is owed nothing. */
+/* A tenant under a ceiling of its own share, beside one that says that it has work, waits for its turn, or has a tenure, and
+ * whose v stands still. It has what its ceiling lets it have: the other one never pays, so it is owed nothing. */
 static void ceiling_beside_who_never_pays(void) {
     static struct gh_gpu gpu;
     static struct gh_peers peers;
@@ -574,7 +612,7 @@ int main(int argc, char **argv) {
     state = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     for (uint64_t i = 0; i < iterations; i++)
         once();
-    for (int i = 0; i < 38; i++) {
+    for (int i = 0; i < 39; i++) {
         printf("%d %" PRIu64 " %s\n", i, checks[i], check_name[i] ? check_name[i] : "-");
         if (!checks[i]) { /* a property that was never checked proves nothing */
             fprintf(stderr, "property %d never came up\n", i);
