@@ -20,7 +20,7 @@ from typing import Any
 
 from oci_hook.core import dialects
 from oci_hook.core.layout import PREFIX_KEY
-from oci_hook.errors import refuse
+from oci_hook.errors import GhError, refuse
 from oci_hook.install.files import locked, make_folder, os_refusal, remove_empty
 from oci_hook.oci.annotations import STATIC
 
@@ -322,6 +322,15 @@ def writable(path: Path) -> None:
         why = "is read-only" if os.statvfs(folder).f_flag & os.ST_RDONLY else "cannot be written to"
         root = "run as root, or " if os.geteuid() else ""
         raise refuse("GH-507", f"{folder} {why}, so {path.name} is unchanged; {root}use --print")
+
+
+def takes_lines(path: Path) -> bool:
+    """True if this file can be given our lines: NixOS's are read-only, others are generated."""
+    try:
+        writable(path)
+        return not generated(read(path)[1] or b"")
+    except GhError:
+        return False
 
 
 def replace_file(path: Path, data: bytes) -> None:

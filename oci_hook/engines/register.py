@@ -18,6 +18,7 @@ from oci_hook.engines.edits import (
     put_in_place,
     read,
     reverted,
+    takes_lines,
     text_of,
     writable,
 )
@@ -111,7 +112,8 @@ def doubts(name: str, changes: list[FileChange], registration: Registration, rec
     found: list[str] = module.doubts(registration) if hasattr(module, "doubts") else []
     main = changes[0].path
     for pid, file in daemons.elsewhere(name, main):
-        found.append(f"no running {name} reads {main}: process {pid} reads {file} (--config {file})")
+        helps = f"--config {file}" if takes_lines(Path(file)) else "which cannot be changed: see --print"
+        found.append(f"no running {name} reads {main}: process {pid} reads {file} ({helps})")
     return [*lacks(has, registration, registration.default or is_default(name, record, registration)), *found]
 
 

@@ -410,6 +410,13 @@ def test_daemons_that_have_not_read_their_files(well: Node, monkeypatch: pytest.
             finding["fix"].startswith("gpu-hook install --engine containerd ")
             and "--config /k3s.toml" in finding["fix"]
         )
+    generated = well.containerd.with_name("generated.toml")
+    generated.write_text("# Generated. DO NOT EDIT\nversion = 2\n")
+    words["containerd"][1:] = ["--config", str(generated)]
+    assert [f["fix"] for f in well.wrong()] == ["gpu-hook install --print --engine containerd"]
+    assert "which cannot be changed: see --print" in well.run(
+        "install", "--engine", "containerd", "--host-root", str(well.root)
+    )
     words["containerd"][1:] = ["--config", str(well.containerd)]
     assert [f["check"] for f in well.wrong()] == ["containerd"]
     os.utime(well.containerd, (1, 1))

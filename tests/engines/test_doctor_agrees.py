@@ -23,6 +23,7 @@ from testbed.packages import debian_13, debian_sid
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
+PREFIX = "--prefix=/opt/gpu-hook"  # a place of its own, whatever install would choose
 PROGRAM = "/opt/gpu-hook/bin/gpu-hook-runtime"
 SYSTEMS: dict[str, Callable[[], Path | None]] = {
     "this machine": lambda: None,
@@ -40,7 +41,7 @@ class Node:
     def __init__(self, root: Path | None, folder: Path) -> None:
         self.hideout, self.log = Hideout(root), folder / "log"
         self.process: subprocess.Popen[bytes] | None = None
-        self.hideout.gpu_hook("install", "--no-engines")
+        self.hideout.gpu_hook("install", "--no-engines", PREFIX)
         program = f'#!/bin/sh\nPYTHONPATH={REPO} exec {self.hideout.python} -m oci_hook "$@"\n'
         self.write("/run/bin/gpu-hook", program)
         self.sh("chmod 755 /run/bin/gpu-hook")
@@ -59,11 +60,11 @@ class Node:
         self.write(path, text.replace(old, new))
 
     def install(self, *more: str) -> str:
-        return self.hideout.gpu_hook("install", "--engine", self.engine, *more)
+        return self.hideout.gpu_hook("install", "--engine", self.engine, PREFIX, *more)
 
     def doctor(self) -> list[dict[str, str]]:
         """What is to be fixed of the engine."""
-        done = self.hideout.run(self.hideout.python, "-m", "oci_hook", "doctor", "--json")
+        done = self.hideout.run(self.hideout.python, "-m", "oci_hook", "doctor", "--json", PREFIX)
         findings = json.loads(done.stdout)["findings"]
         assert [f for f in findings if f["check"] == self.engine], findings
         return [f for f in findings if f["check"] == self.engine and f["state"] in ("warn", "fail")]
@@ -105,7 +106,7 @@ class Node:
 
     def clean(self) -> None:
         self.stop()
-        self.sh("gpu-hook uninstall --force --engine " + self.engine + " || true")
+        self.sh(f"gpu-hook uninstall {PREFIX} --force --engine {self.engine} || true")
         self.sh(f"rm -rf /etc/{self.config}")
 
 
@@ -241,7 +242,7 @@ def docker_other_file(node: Docker) -> None:
 
 def docker_written(text: str) -> Callable[[Docker], None]:
     def state(node: Docker) -> None:
-        node.sh("gpu-hook uninstall --engine docker")
+        node.sh(f"gpu-hook uninstall {PREFIX} --engine docker")
         node.write("/etc/docker/daemon.json", text)
         node.install()
         node.stop()
@@ -279,7 +280,7 @@ def shadowed(node: Containerd) -> None:
 
 
 def its_place_is_gone(node: Containerd) -> None:
-    node.sh("gpu-hook uninstall --engine containerd")
+    node.sh(f"gpu-hook uninstall {PREFIX} --engine containerd")
     node.tool()
     node.install()
     node.sh("rm -f /etc/containerd/conf.d/*.toml")
@@ -293,7 +294,7 @@ def overruled(node: Containerd) -> None:
 
 
 def containerd_late(node: Containerd) -> None:
-    node.sh("gpu-hook uninstall --engine containerd")
+    node.sh(f"gpu-hook uninstall {PREFIX} --engine containerd")
     node.again()
     node.install()
 

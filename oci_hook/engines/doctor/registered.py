@@ -11,7 +11,16 @@ from pathlib import Path
 from oci_hook.config.settings import Settings
 from oci_hook.engines import containerd, containerd_place, containerd_spec, cri, daemons, detect, engine, toml_text
 from oci_hook.engines.doctor.finding import EDIT, FAIL, NOTE, OK, WARN, CheckResult
-from oci_hook.engines.edits import NAME, FileChange, Record, Registration, annotation_patterns, pod_patterns, read
+from oci_hook.engines.edits import (
+    NAME,
+    FileChange,
+    Record,
+    Registration,
+    annotation_patterns,
+    pod_patterns,
+    read,
+    takes_lines,
+)
 from oci_hook.engines.effective import Has
 from oci_hook.engines.register import is_default, lacks, planned, unused
 from oci_hook.errors import GhError
@@ -114,6 +123,7 @@ def running_daemons(
         return
     for pid, file in daemons.elsewhere(name, path):
         other = f"{fix.partition(' --config ')[0]} --config {shlex.quote(file)}"
+        other = other if takes_lines(Path(file)) else f"gpu-hook install --print --engine {name}"
         message = f"the running {engine(name).PROGRAMS[0]} ({pid}) reads {file} instead of {path}"
         if file not in configs:
             yield CheckResult(name, WARN, message, "GH-510", other)
