@@ -76,11 +76,5 @@ def check_prefix(prefix: str) -> None:
             )
         if (part := own_path.changeable(str(path))) is not None:
             raise refuse("GH-504", f"{part} can be changed by others than root; run chown root and chmod go-w on it")
-    check_mount(prefix)
-
-
-def check_mount(prefix: str) -> None:
-    """Programs at PREFIX, which need not exist yet, can be run. Raises SettingsError GH-504."""
-    there = next(path for path in (Path(prefix), *Path(prefix).parents) if path.exists())
-    if os.statvfs(there).f_flag & os.ST_NOEXEC:
+    if os.statvfs(prefix).f_flag & os.ST_NOEXEC:
         raise refuse("GH-504", f"{prefix} is on a file system mounted noexec; choose another --prefix")

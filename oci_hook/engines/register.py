@@ -54,7 +54,8 @@ def register(
     names: Sequence[str], registration: Registration, dry_run: bool = False, restart: bool = False
 ) -> list[Result]:
     """Register with these engines, or with every engine that is found and used. Raises SettingsError GH-504 to GH-509."""
-    (detect.check_mount if dry_run else detect.check_prefix)(registration.prefix)
+    if not dry_run:
+        detect.check_prefix(registration.prefix)
     if registration.config and len(names) != 1:
         raise refuse("GH-506", "--config is the file of one engine; name exactly one by --engine")
     if registration.way == "hook":

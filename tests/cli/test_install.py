@@ -104,7 +104,7 @@ def test_a_place_where_no_program_can_run_is_not_installed_to(
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
     for flags in (("--dry-run",), ()):
         refused = machine.run("install", "--state-dir", str(machine.state), *flags, status=1).stderr
-        assert refused.startswith(f"GH-504: {machine.prefix} is on a file system mounted noexec")
+        assert refused.startswith(f"GH-504: no install can be in {machine.prefix}: ") and "is mounted noexec" in refused
         assert not machine.prefix.exists() and not machine.state.exists()
 
 
