@@ -52,7 +52,7 @@ static struct gh_decision ask(unsigned me) {
 static void open_alone(void) {
     tenant(0, 1, 100);
     struct gh_decision d = ask(0);
-    MUST(d.go && d.mode == GH_OPEN && !d.claim);
+    MUST(d.go && d.mode == GH_OPEN && !d.takes);
     tenant(1, 1, 100); /* a peer whose last work was 2 s ago does not count */
     idle(1, now - 2 * GH_S);
     d = ask(0);
@@ -180,9 +180,9 @@ static void rotate_by_least_v(void) {
     tenant(1, 1, 100);
     gpu.slot[1].v -= 1;
     struct gh_decision d = ask(1);
-    MUST(d.go && d.claim && d.mode == GH_ROTATE && d.epoch == 1 && d.end - d.start == 10 * GH_MS);
+    MUST(d.go && d.takes && d.mode == GH_ROTATE && d.epoch == 1 && d.end - d.start == 10 * GH_MS);
     d = ask(0);
-    MUST(!d.go && !d.claim && d.on == GH_ON_SLOT && d.slot == 1);
+    MUST(!d.go && !d.takes && d.on == GH_ON_SLOT && d.slot == 1);
     claim(1, 1, now - GH_MS, 10 * GH_MS);
     d = ask(0);
     MUST(!d.go && d.until <= now + gpu.rules.recheck);
@@ -212,7 +212,7 @@ static void tenures_stay_below_a_tenth_of_a_second(void) {
         tenant(i, 1, 1 + i);
     gpu.slot[63].v--;
     struct gh_decision d = ask(63);
-    MUST(d.claim && d.end - d.start <= 100 * GH_MS && d.end - d.start >= 2 * GH_MS);
+    MUST(d.takes && d.end - d.start <= 100 * GH_MS && d.end - d.start >= 2 * GH_MS);
 }
 
 static void mix_lets_others_fill(void) {
@@ -250,7 +250,7 @@ static void probe_is_left_alone(void) {
     gpu.slot[0].saturated = 0;
     gpu.slot[0].v--;
     struct gh_decision d = ask(0);
-    MUST(d.claim && d.probe_until == now + 5 * GH_MS);
+    MUST(d.takes && d.probe_until == now + 5 * GH_MS);
     claim(0, d.epoch, d.start, d.end - d.start);
     gpu.slot[0].probe_until = d.probe_until;
     d = ask(1);
@@ -281,7 +281,7 @@ static void idle_primary_loses_its_tenure(void) {
     MUST(!d.go && d.until <= now + 100 * GH_US + 1); /* that one may come back at any moment */
     idle(0, now - 201 * GH_US);
     d = ask(1);
-    MUST(d.go && d.claim && d.epoch == 2);
+    MUST(d.go && d.takes && d.epoch == 2);
 }
 
 static void dead_or_silent_primary_loses_its_tenure(void) {
@@ -294,7 +294,7 @@ static void dead_or_silent_primary_loses_its_tenure(void) {
     gpu.slot[0].ended = 0;
     gpu.slot[0].heartbeat = gpu.slot[0].done_at = now - 3 * GH_MS;
     struct gh_decision d = ask(1);
-    MUST(d.go && d.claim && d.epoch == 2);
+    MUST(d.go && d.takes && d.epoch == 2);
     gpu.slot[0].done_at = now; /* its work progresses, so it counts as alive */
     MUST(!ask(1).go);
 }
@@ -309,7 +309,7 @@ static void woken_takes_over(void) {
     MUST(!ask(1).go);
     gpu.slot[1].v -= 2 * GH_MS;
     struct gh_decision d = ask(1);
-    MUST(d.go && d.claim && d.epoch == 5);
+    MUST(d.go && d.takes && d.epoch == 5);
     gpu.slot[0].woke_at = now - 2 * GH_MS; /* not from one that woke a moment ago itself */
     MUST(!ask(1).go);
 }
@@ -476,7 +476,7 @@ static void a_long_command_counts_from_its_launch(void) {
     idle(1, now - GH_S);
     MUST(ask(1).blame == 0);
     gpu.slot[0].uncharged = 300 * GH_MS;
-    MUST(ask(1).go && ask(1).claim);
+    MUST(ask(1).go && ask(1).takes);
 }
 
 /* The owner may overrun its tenure by ten milliseconds for the command that runs; others wait for its end. */

@@ -126,7 +126,7 @@ static struct gh_own own_of(uint64_t now, int hostile) {
 }
 
 static int same(const struct gh_decision *a, const struct gh_decision *b) {
-    return a->go == b->go && a->mode == b->mode && a->on == b->on && a->slot == b->slot && a->claim == b->claim &&
+    return a->go == b->go && a->mode == b->mode && a->on == b->on && a->slot == b->slot && a->takes == b->takes &&
            a->held == b->held && a->until == b->until && a->epoch == b->epoch && a->start == b->start &&
            a->end == b->end && a->probe_until == b->probe_until && a->blame == b->blame && a->ahead == b->ahead &&
            a->spare == b->spare && a->lone == b->lone;
@@ -180,7 +180,7 @@ static void any_neighbours(void) {
         CHECK(15, equal == (d.blame < GH_SLOTS));
         CHECK(16, d.blame >= GH_SLOTS || (d.blame != me && gpu.present >> d.blame & 1));
     }
-    if (d.claim) {
+    if (d.takes) {
         CHECK(7, d.start == now && d.epoch != 0);
         CHECK(8, d.end > d.start || now >= UINT64_MAX - GH_S);
         CHECK(9, d.end - d.start <= gpu.rules.tenure_sum);
@@ -264,7 +264,7 @@ static void honest_equals(void) {
         struct gh_own own = {.inflight = gpu.slot[i].residue, .probed_at = now};
         struct gh_decision d = gh_decide(&gpu, i, &own, now, 80 * GH_US);
         running += d.go || d.on == GH_ON_OWN_DONE;
-        claims += d.claim;
+        claims += d.takes;
         /* an owner that overruns its tenure with the command that runs */
         const struct gh_slot *s = &gpu.slot[i];
         finishing |= s->launched != s->done && s->end <= now && s->heartbeat + s->residue > now;
@@ -427,7 +427,7 @@ static void bound_of_peers(void) {
         own.ahead = last.ahead;
         mine->held = last.held;
         mine->active_at = now;
-        if (last.claim) {
+        if (last.takes) {
             mine->epoch = last.epoch, mine->start = last.start, mine->end = last.end;
             mine->probe_until = last.probe_until;
         } else if (!last.go && mine->end > now) {
@@ -509,7 +509,7 @@ static void ceiling_beside_who_never_pays(void) {
         mine->held = last.held;
         if (last.go || last.held)
             mine->active_at = now;
-        if (last.claim)
+        if (last.takes)
             mine->epoch = last.epoch, mine->start = last.start, mine->end = last.end;
         else if (!last.go && mine->end > now)
             mine->end = now;
