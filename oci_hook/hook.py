@@ -15,10 +15,9 @@ import time
 from oci_hook import program
 from oci_hook.config import settings as node_settings
 from oci_hook.core.layout import BOUNDARY_DIR, MARKER
-from oci_hook.core.terms import DRIVER
 from oci_hook.errors import GhError, refuse
+from oci_hook.giving import Door, check_cgroups
 from oci_hook.ledger import events
-from oci_hook.linux import limits
 from oci_hook.oci import annotations, log, nvidia_hooks, request_mounts, spec, state
 
 TYPE_CHECKING = False
@@ -26,13 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oci_hook.apply.to_cgroup import DeviceCgroup
-    from oci_hook.apply.to_container import LiveContainer
     from oci_hook.config.settings import Settings
     from oci_hook.core.grant import Grant, Identity, Life
     from oci_hook.core.inventory import Inventory
     from oci_hook.core.request import Request
-    from oci_hook.core.terms import Terms
     from oci_hook.errors import Problem
+    from oci_hook.ledger.admit import Admission
     from oci_hook.oci.spec_types import Spec
     from oci_hook.oci.state import State
 
@@ -42,16 +40,15 @@ POSTSTOP_DEADLINE = 4.0
 FORGET_SECONDS = 1.5
 
 
-class Hook(program.Program):
+class Hook(Door):
     """One call of the hook. At poststop its exit status is always 0: the container has ended already."""
-
-    __slots__ = ("prefix", "args", "stage", "claim")
 
     def __init__(self, prefix: str, args: "Sequence[str]") -> None:
         self.prefix = prefix
         self.args = args
         self.stage = args[0] if len(args) in (1, 2) else ""
         self.claim = args[1] if len(args) == 2 else ""
+        self.before: Grant | None = None  # what an earlier stage made of the claim
         if self.stage == "poststop":
             super().__init__("the hook", POSTSTOP_DEADLINE, failed=0)
         else:
@@ -74,9 +71,114 @@ class Hook(program.Program):
         elif self.stage == "poststop":
             forget(given, settings)
         else:
-            given = _with_bundle(given)
-            self.bundle = given.bundle
-            start(given, settings, self, self.claim)
+            self.settings, self.given = settings, _with_bundle(given)
+            self.bundle = self.given.bundle
+            self.serve()
+
+    def serve(self) -> None:
+        """Checks the share that the container was given before, or gives it one. Nothing to do if it asks for none."""
+        self.began, given, settings = time.monotonic(), self.given, self.settings
+        if annotations.is_sandbox(given.annotations):
+            return
+        config = self.config = spec.load(os.path.join(given.bundle, "config.json"))
+        self.doc, self.asking, self.who = _unedited(config), given.annotations, _who(given, config)
+        self.pod_uid = self.who.pod_uid
+        request = request_mounts.request(self.doc, given.annotations, settings.rules)
+        if self.claim:
+            return self.start(request)
+        self.say_unclear(config, request is not None, False, self.report)
+        if request is None:
+            return
+        self.open()
+        grant = _held(given, config, settings) or self.adopted()
+        if grant is not None:
+            self.verify(grant)
+        elif settings.mode == "standalone":
+            self.start(request)
+        else:
+            raise refuse(
+                "GH-409",
+                f"mode is {settings.mode}, and gpu-hook-runtime has not seen this container; make it with that runtime, or "
+                "set `mode: standalone` and leave the NVIDIA runtime and its hooks out",
+            )
+
+    def open(self) -> None:
+        """Raises ApplyError GH-404, GH-406, GH-409."""
+        if self.settings.mode == "standalone":
+            nvidia_hooks.check(self.config)
+        from oci_hook.apply import live  # loaded here, since most containers ask for nothing
+
+        self.live = live.open_container(self.given.pid, spec.rootfs(self.config, self.given.bundle))
+
+    def verify(self, grant: "Grant") -> None:
+        from oci_hook.apply import live
+        from oci_hook.ledger.inventory import load
+
+        check = live.verify if self.settings.mode == "standalone" else live.verify_beside
+        check(grant, load(self.settings), self.config, self.live, self.settings)
+        _limit(grant, load(self.settings), self.given.pid, self.config, self.settings)
+
+    def book(self, request: "Request | None") -> "Admission | None":
+        """With a claim, request is what the container asks for beside it, which is refused."""
+        if not self.claim:
+            return super().book(request)
+        from oci_hook.config.cluster import check_no_request
+        from oci_hook.ledger import resource_claims
+        from oci_hook.ledger.admit import Admission
+        from oci_hook.ledger.inventory import load
+
+        settings = self.settings
+        if request is not None:
+            check_no_request(request)
+        if settings.mode != "standalone":
+            raise refuse("GH-409", f"mode is {settings.mode}; a ResourceClaim needs `mode: standalone` on its node")
+        self.open()
+        life = self.life()
+        self.before = _held(self.given, self.config, settings)
+        inventory = load(settings)
+        return Admission(resource_claims.take(self.claim, self.who, life, inventory, settings), inventory)
+
+    def life(self) -> "Life":
+        from oci_hook.apply.to_cgroup import DeviceCgroup
+
+        self.devices = DeviceCgroup(self.given.pid)
+        return _life(self.given.pid, self.devices)
+
+    def put(self, grant: "Grant", inventory: "Inventory") -> None:
+        from oci_hook.apply import live
+
+        if self.claim:
+            check_cgroups(grant.terms, self.config)
+        if self.before is not None and self.before.key == grant.key:
+            return self.verify(grant)
+        live.put(grant, inventory, self.config, self.live, self.devices, self.settings)
+        _limit(grant, inventory, self.given.pid, self.config, self.settings)
+
+    def undo(self) -> None:
+        if not self.claim or self.grant is None:
+            return super().undo()
+        from oci_hook.ledger import resource_claims
+
+        resource_claims.put_back(self.grant, self.claim, self.settings)
+
+    def adopted(self) -> "Grant | None":
+        """The grant that our precreate stage made for this spec, before anybody knew the container, and whose key it wrote
+        into the spec's marker. From now on the grant is this container's and ends with it. None where there is none."""
+        if MARKER not in (self.config.get("annotations") or {}):
+            return None
+        from oci_hook.apply.to_cgroup import DeviceCgroup
+        from oci_hook.apply.to_spec import marked
+        from oci_hook.ledger.admit import adopt
+
+        devices = None
+        try:
+            devices = DeviceCgroup(self.given.pid)
+        except GhError:  # a cgroup with other processes does not show whether the container lives
+            pass
+        grant = adopt(marked(self.config), self.who, _life(self.given.pid, devices), self.settings)
+        if grant is not None:
+            events.granted(self.state_dir, grant, time.monotonic() - self.began)
+        return grant
 
     def report(self, problems: "Sequence[Problem]") -> None:
         log.report_hook(self.container, problems)
@@ -102,127 +204,6 @@ def _with_bundle(given: "State") -> "State":
 def main(prefix: str, args: "Sequence[str]") -> int:
     """The exit status. `args`: the stage."""
     return program.run(Hook(prefix, args))
-
-
-def start(given: "State", settings: "Settings", teller: program.Program, claim: str = "") -> None:
-    """Check the share that the container was given before, or give it one. Nothing to do if it asks for none."""
-    began = time.monotonic()
-    if annotations.is_sandbox(given.annotations):
-        return
-    config = spec.load(os.path.join(given.bundle, "config.json"))
-    teller.pod_uid = _who(given, config).pod_uid
-    request = request_mounts.request(_unedited(config), given.annotations, settings.rules)
-    if claim:
-        return give_claimed(claim, request, given, config, settings, began)
-    warn_of_unclear(given, config, settings, request)
-    if request is None:
-        return
-    if settings.mode == "standalone":
-        nvidia_hooks.check(config)
-
-    from oci_hook.apply import live  # loaded here, since most containers ask for nothing
-    from oci_hook.ledger.inventory import load
-
-    container = live.open_container(given.pid, spec.rootfs(config, given.bundle))
-    grant = _held(given, config, settings) or _adopted(given, config, settings, began)
-    if settings.mode == "standalone":
-        if grant is None:
-            give(request, given, config, container, settings, began)
-        else:
-            live.verify(grant, load(settings), config, container, settings)
-            _limit(grant, load(settings), given.pid, config, settings)
-    elif grant is not None:
-        live.verify_beside(grant, load(settings), config, container, settings)
-        _limit(grant, load(settings), given.pid, config, settings)
-    else:
-        raise refuse(
-            "GH-409",
-            f"mode is {settings.mode}, and gpu-hook-runtime has not seen this container; make it with that runtime, or "
-            "set `mode: standalone` and leave the NVIDIA runtime and its hooks out",
-        )
-
-
-def warn_of_unclear(given: "State", config: "Spec", settings: "Settings", request: "Request | None") -> None:
-    """Words that seem to ask for a GPU and are not understood: a line in the journal and an event. gpu-hook-runtime has
-    said it already where it has given the container its share."""
-    if MARKER in (config.get("annotations") or {}):
-        return
-    if not request_mounts.unclear(config, given.annotations, settings.rules, request is not None):
-        return
-    from oci_hook.oci import unclear  # loaded here, since few containers need it
-
-    found = unclear.misses(config, given.annotations, settings.rules, request is not None)
-    if found:
-        from oci_hook.config import strictness
-
-        warnings = unclear.judge(found, strictness.refuses(settings, named=False))
-        log.report_hook(given.id, warnings)
-        events.unclear(settings.state_dir, given.id, warnings)
-
-
-def give(
-    request: "Request",
-    given: "State",
-    config: "Spec",
-    container: "LiveContainer",
-    settings: "Settings",
-    began: float,
-) -> None:
-    """request -> grant -> plan -> the live container. began: time.monotonic() at the hook's start."""
-    from oci_hook.apply import live
-    from oci_hook.apply.to_cgroup import DeviceCgroup
-    from oci_hook.ledger.admit import admit, release
-
-    _check_cgroups(request.terms, config)
-    decided = None
-    if settings.cluster != node_settings.OFF:
-        from oci_hook.config import cluster
-
-        request, decided = cluster.obeyed(request, _unedited(config), given.annotations, settings)
-    devices = DeviceCgroup(given.pid)
-    admission = admit(request, _who(given, config), _life(given.pid, devices), settings, decided=decided)
-    try:
-        live.put(admission.grant, admission.inventory, config, container, devices, settings)
-        _limit(admission.grant, admission.inventory, given.pid, config, settings)
-        events.granted(settings.state_dir, admission.grant, time.monotonic() - began)
-    except BaseException:
-        limits.no_deadline()
-        release(admission.grant.key, settings, force=True)
-        raise
-
-
-def give_claimed(
-    claim: str, request: "Request | None", given: "State", config: "Spec", settings: "Settings", began: float
-) -> None:
-    """The claim's grant -> plan -> the live container. request: what the container asks for beside the claim, which is refused."""
-    from oci_hook.apply import live
-    from oci_hook.apply.to_cgroup import DeviceCgroup
-    from oci_hook.config.cluster import check_no_request
-    from oci_hook.ledger import resource_claims
-    from oci_hook.ledger.inventory import load
-
-    if request is not None:
-        check_no_request(request)
-    if settings.mode != "standalone":
-        raise refuse("GH-409", f"mode is {settings.mode}; a ResourceClaim needs `mode: standalone` on its node")
-    nvidia_hooks.check(config)
-    container = live.open_container(given.pid, spec.rootfs(config, given.bundle))
-    devices = DeviceCgroup(given.pid)
-    before = _held(given, config, settings)
-    inventory = load(settings)
-    grant = resource_claims.take(claim, _who(given, config), _life(given.pid, devices), inventory, settings)
-    try:
-        _check_cgroups(grant.terms, config)
-        if before is not None and before.key == grant.key:
-            live.verify(grant, inventory, config, container, settings)
-        else:
-            live.put(grant, inventory, config, container, devices, settings)
-        _limit(grant, inventory, given.pid, config, settings)
-        events.granted(settings.state_dir, grant, time.monotonic() - began)
-    except BaseException:
-        limits.no_deadline()
-        resource_claims.put_back(grant, claim, settings)
-        raise
 
 
 def _is_uid(claim: str) -> bool:
@@ -253,14 +234,6 @@ def _limit(grant: "Grant", inventory: "Inventory", pid: int, config: "Spec", set
         from oci_hook.boundary.start import at_start
 
         at_start(grant.key, pid, settings, patience=protocol.SECONDS)
-
-
-def _check_cgroups(terms: "Terms", config: "Spec") -> None:
-    """Raises ApplyError GH-414 for a container that could leave the driver's limit and insists on it."""
-    if terms.boundary == DRIVER:
-        from oci_hook.oci import cgroup_mounts
-
-        cgroup_mounts.check(config)
 
 
 def _clear_ended(settings: "Settings") -> None:
@@ -307,26 +280,6 @@ def _held(given: "State", config: "Spec", settings: "Settings") -> "Grant | None
         if ours and grant.who.id == given.id and os.path.realpath(grant.who.bundle) == os.path.realpath(given.bundle):
             return grant
     return None
-
-
-def _adopted(given: "State", config: "Spec", settings: "Settings", began: float) -> "Grant | None":
-    """The grant that our precreate stage made for this spec, before anybody knew the container, and whose key it wrote
-    into the spec's marker. From now on the grant is this container's and ends with it. None where there is none."""
-    if MARKER not in (config.get("annotations") or {}):
-        return None
-    from oci_hook.apply.to_cgroup import DeviceCgroup
-    from oci_hook.apply.to_spec import marked
-    from oci_hook.ledger.admit import adopt
-
-    devices = None
-    try:
-        devices = DeviceCgroup(given.pid)
-    except GhError:  # a cgroup with other processes does not show whether the container lives
-        pass
-    grant = adopt(marked(config), _who(given, config), _life(given.pid, devices), settings)
-    if grant is not None:
-        events.granted(settings.state_dir, grant, time.monotonic() - began)
-    return grant
 
 
 def _who(given: "State", config: "Spec") -> "Identity":

@@ -17,13 +17,11 @@ from oci_hook.apply import bundle_plan, to_spec
 from oci_hook.apply.sources import check_mount_points, check_sources
 from oci_hook.config import settings as node_settings
 from oci_hook.core.grant import Life
-from oci_hook.core.terms import DRIVER
 from oci_hook.errors import GhError, refuse
+from oci_hook.giving import Door
 from oci_hook.hook import DEADLINE
 from oci_hook.ledger import events, inventory
-from oci_hook.ledger.admit import admit, release
 from oci_hook.ledger.life import BUNDLE_ROOT
-from oci_hook.linux import limits
 from oci_hook.linux.proc import boot_id, pid_space, process_life, read_file
 from oci_hook.oci import annotations, fastjson, log, request_mounts, spec
 
@@ -32,41 +30,78 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oci_hook.config.settings import Settings
+    from oci_hook.core.grant import Grant
+    from oci_hook.core.inventory import Inventory
+    from oci_hook.core.request import Request
     from oci_hook.errors import Problem
+    from oci_hook.ledger.admit import Admission
     from oci_hook.oci.spec_types import Spec
 
 WAIT = 60  # seconds; podman calls the runtime next
 STDIN = "config.json on standard input"
 
 
-class Precreate(program.Program):
-    """One call of the stage."""
-
-    __slots__ = ("prefix",)
+class Precreate(Door):
+    """One call of the stage: the spec that podman gave, and edited gives back."""
 
     def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
+        self.prefix, self.written = prefix, False
+        self.out: Spec | None = None  # what goes out instead of what came in
         super().__init__("the hook", DEADLINE)
 
     def work(self) -> None:
         program.isolate()
         with open(0, "rb", closefd=False) as stdin:
             data = stdin.read(spec.MAX_SIZE + 1)
-        found = spec.parse(data, STDIN)
-        settings = node_settings.load(self.prefix)
-        self.container, self.state_dir = _id(found), settings.state_dir
+        self.data, self.found = data, spec.parse(data, STDIN)
+        settings = self.settings = node_settings.load(self.prefix)
+        self.container, self.state_dir = _id(self.found), settings.state_dir
         try:
-            out, key = edited(found, data, settings)
+            self.doc = bundle_plan.unedited(self.found, settings)
+            self.asking, self.instead_of = self.doc.get("annotations") or {}, to_spec.marked(self.found)
+            self.start(request_mounts.request(self.doc, self.asking, settings.rules))
         except GhError:
-            if not _is_hooked(found, settings):
+            if self.written or not _is_hooked(self.found, settings):
                 raise
-            out, key = data, ""
-        try:
-            _write(out)
-        except BaseException:
-            if key:
-                _release(key, settings)
-            raise
+            _write(data)
+
+    def book(self, request: "Request | None") -> "Admission | None":
+        """None also where the image is not seen from here: our hook gives the share."""
+        root = spec.rootfs(self.doc, "")
+        if request is None:
+            doc = bundle_plan.for_no_request(self.doc, self.settings, inventory.load)
+            self.out = None if doc is self.found else doc
+            return None
+        if not root.startswith("/"):
+            raise refuse("GH-401", f"{STDIN} has no absolute root.path; only podman calls this program")
+        if not _is_seen(root):
+            self.out = self.hooked(self.doc)
+            return None
+        return super().book(request)
+
+    def life(self) -> Life:
+        random = os.urandom(16).hex()  # so that nobody else knows the key
+        path = spec.cgroups_path(self.doc)
+        self.who = annotations.identity(BUNDLE_ROOT + random, _id(self.doc) or random, "", self.asking, path)
+        self.tell = not _is_hooked(self.found, self.settings)  # its hook refuses it again, and records that
+        return Life(boot_id(), _podman(), deadline=int(time.monotonic()) + WAIT, space=pid_space())
+
+    def put(self, grant: "Grant", inventory: "Inventory") -> None:
+        plan = bundle_plan.plan_for(self.doc, "", grant, inventory, self.settings)
+        for warning in plan.warnings:
+            log.journal(str(warning))
+        check_sources(plan.steps, self.settings)
+        check_mount_points(plan.steps, self.settings)
+        out = to_spec.apply(plan.spec, plan.steps, grant, self.settings.mode != "standalone")
+        self.out = self.hooked(out)  # without a hook, nobody would adopt the grant
+
+    def hooked(self, doc: "Spec") -> "Spec":
+        return doc if _is_hooked(doc, self.settings) else to_spec.with_hook(doc, self.settings.prefix)
+
+    def finish(self) -> None:
+        data = self.data if self.out is None else fastjson.dumps(self.out).encode()
+        self.written = True
+        _write(data)
 
     def report(self, problems: "Sequence[Problem]") -> None:
         log.report_hook("of podman", problems)
@@ -75,52 +110,6 @@ class Precreate(program.Program):
 def main(prefix: str, args: "Sequence[str]") -> int:
     """The exit status. `args`: the stage, which is precreate."""
     return program.run(Precreate(prefix))
-
-
-def edited(found: "Spec", data: bytes, settings: "Settings") -> tuple[bytes, str]:
-    """(the spec with the share in it, the grant's key), or (the spec as it is, "") where it asks for none.
-
-    found: the spec that `data` holds.
-    """
-    doc = bundle_plan.unedited(found, settings)
-    asking = doc.get("annotations") or {}
-    request = request_mounts.request(doc, asking, settings.rules)
-    if request is None:
-        doc = bundle_plan.for_no_request(doc, settings, inventory.load)
-        return data if doc is found else fastjson.dumps(doc).encode(), ""
-    if not spec.rootfs(doc, "").startswith("/"):
-        raise refuse("GH-401", f"{STDIN} has no absolute root.path; only podman calls this program")
-    if not _is_seen(spec.rootfs(doc, "")):
-        hooked = doc if _is_hooked(doc, settings) else to_spec.with_hook(doc, settings.prefix)
-        return fastjson.dumps(hooked).encode(), ""
-    if request.terms.boundary == DRIVER:
-        from oci_hook.oci import cgroup_mounts
-
-        cgroup_mounts.check(doc)
-    decided = None
-    if settings.cluster != node_settings.OFF:
-        from oci_hook.config import cluster
-
-        request, decided = cluster.obeyed(request, doc, asking, settings)
-    random = os.urandom(16).hex()  # so that nobody else knows the key
-    who = annotations.identity(BUNDLE_ROOT + random, _id(doc) or random, "", asking, spec.cgroups_path(doc))
-    life = Life(boot_id(), _podman(), deadline=int(time.monotonic()) + WAIT, space=pid_space())
-    record = not _is_hooked(found, settings)  # a hooked container is refused again by its hook, which records it
-    marked = to_spec.marked(found)
-    admission = admit(request, who, life, settings, instead_of=marked, tell=record, decided=decided)
-    try:
-        plan = bundle_plan.plan_for(doc, "", admission.grant, admission.inventory, settings)
-        for warning in plan.warnings:
-            log.journal(str(warning))
-        check_sources(plan.steps, settings)
-        check_mount_points(plan.steps, settings)
-        out = to_spec.apply(plan.spec, plan.steps, admission.grant, settings.mode != "standalone")
-        if not _is_hooked(plan.spec, settings):
-            out = to_spec.with_hook(out, settings.prefix)  # without a hook, nobody would adopt the grant
-        return fastjson.dumps(out).encode(), admission.grant.key
-    except BaseException:
-        _release(admission.grant.key, settings)
-        raise
 
 
 def _id(doc: "Spec") -> str:
@@ -147,11 +136,6 @@ def _podman() -> tuple[int, int] | None:
         return process_life(parent) if read_file(f"/proc/{parent}/comm") == b"podman\n" else None
     except OSError:
         return None
-
-
-def _release(key: str, settings: "Settings") -> None:
-    limits.no_deadline()
-    release(key, settings, force=True)
 
 
 def _is_hooked(doc: "Spec", settings: "Settings") -> bool:

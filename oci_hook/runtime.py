@@ -16,16 +16,15 @@ from oci_hook.config import settings as node_settings
 from oci_hook.core.boundary import needs_step
 from oci_hook.core.grant import Life
 from oci_hook.core.layout import BOUNDARY_DIR
-from oci_hook.core.terms import DRIVER
-from oci_hook.errors import GhError, Problem, refuse
+from oci_hook.errors import GhError, refuse
+from oci_hook.giving import Door
 from oci_hook.ledger import events, exec_env, inventory
-from oci_hook.ledger.admit import Admission, admit, release
 from oci_hook.ledger.life import is_top, occupied, planned_cgroup
 from oci_hook.linux import limits
 from oci_hook.linux.proc import boot_id, pid_space, process_life
 from oci_hook.oci import log, request_mounts, spec
 from oci_hook.oci.annotations import identity
-from oci_hook.oci.bundle import STARTS, Call, default_root, read_call
+from oci_hook.oci.bundle import STARTS, default_root, read_call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +32,9 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from oci_hook.config.settings import Settings
-    from oci_hook.core.request import Request
+    from oci_hook.core.grant import Grant
+    from oci_hook.core.inventory import Inventory
+    from oci_hook.errors import Problem
     from oci_hook.oci.spec_types import Spec
 
 
@@ -41,47 +42,105 @@ DEADLINE = 20.0  # seconds; engines wait for minutes, and the locks on the way h
 BOOT_PATIENCE = 12.0  # of these, to wait for the inventory after power-on
 
 
-class Runtime(program.Program):
-    """One call of the runtime."""
+class Runtime(Door):
+    """One call of the runtime. config.json is edited in its place, and then read by the real runtime."""
 
-    __slots__ = ("prefix", "args", "call")
+    patience = BOOT_PATIENCE
 
     def __init__(self, prefix: str, args: "Sequence[str]") -> None:
         self.prefix = prefix
         self.args = args
         self.call = read_call(args)
+        self.original: bytes | None = None  # config.json as it was, if it was changed
         super().__init__("gpu-hook", DEADLINE, container=self.call.id, bundle=self.call.bundle)
 
     def work(self) -> None:
         """Does not return when all is well."""
-        began = time.monotonic()
-        settings = node_settings.load(self.prefix)
-        self.state_dir = settings.state_dir
-        done = Done()
+        self.began, self.settings = time.monotonic(), node_settings.load(self.prefix)
+        self.state_dir, call = self.settings.state_dir, self.call
+        elsewhere = call.assumed or call.config != os.path.join(call.bundle, "config.json")
+        if call.command not in STARTS or not call.id or not (elsewhere or os.path.lexists(call.config)):
+            run_real(self.settings, self.args)  # which says what is missing
+        self.data = spec.read(call.config)
+        self.found = spec.parse(self.data, call.config)
+        doc = self.doc = bundle_plan.unedited(self.found, self.settings)
+        self.asking, self.instead_of = doc.get("annotations") or {}, to_spec.marked(self.found)
+        self.path = spec.cgroups_path(doc)
+        root = call.root or default_root(self.settings.runtime)
+        self.who = identity(root, call.id, call.bundle, self.asking, self.path)
+        self.pod, self.pod_uid = events.full_name(self.who), self.who.pod_uid
+        request = request_mounts.request(doc, self.asking, self.settings.rules)
+        if call.command == "restore" and (request is not None or self.instead_of):
+            raise refuse(
+                "GH-413",
+                "a container with a share of a GPU cannot be restored: what it had on the GPU is in no checkpoint, and "
+                "its grant is gone; make it anew with create or run",
+            )
+        self.say_unclear(doc, request is not None, True, self.warn)
+        self.start(request)
+
+    def check(self) -> None:
+        self.cgroup = planned_cgroup(self.path, self.call.id, "crun" in os.path.basename(self.settings.runtime))
+        if is_top(self.cgroup):
+            raise self.not_alone()
+
+    def not_alone(self) -> GhError:
+        return refuse(
+            "GH-403",
+            f"the container's cgroup {self.cgroup[:150]} also holds other processes; give it a cgroup of its own",
+        )
+
+    def life(self) -> Life:
+        return Life(boot_id(), creator=process_life(os.getpid()), cgroup=self.cgroup, space=pid_space())
+
+    def nothing(self) -> None:
+        doc = bundle_plan.for_no_request(self.doc, self.settings, inventory.load)
+        if doc is not self.found:  # an earlier edit is undone, or the NVIDIA runtime is kept from serving it
+            self.save(doc)
+
+    def put(self, grant: "Grant", inventory: "Inventory") -> None:
+        if occupied(
+            grant.life
+        ):  # asked this late, since a living container of this very id has a clearer refusal (GH-407)
+            raise self.not_alone()
+        settings = self.settings
+        plan = bundle_plan.plan_for(self.doc, self.call.bundle, grant, inventory, settings)
+        check_sources(plan.steps, settings)
+        check_mount_points(plan.steps, settings)
+        if plan.warnings:
+            self.warn(plan.warnings)
+        exec_env.write(settings.state_dir, grant.key, plan.steps)
+        edited = to_spec.apply(plan.spec, plan.steps, grant, settings.mode != "standalone")
+        if needs_step(grant, inventory):
+            edited = to_spec.with_boundary(edited, settings.prefix, settings.state_dir, grant.key)
+        elif os.path.isdir(
+            f"{settings.state_dir}/{BOUNDARY_DIR}"
+        ):  # a limit of an exited container may hold for this one
+            from oci_hook.boundary.start import clear_ended
+
+            clear_ended(settings)
+        self.save(edited)
+
+    def save(self, doc: "Spec") -> None:
+        self.original = self.data
+        spec.save(self.call.config, doc)
+
+    def finish(self) -> None:
+        super().finish()
+        run_real(self.settings, self.args)
+
+    def undo(self) -> None:
         try:
-            if self.call.command in STARTS and self.call.id:  # without an id, the real runtime says what is missing
-                give(self.call, settings, done, self)
-                if done.admission is not None:
-                    events.granted(settings.state_dir, done.admission.grant, time.monotonic() - began)
-            run_real(settings, self.args)
-        except BaseException:
-            limits.lift()
-            undo(done, self.call, settings)
-            raise
+            if self.original is not None and spec.read(self.call.config) != self.original:
+                spec.replace(self.call.config, self.original)
+        finally:
+            super().undo()
+
+    def warn(self, problems: "Sequence[Problem]") -> None:
+        log.report(problems, self.call.log, self.call.log_format, "warning")
 
     def report(self, problems: "Sequence[Problem]") -> None:
         log.report(problems, self.call.log, self.call.log_format)
-
-
-class Done:
-    """The work done for a container so far. admission: None where it gets nothing. original: config.json as it was,
-    None where it was not changed."""
-
-    __slots__ = ("admission", "original")
-
-    def __init__(self) -> None:
-        self.admission: Admission | None = None
-        self.original: bytes | None = None
 
 
 def main(prefix: str, args: "Sequence[str]") -> int:
@@ -91,108 +150,6 @@ def main(prefix: str, args: "Sequence[str]") -> int:
             _signal.SIGINT, _signal.SIG_DFL
         )  # Ctrl-C ends us as it would end the runtime; the next sweep releases the grant
     return program.run(Runtime(prefix, args))
-
-
-def give(call: Call, settings: "Settings", done: Done, teller: program.Program) -> None:
-    """Edit the bundle so that the container gets its share, if it asks for one. `done` knows each change at once, and
-    `teller` the container's name."""
-    elsewhere = call.assumed or call.config != os.path.join(call.bundle, "config.json")
-    if not elsewhere and not os.path.lexists(call.config):
-        return  # the real runtime reports that it is missing
-    data = spec.read(call.config)
-    found = spec.parse(data, call.config)
-    doc = bundle_plan.unedited(found, settings)
-    annotations = doc.get("annotations") or {}
-    cgroups_path = spec.cgroups_path(doc)
-    who = identity(call.root or default_root(settings.runtime), call.id, call.bundle, annotations, cgroups_path)
-    teller.pod, teller.pod_uid = events.full_name(who), who.pod_uid
-    request = request_mounts.request(doc, annotations, settings.rules)
-    if call.command == "restore" and (request is not None or to_spec.marked(found)):
-        raise refuse(
-            "GH-413",
-            "a container with a share of a GPU cannot be restored: what it had on the GPU is in no checkpoint, and "
-            "its grant is gone; make it anew with create or run",
-        )
-    warn_of_unclear(call, doc, annotations, settings, request)
-    if request is None:
-        doc = bundle_plan.for_no_request(doc, settings, inventory.load)
-        if doc is not found:  # an earlier edit is undone, or the NVIDIA runtime is kept from serving it
-            done.original = data
-            spec.save(call.config, doc)
-        return
-    if request.terms.boundary == DRIVER:
-        from oci_hook.oci import cgroup_mounts
-
-        cgroup_mounts.check(doc)
-    cgroup = planned_cgroup(cgroups_path, call.id, "crun" in os.path.basename(settings.runtime))
-    if is_top(cgroup):
-        raise _not_alone(cgroup)
-    life = Life(boot_id(), creator=process_life(os.getpid()), cgroup=cgroup, space=pid_space())
-    decided = None
-    if settings.cluster != node_settings.OFF:
-        from oci_hook.config import cluster
-
-        request, decided = cluster.obeyed(request, doc, annotations, settings)
-    instead_of = to_spec.marked(found)
-    admission = done.admission = admit(
-        request, who, life, settings, instead_of, decided=decided, patience=BOOT_PATIENCE
-    )
-    if occupied(life):  # asked this late, since a living container of this very id has a clearer refusal (GH-407)
-        raise _not_alone(cgroup)
-    plan = bundle_plan.plan_for(doc, call.bundle, admission.grant, admission.inventory, settings)
-    check_sources(plan.steps, settings)
-    check_mount_points(plan.steps, settings)
-    if plan.warnings:
-        log.report(plan.warnings, call.log, call.log_format, "warning")
-    exec_env.write(settings.state_dir, admission.grant.key, plan.steps)
-    edited = to_spec.apply(plan.spec, plan.steps, admission.grant, settings.mode != "standalone")
-    if needs_step(admission.grant, admission.inventory):
-        edited = to_spec.with_boundary(edited, settings.prefix, settings.state_dir, admission.grant.key)
-    elif os.path.isdir(f"{settings.state_dir}/{BOUNDARY_DIR}"):  # a limit of an exited container may hold for this one
-        from oci_hook.boundary.start import clear_ended
-
-        clear_ended(settings)
-    done.original = data
-    spec.save(call.config, edited)
-
-
-def _not_alone(cgroup: str) -> GhError:
-    return refuse(
-        "GH-403", f"the container's cgroup {cgroup[:150]} also holds other processes; give it a cgroup of its own"
-    )
-
-
-def warn_of_unclear(
-    call: Call, doc: "Spec", annotations: dict[str, str], settings: "Settings", request: "Request | None"
-) -> None:
-    """Words that seem to ask for a GPU and are not understood: a warning and an event. Raises RequestError where they are
-    to be refused."""
-    if not request_mounts.unclear(doc, annotations, settings.rules, request is not None):
-        return
-    from oci_hook.oci import unclear  # loaded here, since few containers need it
-
-    found = unclear.misses(doc, annotations, settings.rules, request is not None, call.id)
-    if found:
-        from oci_hook.config import strictness
-
-        warnings = unclear.judge(found, strictness.refuses(settings, named=True))
-        log.report(warnings, call.log, call.log_format, "warning")
-        events.unclear(settings.state_dir, call.id, warnings)
-
-
-def undo(done: Done, call: Call, settings: "Settings") -> None:
-    """Put config.json back and release the grant. An error in here is not reported, since the first error is the
-    cause: a grant that cannot be released ends with this process, and the next sweep takes it."""
-    try:
-        if done.original is not None and spec.read(call.config) != done.original:
-            spec.replace(call.config, done.original)
-    except GhError:
-        pass
-    try:
-        if done.admission is not None:
-            release(done.admission.grant.key, settings, force=True)
-    except GhError:
-        pass
 
 
 def run_real(settings: "Settings", args: "Sequence[str]") -> "NoReturn":

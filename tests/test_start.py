@@ -80,6 +80,7 @@ OURS = {
     "core.value",
     "core.value_parsers",
     "errors",
+    "giving",
     "linux",
     "linux.elf",
     "linux.label",
