@@ -241,6 +241,7 @@ static size_t python_words(char **args) {
     sprintf(own, "%s/lib/" OWN_PYTHON, g.prefix);
     size_t n = g.python[0] ? 0 : own_python(args, own);
     if (!n || stat(args[0], &st)) {
+        memset(args, 0, OWN_PYTHON_WORDS * sizeof *args);
         args[0] = g.python[0] ? g.python : PYTHON;
         n = 1;
     }
