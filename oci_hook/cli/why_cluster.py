@@ -105,7 +105,6 @@ def as_data(name: str, plan: MovePlan, fixed: dict[str, int], addresses: dict[tu
     return {
         "for": name or None,
         "reached": plan.reached,
-        "proven": plan.proven,
         "moves": [
             {
                 "namespace": move.namespace,
@@ -155,18 +154,14 @@ def head(name: str, most: int, plan: MovePlan) -> str:
     upto = f"series of up to {output.count(most, 'move')}"
     if name:
         if not plan.reached:
-            sure = f"no {upto} gives" if plan.proven else "no moves were found that would give"
-            return f"pod {name} waits, and {sure} it room"
+            return f"pod {name} waits, and no {upto} was found that would give it room"
         if not plan.moves:
             return f"pod {name} has room without a move"
-        sure = "the fewest possible" if plan.proven else "fewer may be enough"
-        return f"pod {name} has room after {moves} ({sure})"
+        return f"pod {name} has room after {moves} (fewer may be enough)"
     gpus = output.count(before, "GPU")
     if not plan.moves:
-        sure = f"no {upto} frees another" if plan.proven else "no moves were found that free another"
-        return f"{gpus} without a container, and {sure}"
-    sure = "so many moves free no more" if plan.proven else "fewer may be enough, and others may free more"
-    return f"{gpus} without a container, {after} after {moves} ({sure})"
+        return f"{gpus} without a container, and no {upto} was found that frees another"
+    return f"{gpus} without a container, {after} after {moves} (fewer may be enough, and others may free more)"
 
 
 def move_line(move: Move, at: Any) -> str:

@@ -42,7 +42,7 @@ def test_to_cordon_is_advised_only_for_another_node():
     move = Move("u", "ns", "p", "ReplicaSet/r", "n1", ("G0",), "n1", ("G1",), 1, 1, "n1")
     addresses = {("n1", "G0"): "0", ("n1", "G1"): "1"}
     for instead, advised in (("", False), ("n1", False), ("n2", True)):
-        plan = MovePlan((move.replace(instead=instead),), True, True, None, (0, 1))
+        plan = MovePlan((move.replace(instead=instead),), True, None, (0, 1))
         assert any("cordon" in line for line in why_cluster.lines("", 20, plan, {}, addresses)) == advised
 
 
@@ -63,7 +63,7 @@ def run(*words):
 def test_moves_for_a_pod_that_waits(dump):
     said = run("--pod", WAITS, "--dump", dump(a_budget(1)))
     assert said.exit_code == 0, said.output
-    assert "pod default/waits has room after 1 move (the fewest possible)" in said.output
+    assert "pod default/waits has room after 1 move (fewer may be enough)" in said.output
     assert "1. default/web (ReplicaSet/set, 6Gi, 30 %): n1 GPU 0 -> n" in said.output
     assert "then default/waits has room on n1 GPU 0" in said.output and "delete it" in said.output
     assert "1 pod without an owner that recreates it" in said.output
@@ -76,7 +76,7 @@ def test_moves_for_a_pod_that_waits(dump):
         "n1",
         6144,
     )
-    assert move["from"]["gpus"] == [{"address": "0", "uuid": "GPU-n1-0"}] and data["reached"] and data["proven"]
+    assert move["from"]["gpus"] == [{"address": "0", "uuid": "GPU-n1-0"}] and data["reached"]
     assert data["place"] == {"node": "n1", "gpus": [{"address": "0", "uuid": "GPU-n1-0"}]}
     assert data["fixed"] == [{"reason": "without an owner that recreates it", "pods": 1}]
 
@@ -91,22 +91,25 @@ def test_a_budget_is_kept_to_and_its_absence_is_told(dump):
 def test_moves_for_free_gpus(dump):
     said = run("--defrag", "--dump", dump(a_budget(1)))
     assert said.exit_code == 0
-    assert "0 GPUs without a container, 1 after 1 move (so many moves free no more)" in said.output
+    assert "0 GPUs without a container, 1 after 1 move (fewer may be enough, and others may free more)" in said.output
     assert json.loads(run("--defrag", "--dump", dump(), "--json").stdout)["free_gpus"] == {"before": 0, "after": 1}
     said = run("--defrag", "--moves", "0", "--dump", dump())
     assert (
-        "0 GPUs without a container, and no series of up to 0 moves frees another" in said.output
+        "0 GPUs without a container, and no series of up to 0 moves was found that frees another" in said.output
         and said.exit_code == 0
     )
     said = run("--defrag", "--dump", dump(items=[]))
     assert said.exit_code == 0 and said.stdout.startswith(
-        "0 GPUs without a container, and no series of up to 20 moves frees another"
+        "0 GPUs without a container, and no series of up to 20 moves was found that frees another"
     )
 
 
 def test_a_pod_for_which_no_moves_help(dump):
     said = run("--pod", "huge", "--dump", dump())
-    assert said.exit_code == 1 and "pod huge waits, and no series of up to 20 moves gives it room" in said.output
+    assert (
+        said.exit_code == 1
+        and "pod huge waits, and no series of up to 20 moves was found that would give it room" in said.output
+    )
     assert json.loads(run("--pod", "huge", "--dump", dump(), "--json").stdout)["reached"] is False
     items = [one for one in objects() if one["metadata"]["name"] != "web"]
     said = run("--pod", WAITS, "--dump", dump(items=items))

@@ -1,7 +1,6 @@
 """Proposes few moves of pods that give a waiting pod room, or free many GPUs.
 
-The plan is greedy: pods leave one node for places that are free now, or empty one GPU after the other. A lower bound (goals.py)
-sometimes proves that fewer moves do not suffice.
+The plan is greedy: pods leave one node for places that are free now, or empty one GPU after the other.
 
 A move deletes a pod, and its owner recreates it elsewhere. In the given order, each pod's new share has room beside its old one and all
 others. The moves are simulated on the given state; do not use it afterwards.
@@ -48,12 +47,11 @@ class Move(Value):
 
 
 class MovePlan(Value):
-    """reached: the pod has room at the end, or GPUs become free. proven: fewer moves cannot reach this, nor the same number more.
-    place: the pod's room after the moves. free: the number of free GPUs before and after."""
+    """reached: the pod has room at the end, or GPUs become free. place: the pod's room after the moves. free: the number of free
+    GPUs before and after."""
 
     moves: tuple[Move, ...]
     reached: bool
-    proven: bool
     place: Place | None
     free: tuple[int, int]
 
@@ -74,15 +72,13 @@ def for_pod(
     now = choose(state, question, allowed)
     gpus = Free(board)
     if isinstance(now, Chosen) and board.spare((), now.node, lambda: needs):
-        return MovePlan((), True, True, Place(now.node, now.fit.rows), (gpus.free, gpus.free))
+        return MovePlan((), True, Place(now.node, now.fit.rows), (gpus.free, gpus.free))
     goal = Roomy(board, question, allowed, needs)
-    least = goal.bounds[0][0] if goal.bounds else NEVER
     steps, name = _leave_one_node(board, goal, most, stop)
     moved = _after(board, steps or ())
     found = board.fit(board.key(moved, name), question) if name else None
     place = Place(name, found.rows) if found is not None else None
-    proven = least > most if steps is None else len(steps) == least
-    return MovePlan(_moves(board, steps or ()), place is not None, proven, place, (gpus.free, gpus.count(moved)))
+    return MovePlan(_moves(board, steps or ()), place is not None, place, (gpus.free, gpus.count(moved)))
 
 
 def for_free_gpus(
@@ -93,8 +89,7 @@ def for_free_gpus(
     goal = Free(board)
     steps = _empty_gpus(board, goal, most, stop)
     before, after = goal.free, goal.count(_after(board, steps))
-    proven = after == goal.most(most) and len(steps) == goal.least(after)
-    return MovePlan(_moves(board, steps), after > before, proven, None, (before, after))
+    return MovePlan(_moves(board, steps), after > before, None, (before, after))
 
 
 # --- room for one pod

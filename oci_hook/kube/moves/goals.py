@@ -1,4 +1,4 @@
-"""The goals of moves: room for one pod, or free GPUs. Each has a lower bound on the number of moves."""
+"""The goals of moves: room for one pod, or free GPUs."""
 
 import math
 
@@ -81,14 +81,11 @@ class Free:
 
     def __init__(self, board: Board) -> None:
         self.board = board
-        self._costs: list[float] = []
         self.free = 0
         self._of: dict[str, list[float]] = {}
         for name in board.names:
             self._of[name] = costs = emptying(board.stacks(board.key((), name)))
             self.free += costs.count(0)
-            self._costs += [cost for cost in costs if cost]
-        self._costs.sort()
 
     def count(self, moved: Moved) -> int:
         free = self.free
@@ -96,43 +93,7 @@ class Free:
             free += emptying(self.board.stacks(self.board.key(moved, name))).count(0) - self._of[name].count(0)
         return free
 
-    def least(self, target: int) -> float:
-        """A lower bound on the moves that leave this number of GPUs free."""
-        return _rounded(sum(self._costs[: target - self.free]))
-
-    def most(self, moves: int) -> int:
-        """An upper bound on free GPUs after so many moves: by the pods on each GPU, and the memory that they need elsewhere."""
-        total, free = 0.0, self.free
-        for cost in self._costs:
-            total += cost
-            if _rounded(total) > moves:
-                break
-            free += 1
-        return min(free, self._by_memory())
-
-    def _by_memory(self) -> int:
-        demand, rooms, gpus = 0, [], 0
-        for name in self.board.names:
-            for stack in self.board.stacks(self.board.key((), name)):
-                own = sum(load[0] for load in stack.loads)
-                demand += own
-                if stack.fixed or stack.use.gpu.parent:
-                    demand -= stack.use.free_mib + own
-                else:
-                    gpus += 1
-                    rooms.append(stack.use.free_mib + own)
-        for room in sorted(rooms, reverse=True):
-            if demand <= 0:
-                break
-            demand -= room
-            gpus -= 1
-        return gpus
-
 
 def emptying(stacks: tuple[Stack, ...]) -> list[float]:
     """For each GPU, the number of pods that must leave it; NEVER if some cannot."""
     return [NEVER if stack.fixed or stack.use.gpu.parent else sum(part for *_, part in stack.loads) for stack in stacks]
-
-
-def _rounded(total: float) -> float:
-    return total if total == NEVER else math.ceil(total - 1e-6)

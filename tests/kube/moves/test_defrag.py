@@ -161,7 +161,6 @@ def check_pod(cluster, mib, percent):
             best = moves
             break
     same = plan.reached == (best is not None) and len(plan.moves) == (best or 0)
-    assert same or not plan.proven
     assert best is not None or not plan.reached
     if plan.reached:
         at, size, gpus = replayed(cluster, plan)
@@ -175,7 +174,6 @@ def check_free(cluster, most):
     found = layers(at, size, gpus, may_move(cluster), most)
     counts = [max((free(one, gpus) for one in layer), default=0) for layer in found]
     same = plan.free == (counts[0], max(counts)) and len(plan.moves) == counts.index(max(counts))
-    assert same or not plan.proven
     assert plan.free == (counts[0], free(replayed(cluster, plan)[0], gpus)) and plan.free[1] <= max(counts)
     return counts.index(max(counts)), same
 
@@ -186,13 +184,13 @@ def may_move(cluster):
 
 @settings(max_examples=draws(60), deadline=None)
 @given(clusters(), st.integers(1, 40), st.sampled_from([1, 30, 90]))
-def test_room_for_a_pod_and_what_is_proven(cluster, mib, percent):
+def test_room_for_a_pod(cluster, mib, percent):
     check_pod(cluster, mib, percent)
 
 
 @settings(max_examples=draws(60), deadline=None)
 @given(clusters(), st.integers(0, 3))
-def test_free_gpus_and_what_is_proven(cluster, most):
+def test_free_gpus(cluster, most):
     check_free(cluster, most)
 
 
@@ -257,14 +255,14 @@ def test_the_smallest_pod_goes_and_nothing_where_none_has_a_place():
     cluster.put(owned("small", memory=20), "b", 0)
     cluster.put(owned("tiny", memory=18), "c", 0)
     plan = cluster.for_pod(pod("new", memory=40))
-    assert [(m.pod, m.to_node) for m in plan.moves] == [("small", "c")] and plan.reached and plan.proven
+    assert [(m.pod, m.to_node) for m in plan.moves] == [("small", "c")] and plan.reached
     cluster = Cluster(node("a", 40), node("b", 40))
     cluster.put(owned("one", memory=25), "a", 0)
     cluster.put(owned("other", memory=25), "b", 0)
     plan = cluster.for_pod(pod("new", memory=30))
-    assert not plan.reached and not plan.proven and not plan.moves
+    assert not plan.reached and not plan.moves
     plan = cluster.for_pod(pod("new", memory=50))
-    assert not plan.reached and plan.proven, "no GPU is so large"
+    assert not plan.reached, "no GPU is so large"
 
 
 def test_no_place_is_the_old_one_twice():
@@ -410,15 +408,15 @@ def test_cordons_taints_selectors_and_what_else_pods_request():
 # --- large
 
 
-def test_a_large_cluster_is_answered_by_a_part_of_it_and_says_what_is_proven():
+def test_a_large_cluster_is_answered_by_a_part_of_it():
     cluster = Cluster(*(node(f"n{i:03}", 40, 40) for i in range(60)))
     for i in range(60):
         cluster.put(owned(f"x{i}", memory=25), f"n{i:03}", 0)
         cluster.put(owned(f"y{i}", memory=10 if i % 7 else 15), f"n{i:03}", 1)
     plan = cluster.for_pod(pod("new", memory=40, gpus=2))
-    assert plan.reached and plan.proven and len(plan.moves) == 2, "as few as stand in the way"
+    assert plan.reached and len(plan.moves) == 2, "as few as stand in the way"
     plan = cluster.for_free_gpus(most=10)
-    assert plan.free == (0, 10) and len(plan.moves) == 10 and plan.proven
+    assert plan.free == (0, 10) and len(plan.moves) == 10
     assert free(replayed(cluster, plan)[0], sizes(cluster.state)) == 10
 
 
@@ -428,7 +426,7 @@ def test_the_time_is_kept():
         cluster.put(owned(f"x{i}", memory=21), f"n{i}", 0)
         cluster.put(owned(f"y{i}", memory=21), f"n{i}", 1)
     plan = cluster.for_pod(pod("new", memory=40), stop=lambda: True)
-    assert not plan.moves and (plan.proven or not plan.reached)
+    assert not plan.moves and not plan.reached
     assert not cluster.for_free_gpus(stop=lambda: True).moves
 
 
