@@ -1,3 +1,4 @@
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,3 +28,10 @@ def stage(box: Stage) -> Iterator[Stage]:
     box.runc.close()
     box.runc.ids.clear()
     (box.state / "events").unlink(missing_ok=True)  # one failed test shall not fail the next
+
+
+@pytest.fixture
+def child() -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(["sleep", "60"]) as p:
+        yield p
+        p.kill()
