@@ -126,16 +126,16 @@ def find(root: str, kernel_version: str = "", machine: str = "") -> DriverFiles:
         raise refuse("GH-302", f"driver root {root}: {e.strerror}; correct driver_root in the settings") from None
 
 
-def find_in(root: str, kernel_version: str = "", machine: str = "") -> tuple[str, DriverFiles]:
+def find_in(root: str, kernel_version: str = "") -> tuple[str, DriverFiles]:
     """(driver root, its files): root's, or, where that is / and has no driver that fits, those in the place of an installer.
     Raises as find."""
     try:
-        return root, find(root, kernel_version, machine)
+        return root, find(root, kernel_version)
     except NodeError:
         for other in layout.DRIVER_ROOTS if root == "/" else ():
             with suppress(NodeError):
                 if os.path.isdir(other) and own_path.changeable(other) is None:
-                    return other, find(other, kernel_version, machine)
+                    return other, find(other, kernel_version)
         raise
 
 

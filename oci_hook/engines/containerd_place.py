@@ -108,7 +108,7 @@ def _recognised(config: Path, registration: Registration) -> Place:
         if config.is_relative_to(registration.host_root)
         else str(config)
     )
-    if (by := MADE_BY.match(text.lstrip())) and config.parent.name == "containerd":
+    if (by := MADE_BY.match(text.lstrip())) and config.parts[-4:-1] == ("agent", "etc", "containerd"):
         return _of_rancher(plain, "rke2" if by[1] == "rke2" else "k3s", text, Path(path))
     if path == K0S:
         bin = "/var/lib/k0s/bin"

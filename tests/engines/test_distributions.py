@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed import REPO
 from testbed.engines import box
 from testbed.engines.box import PAUSE, Place
 from testbed.engines.containerd import ONE_GPU, Containerd
@@ -234,7 +235,9 @@ OF_LAYOUTS += " /var/snap/microk8s /snap /usr/share/containerd /run/containerd /
 
 
 def programs(version: str) -> Path:
-    """The folder with a containerd of that version, its shim and ctr."""
+    """The folder with a containerd of that version, its shim and ctr; of 2.1 or newer where the environment names one."""
+    if version != "1.7" and (given := os.environ.get("GPU_HOOK_CONTAINERD")):
+        return Path(given)
     return (debian_13() if version == "1.7" else unpacked("sid", "containerd")) / "usr/bin"
 
 
@@ -326,7 +329,20 @@ def node(machine: Place, request: pytest.FixtureRequest) -> Iterator[Node]:
 def test_registered_where_it_lasts(node: Node) -> None:
     layout, gpu_hook = node.layout, node.place.gpu_hook
     before = node.files()
-    shown = gpu_hook("install", "--engine", "containerd", "--dry-run")
+    # As from a DaemonSet's pod: in another mount namespace, in a chroot of the machine.
+    apart = (
+        "unshare",
+        "--mount",
+        "chroot",
+        "/",
+        "sh",
+        "-c",
+        f'cd {REPO} && exec "$@"',
+        "sh",
+        node.place.hideout.python,
+    )
+    dry = ("-m", "oci_hook", "install", "--engine", "containerd", "--dry-run", "--prefix", str(node.place.prefix))
+    shown = node.place.hideout.run(*apart, *dry).stdout
     assert node.files() == before
     if layout.found:
         assert f"containerd: found that of {layout.found} (process " in shown
