@@ -13,6 +13,7 @@ from payload import ROOT, VERSION, epoch
 BASE = ROOT / "packaging/kubernetes"
 CLAIMS = "dra/"  # the folder of shares by claims
 SWITCHES = {"annotations": "true", "claims": "false"}  # of a folder's manifests: those of BASE, those of CLAIMS
+ACCOUNT = BASE.with_name("kubernetes-account")  # what the value "account" changes
 OPERATOR = "gpuOperator"  # the value: NVIDIA's GPU Operator, 26.7 or newer, has the driver
 # Its label, which it takes from "true" before it unloads the driver; then it waits for the pods that select it.
 CLIENT = '(ternary (dict "nvidia.com/gpu.deploy.client" "true") (dict) .Values.gpuOperator)'
@@ -97,6 +98,8 @@ def files() -> dict[str, str]:
     values += "".join(f"{name}: {default}\n" for name, default in SWITCHES.items())
     values += "# true where NVIDIA's GPU Operator, 26.7 or newer, has the driver: the nodes' pods leave before it is unloaded.\n"
     values += f"{OPERATOR}: false\n"
+    values += "# true where the kubelet's kubeconfig logs in by a program (EKS, GKE, AKS): nodes come by their pod's account.\n"
+    values += "account: false\n"
     values += "# Each is explained where it stands in templates/.\n"
     for name, (_, _, default) in VALUES.items():
         values += f"{name}: {default}\n" if is_structure(default) else f'{name}: "{default}"\n'
@@ -105,6 +108,9 @@ def files() -> dict[str, str]:
         "values.yaml": values,
         "templates/NOTES.txt": NOTES,
         **{f"templates/{name}": template(name) for name in resources()},
+        "templates/account.yaml": "{{- if and .Values.annotations .Values.account }}\n"
+        + (ACCOUNT / "rights.yaml").read_text()
+        + "{{- end }}\n",
     }
 
 
@@ -115,6 +121,22 @@ def resources() -> list[str]:
         for folder in ("", CLAIMS)
         for name in yaml.safe_load((BASE / folder / "kustomization.yaml").read_text())["resources"]
     ]
+
+
+def with_account(text: str) -> str:
+    """The nodes' DaemonSet with what the manifests of ACCOUNT change in it, where the chart's value says so."""
+    patch = (ACCOUNT / "daemonset.yaml").read_text()
+    _, mount, rest = patch.partition("            - {name: account, ")
+    mount += rest.partition("\n")[0] + "\n"
+    volume = patch[patch.index("        - name: account ") :]
+    setting = "agent.kubeconfig={{ .Values.kubeconfig }}"
+    after = "            - {name: controller, mountPath: /controller, readOnly: true}\n"
+    if setting not in text or after not in text:
+        raise SystemExit("scripts/package: daemonset.yaml has no place for the chart's value account")
+    chosen = 'agent.kubeconfig={{ ternary "$(ACCOUNT)" .Values.kubeconfig .Values.account }}'
+    text = text.replace(setting, chosen)
+    text = text.replace(after, f"{after}{{{{- if .Values.account }}}}\n{mount}{{{{- end }}}}\n")
+    return f"{text}{{{{- if .Values.account }}}}\n{volume}{{{{- end }}}}\n"
 
 
 def is_structure(default: str) -> bool:
@@ -137,6 +159,8 @@ def template(name: str) -> str:
         )
         if found != 1:
             raise SystemExit(f"scripts/package: {name} has no nodeSelector for the chart's value {OPERATOR}")
+    if name == "daemonset.yaml":
+        text = with_account(text)
     annotations, claims = SWITCHES
     switch = claims if name.startswith(CLAIMS) else annotations
     return f"{{{{- if .Values.{switch} }}}}\n{text}{{{{- end }}}}\n"

@@ -231,6 +231,21 @@ def test_the_chart_has_either_way_or_both(chart: Path) -> None:
 
 
 @with_helm
+def test_the_charts_account_is_that_of_the_manifests(chart: Path) -> None:
+    folder = REPO / "packaging/kubernetes-account"
+    made = rendered(chart, account="true", settings="trust_env=true")
+    assert in_order(made.pop("account.yaml")) == in_order(yaml.safe_load_all((folder / "rights.yaml").read_text()))
+    assert made.keys() == rendered(chart).keys()
+    (daemonset,) = made["daemonset.yaml"]
+    pod, patch = daemonset["spec"]["template"]["spec"], yaml.safe_load((folder / "daemonset.yaml").read_text())
+    changed = patch["spec"]["template"]["spec"]
+    said = {e["name"]: e.get("value") for e in pod["containers"][0]["env"]}
+    assert said["SETTINGS"] == changed["containers"][0]["env"][0]["value"] + " trust_env=true"
+    assert changed["containers"][1]["volumeMounts"][0] in pod["containers"][1]["volumeMounts"]
+    assert changed["volumes"][0] in pod["volumes"] and len(pod["volumes"]) == 3
+
+
+@with_helm
 def test_the_charts_values_change_what_they_name(chart: Path) -> None:
     values = {"installImage": "r.test/i:2", "controllerImage": "r.test/c:2", "replicas": "3", "cluster": "required"}
     values |= {
@@ -246,7 +261,7 @@ def test_the_charts_values_change_what_they_name(chart: Path) -> None:
     }
     values |= {"tolerations": '[{"key": "gpu"}]', "nodeMemory": "1Gi", "controllerMemory": "2Gi"}
     shown = subprocess.run([HELM, "show", "values", chart], capture_output=True, text=True).stdout
-    assert values.keys() | {"annotations", "claims", "gpuOperator"} == yaml.safe_load(shown).keys()
+    assert values.keys() | {"annotations", "claims", "gpuOperator", "account"} == yaml.safe_load(shown).keys()
     made = rendered(chart, **values)
     (daemonset,) = made["daemonset.yaml"]
     install, agent = daemonset["spec"]["template"]["spec"]["containers"]
