@@ -20,6 +20,7 @@ from oci_hook.observe.daemons import flag_value, flag_values, running
 SOCKET = "unix:///run/docker.sock"  # dockerd's default
 SYSTEMD = "/run/systemd/system"
 FOLDERS = {"docker": "/etc/docker", "containerd": "/etc/containerd", "crio": "/etc/crio"}
+USUAL = {"docker": docker.FILE, "containerd": containerd_place.FILE, "crio": "/etc/crio/crio.conf"}
 INIT_SCRIPTS = "/etc/init.d"
 SECONDS = 10  # in which a dockerd has read its file after SIGHUP
 SIGNAL_SECONDS = 0.5  # in which it has begun to
@@ -61,8 +62,8 @@ def elsewhere(name: str, path: Path) -> list[tuple[int, str]]:
     serves nobody else, is none of them."""
     if engine(name).RELOAD is None or list(readers(name, path)):
         return []
-    found = ((pid, file_of(name, words)) for pid, words in running(engine(name).PROGRAMS[0]))
-    return [(pid, file) for pid, file in found if file and not file.endswith("/containerd/containerd.toml")]
+    found = ((pid, file_of(name, words) or USUAL[name]) for pid, words in running(engine(name).PROGRAMS[0]))
+    return [(pid, file) for pid, file in found if not file.endswith("/containerd/containerd.toml")]
 
 
 def file_of(name: str, words: list[str]) -> str:

@@ -131,13 +131,19 @@ def test_one_engine(machine: Machine) -> None:
     assert not machine.daemon_json.exists()
 
 
-def test_a_file_of_its_own(machine: Machine, tmp_path: Path) -> None:
+def test_a_file_of_its_own(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = tmp_path / "rootless.json"
     mine.write_text("{}")
     machine.run("install", "--engine", "docker", "--config", str(mine))
     assert "gpu-hook" in mine.read_text() and not machine.daemon_json.exists()
     machine.run("uninstall")  # knows by itself which file it was
     assert mine.read_text() == "{}"
+    monkeypatch.setattr(daemons, "running", lambda program: iter([(7, ["dockerd"])] if program == "dockerd" else []))
+    machine.run("install", "--no-engines")
+    output = machine.run("install", "--engine", "docker", "--config", str(mine))
+    assert "process 7 reads /etc/docker/daemon.json (--config /etc/docker/daemon.json)" in output
+    monkeypatch.setattr(daemons, "running", lambda program: iter(()))
+    machine.run("uninstall")
     errors = machine.data("install", "--config", str(mine), status=1)["errors"]
     assert errors[0]["code"] == "GH-506" and "--engine" in errors[0]["message"]
 

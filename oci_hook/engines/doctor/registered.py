@@ -125,7 +125,7 @@ def running_daemons(
         other = f"{fix.partition(' --config ')[0]} --config {shlex.quote(file)}"
         other = other if takes_lines(Path(file)) else f"gpu-hook install --print --engine {name}"
         message = f"the running {engine(name).PROGRAMS[0]} ({pid}) reads {file} instead of {path}"
-        if file not in configs:
+        if file not in configs and not (file == daemons.USUAL[name] and None in configs):
             yield CheckResult(name, WARN, message, "GH-510", other)
     command, why = daemons.command(name, path), daemons.not_to_reload(name, path)
     late = daemons.stale(name, path)
