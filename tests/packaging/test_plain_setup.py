@@ -25,7 +25,7 @@ IMPORTS = {
     "build": "import build_c.native_build, ziglang",
     "demo": "import sys; sys.path.insert(0, 'scripts'); import demo_story",
     "package": "import sys; sys.path.insert(0, 'packaging'); import build, setuptools\n"
-    "from payload import MODULES, vendored; vendored(*MODULES, *build.deb.VENDORED)",
+    "from payload import MODULES, vendored; vendored(*MODULES)",
     "cluster": HELP.format("cluster"),
     "machine": HELP.format("machine"),
 }
