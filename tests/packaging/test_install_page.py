@@ -37,6 +37,7 @@ def test_every_block_is_run() -> None:
         "sh build",
         "sh deb",
         "sh rpm",
+        "sh tarball",
         "sh pip",
         "sh image",
         "sh simulator",
@@ -46,7 +47,7 @@ def test_every_block_is_run() -> None:
 def test_build() -> None:
     """What the other tests build is what the page says."""
     (text,) = blocks("build")
-    assert re.findall(r"scripts/package (\w+) --out dist\n", text) == ["deb", "rpm", "wheel", "image"]
+    assert re.findall(r"scripts/package (\w+) --out dist\n", text) == ["deb", "rpm", "tarball", "wheel", "image"]
     (text,) = blocks("simulator")
     assert "scripts/package simulator-deb --out dist\n" in text
     assert 'exec .venv/bin/python -B packaging/build.py "$@"' in (REPO / "scripts/package").read_text()
@@ -78,6 +79,18 @@ def test_rpm(machine: Machine) -> None:
     assert "all is well" in machine.sh(f"cd /; {first}")
     machine.sh(last)
     assert not machine.exists("/opt/gpu-hook") and not machine.exists("/usr/lib/gpu-hook")
+
+
+def test_tarball(machine: Machine) -> None:
+    machine.sh("ln -s /packages /dist")
+    (text,) = blocks("tarball")
+    unpack, link, rest = text.split("\n", 2)
+    machine.sh(f"cd /; {unpack}")
+    machine.simulator_beside("/srv/gpu-hook_*")
+    assert "GPU-" in machine.sh(
+        f"cd /; {link}\n{rest.replace('gpu-hook uninstall', 'gpu-hook gpus; gpu-hook uninstall')}"
+    )
+    assert machine.sh("ls -A /srv /opt /usr/local/sbin") == "/opt:\n\n/srv:\n\n/usr/local/sbin:\n"
 
 
 @pytest.fixture
