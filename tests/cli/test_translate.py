@@ -281,6 +281,16 @@ def test_our_own_annotations_that_are_there() -> None:
     assert refused(policy)[0].startswith("GH-103: Pod p: container c0: gpu-hook.io/policy='fs'")
 
 
+def test_runtime_classes() -> None:
+    """As the webhook has it: NVIDIA's are replaced, sandboxes refused, and others stay."""
+    for sandbox in ("gvisor", "kata-qemu"):
+        text = pod("nvidia.com/gpu: 1", extra=f"  runtimeClassName: {sandbox}\n")
+        assert refused(text)[0].startswith("GH-103: Pod p: the pod asks for a GPU, and its runtimeClassName")
+    text = pod("nvidia.com/gpu: 1", extra="  runtimeClassName: crun-tuned\n")
+    assert "note: Pod p: runtimeClassName 'crun-tuned' stays" in notes(text)[-1]
+    assert yaml.safe_load(new(text))["spec"]["runtimeClassName"] == "crun-tuned"
+
+
 def test_what_has_no_equivalent() -> None:
     text = pod(
         "tencent.com/vcuda-core: 100, tencent.com/vcuda-memory: 60, nvidia.com/mig-1g.5gb: 1",

@@ -18,6 +18,7 @@ from oci_hook.errors import GhError, Problem, RequestError
 from oci_hook.kube.formats.names import PREFIX_KEY
 from oci_hook.kube.manifests import template_edit, to_claim, yaml_edit
 from oci_hook.kube.manifests.yaml_edit import Edit, get
+from oci_hook.kube.pod import runtime_classes
 from oci_hook.kube.pod.asked import each
 from oci_hook.kube.pod.translate_pod import PodContainer, Rows, TranslatedPod, read_pod, resources, rows_of
 
@@ -125,8 +126,10 @@ def verified(old: str, new: str, pods: list[TranslatedPod], rules: Rules) -> boo
         left = [key for container in containers(template) for key in resources(plain(container), rows, [])]
         if left or not rows.keys().isdisjoint(annotations) or not pod.annotations.items() <= annotations.items():
             return False
-        runtime_class = yaml_edit.scalars(get(template, "spec")).get("runtimeClassName", "")
-        if runtime_class != ("" if pod.claims else template_edit.RUNTIME_CLASS):
+        runtime_class = class_of(template)
+        if runtime_class in runtime_classes.REPLACED and runtime_class != (
+            "" if pod.claims else template_edit.RUNTIME_CLASS
+        ):
             return False
         if pod.claims and (to_claim.gone(annotations) or claims_of(template) != pod.claims):
             return False
@@ -185,7 +188,9 @@ def rewrite(
     for node in nodes:
         template_edit.take_out(edit, node, set(rows))
     template_edit.put_annotations(edit, template, pod.annotations, [key for key in annotations if key in rows])
-    if before := template_edit.put_runtime_class(edit, template):
+    if stays := runtime_classes.check(class_of(template)):
+        pod.notes.append(stays)
+    elif before := template_edit.put_runtime_class(edit, template):
         pod.notes.append(f"runtimeClassName was {before}")
 
 
@@ -238,9 +243,16 @@ def to_claims(
     template_edit.take_annotations(
         edit, template, [key for key in annotations if key in rows or key in to_claim.gone(ours)]
     )
+    if stays := runtime_classes.check(class_of(template)):
+        pod.notes.append(stays)
+        return
     before = template_edit.take_runtime_class(edit, template)
     if before not in ("", template_edit.RUNTIME_CLASS):
         pod.notes.append(f"runtimeClassName was {before}")
+
+
+def class_of(template: yaml.Node | None) -> str:
+    return yaml_edit.scalars(get(template, "spec")).get("runtimeClassName", "")
 
 
 def plain(container: yaml.Node) -> PodContainer:

@@ -17,12 +17,12 @@ from oci_hook.core.value import Value
 from oci_hook.core.value_parsers import Amount
 from oci_hook.errors import Problem, RequestError, refuse
 from oci_hook.kube.formats import names, sums
+from oci_hook.kube.pod import runtime_classes
 from oci_hook.kube.pod.asked import MAX_CONTAINERS, check_size, each, of_the_pod
 from oci_hook.kube.pod.translate_pod import PodContainer, Rows, TranslatedPod, check_node_exclusive, read_pod, rows_of
 
 MIRROR = "kubernetes.io/config.mirror"  # the API server's copy of a static pod: the kubelet has started it already
 ASKED_VERSION = "1"
-REPLACED_CLASSES = ("", "nvidia", names.RUNTIME_CLASS)
 # Other systems' schedulers, which do not run beside gpu-hook.
 SCHEDULERS = (
     "t9k-scheduler",
@@ -96,7 +96,8 @@ def mutate(pod: Mapping[str, Any], options: WebhookOptions) -> Mutation:
         if names.ASKED in annotations:  # with it, our resources would pass for totals that we wrote
             raise refuse("GH-605", f"{names.ASKED} is in the pod, which asks for no GPU; remove it")
         return Mutation(warnings=(*warnings, *of_systems_that_are_off(listed, options.rules)))
-    check_runtime_class(spec)
+    if stays := runtime_classes.check(str(spec.get("runtimeClassName") or "")):
+        warnings = (*warnings, Problem("GH-103", stays))
     check_node_exclusive(made, requests)
     made[names.ASKED] = ASKED_VERSION
     check_room(made, requests)
@@ -107,7 +108,7 @@ def mutate(pod: Mapping[str, Any], options: WebhookOptions) -> Mutation:
     patch = [
         *labels_patch(metadata, options),
         replace("/metadata/annotations", made),
-        *runtime_class_patch(spec),
+        *([] if stays else runtime_class_patch(spec)),
         *resources_patch(spec, rows, total),
         *scheduler_patch(spec, options),
         *mode_patch(spec, listed, annotations, requests, options),
@@ -261,13 +262,6 @@ def of_systems_that_are_off(containers: Sequence[Mapping[str, Any]], rules: Rule
                 why = f"the controller's setting dialects does not include {rows[key][0]}"
                 found[key] = Problem("GH-108", f"{key} has no effect here: {why}")
     return list(found.values())
-
-
-def check_runtime_class(spec: Mapping[str, Any]) -> None:
-    there = str(spec.get("runtimeClassName") or "")
-    if there not in REPLACED_CLASSES:
-        why = f"its runtimeClassName is {show(there)}, and a share of a GPU needs {names.RUNTIME_CLASS}"
-        raise refuse("GH-103", f"the pod asks for a GPU, {why}; leave runtimeClassName out")
 
 
 def labels_patch(metadata: Mapping[str, Any], options: WebhookOptions) -> list[dict[str, Any]]:

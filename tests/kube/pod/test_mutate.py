@@ -264,7 +264,15 @@ def test_another_runtime_class() -> None:
     given = pod({"nvidia.com/gpu": "1"}, runtimeClassName="nvidia", overhead={"podFixed": {"cpu": "1"}})
     done = mutated(given)
     assert done["spec"]["runtimeClassName"] == "gpu-hook" and "overhead" not in done["spec"]
-    assert refused(pod({"nvidia.com/gpu": "1"}, runtimeClassName="kata")).startswith("GH-103: the pod asks for a GPU")
+    for sandbox in ("gvisor", "kata", "kata-qemu", "my-gVisor", "io.kata.v2"):
+        assert refused(pod({"nvidia.com/gpu": "1"}, runtimeClassName=sandbox)).startswith(
+            "GH-103: the pod asks for a GPU"
+        )
+    for theirs in ("nvidia-cdi", "nvidia-legacy", "gpu-hook"):
+        assert mutated(pod({"nvidia.com/gpu": "1"}, runtimeClassName=theirs))["spec"]["runtimeClassName"] == "gpu-hook"
+    kept = mutate(pod({"nvidia.com/gpu": "1"}, runtimeClassName="crun-tuned", overhead={"podFixed": {}}), OPTIONS)
+    assert "runtimeClassName 'crun-tuned' stays" in kept.warnings[-1].message
+    assert not any("runtimeClassName" in one["path"] or "overhead" in one["path"] for one in kept.patch)
     assert mutate(pod({"cpu": "1"}, runtimeClassName="kata"), OPTIONS) == Mutation()
 
 
