@@ -81,6 +81,11 @@ SHAPES: dict[str, tuple[tuple[Json, ...], int]] = {  # tenants without a sigma, 
 VARIED = ("100 ms beside 0.5 ms, 69/30", "5 ms beside 5 ms, 69/30", "ceiling 30, 5 ms")
 
 
+def span(shape: str, short: bool) -> float:
+    """Seconds to measure: forty of the longest kernels at least."""
+    return max(2 if short else 2.4, *(40e-6 * t["kernel"] for t in SHAPES[shape][0]))
+
+
 class Forged:
     """habit: kinds of liar.c. early: the liar is there before the tenants launch anything."""
 
@@ -240,9 +245,8 @@ def run(short: bool, options: argparse.Namespace) -> dict[str, Json]:
             if (options.cells or not short or c.name in SHORT) and re.search(options.cells, c.name)
         ]
         shapes = list(dict.fromkeys(c.shape for c in forged))
-        span = 2 if short else 2.4
         runs = [(shape, "", False) for shape in shapes] + [(c.shape, c.kind, c.early) for c in forged]
-        jobs += [functools.partial(measure_forged, stage, *what, span) for what in runs]
+        jobs += [functools.partial(measure_forged, stage, *what, span(what[0], short)) for what in runs]
         rows = in_lanes(stage, LANES, jobs)
         seen, rows = rows[len(rows) - len(runs) :], rows[: len(rows) - len(runs)]
         honest = dict(zip(shapes, seen, strict=False))
