@@ -14,7 +14,6 @@ import json
 import os
 import random
 import select
-import shutil
 import signal
 import statistics
 import subprocess
@@ -24,78 +23,32 @@ import time
 import urllib.request
 from pathlib import Path
 
-from oci_hook.install import prefix as installs
-from oci_hook.ledger import slot_files, store
-from testbed import REPO, tiny_image
+from oci_hook.ledger import store
+from testbed import REPO
+from testbed import agent as agents
+from testbed.stage import Stage
 
-BUILD = REPO / "build" / os.uname().machine
 GPUS, GPU_MIB, SHARE_MIB = 8, 24576, 1024
 CONTAINERS = 100
 PORT = 9461
 TICK = os.sysconf("SC_CLK_TCK")
 
 
-def build_bypass(program: Path) -> None:
-    """The cheat."""
-    command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{os.uname().machine}-linux-gnu.2.17", "-O1"]
-    subprocess.run([*command, "-o", str(program), str(REPO / "testbed/bypass.c"), "-ldl"], check=True)
-
-
-class Place:
-    """An install with simulated GPUs, an image with the probe and the cheat, a runc root of its own."""
+class Node(Stage):
+    """With the GPUs of a large machine, and an image with the probe and the cheat."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.prefix, self.state = folder, folder / "prefix", folder / "state"
-        self.name = f"gpu-hook-agent-{os.getpid()}"
-        installs.lay(str(self.prefix), state_dir=str(self.state))
-        self.cli("sim", "up", "--gpus", str(GPUS), "--memory", f"{GPU_MIB}Mi")
-        rootfs = tiny_image.with_c_library(folder / "rootfs")
-        shutil.copy(BUILD / "sim/gpu-probe", rootfs / "bin/gpu-probe")
-        build_bypass(rootfs / "bin/bypass")
-        subprocess.run(["runc", "spec"], cwd=folder, check=True)
-        self.spec = json.loads((folder / "config.json").read_text())
-        self.spec["process"]["terminal"] = False
-        self.spec["root"] = {"path": str(rootfs), "readonly": True}
-        self.ids: list[str] = []
-        self.started = 0
+        super().__init__(folder, "--gpus", str(GPUS), "--memory", f"{GPU_MIB}Mi")
+        self.image = agents.image(folder)
 
-    def cli(self, *words: str) -> None:
-        command = [sys.executable, "-m", "oci_hook", *words, "--prefix", str(self.prefix)]
-        subprocess.run(command, cwd=REPO, check=True, stdout=subprocess.DEVNULL)
+    def tenant(self, gpu: int, *args: str) -> str:
+        ask = {"gpu-hook.io/devices": str(gpu), "gpu-hook.io/memory": f"{SHARE_MIB}Mi", "gpu-hook.io/compute": "5"}
+        return self.start(self.image, *args, annotations=ask)
 
-    def start(self, gpu: int, *args: str) -> str:
-        self.started += 1
-        id = f"c{self.started}"
-        self.ids.append(id)
-        bundle = self.folder / id
-        bundle.mkdir()
-        asks = {"gpu-hook.io/devices": str(gpu), "gpu-hook.io/memory": f"{SHARE_MIB}Mi", "gpu-hook.io/compute": "5"}
-        spec = {**self.spec, "annotations": asks, "process": {**self.spec["process"], "args": list(args)}}
-        spec["linux"] = {**self.spec["linux"], "cgroupsPath": f"/{self.name}/{id}"}
-        (bundle / "config.json").write_text(json.dumps(spec))
-        self.runtime("run", "--detach", "--bundle", str(bundle), id)
-        return id
-
-    def runtime(self, *words: str) -> None:
-        command = [str(self.prefix / "bin/gpu-hook-runtime"), "--root", str(self.folder / "runc"), *words]
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        subprocess.run(command, check=True, **quiet)
-
-    def init(self, id: str) -> int:
-        return int(json.loads((self.folder / "runc" / id / "state.json").read_text())["init_process_pid"])
-
-    def key(self, id: str) -> str:
-        return store.grant_key(str(self.folder / "runc"), id)
-
-    def close(self) -> None:
-        for id in self.ids:
-            with contextlib.suppress(subprocess.CalledProcessError):
-                self.runtime("delete", "--force", id)
-        for group in [*Path("/sys/fs/cgroup").glob(f"*/{self.name}"), Path("/sys/fs/cgroup", self.name)]:
-            with contextlib.suppress(OSError):
-                group.rmdir()
-        slot_files.drop(str(self.state))
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def remove(self, id: str) -> None:
+        """As an engine does."""
+        self.runc("delete", "--force", id, program=self.program)
+        self.runc.ids.remove(id)
 
 
 def get(path: str) -> bytes:
@@ -104,8 +57,8 @@ def get(path: str) -> bytes:
 
 
 @contextlib.contextmanager
-def agent(place: Place, *flags: str):
-    command = [sys.executable, "-m", "oci_hook", "agent", "--prefix", str(place.prefix), *flags]
+def agent(node: Node, *flags: str):
+    command = [sys.executable, "-m", "oci_hook", "agent", "--prefix", str(node.prefix), *flags]
     command += ["--address", f"127.0.0.1:{PORT}"]
     process = subprocess.Popen(command, cwd=REPO, stderr=subprocess.DEVNULL)
     try:
@@ -135,13 +88,13 @@ def cpu_seconds(pids: list[int]) -> float:
     return sum(int(f[11]) + int(f[12]) for f in fields) / TICK
 
 
-def cheat_samples(place: Place, process: "subprocess.Popen[bytes]", gpu: int) -> int:
+def cheat_samples(node: Node, process: "subprocess.Popen[bytes]", gpu: int) -> int:
     """Samples from the first that can show the cheat to the one that names it."""
-    id = place.start(gpu, "/bin/bypass", "900")
+    id = node.tenant(gpu, "/bin/bypass", "900")
     seen: set[float] = set()
     for _ in range(2000):
-        node = json.loads(get("/api/node"))
-        mine = next((c for c in node["containers"] if c["id"] == id), None)
+        said = json.loads(get("/api/node"))
+        mine = next((c for c in said["containers"] if c["id"] == id), None)
         history = json.loads(get("/api/history")).get(mine["key"], {}) if mine else {}
         seen |= {at for line in history.values() for at, used, _ in line if used}
         if mine and any(f["kind"] == "no-shim" for f in mine["findings"]):
@@ -150,10 +103,11 @@ def cheat_samples(place: Place, process: "subprocess.Popen[bytes]", gpu: int) ->
     return 9999
 
 
-def reclaim_ms(place: Place, id: str) -> float:
+def reclaim_ms(node: Node, id: str) -> float:
     """Reads the files, since only the agent may look at the ledger meanwhile."""
-    paths = [place.state / f"ledger/{place.key(id)}.json", place.state / f"pages/{place.key(id)}"]
-    pid = place.init(id)
+    key = store.grant_key(str(node.runc.root), id)
+    paths = [node.state / f"ledger/{key}.json", node.state / f"pages/{key}"]
+    pid = node.runc.pid(id)
     start = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     while any(p.exists() for p in paths) and time.monotonic() < start + 30:
@@ -161,12 +115,12 @@ def reclaim_ms(place: Place, id: str) -> float:
     return (time.monotonic() - start) * 1000
 
 
-def harm_to_kill_ms(place: Place, gpu: int, chance: random.Random) -> float:
+def harm_to_kill_ms(node: Node, gpu: int, chance: random.Random) -> float:
     """The cheat takes all free memory but 1 GiB."""
-    node = json.loads(get("/api/node"))
-    used = next(c for c in node["gpus"] if c["index"] == gpu)["used_mib"]
-    id = place.start(gpu, "/bin/bypass", str(GPU_MIB - used - 1024), "wait")
-    pid = place.init(id)
+    said = json.loads(get("/api/node"))
+    used = next(c for c in said["gpus"] if c["index"] == gpu)["used_mib"]
+    id = node.tenant(gpu, "/bin/bypass", str(GPU_MIB - used - 1024), "wait")
+    pid = node.runc.pid(id)
     time.sleep(0.5 + chance.random() * 2)  # it waits for the signal by then
     fd = os.pidfd_open(pid)
     try:
@@ -174,32 +128,26 @@ def harm_to_kill_ms(place: Place, gpu: int, chance: random.Random) -> float:
         os.kill(pid, signal.SIGUSR1)
         ended, took = select.select([fd], [], [], 30)[0], (time.monotonic() - start) * 1000
         time.sleep(0.1)
-        told = [json.loads(line) for line in (place.state / "events").read_text().splitlines()]
+        told = agents.events(node)
         by_agent = any(e["event"] == "finding" and e["id"] == id and e["action"] == "killed" for e in told)
         return took if ended and by_agent else 30000.0
     finally:
         os.close(fd)
-        with contextlib.suppress(subprocess.CalledProcessError):
-            place.runtime("delete", "--force", id)
-        place.ids.remove(id)
+        node.remove(id)
 
 
-def killed(place: Place) -> int:
+def killed(node: Node) -> int:
     """Honest containers that the agent killed; the cheats are already out of the list."""
-    told = [json.loads(line) for line in (place.state / "events").read_text().splitlines()]
-    return len({e["id"] for e in told if e["event"] == "finding" and e["action"] == "killed"} & set(place.ids))
+    told = agents.events(node)
+    return len({e["id"] for e in told if e["event"] == "finding" and e["action"] == "killed"} & set(node.runc.ids))
 
 
-def churn(place: Place, process: "subprocess.Popen[bytes]", containers: int) -> tuple[float, int]:
+def churn(node: Node, process: "subprocess.Popen[bytes]", containers: int) -> tuple[float, int]:
     """(MB, descriptors) that short-lived containers leave behind in the agent."""
 
     def pass_by(n: int) -> None:
         for _ in range(n):
-            id = place.start(0, "/bin/true")
-            with contextlib.suppress(subprocess.CalledProcessError):
-                place.runtime("delete", "--force", id)
-            place.ids.remove(id)
-            shutil.rmtree(place.folder / id)
+            node.remove(node.tenant(0, "/bin/true"))
         time.sleep(2)
 
     def now() -> tuple[float, int]:
@@ -213,12 +161,10 @@ def churn(place: Place, process: "subprocess.Popen[bytes]", containers: int) -> 
 
 
 def run(short: bool) -> dict[str, dict[str, object]]:
-    folder = Path(tempfile.mkdtemp(prefix="gh-agent-"))
-    place = Place(folder)
-    try:
+    with contextlib.closing(Node(Path(tempfile.mkdtemp(prefix="gh-agent-")))) as node:
         for n in range(CONTAINERS):
-            place.start(n % GPUS, "/bin/gpu-probe", "alloc", "300", "launch", "100", "5", "hold", "100000")
-        with agent(place) as process:
+            node.tenant(n % GPUS, "/bin/gpu-probe", "alloc", "300", "launch", "100", "5", "hold", "100000")
+        with agent(node) as process:
             time.sleep(6)
             pids = family(process)
             seconds = 20 if short else 120
@@ -232,23 +178,21 @@ def run(short: bool) -> dict[str, dict[str, object]]:
                 scrapes.append((time.monotonic() - at) * 1000)
                 time.sleep(0.3)
             rss = rss_mb(pids)
-            more_mb, more_fds = churn(place, process, 20 if short else 300)
-            reclaims = [reclaim_ms(place, id) for id in place.ids[: 3 if short else 15]]
-        with agent(place, "--interval", "60") as process:
+            more_mb, more_fds = churn(node, process, 20 if short else 300)
+            reclaims = [reclaim_ms(node, id) for id in node.runc.ids[: 3 if short else 15]]
+        with agent(node, "--interval", "60") as process:
             time.sleep(4)
             pids = family(process)
             before, start = cpu_seconds(pids), time.monotonic()
             time.sleep(15 if short else 50)
             watch = 100 * (cpu_seconds(pids) - before) / (time.monotonic() - start)
-        with agent(place) as process:
+        with agent(node) as process:
             time.sleep(6)
             chance = random.Random(1)
-            harms = sorted(harm_to_kill_ms(place, n % GPUS, chance) for n in range(10 if short else 100))
-        honest = killed(place)
-        with agent(place, "--policy", "report", "--interval", "1") as process:
-            cheats = [cheat_samples(place, process, gpu) for gpu in range(1 if short else 5)]
-    finally:
-        place.close()
+            harms = sorted(harm_to_kill_ms(node, n % GPUS, chance) for n in range(10 if short else 100))
+        honest = killed(node)
+        with agent(node, "--policy", "report", "--interval", "1") as process:
+            cheats = [cheat_samples(node, process, gpu) for gpu in range(1 if short else 5)]
     worst = harms[-1 if len(harms) < 100 else -1 - len(harms) // 100]
     scrape = statistics.median(scrapes)
     return {

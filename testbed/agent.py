@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,19 +18,11 @@ from oci_hook.ledger import store
 from oci_hook.observe import account
 from testbed import REPO, tiny_image
 from testbed.stage import CC, GLIBC, Stage
+from testbed.until import until
 
 HERE = Path(__file__).resolve().parent
 UNIT = REPO / "packaging/systemd/gpu-hook-agent.service"
 T = TypeVar("T")
-
-
-def wait_for(what: Callable[[], T], seconds: float = 120) -> T:
-    """The first true answer; machines may be slow, so the bound is generous."""
-    end = time.monotonic() + seconds
-    while not (answer := what()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-    return answer
 
 
 def capabilities() -> list[str]:
@@ -73,14 +65,14 @@ class Agent:
             assert self.process.poll() is None, self.log.read_text()
             return int((self.log.read_text().partition("http://127.0.0.1:")[2].partition("/")[0]) or 0)
 
-        self.port = wait_for(port)
-        wait_for(lambda: self.node()["gpus"] and self.node()["agent"]["nvml"] == "ok")
+        self.port = until(port)
+        until(lambda: self.node()["gpus"] and self.node()["agent"]["nvml"] == "ok")
 
     def looks(self, count: int) -> None:
         """Wait until it has sampled the GPUs so many times."""
         for _ in range(count + 1):  # the one under way may have begun before
             last = self.node()["agent"]["nvml_read"]
-            wait_for(lambda last=last: self.node()["agent"]["nvml_read"] != last)  # type: ignore[misc]
+            until(lambda last=last: self.node()["agent"]["nvml_read"] != last)  # type: ignore[misc]
 
     def container(self, id: str) -> Any:
         """None: it does not know it."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.stage import CC, GLIBC, Edit, Stage
+from testbed.until import until
 
 HERE = Path(__file__).resolve().parent
 ATTACKS = ("leases", "locks", "watches", "fill", "places", "readers")
@@ -40,11 +41,8 @@ def hostile(
     told = stage.folder / f"hostile{time.monotonic_ns()}"
     args = ["/bin/sh", "-c", f"exec /bin/tenant {' '.join(attacks)} >/tmp/{told.name}"]
     id = stage.start(image, *args, annotations=ask, edit=edit)
-    until = time.monotonic() + 60
     said = image / "tmp" / told.name
-    while not (said.exists() and said.read_text() == "ready\n"):
-        assert time.monotonic() < until, "the hostile tenant did not begin"
-        time.sleep(0.05)
+    until(lambda: said.exists() and said.read_text() == "ready\n", "the hostile tenant begins")
     try:
         yield id
     finally:

@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +11,11 @@ from oci_hook.core.grant import Grant
 from oci_hook.ledger import store
 from testbed import REPO
 from testbed.stage import CLIENTS, Stage, python_image
+from testbed.until import until
 
 ENV = {"PYTHONDONTWRITEBYTECODE": "1", "LD_LIBRARY_PATH": ""}
 
 FIVE = {"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "5Gi"}
-
-PATIENCE = 240  # seconds until a program that does not answer has failed
 
 
 class Tenant:
@@ -70,13 +68,6 @@ class Program:
     def __call__(self, line: str) -> str:
         self.tell(line)
         return self.hear()
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 class Node:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,10 @@ from oci_hook.linux.proc import boot_id, pid_space, process_life
 from testbed import REPO
 from testbed.containers import Bundle, Runc, remove_cgroup
 from testbed.installs import Install
+from testbed.until import until
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 MOST = {"gpu-hook.io/memory": "20Gi", "gpu-hook.io/devices": "0"}  # of 24: room for one
-
-
-def until(condition: Callable[[], object], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not come about"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -308,7 +302,7 @@ def test_holders_by_the_thousand(prefix: Install, bundle: Bundle, runc: Runc) ->
     (id,) = runc.ids
     assert runc("start", id).returncode == 0
     init = runc.pid(id)
-    until(lambda: len(Path(f"/proc/{init}/task/{init}/children").read_text().split()) == 2000, 60)
+    until(lambda: len(Path(f"/proc/{init}/task/{init}/children").read_text().split()) == 2000, seconds=60)
     (grant,) = prefix.grants()
     found, unseen = holders.holders(30)
     assert found[grant.key][0] == init and unseen < found[grant.key][1]

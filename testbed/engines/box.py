@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,10 @@ from typing import Any
 import yaml
 
 from gpu_hook_simulator.driver_root import CONTEXT_MIB
-from oci_hook.ledger import slot_files
+from oci_hook.ledger import slot_files, store
 from testbed import REPO, tiny_image
 from testbed.namespaces import Namespaces
+from testbed.until import until
 
 PACKAGES = os.path.realpath(yaml.__path__[0] + "/..")
 MEMORY_MIB = 8192  # of each of the two simulated GPUs
@@ -77,15 +77,16 @@ class Place:
         return [(grant["key"], grant["pid"]) for grant in self.grants()]
 
     def no_grants(self) -> bool:
-        return until(lambda: not self.grants())
+        """As `ps` finds them, but asked in this process, since tests ask after each container."""
+        return until(lambda: not store.snapshot(str(self.state)), self.grants)
 
     def close(self) -> None:
         self.hideout.close()
-        for folder, _, _ in sorted(os.walk("/sys/fs/cgroup"), reverse=True):
-            if f"/{self.cgroup}" in folder:
-                until(lambda folder=folder: removed(folder), 10)  # type: ignore[misc]
         slot_files.drop(str(self.state))
         shutil.rmtree(self.dir)
+        for folder, _, _ in sorted(os.walk("/sys/fs/cgroup"), reverse=True):
+            if f"/{self.cgroup}" in folder:
+                until(lambda folder=folder: removed(folder), folder, 10)  # type: ignore[misc]
 
 
 def removed(folder: str) -> bool:
@@ -95,16 +96,6 @@ def removed(folder: str) -> bool:
         pass
     except OSError:
         return False
-    return True
-
-
-def until(true: Callable[[], bool], seconds: float = WAIT) -> bool:
-    """Whether it became true in that time."""
-    end = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
     return True
 
 
@@ -187,7 +178,7 @@ def serve(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> "subp
     with open(log, "ab") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
-        assert until(lambda: process.poll() is not None or ready()), log.read_text()[-4000:]
+        until(lambda: process.poll() is not None or ready(), lambda: log.read_text()[-4000:], WAIT)
         assert process.poll() is None, log.read_text()[-4000:]
     except AssertionError:
         process.kill()

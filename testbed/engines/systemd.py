@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from testbed.engines import box
-from testbed.engines.box import PRIVATE, Place, until
+from testbed.engines.box import PRIVATE, Place
+from testbed.until import until
 
 SYSTEMD = "/lib/systemd/systemd"
 GROUP = "/sys/fs/cgroup/unified"
@@ -98,5 +99,5 @@ class Systemd:
         self.process.kill()  # and, with it, systemd and all of its namespace
         self.process.wait()
         folders = sorted((folder for folder, _, _ in os.walk(self.group)), reverse=True)
-        assert until(lambda: all([box.removed(folder) for folder in folders]), 20)
+        until(lambda: all([box.removed(folder) for folder in folders]), seconds=20)
         shutil.rmtree(self.dir)

@@ -24,8 +24,9 @@ from oci_hook.core.gpu_page import COUNTS_OFFSET, SIZE
 from oci_hook.core.layout import REAL_LIBCUDA
 from oci_hook.ledger.deliver import page_file
 from oci_hook.observe import account
-from testbed.agent import Agent, events, grant, running, surcharge, wait_for
+from testbed.agent import Agent, events, grant, running, surcharge
 from testbed.stage import CONTEXT_MIB, LIMIT_MIB, SHARE, Stage
+from testbed.until import until
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 HOLD = ("/bin/gpu-probe", "alloc", "300", "hold", "600")
@@ -34,11 +35,11 @@ HOLD = ("/bin/gpu-probe", "alloc", "300", "hold", "600")
 def test_containers_come_and_go_and_so_does_the_agent(stage: Stage, root: Path) -> None:
     first = stage.start(root, *HOLD)
     with running(stage) as agent:
-        seen = wait_for(lambda: (c := agent.container(first)) and c["gpus"][0]["peak_mib"] and c)
+        seen = until(lambda: (c := agent.container(first)) and c["gpus"][0]["peak_mib"] and c)
         assert (seen["state"], seen["gpus"][0]["used_mib"]) == ("running", 300 + CONTEXT_MIB)
         assert agent.node()["agent"]["state"] == "ok"
         second = stage.start(root)
-        wait_for(lambda: agent.container(second))
+        until(lambda: agent.container(second))
 
         other = CliRunner().invoke(cli, ["agent", "--prefix", str(stage.prefix), "--address", "none"])
         assert other.exit_code == 1 and f"GH-320: process {agent.process.pid} is the agent" in other.output
@@ -46,8 +47,8 @@ def test_containers_come_and_go_and_so_does_the_agent(stage: Stage, root: Path) 
         key = grant(stage, first).key  # type: ignore[union-attr]
         stage.runc("kill", first, "KILL")
         # Nobody looks at the ledger but the agent.
-        wait_for(lambda: not (stage.state / f"ledger/{key}.json").exists())
-        wait_for(lambda: agent.container(first) is None)
+        until(lambda: not (stage.state / f"ledger/{key}.json").exists())
+        until(lambda: agent.container(first) is None)
         assert not (stage.state / "pages" / key).exists()
         assert [e["id"] for e in events(stage) if e["event"] == "ended"] == [first]
 
@@ -64,12 +65,12 @@ def test_it_goes_with_its_state_directory(stage: Stage) -> None:
         for folder in (moved, str(stage.state)):
             done = CliRunner().invoke(cli, ["settings", "set", f"state_dir={folder}", "--prefix", str(stage.prefix)])
             assert done.exit_code == 0, done.output
-            wait_for(lambda folder=folder: whereabouts.holder(f"{folder}/agent.lock") == agent.process.pid)  # type: ignore[misc]
-            answered = wait_for(lambda: node_now.ask(node_settings.load(str(stage.prefix))))
+            until(lambda folder=folder: whereabouts.holder(f"{folder}/agent.lock") == agent.process.pid)  # type: ignore[misc]
+            answered = until(lambda: node_now.ask(node_settings.load(str(stage.prefix))))
             assert answered["agent"]["state_dir"] == folder and answered["agent"]["page"] == f"127.0.0.1:{agent.port}"
             other = CliRunner().invoke(cli, ["agent", "--prefix", str(stage.prefix), "--address", "none"])
             assert other.exit_code == 1 and f"GH-320: process {agent.process.pid} is the agent" in other.output
-        wait_for(lambda: not os.path.exists(moved))
+        until(lambda: not os.path.exists(moved))
 
 
 def test_many_short_containers(stage: Stage, root: Path) -> None:
@@ -84,8 +85,8 @@ def test_many_short_containers(stage: Stage, root: Path) -> None:
                 stage.runc("kill", id, "KILL")
             for id in ids:
                 stage.runc("delete", "--force", id)
-        wait_for(lambda: not list(ledger.glob("*.json")) and not agent.node()["containers"])
-        wait_for(lambda: len(os.listdir(folder)) <= before + 1)
+        until(lambda: not list(ledger.glob("*.json")) and not agent.node()["containers"])
+        until(lambda: len(os.listdir(folder)) <= before + 1)
 
 
 @pytest.mark.parametrize("policy", ["report", "freeze", "kill"])
@@ -93,8 +94,8 @@ def test_a_tenant_that_goes_past_the_shim(stage: Stage, root: Path, policy: str)
     honest = stage.start(root, *HOLD)
     with running(stage, "--policy", policy, "--tolerance", "16Mi") as agent:
         cheat = stage.start(root, "/bin/bypass", str(LIMIT_MIB + 200))
-        found = wait_for(lambda: [e for e in events(stage) if e["event"] == "finding" and e["id"] == cheat])
-        wait_for(lambda: len([e for e in events(stage) if e["event"] == "finding" and e["id"] == cheat]) >= 2)
+        found = until(lambda: [e for e in events(stage) if e["event"] == "finding" and e["id"] == cheat])
+        until(lambda: len([e for e in events(stage) if e["event"] == "finding" and e["id"] == cheat]) >= 2)
         assert {e["kind"] for e in events(stage) if e["event"] == "finding"} == {"no-shim", "over-memory"}
         assert "(bypass)" in " ".join(e["evidence"] for e in events(stage) if e["event"] == "finding")
         assert found[0]["action"] == {"report": "reported", "freeze": "frozen", "kill": "killed"}[policy]
@@ -114,12 +115,12 @@ def test_a_tenant_that_goes_past_the_shim(stage: Stage, root: Path, policy: str)
             assert '"status": "paused"' in state
             assert agent.container(cheat)["state"] == "frozen"
             assert stage.runc("resume", cheat).returncode == 0
-            wait_for(lambda: agent.container(cheat)["state"] == "running")
-            wait_for(lambda: (agent.container(cheat)["gpus"][0]["used_mib"] or 0) > LIMIT_MIB)
+            until(lambda: agent.container(cheat)["state"] == "running")
+            until(lambda: (agent.container(cheat)["gpus"][0]["used_mib"] or 0) > LIMIT_MIB)
             assert '"status": "running"' in stage.runc("state", cheat).stdout  # not again for what stands
         else:
-            wait_for(lambda: stage.runc.living() == {honest})
-            wait_for(lambda: agent.container(cheat) is None)
+            until(lambda: stage.runc.living() == {honest})
+            until(lambda: agent.container(cheat) is None)
     assert honest in stage.runc.living()
 
 
@@ -133,9 +134,9 @@ def test_a_tenant_that_claims_the_gpu_and_does_not_use_it(stage: Stage, root: Pa
         agent.looks(40)  # two spans, and a look
         assert not [e for e in events(stage) if e["event"] == "finding"]
         stage.runc("delete", "--force", other)
-        wait_for(lambda: agent.container(other) is None)
+        until(lambda: agent.container(other) is None)
         liar = stage.start(root, "/bin/liar", "held", "0", "--out", "/dev/null", "--scale", "1", annotations=ask)
-        wait_for(lambda: agent.kinds(liar) == {"hogs-gate"})
+        until(lambda: agent.kinds(liar) == {"hogs-gate"})
         (told,) = (e for e in events(stage) if e["event"] == "finding")
         assert (told["id"], told["action"]) == (liar, "reported")
         assert told["evidence"].startswith(honest[:12]) and "its share is 50 %" in told["evidence"]
@@ -149,7 +150,7 @@ def test_a_tenant_that_writes_records_of_processes(stage: Stage, root: Path) -> 
     with running(stage, "--policy", "kill", "--interval", "0.5") as agent:
         forger = ("/bin/liar", "forged-8-busy-most", "0", "--out", "/dev/null", "--scale", "1")
         liar = stage.start(root, *forger, annotations=ask)
-        wait_for(lambda: "forged-records" in agent.kinds(liar))
+        until(lambda: "forged-records" in agent.kinds(liar))
         assert {honest, liar} <= stage.runc.living() and not agent.kinds(honest)
 
 
@@ -200,16 +201,16 @@ def test_a_tenant_that_computes_past_the_gate(stage: Stage, root: Path, policy: 
         def findings() -> list[dict[str, Any]]:
             return [e for e in events(stage) if e["event"] == "finding" and e["kind"] != "no-shim"]
 
-        told = wait_for(findings)
+        told = until(findings)
         if how == "alone":
-            wait_for(lambda: findings()[-1]["action"] == "killed")
+            until(lambda: findings()[-1]["action"] == "killed")
             told = findings()[-1:]
         assert {(e["id"], e["kind"]) for e in told} == {(cheat, "over-compute")}, told
         assert "ceiling 30 %, tolerance 15 points" in told[0]["evidence"]
         assert ("that are not on its account page" in told[0]["evidence"]) == (how == "alone")
         assert told[0]["action"] == done
         if done == "reported":
-            wait_for(lambda: agent.container(honest)["gpus"][0]["compute_shortfall"] > 3)
+            until(lambda: agent.container(honest)["gpus"][0]["compute_shortfall"] > 3)
             agent.looks(4)
             assert len(findings()) == 1 and cheat in stage.runc.living()
             assert agent.kinds(cheat) == {"over-compute"}
@@ -218,7 +219,7 @@ def test_a_tenant_that_computes_past_the_gate(stage: Stage, root: Path, policy: 
             assert '"status": "paused"' in stage.runc("state", cheat).stdout
             assert stage.runc("resume", cheat).returncode == 0
         else:
-            wait_for(lambda: stage.runc.living() == {honest})
+            until(lambda: stage.runc.living() == {honest})
         assert honest in stage.runc.living() and {e["id"] for e in findings()} == {cheat}
 
 
@@ -228,9 +229,9 @@ def test_compute_past_the_gate_that_harms_nobody_is_reported(stage: Stage, root:
     idle = stage.start(root, *HOLD, annotations=ask)
     with running(stage, "--policy", "protect", "--interval", "0.5") as agent:
         cheat = stage.start(root, "/bin/bypass", "1", "own", "500", annotations=ask)
-        wait_for(lambda: agent.kinds(cheat) == {"over-compute"})
+        until(lambda: agent.kinds(cheat) == {"over-compute"})
         looks = agent.container(cheat)["gpus"][0]
-        wait_for(lambda: agent.container(cheat)["gpus"][0] != looks)
+        until(lambda: agent.container(cheat)["gpus"][0] != looks)
         (told,) = (e for e in events(stage) if e["event"] == "finding")
         assert (told["id"], told["action"]) == (cheat, "reported") and "ceiling 10 %" in told["evidence"]
         assert {cheat, idle} <= stage.runc.living()
@@ -248,7 +249,7 @@ def test_the_last_minutes_are_remembered(stage: Stage, root: Path) -> None:
             found = {id: next(iter(told.get(key, {}).values()), []) for id, key in keys.items()}
             return found if all(len(line) >= 5 for line in found.values()) else None
 
-        told = wait_for(lines)
+        told = until(lines)
         for line in told.values():
             times = [at for at, _, _ in line]  # a look that was slow is near the next one
             assert times == sorted(set(times)) and len(times) <= (times[-1] - times[0]) / 0.5 + 2, line
@@ -256,7 +257,7 @@ def test_the_last_minutes_are_remembered(stage: Stage, root: Path) -> None:
         assert told[idle][-1][1:] == [300 + CONTEXT_MIB, 0]
         assert told[busy][-1][1] == CONTEXT_MIB and max(percent for _, _, percent in told[busy]) > 50
         stage.runc("kill", busy, "KILL")
-        wait_for(lambda: set(json.loads(agent.get("/api/history"))) == {keys[idle]})
+        until(lambda: set(json.loads(agent.get("/api/history"))) == {keys[idle]})
 
 
 def test_what_the_shim_does_not_see_is_charged(stage: Stage, root: Path) -> None:
@@ -264,7 +265,7 @@ def test_what_the_shim_does_not_see_is_charged(stage: Stage, root: Path) -> None
     with running(stage, "--tolerance", "2Gi"):
         id = stage.start(root, "/bin/bypass", "500", "own")
         # One context is shared by both ways and booked; 16 MiB are booked as well.
-        wait_for(lambda: surcharge(stage, id) == 500)
+        until(lambda: surcharge(stage, id) == 500)
         said = stage.runc.exec(id, "/bin/gpu-probe", "info").stdout
         free = LIMIT_MIB - 500 - 16 - 2 * CONTEXT_MIB
         assert f"{free} MiB free" in said or f"{free + CONTEXT_MIB} MiB free" in said, said
@@ -276,7 +277,7 @@ def test_what_the_shim_does_not_see_is_charged(stage: Stage, root: Path) -> None
         with account.Account(*found.life.init) as page:
             page.surcharge(0, 0)
         # Less what is still booked for the two programs that have ended.
-        wait_for(lambda: surcharge(stage, id) >= 500 - 2 * CONTEXT_MIB)
+        until(lambda: surcharge(stage, id) >= 500 - 2 * CONTEXT_MIB)
 
 
 def test_what_the_gate_tells_and_who_is_frozen(stage: Stage, root: Path) -> None:
@@ -289,7 +290,7 @@ def test_what_the_gate_tells_and_who_is_frozen(stage: Stage, root: Path) -> None
         def gpu(id: str) -> Any:
             return agent.container(id)["gpus"][0]
 
-        wait_for(lambda: all(gpu(id)["compute_used"] and gpu(id)["gate"]["launches"] > 0 for id in ids))
+        until(lambda: all(gpu(id)["compute_used"] and gpu(id)["gate"]["launches"] > 0 for id in ids))
         text = agent.get("/metrics").decode()
         assert "gpu_hook_container_compute_charged_seconds_total{" in text and 'mode="' in text
         settings = load(str(stage.prefix))
@@ -297,11 +298,11 @@ def test_what_the_gate_tells_and_who_is_frozen(stage: Stage, root: Path) -> None
         screen.selected = agent.container(ids[0])["key"]
         screen.press("f")
         assert screen.message.startswith("froze ")
-        wait_for(lambda: agent.container(ids[0])["state"] == "frozen" and gpu(ids[0])["gate"]["mode"] == "frozen")
+        until(lambda: agent.container(ids[0])["state"] == "frozen" and gpu(ids[0])["gate"]["mode"] == "frozen")
         assert agent.container(ids[0])["frozen_since"] and not agent.kinds(ids[0])
-        wait_for(lambda: agent.container(ids[0])["frozen_seconds"] > 0.5)
+        until(lambda: agent.container(ids[0])["frozen_seconds"] > 0.5)
         screen.press("r")
-        wait_for(lambda: agent.container(ids[0])["state"] == "running" and gpu(ids[0])["gate"]["mode"] != "frozen")
+        until(lambda: agent.container(ids[0])["state"] == "running" and gpu(ids[0])["gate"]["mode"] != "frozen")
         assert agent.container(ids[1])["frozen_seconds"] == 0
 
 
@@ -338,7 +339,7 @@ def test_the_shortfall_is_what_the_gpu_saw(stage: Stage, root: Path) -> None:
         if cheat:
             stage.start(root, "/bin/sh", "-c", PAST_THE_GATE)
         with running(stage, "--policy", "report", "--interval", "0.5") as agent:
-            wait_for(lambda: all(agent.container(id)["gpus"][0]["compute_shortfall"] is not None for id in ids))
+            until(lambda: all(agent.container(id)["gpus"][0]["compute_shortfall"] is not None for id in ids))
             figures = watch(agent, ids, 10)  # before some seconds have passed, the driver's figures say nothing
             for n, (had, error) in zip(guarantees, figures, strict=True):
                 # At most all the time it wanted work; less where the machine gave it no processor.
@@ -354,7 +355,7 @@ def test_harvest_is_what_offline_containers_had(stage: Stage, root: Path) -> Non
     stage.start(root, "/bin/sleep", "600", annotations={**SHARE, "gpu-hook.io/class": "online"})
     id = stage.start(root, "/bin/gpu-probe", "run", "2000", "600", annotations=offline)
     with running(stage, "--interval", "0.5") as agent:
-        wait_for(lambda: (agent.container(id)["gpus"][0]["harvested"] or 0) > 1)
+        until(lambda: (agent.container(id)["gpus"][0]["harvested"] or 0) > 1)
         ((busy, error),) = watch(agent, [id], 4)
         (gpu, other), harvest = agent.node()["gpus"], agent.container(id)["gpus"][0]["harvested"]
         assert abs(harvest - busy) < 25 and error is None and busy > 50, (harvest, busy)
@@ -382,7 +383,7 @@ def test_a_page_that_is_anything_but_a_page(stage: Stage, root: Path) -> None:
         for setup in HOSTILE:
             script = f"cd /run/gpu-hook/account && {setup}; sleep 600"
             ids.append(stage.start(root, "/bin/sh", "-c", script))
-        wait_for(lambda: {"bad-account-page"} == agent.kinds(ids[0]) == agent.kinds(ids[1]) == agent.kinds(ids[2]))
+        until(lambda: {"bad-account-page"} == agent.kinds(ids[0]) == agent.kinds(ids[1]) == agent.kinds(ids[2]))
         agent.looks(3)
         assert agent.node()["agent"]["state"] == "ok"
         assert [agent.kinds(id) for id in ids[:5]] == [{"bad-account-page"}] * 5
@@ -394,12 +395,12 @@ def test_nvml_that_dies_comes_back(stage: Stage, root: Path) -> None:
         pids = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children").read_text().split()
         assert len(pids) == 1
         os.kill(int(pids[0]), signal.SIGKILL)
-        wait_for(lambda: agent.node()["agent"]["state"] == "degraded" and "nvml" in agent.node()["agent"]["problems"])
+        until(lambda: agent.node()["agent"]["state"] == "degraded" and "nvml" in agent.node()["agent"]["problems"])
         assert agent.node()["gpus"][0]["used_mib"] is None  # not known is not as before
         assert b'gpu_hook_agent_problem{problem="nvml"} 1\n' in agent.get("/metrics")
         id = stage.start(root)
-        wait_for(lambda: agent.container(id))  # the rest goes on
-        wait_for(lambda: agent.node()["agent"]["nvml"] == "ok" and agent.node()["agent"]["state"] == "ok")
+        until(lambda: agent.container(id))  # the rest goes on
+        until(lambda: agent.node()["agent"]["nvml"] == "ok" and agent.node()["agent"]["state"] == "ok")
 
 
 def test_a_ledger_that_is_held_does_not_hold_the_agent(stage: Stage, root: Path) -> None:
@@ -409,7 +410,7 @@ def test_a_ledger_that_is_held_does_not_hold_the_agent(stage: Stage, root: Path)
         stage.runc("kill", id, "KILL")
         assert agent.node()["agent"]["state"] == "ok"  # it answers meanwhile
         holder.wait()
-        wait_for(lambda: agent.container(id) is None)
+        until(lambda: agent.container(id) is None)
 
 
 def test_the_driver_changes(stage: Stage) -> None:
@@ -417,8 +418,8 @@ def test_the_driver_changes(stage: Stage) -> None:
     library = next((stage.prefix / "sim/root").rglob("libcuda.so.550*"))
     with running(stage) as agent:
         os.utime(library)
-        wait_for(lambda: "GPUs found: 2" in agent.log.read_text())
-        wait_for(lambda: agent.node()["agent"]["state"] == "ok" and agent.node()["agent"]["nvml"] == "ok")
+        until(lambda: "GPUs found: 2" in agent.log.read_text())
+        until(lambda: agent.node()["agent"]["state"] == "ok" and agent.node()["agent"]["nvml"] == "ok")
         assert len(agent.node()["gpus"]) == 2
 
 
@@ -428,10 +429,10 @@ def test_the_driver_goes_and_comes_back(stage: Stage, root: Path) -> None:
     library = next((stage.prefix / "sim/root").rglob("libcuda.so.550*"))
     away = stage.folder / "libcuda.away"
     with running(stage) as agent:
-        wait_for(lambda: (c := agent.container(held)) and c["gpus"][0]["used_mib"])
+        until(lambda: (c := agent.container(held)) and c["gpus"][0]["used_mib"])
         library.rename(away)
         try:
-            problem = wait_for(lambda: agent.node()["agent"]["problems"].get("inventory", ""))
+            problem = until(lambda: agent.node()["agent"]["problems"].get("inventory", ""))
             assert "GH-302" in problem and "is gone" in problem
             node = agent.node()
             assert node["agent"]["state"] == "degraded" and node["gpus"] == []
@@ -440,8 +441,8 @@ def test_the_driver_goes_and_comes_back(stage: Stage, root: Path) -> None:
             stage.refused(root, "GH-302")
         finally:
             away.rename(library)
-        wait_for(lambda: agent.node()["agent"]["state"] == "ok" and len(agent.node()["gpus"]) == 2)
-        wait_for(lambda: agent.container(held)["gpus"][0]["used_mib"])
+        until(lambda: agent.node()["agent"]["state"] == "ok" and len(agent.node()["gpus"]) == 2)
+        until(lambda: agent.container(held)["gpus"][0]["used_mib"])
         assert "inventory: well again" in agent.log.read_text()
 
 
@@ -451,7 +452,7 @@ def test_metrics_without_a_port(stage: Stage, root: Path, tmp_path: Path) -> Non
     file = tmp_path / "gpu-hook.prom"
     agent = Agent(stage, "--address", "none", "--textfile", str(file), "--interval", "0.1")
     try:
-        wait_for(lambda: file.exists() and id in file.read_text())
+        until(lambda: file.exists() and id in file.read_text())
         seen = set()
         end = time.monotonic() + 120
         while len(seen) < 3 and time.monotonic() < end:
@@ -473,7 +474,7 @@ def test_metrics_without_a_port(stage: Stage, root: Path, tmp_path: Path) -> Non
     again = Agent(stage, "--address", "none", "--textfile", str(file))
     try:
         inode = file.stat().st_ino
-        wait_for(lambda: file.stat().st_ino != inode)
+        until(lambda: file.stat().st_ino != inode)
     finally:
         again.kill()
     assert {path.name for path in tmp_path.iterdir()} <= {file.name, f"{file.name}.new"}
@@ -487,7 +488,7 @@ def test_beyond_loopback_only_with_a_token(stage: Stage, tmp_path: Path) -> None
     token.chmod(0o600)
     agent = Agent(stage, "--address", "0.0.0.0:0", "--token-file", str(token))
     try:
-        said = wait_for(lambda: agent.log.read_text().partition("http://0.0.0.0:")[2])
+        said = until(lambda: agent.log.read_text().partition("http://0.0.0.0:")[2])
         agent.port = int(said.partition("/")[0])
         for path in ("/", "/metrics", "/api/node", "/api/history", "/api/events", "/api/processes"):
             with pytest.raises(urllib.error.HTTPError) as error:
@@ -513,7 +514,7 @@ def test_whoever_has_its_port_keeps_it_from_nothing_else(stage: Stage, root: Pat
         agent = Agent(stage, "--address", f"127.0.0.1:{port}", "--textfile", str(metrics))
         try:
             problem = 'gpu_hook_agent_problem{problem="page"} '
-            wait_for(lambda: metrics.exists() and f"{problem}1\n" in metrics.read_text())
+            until(lambda: metrics.exists() and f"{problem}1\n" in metrics.read_text())
             assert "GH-321: nothing is served at agent.address" in agent.log.read_text()
             r = CliRunner().invoke(cli, ["doctor", "--json", "--prefix", str(stage.prefix)], catch_exceptions=False)
             (said,) = [f for f in json.loads(r.output)["findings"] if f["check"] == "agent"]
@@ -529,10 +530,10 @@ def test_whoever_has_its_port_keeps_it_from_nothing_else(stage: Stage, root: Pat
             with pytest.raises(BlockingIOError):  # no command has asked there
                 other.accept()
             stage.start(root, "/bin/bypass", "300")
-            wait_for(lambda: 'gpu_hook_findings_total{kind="no-shim"} 1\n' in metrics.read_text())
+            until(lambda: 'gpu_hook_findings_total{kind="no-shim"} 1\n' in metrics.read_text())
             other.close()
             agent.port = port
-            wait_for(lambda: f"{problem}0\n" in metrics.read_text())
+            until(lambda: f"{problem}0\n" in metrics.read_text())
             assert agent.node()["agent"]["state"] == "ok"
         finally:
             agent.kill()
@@ -560,10 +561,10 @@ def test_doctor_has_a_line_on_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) 
             pid = agent.process.pid
             assert f"runs (process {pid}), web page http://{address}/" in said("ok")[0]["message"]
             CliRunner().invoke(cli, ["sim", "fault", "--gpu", "1", "--lost", "--prefix", str(stage.prefix)])
-            (degraded,) = wait_for(lambda: said("warn"))
+            (degraded,) = until(lambda: said("warn"))
             assert "is lost" in degraded["message"] and degraded["fix"] == "dmesg | grep -i xid"
             CliRunner().invoke(cli, ["sim", "fault", "--prefix", str(stage.prefix)])
-            wait_for(lambda: said("ok"))
+            until(lambda: said("ok"))
             with monkeypatch.context() as patch:
                 patch.setattr(agent_check, "__version__", "9.9")
                 (old,) = said("warn")
@@ -589,13 +590,13 @@ def test_on_mig_devices_an_honest_container_is_left_and_a_cheat_found(tmp_path: 
         on = {"gpu-hook.io/memory": "512Mi"}
         honest = stage.start(root, *HOLD, annotations={**on, "gpu-hook.io/devices": "0:0"})
         with running(stage, "--policy", "freeze") as agent:
-            seen = wait_for(lambda: (c := agent.container(honest)) and c["gpus"][0]["peak_mib"] and c)
+            seen = until(lambda: (c := agent.container(honest)) and c["gpus"][0]["peak_mib"] and c)
             agent.looks(3)
             assert (seen["state"], seen["gpus"][0]["used_mib"]) == ("running", 300 + CONTEXT_MIB)
             assert not agent.kinds(honest) and not agent.node()["agent"]["problems"]
             cheat = stage.start(root, "/bin/bypass", "800", annotations={**on, "gpu-hook.io/devices": "0:1"})
-            wait_for(lambda: agent.kinds(cheat) == {"no-shim", "over-memory"})
-            wait_for(lambda: (c := agent.container(cheat)) and c["state"] == "frozen")
+            until(lambda: agent.kinds(cheat) == {"no-shim", "over-memory"})
+            until(lambda: (c := agent.container(cheat)) and c["state"] == "frozen")
             assert not agent.kinds(honest) and not agent.node()["agent"]["problems"]
     finally:
         stage.close()

@@ -21,9 +21,10 @@ from oci_hook.core.request import GpuRequest, Request
 from oci_hook.ledger import admit, slot_files, store
 from oci_hook.ledger import events as node_events
 from oci_hook.linux.proc import boot_id, process_life
-from testbed.agent import Agent, events, grant, running, wait_for
+from testbed.agent import Agent, events, grant, running
 from testbed.long import long
 from testbed.stage import CC, GLIBC, SHARE, Stage
+from testbed.until import until
 from tests.agent.test_agent import HOLD
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
@@ -50,21 +51,21 @@ def test_the_wall_clock_jumps(stage: Stage, root: Path, tmp_path: Path, monkeypa
     jump(0)
     with running(stage, env=elsewhen) as agent:
         first = stage.start(root, *HOLD)
-        wait_for(lambda: (c := agent.container(first)) and c["gpus"][0]["used_mib"])
+        until(lambda: (c := agent.container(first)) and c["gpus"][0]["used_mib"])
         for days in (3650, -365):
             jump(days * DAY)
-            wait_for(lambda days=days: abs(agent.node()["at"] - time.time() - days * DAY) < DAY)  # type: ignore[misc]
+            until(lambda days=days: abs(agent.node()["at"] - time.time() - days * DAY) < DAY)  # type: ignore[misc]
             with monkeypatch.context() as patch:
                 for name, value in elsewhen.items():
                     patch.setenv(name, value)
                 other = stage.start(root)
             made = grant(stage, other)
             assert made and abs(made.created - time.time() - days * DAY) < DAY
-            wait_for(lambda other=other: agent.container(other))  # type: ignore[misc]
+            until(lambda other=other: agent.container(other))  # type: ignore[misc]
             stage.runc("kill", other, "KILL")
             # Found by the agent alone, and by its own clock at once.
-            wait_for(lambda other=other: agent.container(other) is None)  # type: ignore[misc]
-            wait_for(lambda: books_are_right(stage))
+            until(lambda other=other: agent.container(other) is None)  # type: ignore[misc]
+            until(lambda: books_are_right(stage))
             seen = agent.container(first)
             assert seen["gpus"][0]["used_mib"] and agent.node()["agent"]["state"] == "ok"
         log = agent.log.read_text()
@@ -98,15 +99,15 @@ def test_containers_by_the_thousand(stage: Stage) -> None:
         node_events.record(str(stage.state), "filler", text="x" * 3000)
     with running(stage) as agent:
         short_lived(-1)
-        wait_for(lambda: not agent.node()["containers"])
+        until(lambda: not agent.node()["containers"])
         folder = f"/proc/{agent.process.pid}/fd"
         descriptors, memory = len(os.listdir(folder)), resident(agent)
         for n in range(SHORT // AT_ONCE):
             short_lived(n)
-        wait_for(lambda: not agent.node()["containers"] and books_are_right(stage))
+        until(lambda: not agent.node()["containers"] and books_are_right(stage))
         text = agent.get("/metrics").decode()
         assert f"gpu_hook_grants_total {SHORT + AT_ONCE}" in text
-        wait_for(lambda: len(os.listdir(folder)) <= descriptors + 1)
+        until(lambda: len(os.listdir(folder)) <= descriptors + 1)
         assert resident(agent) < memory + max(1536, 2 * SHORT), (memory, resident(agent))
         assert agent.node()["agent"]["state"] == "ok"
     sizes = [f.stat().st_size for f in stage.state.glob("events*")]
@@ -145,22 +146,22 @@ def test_a_full_disk(small: Stage, root: Path) -> None:
 
     first = small.start(root, *HOLD)
     with running(small) as agent:
-        wait_for(lambda: (c := agent.container(first)) and c["gpus"][0]["used_mib"])
+        until(lambda: (c := agent.container(first)) and c["gpus"][0]["used_mib"])
         fill()
-        wait_for(lambda: "disk" in agent.node()["agent"]["problems"])
+        until(lambda: "disk" in agent.node()["agent"]["problems"])
         assert agent.node()["agent"]["state"] == "degraded"
         assert b'gpu_hook_agent_problem{problem="disk"} 1' in agent.get("/metrics")
         assert "GH-303" in small.refused(root, "GH-303")
         small.runc("kill", first, "KILL")
-        wait_for(lambda: agent.container(first) is None and books_are_right(small))
+        until(lambda: agent.container(first) is None and books_are_right(small))
         agent.kill()
     fill()
     with running(small) as agent:  # it starts there, too
-        wait_for(lambda: "disk" in agent.node()["agent"]["problems"])
+        until(lambda: "disk" in agent.node()["agent"]["problems"])
         (small.state / "fill").unlink()
-        wait_for(lambda: agent.node()["agent"]["state"] == "ok")
+        until(lambda: agent.node()["agent"]["state"] == "ok")
         second = small.start(root)
-        wait_for(lambda: agent.container(second))
+        until(lambda: agent.container(second))
         log = agent.log.read_text()
         assert log.count("disk: ") == 2 and "disk: well again" in log, log
         assert f"disk: {small.state} is full" in log and "Traceback" not in log
@@ -176,17 +177,17 @@ def test_a_gpu_falls_off_the_bus(stage: Stage, root: Path) -> None:
     held = stage.start(root, *HOLD, annotations=second)
     try:
         with running(stage) as agent:
-            uuid = wait_for(lambda: (c := agent.container(held)) and c["gpus"][0]["uuid"])
+            uuid = until(lambda: (c := agent.container(held)) and c["gpus"][0]["uuid"])
             fault("--gpu", "1", "--lost")
-            problem = wait_for(lambda: agent.node()["agent"]["problems"].get("gpus", ""))
+            problem = until(lambda: agent.node()["agent"]["problems"].get("gpus", ""))
             assert f"{uuid} is lost (containers on it: 1)" in problem
-            wait_for(lambda: len(agent.node()["gpus"]) == 1)  # found anew without it
+            until(lambda: len(agent.node()["gpus"]) == 1)  # found anew without it
             assert agent.node()["agent"]["state"] == "degraded" and "gpus" in agent.node()["agent"]["problems"]
             assert b'gpu_hook_agent_problem{problem="gpus"} 1' in agent.get("/metrics")
             stage.refused(root, "GH-202", annotations=second)
             assert [e["error"] for e in events(stage) if e["event"] == "gpu-error"] == ["GPU is lost"]
             fault()
-            wait_for(lambda: agent.node()["agent"]["state"] == "ok" and len(agent.node()["gpus"]) == 2)
+            until(lambda: agent.node()["agent"]["state"] == "ok" and len(agent.node()["gpus"]) == 2)
             stage.start(root, annotations=second)
     finally:
         fault()
@@ -207,7 +208,7 @@ def test_a_gpu_without_memory_of_its_own(stage: Stage, root: Path) -> None:
         assert "GPU 1 uses the machine's memory" in gpu_hook("doctor")
         held = stage.start(root, *HOLD, annotations={**SHARE, "gpu-hook.io/devices": "1"})
         with running(stage) as agent:
-            used = wait_for(lambda: (c := agent.container(held)) and c["gpus"][0]["used_mib"])
+            used = until(lambda: (c := agent.container(held)) and c["gpus"][0]["used_mib"])
             assert agent.node()["agent"]["state"] == "ok" and agent.node()["gpus"][1]["used_mib"] == used
     finally:
         gpu_hook("sim", "fault")
@@ -230,9 +231,9 @@ def test_killed_at_any_point(stage: Stage, root: Path) -> None:
             time.sleep(chance.random() * 0.3)
         finally:
             agent.kill()
-        wait_for(lambda: {g.who.id for g in store.snapshot(str(stage.state))} == set(living))
+        until(lambda: {g.who.id for g in store.snapshot(str(stage.state))} == set(living))
     with running(stage) as agent:
-        wait_for(lambda: {c["id"] for c in agent.node()["containers"]} == set(living) and books_are_right(stage))
+        until(lambda: {c["id"] for c in agent.node()["containers"]} == set(living) and books_are_right(stage))
         assert agent.node()["agent"]["state"] == "ok"
 
 
@@ -249,7 +250,7 @@ def test_names_that_bite(stage: Stage, root: Path) -> None:
     }
     id = stage.start(root, f"/bin/{BITE}", "200", annotations={**SHARE, **names})
     with running(stage) as agent:
-        wait_for(lambda: agent.kinds(id) == {"no-shim"})
+        until(lambda: agent.kinds(id) == {"no-shim"})
         shown = '?[2J"}?\\ 9'
         found = {}
         for family in text_string_to_metric_families(agent.get("/metrics").decode()):

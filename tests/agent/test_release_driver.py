@@ -11,8 +11,9 @@ import pytest
 
 from testbed.boundary import ASK, DRIVER, Node
 from testbed.containers import Bundle
+from testbed.until import until
 from tests.boundary.conftest import node as node
-from tests.boundary.test_agent import Agent, wait_for
+from tests.boundary.test_agent import Agent
 from tests.boundary.test_agent import agent as agent
 
 pytestmark = pytest.mark.root
@@ -69,8 +70,8 @@ class Libraries:
 
 def works(agent: Agent) -> None:
     agent.served()
-    wait_for(lambda: "gpu_hook_nvml_read_timestamp_seconds" in agent.metrics())
-    wait_for(lambda: agent.metric("agent_problem", '"driver"') == agent.metric("agent_problem", '"inventory"') == 0)
+    until(lambda: "gpu_hook_nvml_read_timestamp_seconds" in agent.metrics())
+    until(lambda: agent.metric("agent_problem", '"driver"') == agent.metric("agent_problem", '"inventory"') == 0)
 
 
 def test_the_driver_is_replaced_under_running_shares(node: Node, bundle: Bundle, agent: Agent) -> None:
@@ -100,7 +101,7 @@ def test_the_driver_is_replaced_under_running_shares(node: Node, bundle: Bundle,
     assert NEW in node.cli("gpus")
     assert {Path(name).name for name in uses(node, agent)} >= {f"libnvidia-ml.so.{NEW}"}
     assert [node.limits(node.cgroup(id)) for id in ids] == [[1024]]
-    wait_for(lambda: len(node.records()) == len(node.grants()) == 2)
+    until(lambda: len(node.records()) == len(node.grants()) == 2)
     assert node.limits(node.cgroup(node.start(bundle(DRIVER)))) == [1024]
     agent.stop()
 
@@ -115,7 +116,7 @@ def test_it_is_taken_again_when_told(node: Node, agent: Agent) -> None:
     works(agent)
     assert uses(node, agent)
     agent.process.send_signal(signal.SIGUSR1)
-    wait_for(lambda: agent.metric("agent_problem", '"driver"') == 1 and not uses(node, agent))
+    until(lambda: agent.metric("agent_problem", '"driver"') == 1 and not uses(node, agent))
     agent.process.send_signal(signal.SIGUSR2)
     works(agent)
     agent.process.send_signal(signal.SIGUSR2)

@@ -17,9 +17,9 @@ from oci_hook.apply.image import check_destinations
 from oci_hook.core.plan import Bind, DeviceNode, Tmpfs
 from oci_hook.errors import GhError
 from oci_hook.linux import libc, mount, namespace, process
+from testbed.until import until
 from tests.apply.box import LIBDIR, Box, Host, maker
 from tests.apply.box_maker import MS_RDONLY, MS_SHARED
-from tests.gate.gpus import until
 
 pytestmark = pytest.mark.root
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ from testbed import REPO
 from testbed import agent as box
 from testbed.boundary import ASK, DRIVER, Node, Stub
 from testbed.containers import Bundle
+from testbed.until import until
 from tests.boundary.test_attacks import with_cgroups
 
 pytestmark = pytest.mark.root
@@ -34,16 +35,6 @@ Nvml(library, (("GPU_HOOK_SIM_GPUS", files),)).set(Limit(uuid, 0, int(size)), pa
 BACKENDS = pytest.mark.parametrize(
     "node", [{"limits": "dmem"}, {"limits": "misc"}], indirect=True, ids=["dmem", "misc"]
 )
-
-
-def wait_for(what: Callable[[], Any], seconds: float = 120) -> Any:
-    end = time.monotonic() + seconds
-    while True:
-        began = time.monotonic()
-        if answer := what():
-            return answer
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(max(0.05, 4 * (time.monotonic() - began)))  # some of these start a program each time
 
 
 class Agent:
@@ -64,7 +55,7 @@ class Agent:
     def metrics(self) -> dict[str, float]:
         """By name and labels; fresh ones, since the file is of any age."""
         before = self.file.stat().st_mtime_ns if self.file.exists() else 0
-        wait_for(lambda: self.file.exists() and self.file.stat().st_mtime_ns != before)
+        until(lambda: self.file.exists() and self.file.stat().st_mtime_ns != before)
         lines = [line for line in self.file.read_text().splitlines() if not line.startswith("#")]
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
@@ -74,7 +65,7 @@ class Agent:
         return found[0] if len(found) == 1 else float("nan")
 
     def served(self) -> None:
-        wait_for(lambda: self.metric("gpu_hook_boundary_server_up") == 1)
+        until(lambda: self.metric("gpu_hook_boundary_server_up") == 1)
 
     def server(self) -> int:
         """The pid of its server, 0: there is none."""
@@ -133,8 +124,8 @@ def test_a_limit_that_somebody_changed_is_set_again(node: Node, agent: Agent, bu
     for size in (4 << 30, (1 << 64) - 1):
         repaired = len(node.events("boundary-repaired"))
         set_limit(node, cgroup, size)
-        wait_for(lambda: node.limits(cgroup) == [1024])
-        wait_for(lambda before=repaired: len(node.events("boundary-repaired")) > before)
+        until(lambda: node.limits(cgroup) == [1024])
+        until(lambda before=repaired: len(node.events("boundary-repaired")) > before)
     assert agent.metric("gpu_hook_boundary_repaired_total") == 2
     assert agent.metric("container_boundary{", 'boundary="driver"') == 1
     assert agent.metric("container_memory_driver_limit_bytes") == 1 << 30
@@ -156,8 +147,8 @@ def test_a_container_that_fell_back_gets_its_limit_later(node: Node, bundle: Bun
             agent.served()
             assert stub.limits() == []
         stub.fault("")
-        wait_for(lambda: stub.limits() == [f"{node.uuids[0]} 1024"])
-        wait_for(lambda: [e["id"] for e in node.events("boundary-repaired")] == [id])
+        until(lambda: stub.limits() == [f"{node.uuids[0]} 1024"])
+        until(lambda: [e["id"] for e in node.events("boundary-repaired")] == [id])
         assert [record.state for record in node.records()] == ["set"]
     finally:
         agent.stop()
@@ -186,8 +177,8 @@ def test_a_limit_whose_record_is_lost_is_set_again(
     (node.state / "boundary" / grant.key).unlink()
     set_limit(node, node.cgroup(id), (1 << 64) - 1)
     # Twice, where it looked between the two lines.
-    wait_for(lambda: node.limits(node.cgroup(id)) == [1024])
-    wait_for(lambda: {e["id"] for e in node.events("boundary-repaired")} == {id})
+    until(lambda: node.limits(node.cgroup(id)) == [1024])
+    until(lambda: {e["id"] for e in node.events("boundary-repaired")} == {id})
 
 
 def test_an_agent_that_starts_anew_goes_on(node: Node, bundle: Bundle) -> None:
@@ -200,13 +191,13 @@ def test_an_agent_that_starts_anew_goes_on(node: Node, bundle: Bundle) -> None:
     server = first.server()
     first.process.kill()
     first.process.wait()
-    wait_for(lambda: not server or not os.path.exists(f"/proc/{server}"))
+    until(lambda: not server or not os.path.exists(f"/proc/{server}"))
     os.kill(node.pid(ended), signal.SIGKILL)
     set_limit(node, node.cgroup(kept), 2 << 30)
     second = Agent(node)
     try:
-        wait_for(lambda: [record.id for record in node.records()] == [kept])
-        wait_for(lambda: node.limits(node.cgroup(kept)) == [1024])
+        until(lambda: [record.id for record in node.records()] == [kept])
+        until(lambda: node.limits(node.cgroup(kept)) == [1024])
         assert node.limits(cgroup, node.uuids[1]) in ([-1], [-2])
     finally:
         second.stop()
@@ -216,15 +207,15 @@ def test_an_agent_that_starts_anew_goes_on(node: Node, bundle: Bundle) -> None:
 def test_a_server_that_fails_is_started_again(node: Node, agent: Agent, bundle: Bundle, number: signal.Signals) -> None:
     """Meanwhile a container gets its limit all the same."""
     agent.served()
-    server = wait_for(agent.server)
+    server = until(agent.server)
     running = node.start(bundle(DRIVER))
     os.kill(server, number)
     id = node.start(bundle({**DRIVER, "gpu-hook.io/devices": "1"}))
     assert node.limits(node.cgroup(id), node.uuids[1]) == [1024]
-    another = wait_for(lambda: (pid := agent.server()) and pid != server and pid)
-    wait_for(lambda: agent.metric("gpu_hook_boundary_server_up") == 1)
+    another = until(lambda: (pid := agent.server()) and pid != server and pid)
+    until(lambda: agent.metric("gpu_hook_boundary_server_up") == 1)
     set_limit(node, node.cgroup(running), 2 << 30)
-    wait_for(lambda: node.limits(node.cgroup(running)) == [1024])
+    until(lambda: node.limits(node.cgroup(running)) == [1024])
     assert agent.server() == another
 
 
@@ -233,7 +224,7 @@ def test_nothing_is_set_for_who_has_the_shim_alone(node: Node, agent: Agent, bun
     agent.served()
     id = node.start(bundle(ASK))
     cgroup = node.cgroup(id)
-    wait_for(lambda: agent.metric("container_boundary{", 'boundary="shim"') == 1)
+    until(lambda: agent.metric("container_boundary{", 'boundary="shim"') == 1)
     set_limit(node, cgroup, 4 << 30)  # somebody else's
     for _ in range(5):
         agent.metrics()
@@ -248,7 +239,7 @@ def test_before_615_there_is_no_server(node: Node, agent: Agent, bundle: Bundle)
     assert agent.metric("gpu_hook_gpu_driver_limits{", 'gpu="0"') == 0
     assert agent.metric("gpu_hook_boundary_server_up") == 0 and agent.server() == 0
     id = node.start(bundle(ASK))
-    assert wait_for(lambda: agent.metric("container_boundary{", 'boundary="shim"') == 1)
+    assert until(lambda: agent.metric("container_boundary{", 'boundary="shim"') == 1)
     [container] = json.loads(node.cli("ps", "--json"))["containers"]
     assert container["id"] == id and "is older than 615" in container["boundary_why"]
     assert not container["boundary_failed"]
@@ -283,9 +274,9 @@ def test_what_a_forked_child_holds_is_found_and_its_neighbour_protected(
     agent.served()
     neighbour = probe(node, bundle, image, "6Gi", "gpu-probe alloc 500 hold 300")
     thief = probe(node, bundle, image, "1Gi", f"{PAST_THE_SHIM} gpu-probe alloc 4000 fork hold 300")
-    found = wait_for(lambda: [e for e in node.events("finding") if e["action"] == "killed"])
+    found = until(lambda: [e for e in node.events("finding") if e["action"] == "killed"])
     assert [(e["id"], e["kind"]) for e in found] == [(thief, "over-memory")]
-    wait_for(lambda: [grant.who.id for grant in node.grants()] == [neighbour])
+    until(lambda: [grant.who.id for grant in node.grants()] == [neighbour])
 
 
 @pytest.mark.parametrize("node", [{"limits": "misc"}], indirect=True)
@@ -302,7 +293,7 @@ def test_who_leaves_its_cgroup_is_found(node: Node, agent: Agent, bundle: Bundle
     id = node.start(bundle(ASK, (), (), image, edit))
     assert node.limits(node.cgroup(id).removesuffix("/mine")) == [1024]
     kinds = {"over-memory", "no-shim", "charged-elsewhere"}
-    wait_for(lambda: {e["kind"] for e in node.events("finding") if e["id"] == id} >= kinds)
+    until(lambda: {e["kind"] for e in node.events("finding") if e["id"] == id} >= kinds)
     elsewhere = next(e for e in node.events("finding") if e["kind"] == "charged-elsewhere")
     assert elsewhere["action"] == "reported"
 
@@ -311,7 +302,7 @@ def test_who_leaves_its_cgroup_is_found(node: Node, agent: Agent, bundle: Bundle
 def test_the_three_figures_of_an_honest_container_agree(node: Node, agent: Agent, bundle: Bundle, image: Path) -> None:
     agent.served()
     probe(node, bundle, image, "1Gi", "gpu-probe alloc 500 fork hold 300 & gpu-probe alloc 100 hold 300")
-    wait_for(lambda: agent.metric("container_memory_charged_bytes") == (500 + 100 + 2 * 64) << 20)
+    until(lambda: agent.metric("container_memory_charged_bytes") == (500 + 100 + 2 * 64) << 20)
     assert agent.metric("container_memory_used_bytes") == (500 + 100 + 2 * 64) << 20
     for _ in range(6):
         agent.metrics()

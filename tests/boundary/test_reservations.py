@@ -13,7 +13,8 @@ from oci_hook.boundary.nvml_limits import LimitError, NvmlLimits
 from oci_hook.linux.mount import mountinfo
 from testbed.boundary import ASK, Node, Stub
 from testbed.containers import Bundle
-from tests.boundary.test_agent import Agent, wait_for
+from testbed.until import until
+from tests.boundary.test_agent import Agent
 from tests.boundary.test_agent import agent as agent
 
 pytestmark = pytest.mark.root
@@ -162,7 +163,7 @@ def test_the_agent_clears_what_ended_by_itself(node: Node, pod: Slice, agent: Ag
     id = pod.start(LEND)
     assert pod.soft() == 1024
     os.kill(node.pid(id), 9)
-    wait_for(lambda: not node.records())
+    until(lambda: not node.records())
     assert pod.soft() == 0
     assert node.delete(id).returncode == 0 and pod.soft() == 0
 

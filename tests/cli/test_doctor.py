@@ -30,7 +30,7 @@ from oci_hook.install import answer
 from oci_hook.ledger import inventory, store
 from oci_hook.linux.proc import boot_id, process_life
 from testbed import REPO
-from tests.gate.gpus import until
+from testbed.until import until
 
 CheckResult = dict[str, str]
 

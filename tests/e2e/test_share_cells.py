@@ -15,7 +15,8 @@ import pytest
 from benchmarks import priority as bench_priority
 from benchmarks import share as bench_share
 from testbed.load import cells, stage
-from tests.gate.gpus import settles, until
+from testbed.until import until
+from tests.gate.gpus import settles
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 SATURATED = {"kernel": 80, "sigma": 0.5}

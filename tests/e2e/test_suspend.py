@@ -18,7 +18,8 @@ from oci_hook.linux import proc
 from oci_hook.suspend.hold import Hold, cut_off
 from testbed import REPO
 from testbed.stage import Stage
-from testbed.suspend import ENV, FIVE, Node, Program, Tenant, until
+from testbed.suspend import ENV, FIVE, Node, Program, Tenant
+from testbed.until import until
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 

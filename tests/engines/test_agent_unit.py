@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from testbed.agent import UNIT, wait_for
+from testbed.agent import UNIT
 from testbed.engines import box
 from testbed.engines.box import Place
 from testbed.engines.systemd import SYSTEMD, Systemd
 from testbed.stage import CC, GLIBC
+from testbed.until import until
 
 pytestmark = [
     pytest.mark.root,
@@ -99,7 +100,7 @@ def systemd(place: Place) -> Iterator[Box]:
         for unit in ("gpu-hook-inventory", AGENT):
             started = made("systemctl", "start", unit)
             assert started.returncode == 0, started.stderr + made("journalctl").stdout
-        wait_for(lambda: (node := made.node()) and node["agent"]["nvml"] == "ok" and len(node["gpus"]) == 2)
+        until(lambda: (node := made.node()) and node["agent"]["nvml"] == "ok" and len(node["gpus"]) == 2)
         yield made
     finally:
         made.close()
@@ -107,7 +108,7 @@ def systemd(place: Place) -> Iterator[Box]:
 
 def test_it_starts_and_is_confined(systemd: Box) -> None:
     assert systemd.shown("ActiveState") == "active"  # it said READY=1: Type=notify
-    wait_for(lambda: "web page http://127.0.0.1:9409/; " in systemd.shown("StatusText"))
+    until(lambda: "web page http://127.0.0.1:9409/; " in systemd.shown("StatusText"))
     pid = systemd.shown("MainPID")
     lines = UNIT.read_text().splitlines()
     (names,) = [line.partition("=")[2] for line in lines if line.startswith("CapabilityBoundingSet=")]
@@ -148,15 +149,15 @@ def test_it_serves_containers_and_they_do_not_need_it(systemd: Box) -> None:
     honest = systemd.runc("exec", "--detach", "one", "gpu-probe", "launch", "2000", "100000")
     assert honest.returncode == 0, honest.stderr
     # By its account page, and by its slot file on a tmpfs that was mounted since the agent has a mount namespace.
-    wait_for(lambda: (gate := systemd.container("one")["gpus"][0]["gate"]) and gate["launches"])
-    wait_for(lambda: (c := systemd.container("one"))["state"] == "running" and c["gpus"][0]["used_mib"])
+    until(lambda: (gate := systemd.container("one")["gpus"][0]["gate"]) and gate["launches"])
+    until(lambda: (c := systemd.container("one"))["state"] == "running" and c["gpus"][0]["used_mib"])
     assert not systemd.journal("GPU_HOOK_CONTAINER=one") and systemd.shown("NRestarts") == "0"
 
     # A cheat beside it: the container's cgroup is frozen, and the journal can be asked for it.
     systemd.runc("exec", "--detach", "one", "bypass", "200")
-    wait_for(lambda: '"status": "paused"' in systemd.runc("state", "one").stdout)
-    wait_for(lambda: systemd.container("one")["state"] == "frozen")
-    entry = wait_for(lambda: systemd.journal("GPU_HOOK_CONTAINER=one", "GPU_HOOK_FINDING=no-shim"))[0]
+    until(lambda: '"status": "paused"' in systemd.runc("state", "one").stdout)
+    until(lambda: systemd.container("one")["state"] == "frozen")
+    entry = until(lambda: systemd.journal("GPU_HOOK_CONTAINER=one", "GPU_HOOK_FINDING=no-shim"))[0]
     assert entry["MESSAGE"].startswith("container one: no-shim on GPU ") and entry["MESSAGE"].endswith("; frozen")
     assert (entry["PRIORITY"], entry["_SYSTEMD_UNIT"]) == ("4", AGENT)
     assert not systemd.journal("GPU_HOOK_CONTAINER=another")
@@ -164,16 +165,16 @@ def test_it_serves_containers_and_they_do_not_need_it(systemd: Box) -> None:
     # Killed, and hung.
     first = systemd.shown("MainPID")
     systemd("kill", "-KILL", first)
-    second = wait_for(lambda: (pid := systemd.shown("MainPID")) not in (first, "0") and pid)
-    wait_for(lambda: systemd.container("one")["state"])
+    second = until(lambda: (pid := systemd.shown("MainPID")) not in (first, "0") and pid)
+    until(lambda: systemd.container("one")["state"])
     seen = int(systemd.shown("WatchdogTimestampMonotonic"))
-    wait_for(lambda: int(systemd.shown("WatchdogTimestampMonotonic")) > seen)
+    until(lambda: int(systemd.shown("WatchdogTimestampMonotonic")) > seen)
     systemd("kill", "-STOP", second)
-    wait_for(lambda: systemd.shown("MainPID") not in (second, "0"), 40)
-    wait_for(lambda: systemd.container("one")["state"])
+    until(lambda: systemd.shown("MainPID") not in (second, "0"), seconds=40)
+    until(lambda: systemd.container("one")["state"])
 
     assert systemd("systemctl", "stop", AGENT).returncode == 0
     assert (systemd.shown("Result"), systemd.shown("ActiveState")) == ("success", "inactive")
-    wait_for(lambda: systemd.journal()[-1]["MESSAGE"] == "stopped; containers run on")
+    until(lambda: systemd.journal()[-1]["MESSAGE"] == "stopped; containers run on")
     assert "one" in systemd.gpu_hook("ps")
     assert systemd.runc("delete", "--force", "one").returncode == 0

@@ -8,6 +8,7 @@ import pytest
 from testbed.engines import box
 from testbed.engines.box import IMAGE, LOOK, PAUSE, Place
 from testbed.engines.containerd import ONE_GPU, Containerd
+from testbed.until import until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -158,7 +159,7 @@ def test_uninstall_names_what_would_not_start_again(containerd: Containerd) -> N
     for name, more in (("mine", ("--runc-binary", place.program)), ("plain", ())):
         done = place.hideout.run("ctr", *flags, "run", *options, *more, IMAGE, name, "true")
         assert done.returncode == 0, done.stderr
-        assert box.until(lambda name=name: place.hideout.run("ctr", *flags, "task", "delete", name).returncode == 0)  # type: ignore
+        until(lambda name=name: place.hideout.run("ctr", *flags, "task", "delete", name).returncode == 0)  # type: ignore
     try:
         command = (place.hideout.python, "-m", "oci_hook", "uninstall", "--prefix", str(place.prefix))
         done = place.hideout.run(*command, "--engine", "containerd", "--config", str(containerd.config))
@@ -188,6 +189,6 @@ def test_ctr(containerd: Containerd) -> None:
         assert "GPU_HOOK_MEMORY_MIB=1024" in (out / "exec").read_text(), seen.stderr
     finally:
         containerd.ctr("task", "kill", "--signal", "9", "ctr-exec")
-        assert box.until(lambda: containerd.ctr("container", "delete", "ctr-exec").returncode == 0)
+        until(lambda: containerd.ctr("container", "delete", "ctr-exec").returncode == 0)
     refused = containerd.ctr("run", *flags, "--annotation", "gpu-hook.io/memory=x", IMAGE, "ctr-bad", "true")
     assert refused.returncode == 1 and "GH-101: " in refused.stderr

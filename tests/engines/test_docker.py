@@ -10,6 +10,7 @@ from oci_hook.core.layout import ENV_SET
 from testbed.engines import box
 from testbed.engines.box import IMAGE, LOOK, Place
 from testbed.engines.docker import Docker
+from testbed.until import until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -114,7 +115,7 @@ def test_exec_sees_the_same(docker: Docker) -> None:
         done = docker("exec", *flags, id, "env")
         assert done.returncode == 0 and variables(done.stdout.splitlines()) == first, (flags, done.stdout, done.stderr)
     assert docker("exec", "-d", id, "sh", "-c", "env > /tmp/new; mv /tmp/new /tmp/env").returncode == 0
-    assert box.until(lambda: docker("exec", id, "cat", "/tmp/env").returncode == 0)
+    until(lambda: docker("exec", id, "cat", "/tmp/env").returncode == 0)
     assert variables(docker("exec", id, "cat", "/tmp/env").stdout.splitlines()) == first
 
 
@@ -140,7 +141,7 @@ def test_stop_start_and_restart_policy(docker: Docker) -> None:
     assert len(docker.place.grants()) == 1
     (first,) = docker.place.grants()
     os.kill(first["pid"], 9)
-    assert box.until(lambda: [g["pid"] for g in docker.place.grants()] not in ([], [first["pid"]], [None]))
+    until(lambda: [g["pid"] for g in docker.place.grants()] not in ([], [first["pid"]], [None]))
     box.saw_its_share(docker("exec", id, "sh", "-c", f"exec 2>&1; {LOOK}").stdout, 1024)
     assert docker("stop", id).returncode == 0
     assert docker.place.no_grants()
@@ -165,7 +166,7 @@ def test_health_checks(docker: Docker) -> None:
     """Health checks are `exec` calls."""
     id = started(docker, "--health-cmd=gpu-probe info", "--health-interval=1s")
     state = "{{.State.Health.Status}}"
-    assert box.until(lambda: docker("inspect", "--format", state, id).stdout.strip() == "healthy")
+    until(lambda: docker("inspect", "--format", state, id).stdout.strip() == "healthy")
 
 
 def test_live_restore(docker: Docker) -> None:
@@ -237,7 +238,7 @@ def test_reload_keeps_containers(docker: Docker) -> None:
     id = started(docker)
     docker.place.gpu_hook("install", "--engine", "docker", "--config", str(docker.config), "--set-default")
     os.kill(int((docker.dir / "pid").read_text()), 1)
-    assert box.until(lambda: docker("info", "--format", "{{.DefaultRuntime}}").stdout.strip() == "gpu-hook")
+    until(lambda: docker("info", "--format", "{{.DefaultRuntime}}").stdout.strip() == "gpu-hook")
     box.saw_its_share(docker("exec", id, "sh", "-c", f"exec 2>&1; {LOOK}").stdout, 1024)
     done = docker("run", "--rm", "--network=none", *docker.ask(1024), IMAGE, "sh", "-c", f"exec 2>&1; {LOOK}")
     box.saw_its_share(done.stdout, 1024)
@@ -260,7 +261,7 @@ def test_loaded_later_and_still_offered_when_uninstalled(place: Place) -> None:
         assert len(place.gpu_hook("install", *config, "--restart").splitlines()) == len(again.splitlines()) - 1
         place.gpu_hook("uninstall", *config)
         os.kill(int((docker.dir / "pid").read_text()), 1)
-        assert box.until(lambda: "reload" in docker.log.read_text().lower())
+        until(lambda: "reload" in docker.log.read_text().lower())
         assert "gpu-hook" in docker("info", "--format", "{{json .Runtimes}}").stdout
         docker.stop()
         docker.start()
@@ -325,7 +326,7 @@ def test_a_service_of_a_swarm_has_its_share(place: Place) -> None:
         flags = ("--detach", "--name=web", "--network=host", "--no-resolve-image", "--cap-add=MKNOD", *mounts)
         done = docker("service", "create", *flags, IMAGE, "sh", "-c", f"exec 2>&1; {LOOK} sleep 1000")
         assert done.returncode == 0, done.stderr
-        assert box.until(lambda: [g["pid"] for g in place.grants()] not in ([], [None]))
+        until(lambda: [g["pid"] for g in place.grants()] not in ([], [None]))
         seen = ""
 
         def told() -> bool:
@@ -333,7 +334,7 @@ def test_a_service_of_a_swarm_has_its_share(place: Place) -> None:
             seen = "".join(docker("logs", id).stdout for id in docker("ps", "-q").stdout.split())
             return "nvidia0" in seen
 
-        assert box.until(told), seen
+        until(told, lambda: seen)
         box.saw_its_share(seen, 1024)
         assert docker("service", "rm", "web").returncode == 0
         assert place.no_grants()

@@ -30,7 +30,7 @@ def engine(place: Place) -> Iterator[Podman]:
 def podman(engine: Podman) -> Iterator[Podman]:
     yield engine
     engine("rm", "--all", "--force", "--time=0")
-    assert box.until(lambda: engine.place.grants() == [])
+    assert engine.place.no_grants()
 
 
 def test_a_container_has_its_share_and_nothing_else(podman: Podman) -> None:
@@ -82,7 +82,7 @@ def test_detached_by_the_hooks(podman: Podman) -> None:
         assert [grant["id"], str(grant["pid"])] == inspected
         assert podman("restart", "--time=0", "one", flags=(RUNC,)).returncode == 0
     assert podman("kill", "one", flags=(RUNC,)).returncode == 0
-    assert box.until(lambda: podman.place.grants() == [])
+    assert podman.place.no_grants()
 
 
 def test_a_build_is_not_disturbed(podman: Podman) -> None:
@@ -119,7 +119,7 @@ def test_detached_exec_and_end(podman: Podman) -> None:
     env = podman("exec", "-e", "NVIDIA_VISIBLE_DEVICES=all", "one", "env", flags=("--runtime=gpu-hook",)).stdout
     assert "GPU_HOOK_MEMORY_MIB=1024" in env and "NVIDIA_VISIBLE_DEVICES=GPU-" in env and "=all" not in env
     assert podman("kill", "one", flags=("--runtime=gpu-hook",)).returncode == 0
-    assert box.until(lambda: podman.place.grants() == [])
+    assert podman.place.no_grants()
 
 
 @pytest.mark.parametrize("runtime", ("gpu-hook", "runc"))

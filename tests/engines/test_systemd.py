@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed.engines.box import IMAGE, MEMORY_MIB, Place, until
+from testbed.engines.box import IMAGE, MEMORY_MIB, Place
 from testbed.engines.systemd import SYSTEMD, Systemd
+from testbed.until import until
 
 pytestmark = [
     pytest.mark.root,
@@ -99,7 +100,7 @@ def test_docker_by_systemd(systemd: Systemd, place: Place) -> None:
         (dockerd, lambda: not docker("ps").returncode),
     ):
         systemd("sh", "-c", f"TMPDIR={place.dir} {command} >>{here}/daemons.log 2>&1 &")
-        assert until(ready), (here / "daemons.log").read_text()[-2000:]
+        until(ready, lambda: (here / "daemons.log").read_text()[-2000:])
     assert docker("info", "--format", "{{.CgroupDriver}} {{.CgroupVersion}}").stdout == "systemd 2\n"
     assert docker("load", "--input", str(place.archive)).returncode == 0
     request = "--volume=/dev/null:/run/gpu-hook/request/memory=1Gi"

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from oci_hook.core import gpu_page, slot_page
 from oci_hook.linux.schedstat import run_delays
 from testbed.sim.gpus import CLIENT, ahead
+from testbed.until import until
 
 PAGE, SLOT = 4096, slot_page.SLOT_FILE_SIZE
 GPU_MAGIC = 0x3130555047504847
@@ -242,15 +243,6 @@ def measure(loads: list[Load], seconds: float, settle: float = 0.5) -> list[floa
         while load.points[-1][0] < until and time.monotonic() < soon:
             time.sleep(0.005)
     return [load.rate(since, until) for load in loads]
-
-
-def until(true: Callable[[], T], seconds: float = LONG) -> T:
-    """Wait until it is true and return it; fails if it never is."""
-    end = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.002)
-    return found
 
 
 def settles(read: Callable[[], Any], holds: Callable[[Any], bool], tries: int = 6) -> Any:

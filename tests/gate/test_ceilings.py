@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.gate.gpus import LONG, Tenant, settles, until
+from testbed.until import until
+from tests.gate.gpus import LONG, Tenant, settles
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.gate.gpus import DEFAULT, LONG, OFFLINE, ONLINE, Load, Tenant, forged, forging, has, measure, settles, until
+from testbed.until import until
+from tests.gate.gpus import DEFAULT, LONG, OFFLINE, ONLINE, Load, Tenant, forged, forging, has, measure, settles
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]

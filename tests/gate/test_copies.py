@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.gate.gpus import Tenant, measure, settles, until
+from testbed.until import until
+from tests.gate.gpus import Tenant, measure, settles
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from oci_hook.core import slot_page
-from tests.gate.gpus import Tenant, forging, have, measure, settles, until
+from testbed.until import until
+from tests.gate.gpus import Tenant, forging, have, measure, settles
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]

@@ -18,7 +18,8 @@ import pytest
 
 from oci_hook.core.slot_page import PROCESSES, parse
 from oci_hook.linux import inotify
-from tests.gate.gpus import OFFLINE, ONLINE, Tenant, has, have, one_tenant, processes, records, until
+from testbed.until import until
+from tests.gate.gpus import OFFLINE, ONLINE, Tenant, has, have, one_tenant, processes, records
 from tests.gate.strangers import MANY_LOCKS, MANY_READ_LOCKS, READ_LEASE, READ_LOCK, WRITE_LEASE, holds
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

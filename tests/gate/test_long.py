@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from oci_hook.core.slot_page import MAGIC, PROCESS_OFFSET, VERSION
-from tests.gate.gpus import SLOT, Tenant, forging, has, measure, settles, until
+from testbed.until import until
+from tests.gate.gpus import SLOT, Tenant, forging, has, measure, settles
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]
@@ -75,7 +76,7 @@ def test_processes_launch_long_kernels_one_by_one(place: Make, beside: bool) -> 
     many = [p.kernels(0, "plain", 100000, 1, 0) for _ in range(8)]
     if beside:
         p.kernels(1, "plain", 500)
-    until(lambda: all(load.points and load.points[-1][1] >= 2 for load in many), 20)
+    until(lambda: all(load.points and load.points[-1][1] >= 2 for load in many), seconds=20)
 
     def several() -> float:
         """In what part of the time more than one had a kernel in flight, but for the end of the one before."""

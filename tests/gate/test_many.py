@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from oci_hook.core.slot_page import PROCESSES, parse
-from tests.gate.gpus import LONG, Tenant, one_tenant, records, until
+from testbed.until import until
+from tests.gate.gpus import LONG, Tenant, one_tenant, records
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]

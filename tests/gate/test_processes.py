@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from oci_hook.core.slot_page import parse
+from testbed.until import until
 from tests.gate.conftest import program
-from tests.gate.gpus import Load, Tenant, forged, have, measure, records, settles, until
+from tests.gate.gpus import Load, Tenant, forged, have, measure, records, settles
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from oci_hook.core.slot_page import parse
+from testbed.until import until
 from tests.gate.gpus import (
     OFFLINE,
     ONLINE,
@@ -28,7 +29,6 @@ from tests.gate.gpus import (
     one_tenant,
     records,
     settles,
-    until,
 )
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from oci_hook.core.tiers import MEMOPS
-from tests.gate.gpus import OFFLINE, ONLINE, Load, Tenant, measure, processes, settles, until
+from testbed.until import until
+from tests.gate.gpus import OFFLINE, ONLINE, Load, Tenant, measure, processes, settles
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]

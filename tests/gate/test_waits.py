@@ -14,7 +14,8 @@ import pytest
 
 from testbed.compiled import compiled
 from testbed.sanitize import BUILDS, SHIM, gcc, name
-from tests.gate.gpus import OFFLINE, ONLINE, Load, Tenant, settles, until
+from testbed.until import until
+from tests.gate.gpus import OFFLINE, ONLINE, Load, Tenant, settles
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 Make = Callable[..., Any]

@@ -16,6 +16,7 @@ from oci_hook.ledger import slot_files, store
 from testbed import agent as agents
 from testbed.hostile import ATTACKS, build, hostile
 from testbed.stage import SHARE, Stage
+from testbed.until import until
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 ASK = {**SHARE, "gpu-hook.io/memory": "1Gi", "gpu-hook.io/compute": "10"}
@@ -94,6 +95,6 @@ def test_the_agent_goes_on(stage: Stage, image: Path) -> None:
                 assert b"gpu_hook_" in agent.get("/metrics")
                 assert time.monotonic() - began < LONG
                 time.sleep(0.1)
-            assert agents.wait_for(lambda: agent.container(neighbour))["gpus"][0]["used_mib"] >= 32
+            assert until(lambda: agent.container(neighbour))["gpus"][0]["used_mib"] >= 32
     finally:
         stage.runc("delete", "--force", neighbour)

@@ -11,6 +11,7 @@ import pytest
 
 from testbed import agent as agents
 from testbed.stage import CC, CONTEXT_MIB, GLIBC, LIMIT_MIB, Stage
+from testbed.until import until
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 SOURCE = Path(__file__).resolve().parents[1] / "shim/outlive.c"
@@ -48,7 +49,7 @@ def test_lingering_sockets_and_exec(stage: Stage, image: Path, children: int) ->
     with agents.running(stage, "--policy", "protect") as agent:
         id = stage.start(image, "/bin/sh", "-c", command, edit=nobody)
         for n in range(1, 4):
-            agents.wait_for(lambda n=n: told.read_text().count("taken\n") >= n)  # type: ignore[misc]
+            until(lambda n=n: told.read_text().count("taken\n") >= n)  # type: ignore[misc]
             assert stage.used_mib() <= LIMIT_MIB
         assert not agent.kinds(id) and id in stage.runc.living()
         stage.runc("delete", "--force", id)

@@ -12,9 +12,10 @@ import pytest
 
 from oci_hook.ledger import store
 from testbed import REPO
-from testbed.agent import Agent, events, running, wait_for
+from testbed.agent import Agent, events, running
 from testbed.stage import CC, CONTEXT_MIB, GLIBC, Stage
 from testbed.suspend import FIVE, Node, Tenant
+from testbed.until import until
 from tests.agent.act.test_lending import SERVER, trainer
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
@@ -51,7 +52,7 @@ class Attack:
         words = ["/clients/takes_back", f"/tmp/{self.file.name}", str(processes), *calls]
         done = node.stage.runc("exec", "--detach", "--user", str(user), tenant.id, *words, program=node.stage.program)
         assert done.returncode == 0, done.stderr
-        wait_for(lambda: self.lines("ready") == processes)
+        until(lambda: self.lines("ready") == processes)
 
     def lines(self, word: str) -> int:
         """How often it said so."""
@@ -101,7 +102,7 @@ def test_who_checkpoints_its_own_processes_all_the_time_is_moved_as_others_are(n
         assert node.stage.used_mib() == 0
         assert attack.lines("restore") == restored
         assert node.data("resume", tenant.id)["changed"]
-        wait_for(lambda n=restored: attack.lines("restore") > n + 10)  # type: ignore[misc]
+        until(lambda n=restored: attack.lines("restore") > n + 10)  # type: ignore[misc]
     assert tenant.program("digest") == before
 
 
@@ -129,11 +130,11 @@ def test_past_the_shim_it_is_killed(
     assert other.program("begin") == "0"
     agent.looks(2)
     attack = Attack(tenant, "driver", *calls, user=user, processes=processes)
-    wait_for(lambda: attack.lines("restore"))
+    until(lambda: attack.lines("restore"))
     assert other.program("insist 4900") == "0"
     assert not answers(node, other)
     if calls != ALL:  # else its process may be lost in a restore without room, and then it harms nobody
-        wait_for(lambda: tenant.id not in node.stage.runc.living())
+        until(lambda: tenant.id not in node.stage.runc.living())
         assert any(
             answer.startswith("killed") for answer in answers(node, tenant)
         )  # one that is long in ending is told, too
@@ -188,14 +189,14 @@ def test_what_a_new_process_may_call_without_a_charge_waits(node: Node, away: bo
     words = [sys.executable, "-c", CALLS, "/tmp/calls", *sorted(names)]
     done = node.stage.runc("exec", "--detach", tenant.id, *words, program=node.stage.program)
     assert done.returncode == 0, done.stderr
-    wait_for(lambda: "ready" in file.read_text())
+    until(lambda: "ready" in file.read_text())
     time.sleep(0.5)
     assert file.read_text() == "ready\n"
     if away:
         node.say("resume", tenant.id)
     else:
         hold(node, tenant, 0)
-    wait_for(lambda: set(file.read_text().split()) == {"ready", *names})
+    until(lambda: set(file.read_text().split()) == {"ready", *names})
 
 
 @pytest.mark.parametrize("past", [False, True])
@@ -211,8 +212,8 @@ def test_where_memory_is_lent_nobody_waits_for_who_calls_for_it(node: Node, past
         assert not answers(node, server)
         if past:
             return
-        wait_for(lambda: tenant.grant.suspended)
+        until(lambda: tenant.grant.suspended)
         assert not attack.lines("unlock") and not attack.lines("restore") and not answers(node, tenant)
         node.stage.runc("delete", "--force", server.id, program=node.stage.program)
-        wait_for(lambda: not tenant.grant.off_gpu)
+        until(lambda: not tenant.grant.off_gpu)
         assert len(tenant.program("digest")) == 64

@@ -17,6 +17,7 @@ from oci_hook.core.layout import MARKER
 from oci_hook.ledger import life
 from oci_hook.ledger.proof import Judge
 from oci_hook.linux import proc
+from testbed.until import until
 
 REPO = Path(__file__).resolve().parents[2]
 BOOT = proc.boot_id()
@@ -41,14 +42,6 @@ def learn(grant):
 def ours(spec):
     """The bundle was edited for the grant of `grant_of`: the runtime keeps the marker."""
     spec.setdefault("annotations", {})[MARKER] = "0" * 32 + " []"
-
-
-def until(condition, seconds=120.0):
-    """Wait for what the kernel or a child does in its own time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not come about"
-        time.sleep(0.01)
 
 
 @pytest.fixture

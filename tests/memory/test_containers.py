@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from testbed import agent as agents
-from testbed.agent import surcharge, wait_for
+from testbed.agent import surcharge
 from testbed.sim.gpus import build_simulated
 from testbed.stage import CC, CONTEXT_MIB, GLIBC, LIMIT_MIB, SHARE, Stage
+from testbed.until import until
 from tests.memory.conftest import Gpu
 
 HERE = Path(__file__).parent
@@ -64,10 +65,10 @@ def test_memory_that_another_container_holds_stays_charged(stage: Stage, image: 
     """Exported over a socket in a shared volume, and released by its maker, which then takes all that it gets."""
     ids = [start(stage, image, tmp_path, "taker", "/bin/tenant", "import", "/shared/socket")]
     try:
-        wait_for(lambda: (tmp_path / "socket").exists())
+        until(lambda: (tmp_path / "socket").exists())
         ids.append(start(stage, image, tmp_path, "maker", "/bin/tenant", "export", "/shared/socket", "600"))
-        assert wait_for(lambda: said(tmp_path, "taker")) == "imported\n"
-        assert wait_for(lambda: said(tmp_path, "maker")) == f"took {LIMIT_MIB - CONTEXT_MIB - 600}\n"
+        assert until(lambda: said(tmp_path, "taker")) == "imported\n"
+        assert until(lambda: said(tmp_path, "maker")) == f"took {LIMIT_MIB - CONTEXT_MIB - 600}\n"
         assert stage.used_mib() <= LIMIT_MIB + CONTEXT_MIB
     finally:
         for id in ids:
@@ -98,9 +99,9 @@ def test_variables_of_a_module_count_as_surcharge_within_two_looks(stage: Stage,
     with agents.running(stage, "--policy", "report", "--interval", str(interval)):
         id = start(stage, image, tmp_path, "tenant", "/bin/tenant", "module", "2048")
         try:
-            assert wait_for(lambda: said(tmp_path, "tenant")) == "loaded 2048\n"
+            assert until(lambda: said(tmp_path, "tenant")) == "loaded 2048\n"
             began = time.monotonic()
-            wait_for(lambda: surcharge(stage, id) >= 2048)
+            until(lambda: surcharge(stage, id) >= 2048)
             print(f"counted {time.monotonic() - began:.1f} s after it was loaded, with looks every {interval} s")
             refused = stage.runc.exec(id, "/bin/gpu-probe", "alloc", "1")
             assert refused.returncode and "OUT_OF_MEMORY" in refused.stdout + refused.stderr

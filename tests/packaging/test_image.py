@@ -19,7 +19,7 @@ import yaml
 
 from oci_hook.kube.link import kubeconfig
 from testbed import REPO
-from testbed.engines.box import until
+from testbed.until import until
 from tests.packaging.conftest import built_twice
 from tests.packaging.machine import Machine
 
@@ -91,7 +91,7 @@ class Pod:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def ready(self) -> None:
-        assert until(lambda: "SIGTERM removes it" in self.log.read_text() or self.process.poll() is not None)
+        until(lambda: "SIGTERM removes it" in self.log.read_text() or self.process.poll() is not None)
         assert self.process.poll() is None, self.log.read_text()
 
     def read(self) -> str:
@@ -273,7 +273,7 @@ def test_the_agent_waits_until_its_own_pod_has_installed(machine: Machine, pods:
     assert "started for" not in agent.log.read_text()
     assert "not installed yet" in pods("ready", ENGINES="none", POD_UID="second").read()
     pods(ENGINES="none", POD_UID="second").ready()
-    assert until(lambda: "started for" in agent.log.read_text()), agent.log.read_text()
+    until(lambda: "started for" in agent.log.read_text(), agent.log.read_text)
     assert agent.stop() == 0
     assert "Traceback" not in agent.log.read_text()
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from testbed import REPO
-from testbed.engines.box import until
+from testbed.until import until
 
 BASE = REPO / "packaging/kubernetes"
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from testbed import REPO
-from testbed.agent import Agent, events, running, wait_for
+from testbed.agent import Agent, events, running
 from testbed.stage import CONTEXT_MIB, GPU_MIB, Stage
 from testbed.suspend import Node, Tenant
+from testbed.until import until
 from tests.e2e.test_suspend import CRASH
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
@@ -59,7 +60,7 @@ def crowded(node: Node) -> tuple[Tenant, Tenant, Tenant]:
     assert [server.program("begin"), server.program("hold 4200")] == ["0", "0"]
     away, there = sorted(both, key=lambda tenant: not tenant.grant.off_gpu)
     assert not there.grant.off_gpu
-    wait_for(lambda: away.grant.suspended)
+    until(lambda: away.grant.suspended)
     return server, away, there
 
 
@@ -112,11 +113,11 @@ def test_who_has_waited_has_a_turn(node: Node, agent: Agent) -> None:
     assert [late.program("begin"), late.program("alloc 20 late")] == ["0", "0"]
     agent.looks(25)
     assert late.program("hold 5500") == "0"
-    wait_for(lambda: late.grant.suspended and not one.grant.off_gpu, 600)  # turns are as long as moves take
+    until(lambda: late.grant.suspended and not one.grant.off_gpu, seconds=600)  # turns are as long as moves take
     left = {e["id"]: e["at"] for e in events(node.stage) if e["event"] == "suspended"}
     assert left[late.id] - left[one.id] > 4
     node.stage.runc("delete", "--force", one.id, program=node.stage.program)
-    wait_for(lambda: not late.grant.off_gpu)
+    until(lambda: not late.grant.off_gpu)
     assert len(late.program("digest")) == 64
 
 
@@ -127,12 +128,12 @@ def test_a_request_has_room_made_at_once(node: Node, agent: Agent) -> None:
     assert [server.program("begin"), server.program("alloc 4200 server")] == ["0", "0"]
     away = [t for t in (one, two) if t.grant.lent_to]
     assert len(away) == 1 and away[0].grant.lent_to == server.id
-    wait_for(lambda: away[0].grant.suspended)
+    until(lambda: away[0].grant.suspended)
     assert f"for {server.id[:12]}" in node.say("ps") and "the agent brings it back" in node.say("why", away[0].id)
     assert node.data("gpus")["gpus"][0]["granted_mib"] == 2 * 1024 + 5 * 1024  # it keeps its booking
     node.stage.refused(node.root, "GH-201", annotations={**TRAINER, KEY + "memory-request": "2Gi"})
     node.stage.runc("delete", "--force", server.id, program=node.stage.program)
-    wait_for(lambda: not away[0].grant.off_gpu)
+    until(lambda: not away[0].grant.off_gpu)
     assert len(one.program("digest")) == len(two.program("digest")) == 64
 
 
@@ -142,11 +143,11 @@ def test_all_get_their_turns(node: Node, agent: Agent) -> None:
     before = len(moved(node, "suspended"))
     tenants = [trainer(node, 3800) for _ in range(3)]
     assert [tenant.program.hear() for tenant in tenants] == ["0", "0", "0"]
-    wait_for(lambda: moved(node, "suspended")[before:])
+    until(lambda: moved(node, "suspended")[before:])
     for tenant in tenants:
         tenant.program.tell("digest")
-    wait_for(
-        lambda: all(tenant.program.answers() for tenant in tenants), 600
+    until(
+        lambda: all(tenant.program.answers() for tenant in tenants), seconds=600
     )  # each once it is there; slow moves, long turns
     digests = [tenant.program.hear() for tenant in tenants]
     assert len(set(digests)) == 3 and all(len(d) == 64 for d in digests)
@@ -161,11 +162,11 @@ def test_a_container_with_two_gpus_comes_back_once_both_have_room(node: Node, ag
     assert both.program.hear() == "0"
     server = node.tenant(SERVER)
     assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
-    wait_for(lambda: not both.grant.moving)
+    until(lambda: not both.grant.moving)
     agent.looks(20)  # the second GPU has room all the time
     assert both.grant.suspended and moved(node, "not-resumed") == before
     node.stage.runc("delete", "--force", server.id, program=node.stage.program)
-    wait_for(lambda: not both.grant.off_gpu)
+    until(lambda: not both.grant.off_gpu)
     assert len(both.program("digest")) == 64 and moved(node, "not-resumed") == before
 
 
@@ -195,9 +196,7 @@ def test_who_keeps_lent_memory_ends_for_who_requests_it(node: Node, agent: Agent
     assert [keeper.program.hear(), keeper.program("share")] == ["0", "0"]
     server = node.tenant(SERVER)
     assert [server.program("begin"), server.program("hold 4500")] == ["0", "0"]
-    (found,) = wait_for(
-        lambda: [e for e in events(node.stage) if e.get("kind") == "keeps-lent-memory"]
-    )  # after the kill
+    (found,) = until(lambda: [e for e in events(node.stage) if e.get("kind") == "keeps-lent-memory"])  # after the kill
     assert (found["action"], found["id"]) == ("killed", keeper.id)
 
 
@@ -223,7 +222,7 @@ def test_nobody_within_its_request_is_moved(node: Node, agent: Agent) -> None:
     assert [server.program("begin"), server.program("hold 4900")] == ["0", "0"]
     node.say("settings", "set", "memory_wait=10")
     late = trainer(node, 4000)
-    wait_for(lambda: "an allocation of 3980 MiB waits for room" in node.say("why", late.id))
+    until(lambda: "an allocation of 3980 MiB waits for room" in node.say("why", late.id))
     assert late.program.hear() == "2" and not server.grant.off_gpu  # after its seconds of waiting
     assert server.id not in moved(node, "suspended")
 
@@ -234,7 +233,7 @@ def test_without_an_agent_why_says_that_nobody_makes_room(node: Node) -> None:
     node.say("settings", "set", "memory_wait=10")
     late = trainer(node, 4000)
     text = "an allocation of 3980 MiB waits for room, and no agent runs to make it; start one by `gpu-hook agent`"
-    wait_for(lambda: text in node.say("why", late.id))
+    until(lambda: text in node.say("why", late.id))
     assert late.program.hear() == "2" and "waits for room" not in node.say("why", late.id)
 
 
@@ -252,7 +251,7 @@ def test_an_agent_that_is_killed_while_somebody_is_away(node: Node) -> None:
     time.sleep(0.5)
     assert away.grant.off_gpu
     with running(node.stage):
-        wait_for(lambda: not away.grant.off_gpu)
+        until(lambda: not away.grant.off_gpu)
         assert node.stage.used_mib() == 2 * (3500 + CONTEXT_MIB)
 
 
@@ -265,9 +264,9 @@ def test_room_is_made_for_what_a_crash_has_left_half_moved(node: Node) -> None:
     late = trainer(node, 5500)
     assert late.program.hear() == "0"
     with running(node.stage) as agent:
-        wait_for(lambda: not server.grant.off_gpu)
+        until(lambda: not server.grant.off_gpu)
         assert late.grant.lent_to == server.id and len(server.program("digest")) == 64
-        wait_for(lambda: not agent.node()["agent"]["problems"])
+        until(lambda: not agent.node()["agent"]["problems"])
 
 
 def test_a_person_brings_it_back(node: Node, agent: Agent) -> None:
@@ -329,7 +328,7 @@ def slow_return(node: Node, tenant: Tenant, go: Path) -> "Iterator[subprocess.Po
     command = [sys.executable, "-c", SLOW, str(node.stage.prefix), tenant.grant.key, str(go)]
     with subprocess.Popen(command, cwd=REPO) as mover:
         try:
-            wait_for(Path(f"{go}.begun").exists)
+            until(Path(f"{go}.begun").exists)
             yield mover
         finally:
             go.touch()

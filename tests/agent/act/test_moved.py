@@ -16,7 +16,7 @@ from oci_hook.agent.watch.process_owner import ProcessOwners
 from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.linux.proc import boot_id, process_life, start_time
 from oci_hook.observe import inside
-from testbed.agent import wait_for
+from testbed.until import until
 
 TOP = Path("/sys/fs/cgroup")
 HIERARCHIES = ("devices", "freezer", "pids", "memory", "cpu")
@@ -37,7 +37,7 @@ class Moved:
             (folder / "f").mkdir(parents=True)
         command = ["unshare", "--pid", "--fork", "--kill-child", "sleep", "600"]
         self.processes = [subprocess.Popen(command) for _ in range(2)]
-        pids = [wait_for(lambda p=p: self._child(p.pid)) for p in self.processes]  # type: ignore[misc]
+        pids = [until(lambda p=p: self._child(p.pid)) for p in self.processes]  # type: ignore[misc]
         self.init, self.cheat = (process_life(pid) for pid in pids)
         for folder in self.folders:
             (folder / "f/cgroup.procs").write_text(str(self.init[0]))
@@ -62,7 +62,7 @@ class Moved:
         for process in self.processes:
             process.wait(60)
         for folder in self.folders:
-            wait_for(lambda f=folder: not (f / "cgroup.procs").read_text() + (f / "f/cgroup.procs").read_text())  # type: ignore[misc]
+            until(lambda f=folder: not (f / "cgroup.procs").read_text() + (f / "f/cgroup.procs").read_text())  # type: ignore[misc]
             for path in (folder / "f", folder, folder.parent):
                 path.rmdir()
 
@@ -92,7 +92,7 @@ def test_freeze_and_kill_reach_it(moved: Moved) -> None:
     assert enforce.is_thawed(moved.grant)
     assert enforce.freeze(moved.grant) == "" and not enforce.is_thawed(moved.grant)
     assert (moved.freezer / "freezer.self_freezing").read_text() == "1\n"
-    wait_for(lambda: (moved.freezer / "freezer.state").read_text() == "FROZEN\n")
+    until(lambda: (moved.freezer / "freezer.state").read_text() == "FROZEN\n")
     assert enforce.kill(moved.grant, ()) == "" and not enforce.is_thawed(moved.grant)
     assert not any(start_time(pid) == start for pid, start in (moved.init, moved.cheat))
 
@@ -103,10 +103,10 @@ def test_who_is_frozen_in_a_cgroup_below_is_killed(moved: Moved, bare: bool) -> 
     (moved.freezer / "f/cgroup.procs").write_text(str(moved.cheat[0]))
     (moved.freezer / "cgroup.procs").write_text(str(moved.init[0]))
     (moved.freezer / "f/freezer.state").write_text("FROZEN")
-    wait_for(lambda: (moved.freezer / "f/freezer.state").read_text() == "FROZEN\n")
+    until(lambda: (moved.freezer / "f/freezer.state").read_text() == "FROZEN\n")
     if bare:
         os.kill(moved.init[0], signal.SIGKILL)
-        wait_for(lambda: start_time(moved.init[0]) != moved.init[1])
+        until(lambda: start_time(moved.init[0]) != moved.init[1])
     assert enforce.kill(moved.grant, ()) == ""
     assert start_time(moved.cheat[0]) != moved.cheat[1]
 
@@ -114,7 +114,7 @@ def test_who_is_frozen_in_a_cgroup_below_is_killed(moved: Moved, bare: bool) -> 
 def test_what_does_not_go_is_told(moved: Moved, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enforce, "_thaw", lambda top: None)
     (moved.freezer / "freezer.state").write_text("FROZEN")
-    wait_for(lambda: (moved.freezer / "freezer.state").read_text() == "FROZEN\n")
+    until(lambda: (moved.freezer / "freezer.state").read_text() == "FROZEN\n")
     assert "still run" in enforce.kill(moved.grant, ())
 
 
@@ -149,5 +149,5 @@ def test_all_are_killed_however_many_there_are(monkeypatch: pytest.MonkeyPatch, 
             process.kill()
             process.wait()
         for folder in reversed(folders):
-            wait_for(lambda f=folder: not (f / "cgroup.procs").read_text())  # type: ignore[misc]
+            until(lambda f=folder: not (f / "cgroup.procs").read_text())  # type: ignore[misc]
             folder.rmdir()

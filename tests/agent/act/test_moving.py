@@ -32,8 +32,9 @@ from oci_hook.suspend import __main__ as moves
 from oci_hook.suspend import gpu_processes, hold
 from oci_hook.suspend.hold import CANNOT, NO_ROOM, Hold, cut_off
 from testbed import REPO
-from testbed.agent import events, grant, running, wait_for
+from testbed.agent import events, grant, running
 from testbed.stage import CONTEXT_MIB, SHARE, Stage
+from testbed.until import until
 from tests.cli.box import Install
 from tests.e2e.test_suspend import CRASH
 
@@ -50,24 +51,24 @@ def test_it_ends_what_a_crash_has_cut_off(stage: Stage, root: Path) -> None:
     id = stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=SHARE)
     found = grant(stage, id)
     assert found
-    wait_for(lambda: stage.used_mib() == 300 + CONTEXT_MIB)
+    until(lambda: stage.used_mib() == 300 + CONTEXT_MIB)
     command = [sys.executable, "-c", CRASH, str(stage.prefix), found.key, "sent", "suspend"]
     assert subprocess.run(command, cwd=REPO).returncode == -signal.SIGKILL
     assert stage.used_mib() == 0
     with running(stage) as agent:
-        wait_for(lambda: (now := grant(stage, id)) and not now.off_gpu)
+        until(lambda: (now := grant(stage, id)) and not now.off_gpu)
         assert stage.used_mib() == 300 + CONTEXT_MIB
-        (told,) = wait_for(lambda: [e for e in events(stage) if e["event"] == "resumed"])  # after the ledger
+        (told,) = until(lambda: [e for e in events(stage) if e["event"] == "resumed"])  # after the ledger
         assert told["cut_off"]
-        wait_for(lambda: not agent.node()["agent"]["problems"])
+        until(lambda: not agent.node()["agent"]["problems"])
 
 
 def test_it_shows_who_is_suspended(stage: Stage, root: Path) -> None:
     id = stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=SHARE)
     with running(stage) as agent:
-        wait_for(lambda: stage.used_mib() == 300 + CONTEXT_MIB)
+        until(lambda: stage.used_mib() == 300 + CONTEXT_MIB)
         gpu_hook(stage, "suspend", id)
-        wait_for(lambda: agent.container(id)["state"] == "suspended")
+        until(lambda: agent.container(id)["state"] == "suspended")
         agent.looks(3)
         seen = agent.container(id)
         assert seen["suspended_since"] and seen["host_mib"] >= 300 and not seen["findings"]
@@ -78,7 +79,7 @@ def test_it_shows_who_is_suspended(stage: Stage, root: Path) -> None:
         assert [c["state"] for c in node["containers"]] == ["suspended"]
         assert "suspended" in gpu_hook(stage, "top", "--once") and "host's memory" in gpu_hook(stage, "why", id)
         gpu_hook(stage, "resume", id)
-        wait_for(lambda: agent.container(id)["state"] == "running")
+        until(lambda: agent.container(id)["state"] == "running")
         agent.looks(3)
         assert not agent.container(id)["findings"] and agent.container(id)["gpus"][0]["used_mib"] >= 300
 
@@ -86,7 +87,7 @@ def test_it_shows_who_is_suspended(stage: Stage, root: Path) -> None:
 def suspended_by_a_person(stage: Stage, root: Path) -> Grant:
     """The grant as a look at the ledger saw it while it was under way."""
     id = stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=SHARE)
-    wait_for(lambda: stage.used_mib() == 300 + CONTEXT_MIB)
+    until(lambda: stage.used_mib() == 300 + CONTEXT_MIB)
     gpu_hook(stage, "suspend", id)
     found = grant(stage, id)
     assert found and found.suspended
@@ -142,7 +143,7 @@ def test_what_a_person_suspends_before_the_agents_program_runs_stays_so(
     else:
         monkeypatch.setattr(moving, "cut_off", lambda *_: True)
         watch.tick(0.0)
-    wait_for(lambda: watch._ends[seen.key].status() is not None)
+    until(lambda: watch._ends[seen.key].status() is not None)
     assert watch._ends[seen.key].status() == 0
     watch.stop()
     now = grant(stage, seen.who.id)

@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
-from testbed.agent import Agent, events, grant, running, wait_for
+from testbed.agent import Agent, events, grant, running
 from testbed.stage import CONTEXT_MIB, GPU_MIB, LIMIT_MIB, SHARE, Stage
+from testbed.until import until
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 BIG = {**SHARE, "gpu-hook.io/memory": "4Gi"}  # half of the GPU; another half is the cheat's and nobody's
@@ -27,7 +28,7 @@ def killed(stage: Stage, id: str) -> bool:
 
 def looked(agent: Agent) -> None:
     """Until the agent knows all containers and has looked at the GPUs once."""
-    wait_for(lambda: agent.node()["agent"]["nvml_read"])
+    until(lambda: agent.node()["agent"]["nvml_read"])
 
 
 @pytest.mark.parametrize("how", [(), ("own",)])
@@ -38,14 +39,14 @@ def test_who_takes_what_its_neighbour_was_granted_is_killed_at_once(
     with running(stage, "--interval", "2") as agent:
         looked(agent)
         cheat = stage.start(root, "/bin/bypass", str(GPU_MIB - 1024), *how)
-        wait_for(lambda: killed(stage, cheat))
-        wait_for(lambda: stage.runc.living() == {honest})
+        until(lambda: killed(stage, cheat))
+        until(lambda: stage.runc.living() == {honest})
         (told, *_) = [e for e in findings(stage, cheat) if e["action"] == "killed"]
         assert told["kind"] == "over-memory" and f"limit {LIMIT_MIB} MiB" in told["evidence"], told
         assert "others were granted" in told["evidence"] and not findings(stage, honest)
-        (ended,) = wait_for(lambda: [e for e in events(stage) if e["event"] == "ended"])
+        (ended,) = until(lambda: [e for e in events(stage) if e["event"] == "ended"])
         assert ended["peak_mib"] >= GPU_MIB - 1024
-        wait_for(lambda: stage.used_mib() == 300 + CONTEXT_MIB)
+        until(lambda: stage.used_mib() == 300 + CONTEXT_MIB)
         # What it was granted is there again.
         got = stage.runc.exec(honest, "/bin/gpu-probe", "alloc", str(4096 - 300 - 3 * CONTEXT_MIB)).stdout
         assert "OUT_OF_MEMORY" not in got
@@ -61,7 +62,7 @@ def test_the_watch_finds_it_between_two_looks(stage: Stage, root: Path) -> None:
         looked(agent)
         time.sleep(1)
         os.kill(found.life.init[0], 10)
-        wait_for(lambda: killed(stage, cheat))
+        until(lambda: killed(stage, cheat))
     (stage.state / "events").unlink()
 
 
@@ -78,7 +79,7 @@ def test_a_suspended_container_may_have_nothing(stage: Stage, root: Path) -> Non
         honest = stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=all_of_it)
         agent.looks(2)
         os.kill(found.life.init[0], 10)
-        wait_for(lambda: killed(stage, cheat))
+        until(lambda: killed(stage, cheat))
         (told, *_) = [e for e in findings(stage, cheat) if e["action"] == "killed"]
         assert told["kind"] == "over-memory" and "limit 0 MiB" in told["evidence"], told
         assert not findings(stage, honest)
@@ -90,7 +91,7 @@ def test_an_excess_that_harms_nobody_is_reported_only(stage: Stage, root: Path) 
     stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=SHARE)
     with running(stage) as agent:
         cheat = stage.start(root, "/bin/bypass", str(4 * LIMIT_MIB))
-        wait_for(lambda: agent.kinds(cheat) == {"no-shim", "over-memory"})
+        until(lambda: agent.kinds(cheat) == {"no-shim", "over-memory"})
         agent.looks(3)
         assert {e["action"] for e in findings(stage, cheat)} == {"reported"}
         assert cheat in stage.runc.living()
@@ -102,7 +103,7 @@ def test_the_other_policies_stay(stage: Stage, root: Path, policy: str, action: 
     stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=BIG)
     with running(stage, "--policy", policy) as agent:
         cheat = stage.start(root, "/bin/bypass", str(GPU_MIB - 1024))
-        told = wait_for(lambda: findings(stage, cheat))
+        told = until(lambda: findings(stage, cheat))
         assert {e["action"] for e in told} == {action}
         if policy == "report":
             agent.looks(3)
@@ -122,15 +123,15 @@ def test_a_limit_that_was_lowered_kills_nobody(stage: Stage, root: Path) -> None
         CliRunner().invoke(cli, words, catch_exceptions=False)
 
     with running(stage) as agent:
-        wait_for(lambda: agent.container(first)["gpus"][0]["used_mib"])
+        until(lambda: agent.container(first)["gpus"][0]["used_mib"])
         lower()
         other = {**SHARE, "gpu-hook.io/memory": "7Gi"}
         second = stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=other)
-        wait_for(lambda: agent.kinds(first) == {"over-memory"})
+        until(lambda: agent.kinds(first) == {"over-memory"})
         agent.looks(3)
         assert stage.runc.living() == {first, second}
     with running(stage) as agent:
-        wait_for(lambda: agent.kinds(first) == {"over-memory"})
+        until(lambda: agent.kinds(first) == {"over-memory"})
         agent.looks(3)
         assert stage.runc.living() == {first, second} and not killed(stage, first)
     (stage.state / "events").unlink()
@@ -142,8 +143,8 @@ def test_of_two_the_worse_is_killed_and_the_other_where_that_is_not_enough(stage
     with running(stage, "--interval", "1") as agent:
         looked(agent)
         worse = stage.start(root, "/bin/bypass", "4500")
-        wait_for(lambda: killed(stage, worse))
-        wait_for(lambda: worse not in stage.runc.living())
+        until(lambda: killed(stage, worse))
+        until(lambda: worse not in stage.runc.living())
         agent.looks(2)
         assert stage.runc.living() == {honest, small} and not killed(stage, small)
     (stage.state / "events").unlink()
@@ -160,20 +161,20 @@ def test_processes_in_the_hosts_pid_namespace_go_as_well(stage: Stage, root: Pat
         looked(agent)
         script = f"/bin/bypass {GPU_MIB - 1024} & sleep 600"
         cheat = stage.start(root, "/bin/sh", "-c", script, edit=shared)
-        wait_for(lambda: killed(stage, cheat))
-        wait_for(lambda: stage.used_mib() == 300 + CONTEXT_MIB)
-        wait_for(lambda: stage.runc.living() == {honest})
+        until(lambda: killed(stage, cheat))
+        until(lambda: stage.used_mib() == 300 + CONTEXT_MIB)
+        until(lambda: stage.runc.living() == {honest})
     (stage.state / "events").unlink()
 
 
 def test_a_paused_container_is_killed_as_well(stage: Stage, root: Path) -> None:
     honest = stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations=BIG)
     cheat = stage.start(root, "/bin/bypass", str(GPU_MIB - 1024))
-    wait_for(lambda: stage.used_mib() > GPU_MIB - 1024)
+    until(lambda: stage.used_mib() > GPU_MIB - 1024)
     assert stage.runc("pause", cheat).returncode == 0
     with running(stage):
-        wait_for(lambda: killed(stage, cheat))
-        wait_for(lambda: stage.used_mib() == 300 + CONTEXT_MIB)
+        until(lambda: killed(stage, cheat))
+        until(lambda: stage.used_mib() == 300 + CONTEXT_MIB)
     assert honest in stage.runc.living()
     (stage.state / "events").unlink()
 
@@ -187,13 +188,13 @@ def test_nobody_is_killed_for_what_somebody_hides(stage: Stage, root: Path, poli
     with running(stage, "--policy", policy) as agent:
         agent.looks(5)  # until it has seen what the driver itself has
         stage.runc("exec", "--detach", cheat, "/bin/bypass", "6500", "hide")
-        wait_for(lambda: [e for e in events(stage) if e["event"] == "unlisted-memory" and e["mib"]])
+        until(lambda: [e for e in events(stage) if e["event"] == "unlisted-memory" and e["mib"]])
         time.sleep(2)
         assert stage.runc.living() == {honest, cheat} and not agent.kinds(honest)
         assert not agent.container(honest)["gpus"][0]["surcharge_mib"]
         assert "in use by nobody who can be told" in stage.refused(root, "GH-201")
         stage.runc("delete", "--force", cheat)
-        wait_for(lambda: [e for e in events(stage) if e["event"] == "unlisted-memory"][-1]["mib"] == 0)
+        until(lambda: [e for e in events(stage) if e["event"] == "unlisted-memory"][-1]["mib"] == 0)
         stage.start(root, "/bin/sleep", "600")
     (stage.state / "events").unlink()
 
@@ -206,8 +207,8 @@ def test_what_an_agent_found_counts_while_it_lives(stage: Stage, root: Path, end
     with running(stage) as agent:
         agent.looks(5)  # until it has seen what the driver itself has
         stage.runc("exec", "--detach", cheat, "/bin/bypass", "6500", "hide")
-        wait_for(lambda: [e for e in events(stage) if e["event"] == "unlisted-memory" and e["mib"]])
-        wait_for(lambda: (stage.state / "unlisted.json").exists())
+        until(lambda: [e for e in events(stage) if e["event"] == "unlisted-memory" and e["mib"]])
+        until(lambda: (stage.state / "unlisted.json").exists())
         assert "in use by nobody who can be told" in stage.refused(root, "GH-201")
         agent.killed = True
         getattr(agent.process, end)()
@@ -225,7 +226,7 @@ def test_hidden_memory_is_there_again_when_its_container_ends(stage: Stage, root
         looked(agent)
         time.sleep(1)  # until it has seen what the driver itself has
         stage.runc("exec", "--detach", cheat, "/bin/bypass", "6500", "hide")
-        wait_for(lambda: (stage.state / "unlisted.json").exists())
+        until(lambda: (stage.state / "unlisted.json").exists())
         stage.runc("delete", "--force", cheat)
-        wait_for(lambda: not (stage.state / "unlisted.json").exists(), 30)
+        until(lambda: not (stage.state / "unlisted.json").exists(), seconds=30)
     (stage.state / "events").unlink()

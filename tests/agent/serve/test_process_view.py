@@ -16,8 +16,9 @@ from oci_hook.cli.main import cli
 from oci_hook.config import settings as node_settings
 from oci_hook.core.units import MIB
 from oci_hook.observe import processes as observed
-from testbed.agent import grant, running, wait_for
+from testbed.agent import grant, running
 from testbed.stage import SHARE, Stage
+from testbed.until import until
 
 pytestmark = [
     pytest.mark.root,
@@ -39,9 +40,9 @@ def accounted(stage: Stage, id: str) -> list[dict[str, Any]]:
 def test_by_the_account_pages(stage: Stage, root: Path) -> None:
     one = stage.start(root, *HOLD, edit=as_user)
     two = stage.start(root, "/bin/sh", "-c", f"{' '.join(HOLD)} & exec {' '.join(HOLD)}")
-    (process,) = wait_for(lambda: accounted(stage, one))
-    wait_for(lambda: len(accounted(stage, two)) == 2)
-    wait_for(lambda: all(p["used_mib"] > 100 for p in accounted(stage, two) + accounted(stage, one)))
+    (process,) = until(lambda: accounted(stage, one))
+    until(lambda: len(accounted(stage, two)) == 2)
+    until(lambda: all(p["used_mib"] > 100 for p in accounted(stage, two) + accounted(stage, one)))
     (process,) = accounted(stage, one)
     found = grant(stage, one)
     assert found and found.life.init and process["pid"] == found.life.init[0] and process["start"] == found.life.init[1]
@@ -56,7 +57,7 @@ def test_memory_of_an_exited_process_that_a_child_keeps(stage: Stage, root: Path
     """The probe's parent exits; the child keeps 100 MiB by the open file alone. As one row, however many did so."""
     probe = "/bin/gpu-probe alloc 100 fork hold 600"
     id = stage.start(root, "/bin/sh", "-c", f"{probe}; {probe}; exec /bin/sleep 600")
-    found = wait_for(lambda: [p for p in accounted(stage, id) if p["pid"] is None and p["used_mib"] >= 2 * 100])
+    found = until(lambda: [p for p in accounted(stage, id) if p["pid"] is None and p["used_mib"] >= 2 * 100])
     assert len(found) == 1 and found[0]["start"] == 0 and len(accounted(stage, id)) == 1
 
 
@@ -71,8 +72,8 @@ def test_by_the_agent(stage: Stage, root: Path) -> None:
         def seen() -> dict[int, dict[str, Any]]:
             return {p["pid"]: p for p in node_now.processes(settings, node_now.node(settings))}
 
-        wait_for(lambda: {pid, other} <= set(seen()))
-        wait_for(lambda: seen()[pid]["used_mib"] >= 100 and seen()[other]["used_mib"] >= 200)
+        until(lambda: {pid, other} <= set(seen()))
+        until(lambda: seen()[pid]["used_mib"] >= 100 and seen()[other]["used_mib"] >= 200)
         found = seen()
         held = grant(stage, id)
         assert held and (found[pid]["key"], found[pid]["start"]) == (held.key, start)

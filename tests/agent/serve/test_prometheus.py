@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.agent import running, wait_for
+from testbed.agent import running
 from testbed.prometheus import GRAFANA, PROGRAM, Dashboard, Prometheus
 from testbed.stage import Stage
+from testbed.until import until
 
 pytestmark = pytest.mark.skipif(not shutil.which(PROGRAM) or not shutil.which("promtool"), reason="no Prometheus")
 
@@ -47,7 +48,7 @@ def test_every_panel_shows_what_happens(stage: Stage, root: Path, tmp_path: Path
                 return {name: [value for _, value in points] for name, points in lines}
 
             titled = {panel["title"]: panel for panel in dashboard.panels}
-            wait_for(lambda: any(map(any, shown(titled["Healthy agents"]).values())))
+            until(lambda: any(map(any, shown(titled["Healthy agents"]).values())))
             textfiles.rename(tmp_path / "away")
             stage.start(root, *busy, annotations={**share, "gpu-hook.io/compute": "30"})
             stage.start(root, *busy, annotations={**share, "gpu-hook.io/compute": "60"})
@@ -58,21 +59,21 @@ def test_every_panel_shows_what_happens(stage: Stage, root: Path, tmp_path: Path
 
             end = time.monotonic() + 60
             still = {"Driver's memory limits that were not as granted"}  # this driver has none: a line of zeros
-            wait_for(lambda: shown(titled[next(iter(still))]))
+            until(lambda: shown(titled[next(iter(still))]))
             while silent := [
                 p["title"] for p in dashboard.panels if p["title"] not in still and not any(map(any, shown(p).values()))
             ]:
                 assert time.monotonic() < end, silent
                 time.sleep(0.3)
-            wait_for(lambda: shown(titled["Refusals in the last hour"])[""][-1] >= 1)  # the first one as well
+            until(lambda: shown(titled["Refusals in the last hour"])[""][-1] >= 1)  # the first one as well
             assert set(shown(titled["Containers refused, by error code"])) == {"GH-201"}
-            wait_for(lambda: shown(titled["New findings, by kind"])["no-shim"][-1] > 0)
+            until(lambda: shown(titled["New findings, by kind"])["no-shim"][-1] > 0)
             assert all(dashboard.choices(name, prometheus) for name in ("instance", "gpu", "namespace"))
 
             def health() -> set[str]:
                 return {rule["health"] for group in prometheus.ask("rules")["groups"] for rule in group["rules"]}
 
-            wait_for(lambda: "unknown" not in health())
+            until(lambda: "unknown" not in health())
             assert health() == {"ok"}
         finally:
             prometheus.close()

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed.agent import running, wait_for
+from testbed.agent import running
 from testbed.stage import Stage
+from testbed.until import until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
 pytestmark = [
@@ -29,7 +30,7 @@ def test_the_page(stage: Stage, root: Path, tmp_path: Path) -> None:
         id = stage.start(root, "/bin/gpu-probe", "alloc", "300", "hold", "600", annotations={**names, **share})
         stage.refused(root, "GH-201", annotations={"gpu-hook.io/devices": "0", "gpu-hook.io/memory": "7Gi"})
         cheat = stage.start(root, "/bin/bypass", "200")
-        wait_for(lambda: agent.kinds(cheat) and agent.container(id)["gpus"][0]["used_mib"])
+        until(lambda: agent.kinds(cheat) and agent.container(id)["gpus"][0]["used_mib"])
         command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000"]
         command += [f"--user-data-dir={tmp_path}", "--dump-dom", f"http://127.0.0.1:{agent.port}/"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -18,9 +18,10 @@ from oci_hook.core.grant import Grant, Identity, Life
 from oci_hook.core.inventory import DriverFile, Inventory
 from oci_hook.linux import proc
 from oci_hook.observe import account
-from testbed.agent import events, grant, running, wait_for
+from testbed.agent import events, grant, running
 from testbed.hostile import as_docker
 from testbed.stage import CC, GLIBC, Stage
+from testbed.until import until
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 HERE = Path(__file__).parent
@@ -59,7 +60,7 @@ def test_no_lease_on_a_slot_file_while_the_agent_runs(stage: Stage, image: Path,
     """Neither a read nor a write lease, on the own one or a neighbour's: their owners open them to write."""
     neighbour, tenant = stage.start(image), stage.start(image, edit=as_docker)
     with running(stage) as agent:
-        wait_for(lambda: agent.container(neighbour) and agent.container(tenant))
+        until(lambda: agent.container(neighbour) and agent.container(tenant))
         for path in ("/run/gpu-hook/share/0/slot/00", "/run/gpu-hook/slot/0"):
             assert stage.runc.exec(tenant, LEASE, path, kind).stdout == "Resource temporarily unavailable\n"
     for id in (neighbour, tenant):
@@ -70,14 +71,14 @@ def test_a_lease_from_before_is_found_and_its_holder_killed(stage: Stage, image:
     """On a library that every container loads."""
     honest = stage.start(image)
     cheat = stage.start(image, LEASE, "/run/gpu-hook/driver/cuda")
-    wait_for(lambda: "LEASE" in Path("/proc/locks").read_text())
+    until(lambda: "LEASE" in Path("/proc/locks").read_text())
     with running(stage):
-        told = wait_for(lambda: found(stage, cheat))
+        told = until(lambda: found(stage, cheat))
         assert told[0]["action"] == "killed" and "holds a write lease on " in told[0]["evidence"], told
-        wait_for(lambda: stage.runc.living() == {honest})
+        until(lambda: stage.runc.living() == {honest})
         assert not found(stage, honest)
         # And from then on nobody can: it is kept open as soon as it can be.
-        wait_for(lambda: tries(stage, image, "/run/gpu-hook/driver/cuda") != "leased\n")
+        until(lambda: tries(stage, image, "/run/gpu-hook/driver/cuda") != "leased\n")
     (stage.state / "events").unlink()
 
 
@@ -87,7 +88,7 @@ def test_a_lease_on_its_own_page_is_reported_only(stage: Stage, image: Path, mor
     attack = f"{LEASE} /run/gpu-hook/policy {' '.join(more)}{stay}"
     cheat = stage.start(image, "/bin/sh", "-c", attack, edit=as_docker)
     with running(stage) as agent:
-        told = wait_for(lambda: found(stage, cheat))
+        told = until(lambda: found(stage, cheat))
         assert told[0]["action"] == "reported" and "its policy page" in told[0]["evidence"], told
         assert ("read lease" in told[0]["evidence"]) == ("read" in more)
         assert "holds-lease" in agent.kinds(cheat) and cheat in stage.runc.living()
@@ -102,7 +103,7 @@ def test_a_lease_on_the_account_page_stops_nobody(stage: Stage, image: Path) -> 
     cheat = stage.start(image, "/bin/sh", "-c", f"echo >/run/gpu-hook/account/page; {LEASE} /run/gpu-hook/account/page")
     found_ = grant(stage, cheat)
     assert found_ and found_.life.init
-    wait_for(lambda: "LEASE" in Path("/proc/locks").read_text())
+    until(lambda: "LEASE" in Path("/proc/locks").read_text())
     began = time.monotonic()  # an open that waits takes fs.lease-break-time, 45 s
     with account.Account(*found_.life.init) as page, pytest.raises(account.DamagedPage, match="a lease is held on it"):
         page.read(1)
@@ -110,7 +111,7 @@ def test_a_lease_on_the_account_page_stops_nobody(stage: Stage, image: Path) -> 
         page.surcharge(0, 1)
     assert account.look(found_) == "a lease is held on it" and time.monotonic() < began + 40
     with running(stage) as agent:
-        wait_for(lambda: agent.kinds(cheat) == {"bad-account-page", "holds-lease"})
+        until(lambda: agent.kinds(cheat) == {"bad-account-page", "holds-lease"})
         assert agent.node()["agent"]["state"] == "ok" and cheat in stage.runc.living()
     (stage.state / "events").unlink()
 

@@ -12,8 +12,9 @@ from click.testing import CliRunner
 
 from oci_hook.cli.main import cli
 from oci_hook.observe import account
-from testbed.agent import grant, running, wait_for
+from testbed.agent import grant, running
 from testbed.stage import CONTEXT_MIB, LIMIT_MIB, SHARE, Stage
+from testbed.until import until
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 ALLOC = ("/bin/gpu-probe", "alloc", "700", "hold", "600")
@@ -42,23 +43,23 @@ def test_memory_of_those_who_ended_is_not_shown(stage: Stage, root: Path, agent:
     id = stage.start(root)
     pids = [inside(stage, id, *ALLOC), inside(stage, id, "/bin/gpu-probe", "alloc", "100", "hold", "600")]
     both, one = 800 + 2 * CONTEXT_MIB, 100 + CONTEXT_MIB
-    wait_for(lambda: used(stage, id) == both)
+    until(lambda: used(stage, id) == both)
     os.kill(pids[0], 9)
-    wait_for(lambda: used(stage, id) == one)
+    until(lambda: used(stage, id) == one)
     top = lambda: said(stage, "top")["containers"][0]["gpus"][0]["used_mib"]  # noqa: E731
     assert top() == one
     assert "nearly used up" not in json.dumps(said(stage, "why", id))
     if agent:
         with running(stage) as one_agent:
-            wait_for(lambda: one_agent.container(id)["gpus"][0]["used_mib"] == one)
+            until(lambda: one_agent.container(id)["gpus"][0]["used_mib"] == one)
             os.kill(pids[1], 9)
-            wait_for(lambda: one_agent.container(id)["gpus"][0]["used_mib"] == 0)
+            until(lambda: one_agent.container(id)["gpus"][0]["used_mib"] == 0)
             text = one_agent.get("/metrics").decode()
             (line,) = [n for n in text.splitlines() if n.startswith("gpu_hook_container_memory_used_bytes{")]
             assert line.endswith(" 0") and one_agent.kinds(id) == set()
     else:
         os.kill(pids[1], 9)
-        wait_for(lambda: used(stage, id) == 0 == top())
+        until(lambda: used(stage, id) == 0 == top())
     # What the container itself counts agrees.
     assert f"{LIMIT_MIB - CONTEXT_MIB} MiB free" in stage.runc.exec(id, "/bin/gpu-probe", "info").stdout
 
@@ -66,8 +67,8 @@ def test_memory_of_those_who_ended_is_not_shown(stage: Stage, root: Path, agent:
 def test_a_process_that_another_program_took_over_does_not_live(stage: Stage, root: Path) -> None:
     """Its pid and start are those of the one that allocated."""
     id = stage.start(root, "/bin/sh", "-c", f"{' '.join(ALLOC[:3])} hold 2; exec sleep 600")
-    wait_for(lambda: used(stage, id) == 700 + CONTEXT_MIB)
-    wait_for(lambda: used(stage, id) == 0)
+    until(lambda: used(stage, id) == 700 + CONTEXT_MIB)
+    until(lambda: used(stage, id) == 0)
 
 
 @pytest.mark.parametrize("agent", [False, True])
@@ -77,7 +78,7 @@ def test_memory_of_an_exited_process_that_a_child_keeps_is_shown(stage: Stage, r
     words = ["--detach", "--pid-file", str(file), id, "/bin/gpu-probe", "alloc", "700", "fork", "hold", "600"]
     assert stage.runc("exec", *words).returncode == 0
     both = 700 + CONTEXT_MIB
-    wait_for(lambda: not Path(f"/proc/{file.read_text()}").exists())
+    until(lambda: not Path(f"/proc/{file.read_text()}").exists())
     (entry,) = said(stage, "ps")["containers"]
     assert (entry["gpus"][0]["used_mib"], entry["gpus"][0]["kept_mib"]) == (both, both)
     text = CliRunner().invoke(cli, ["ps", "--prefix", str(stage.prefix)]).stdout
@@ -86,21 +87,21 @@ def test_memory_of_an_exited_process_that_a_child_keeps_is_shown(stage: Stage, r
     assert "OUT_OF_MEMORY" in stage.runc.exec(id, "/bin/gpu-probe", "alloc", "300").stdout
     if agent:
         with running(stage) as one_agent:
-            wait_for(lambda: one_agent.container(id)["gpus"][0]["kept_mib"] == both)
+            until(lambda: one_agent.container(id)["gpus"][0]["kept_mib"] == both)
             line = "gpu_hook_container_memory_kept_bytes{"
             (value,) = [n for n in one_agent.get("/metrics").decode().splitlines() if n.startswith(line)]
             assert value.endswith(f" {both << 20}")
             one_agent.looks(4)
             assert one_agent.kinds(id) == set() and one_agent.container(id)["gpus"][0]["surcharge_mib"] == 0
     stage.runc("exec", id, "/bin/sh", "-c", "kill -9 -1")  # all but its first process
-    wait_for(lambda: used(stage, id) == 0)
+    until(lambda: used(stage, id) == 0)
 
 
 def test_only_the_lock_says_who_lives(stage: Stage, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     id = stage.start(root, *ALLOC)
     found = grant(stage, id)
     assert found and found.life.init
-    wait_for(lambda: used(stage, id) == 700 + CONTEXT_MIB)
+    until(lambda: used(stage, id) == 700 + CONTEXT_MIB)
 
     def read(answer: Any, pids: Any) -> Any:
         with account.Account(*found.life.init) as page:
@@ -135,5 +136,5 @@ def test_a_container_that_is_created_and_not_started(stage: Stage, root: Path) -
         assert agent.container(id)["state"] == "starting"
         assert ',state="starting"} 1' in agent.get("/metrics").decode()
         assert stage.runc("start", id).returncode == 0
-        wait_for(lambda: agent.container(id)["state"] == "running")
+        until(lambda: agent.container(id)["state"] == "running")
     assert state() == ["running"] and said(stage, "why", id)["state"] == "running"

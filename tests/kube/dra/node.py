@@ -7,7 +7,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from testbed.containers import Bundle
 from testbed.engines.cri import decode
 from testbed.engines.dra_calls import SERVICE, answers, asked
 from testbed.installs import UUIDS, Install
+from testbed.until import until
 from tests.kube.reporter.test_http import Server
 
 NODE = "n1"
@@ -132,7 +132,7 @@ class DraNode:
         line = [sys.executable, "-m", "oci_hook.kube.dra", str(self.install.prefix), "--cdi", str(self.cdi)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.process = subprocess.Popen(line, cwd=REPO, **pipes)  # type: ignore[call-overload]
-        until("it answers", self.answers)
+        until(self.answers, "it answers")
 
     def answers(self) -> bool:
         assert self.process is not None
@@ -204,10 +204,3 @@ def result(memory: str = "8Gi", compute: str = "0", gpu: int = 0, **more: Any) -
     """Of an allocation."""
     consumed = {"consumedCapacity": {"memory": memory, "compute": compute}}
     return {"request": "gpu", "driver": "gpu-hook.io", "pool": NODE, "device": DEVICES[gpu], **consumed, **more}
-
-
-def until(what: str, done: Callable[[], object], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)

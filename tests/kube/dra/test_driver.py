@@ -26,7 +26,8 @@ from testbed.containers import Bundle, Runc
 from testbed.engines.cri import decode
 from testbed.engines.dra_calls import SERVICE, answers, asked
 from testbed.installs import MEMORY_MIB, UUIDS, Install
-from tests.kube.dra.node import DEEP, DEVICES, NODE, ApiServer, DraNode, result, until
+from testbed.until import until
+from tests.kube.dra.node import DEEP, DEVICES, NODE, ApiServer, DraNode, result
 from tests.kube.reporter.test_http import Server, pki  # noqa: F401
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
@@ -309,7 +310,7 @@ def test_a_container_that_was_killed_without_poststop_gives_back(node: DraNode, 
     (folder / "config.json").write_text(json.dumps(config))
     assert runc.create(folder).returncode == 0
     os.kill(runc.pid(runc.ids[-1]), signal.SIGKILL)
-    until("it waits anew", lambda: [g.who.id for g in node.install.grants()] == [ONE])
+    until(lambda: [g.who.id for g in node.install.grants()] == [ONE], "it waits anew")
     assert runc.create(node.container(bundle, ONE)).returncode == 0
 
 
@@ -369,7 +370,7 @@ def test_two_claims_in_one_container_are_refused(node: DraNode, bundle: Bundle, 
     (folder / "config.json").write_text(json.dumps(config))
     done = runc.create(folder)
     assert done.returncode and "GH-611" in done.stderr
-    until("both wait", lambda: sorted(g.who.id for g in node.install.grants()) == [ONE, TWO])
+    until(lambda: sorted(g.who.id for g in node.install.grants()) == [ONE, TWO], "both wait")
 
 
 def test_annotations_ask_in_vain_on_such_a_node(node: DraNode, bundle: Bundle, runc: Runc) -> None:
@@ -425,8 +426,8 @@ def test_a_new_process_repairs(node: DraNode) -> None:
     (node.install.state / f"claims/{TWO}.json").rename(node.install.state / f"claims/{TWO}.json.tmp")
     (node.cdi / f"gpu-hook.io-claim-{TWO}.json.5.new").write_text("{")
     node.start()
-    until("the CDI file is back", lambda: (node.cdi / f"gpu-hook.io-claim-{ONE}.json").exists())
-    until("what has no record has gone", lambda: [g.who.id for g in node.install.grants()] == [ONE])
+    until(lambda: (node.cdi / f"gpu-hook.io-claim-{ONE}.json").exists(), "the CDI file is back")
+    until(lambda: [g.who.id for g in node.install.grants()] == [ONE], "what has no record has gone")
     assert sorted(path.name for path in node.cdi.iterdir()) == [f"gpu-hook.io-claim-{ONE}.json", "other.json"]
     assert [path.name for path in (node.install.state / "claims").iterdir()] == [f"{ONE}.json"]
 
@@ -437,7 +438,7 @@ def test_claims_that_the_api_server_has_no_more_go(node: DraNode) -> None:
     node.kill()
     node.api.claims.clear()
     node.start()
-    until("it has gone", lambda: node.install.grants() == ())
+    until(lambda: node.install.grants() == (), "it has gone")
     assert node.nothing_left()
 
 
@@ -516,7 +517,7 @@ def test_gpus_of_claims_that_were_deleted_under_their_containers_are_tainted(
 ) -> None:
     """A tenant may take the finalizer from its claim and delete it: the scheduler then takes the GPU for free. As soon as that
     has cost one pod its place, all such GPUs are looked for."""
-    until("it is published", lambda: node.api.slices)
+    until(lambda: node.api.slices, "it is published")
     for number, uid in enumerate((ONE, TWO)):
         node.api.claim(uid, result("20Gi", gpu=number), name=f"c{number}")
         assert node.prepare(uid, f"c{number}")[1] == ""
@@ -525,16 +526,16 @@ def test_gpus_of_claims_that_were_deleted_under_their_containers_are_tainted(
     node.api.claim(THREE, result("20Gi"))
     assert node.prepare(THREE)[1].startswith("GH-201")
     taint = [{"key": "gpu-hook.io/taken", "effect": "NoSchedule"}]
-    until("both are tainted", lambda: taints(node) == [taint, taint])
+    until(lambda: taints(node) == [taint, taint], "both are tainted")
     for id in runc.ids:
         runc("delete", "--force", id)
-    until("none is", lambda: taints(node) == [None, None])
+    until(lambda: taints(node) == [None, None], "none is")
     assert node.prepare(THREE)[1] == ""
 
 
 def test_withdraw_removes_all(node: DraNode) -> None:
     node.api.claim(ONE, result("20Gi"))
-    until("it is published", lambda: node.api.slices)
+    until(lambda: node.api.slices, "it is published")
     assert node.prepare(ONE)[1] == ""
     node.kill()
     node.withdraw()
@@ -551,7 +552,7 @@ def taints(node: DraNode) -> list[Any]:
 
 
 def test_the_slice_is_written_once_and_comes_back(node: DraNode) -> None:
-    until("it is published", lambda: node.api.slices)
+    until(lambda: node.api.slices, "it is published")
     ((name, found),) = node.api.slices.items()
     assert (
         found["spec"]["pool"] == {"name": NODE, "generation": 1, "resourceSliceCount": 1}
@@ -560,18 +561,18 @@ def test_the_slice_is_written_once_and_comes_back(node: DraNode) -> None:
     assert [device["name"] for device in found["spec"]["devices"]] == list(DEVICES)
     assert found["metadata"]["ownerReferences"][0]["uid"] == "node-uid"
     lists = len(node.api.http.asked)
-    until("it has looked again and again", lambda: len(node.api.http.asked) > lists + 20)
+    until(lambda: len(node.api.http.asked) > lists + 20, "it has looked again and again")
     node.kill()
     node.start()
     lists = len(node.api.http.asked)
-    until("the new process has looked", lambda: len(node.api.http.asked) > lists + 20)
+    until(lambda: len(node.api.http.asked) > lists + 20, "the new process has looked")
     assert node.api.writes == ["POST"]
     node.api.slices.clear()  # as the kubelet does
-    until("it is back", lambda: node.api.slices)
+    until(lambda: node.api.slices, "it is back")
     ((name, found),) = node.api.slices.items()
     found["spec"]["devices"][0]["capacity"]["memory"]["value"] = "1Gi"  # by somebody else
     until(
-        "it is as it was", lambda: node.api.slices[name]["spec"]["devices"][0]["capacity"]["memory"]["value"] == "24Gi"
+        lambda: node.api.slices[name]["spec"]["devices"][0]["capacity"]["memory"]["value"] == "24Gi", "it is as it was"
     )
     assert node.api.slices[name]["spec"]["pool"]["generation"] == 2
 
@@ -584,35 +585,35 @@ def test_a_node_with_many_devices_has_several_slices(node: DraNode) -> None:
         pools = [(spec["pool"], len(spec["devices"])) for spec in specs]
         return sorted((pool["generation"], pool["resourceSliceCount"], devices) for pool, devices in pools)
 
-    until("it is published", lambda: node.api.slices)
+    until(lambda: node.api.slices, "it is published")
     inventory = node.install.inventory
     for count, devices in ((130, [2, 64, 64]), (100, [36, 64]), (2, [2])):
         gpus = tuple(inventory.gpus[0].replace(uuid=f"GPU-{n}") for n in range(count))
         save_inventory(node.install.settings, inventory.replace(gpus=gpus))
-        until("all are published", lambda d=devices: [one for _, _, one in pools()] == d)  # type: ignore[misc]
-        until("they are a pool", lambda d=devices: {(len(d), pools()[-1][0])} == {(c, g) for g, c, _ in pools()})  # type: ignore[misc]
+        until(lambda d=devices: [one for _, _, one in pools()] == d, "all are published")  # type: ignore[misc]
+        until(lambda d=devices: {(len(d), pools()[-1][0])} == {(c, g) for g, c, _ in pools()}, "they are a pool")  # type: ignore[misc]
         names = [one["name"] for found in node.api.slices.values() for one in found["spec"]["devices"]]
         assert sorted(names) == sorted(f"gpu-{n}" for n in range(count))
         writes, asked = len(node.api.writes), len(node.api.http.asked)
-        until("it has looked again and again", lambda n=asked: len(node.api.http.asked) > n + 20)  # type: ignore[misc]
+        until(lambda n=asked: len(node.api.http.asked) > n + 20, "it has looked again and again")  # type: ignore[misc]
         assert len(node.api.writes) <= writes + count // 64 + 1  # once more where a new name sorts before an old one
 
 
 def test_a_gpu_that_others_use_is_tainted(node: DraNode, bundle: Bundle, runc: Runc) -> None:
     """As by a container that ran before the setting changed."""
-    until("it is published", lambda: node.api.slices)
+    until(lambda: node.api.slices, "it is published")
     node.install.set(cluster="off")
     assert runc.create(bundle({"gpu-hook.io/memory": "8Gi", "gpu-hook.io/devices": "1"}), node.install).returncode == 0
     node.install.set(cluster="dra")
 
     until(
-        "the second is tainted", lambda: taints(node) == [None, [{"key": "gpu-hook.io/taken", "effect": "NoSchedule"}]]
+        lambda: taints(node) == [None, [{"key": "gpu-hook.io/taken", "effect": "NoSchedule"}]], "the second is tainted"
     )
     node.api.claim(ONE, result("20Gi", gpu=1))
     assert node.prepare(ONE)[1].startswith("GH-201")
     runc("delete", "--force", runc.ids[-1])
-    until("none is", lambda: taints(node) == [None, None])
+    until(lambda: taints(node) == [None, None], "none is")
     assert node.prepare(ONE)[1] == ""
     found = {"agent": process_life(os.getpid()), "mib": {UUIDS[0]: 2000}}  # as the agent writes it
     (node.install.state / UNLISTED).write_text(json.dumps(found))
-    until("the first is", lambda: taints(node) == [[{"key": "gpu-hook.io/taken", "effect": "NoSchedule"}], None])
+    until(lambda: taints(node) == [[{"key": "gpu-hook.io/taken", "effect": "NoSchedule"}], None], "the first is")

@@ -9,7 +9,6 @@ import ssl
 import stat
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from oci_hook.kube.reporter.key_keeper import KeyKeeper
 from oci_hook.kube.reporter.reporter import Reporter
 from oci_hook.kube.reporter.views import SeenNode
 from testbed.installs import Install
+from testbed.until import until
 from tests.decisions import KEYS, NODE
 
 ANSWER = {"node": NODE, "keys": {str(number): key for number, key in KEYS.items()}}
@@ -148,13 +148,6 @@ def test_the_certificate_is_for_the_name_in_the_kubeconfig(
                 get(wrong)
     finally:
         server.close()
-
-
-def until(done: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_a_token_is_read_anew_for_each_call(server: Server, known: Credential, tmp_path: Path) -> None:
