@@ -1,6 +1,7 @@
 """The agent's lines in the journal."""
 
 import os
+import re
 import socket
 import sys
 from pathlib import Path
@@ -27,11 +28,12 @@ def test_journal_lines_carry_the_container(
     assert capfd.readouterr().err == "<4>nobody reads the socket any more\n"
 
 
-def test_lines_for_a_file_or_a_terminal_have_no_prefix(
+def test_lines_for_a_file_or_a_terminal_have_the_time_in_place_of_the_prefix(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("JOURNAL_STREAM", "8:1")  # inherited, and standard error redirected since
     journal.write("GH-501: one\nGH-501: two\x1b[1m\n", journal.WARNING, container="a")
     monkeypatch.delenv("JOURNAL_STREAM")
     journal.write("started")
-    assert capfd.readouterr().err == "GH-501: one; GH-501: two?[1m\nstarted\n"
+    at = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
+    assert re.fullmatch(rf"{at}GH-501: one; GH-501: two\?\[1m\n{at}started\n", capfd.readouterr().err)
