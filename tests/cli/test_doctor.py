@@ -208,7 +208,7 @@ TROUBLES: dict[str, tuple[Callable[[Node], object], str, str, str, str]] = {
         "is not libnvidia-ml.so.1",
     ),
     "no inventory": (lambda n: (n.state / "inventory.json").unlink(), "inventory", "fail", "GH-301", "does not exist"),
-    "docker forgot": (lambda n: n.docker.unlink(), "docker", "warn", "GH-510", "its lines are gone"),
+    "docker forgot": (lambda n: n.docker.unlink(), "docker", "warn", "GH-510", "its lines are not in"),
     "another program": (
         edit(
             "/etc/containerd/config.toml", 'runtime_type = "io.containerd.runc.v2"\n  pod', 'runtime_type = "x"\n  pod'

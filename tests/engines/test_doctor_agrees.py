@@ -333,7 +333,7 @@ def podman_default(node: Podman) -> None:
 # the fix names
 STATES: dict[tuple[type[Node], str], tuple[Callable[[Any], None], str, str]] = {
     (Docker, "started before"): (docker_late, "has not read /etc/docker/daemon.json", "false"),
-    (Docker, "lines gone"): (docker_forgot, "its lines are gone", "false"),
+    (Docker, "lines gone"): (docker_forgot, "its lines are not in", "false"),
     (Docker, "another program"): (
         docker_another,
         "already has gpu-hook, which is '/usr/sbin/runc'",
@@ -356,12 +356,12 @@ STATES: dict[tuple[type[Node], str], tuple[Callable[[Any], None], str, str]] = {
         "has no lines of gpu-hook, and is the file that counts",
         "false",
     ),
-    (Containerd, "its drop-in is gone"): (its_place_is_gone, "its lines are gone", "false"),
+    (Containerd, "its drop-in is gone"): (its_place_is_gone, "its lines are not in", "false"),
     (Containerd, "default overruled"): (overruled, "", "false"),
     (Containerd, "started before"): (containerd_late, "has not read", "false"),
     (Containerd, "reads another file"): (
         containerd_other_file,
-        "/etc/containerd/other.toml: has no lines of gpu-hook, and is the file that counts",
+        "its lines are not in /etc/containerd/other.toml",
         "false",
     ),
     (Containerd, "binaryName"): (other_case, "", "false"),

@@ -89,7 +89,8 @@ def check_registration(
     places = [change for change in changes if not change.former]
     if all(change.old == change.before for change in changes):
         recorded = name in record.engines
-        lost = "was registered, but its lines are gone from the configuration" if recorded else "is not registered"
+        where = places[0].path if places else "the configuration"
+        lost = f"was registered, but its lines are not in {where}" if recorded else "is not registered"
         yield CheckResult(name, WARN if recorded else NOTE, f"gpu-hook {lost}", "GH-510" if recorded else "", fix)
         if name == "docker":
             yield from still_offered(registration)
