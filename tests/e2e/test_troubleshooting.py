@@ -14,7 +14,7 @@ from tests.e2e.test_readme import ENTER, NAMESPACE
 
 PAGE = (REPO / "docs/guide/troubleshooting.md").read_text()
 NODE = """export PATH="$PWD/.venv/bin:$PATH"
-gpu-hook install --no-engines && gpu-hook sim up --gpus 2 --memory 24Gi
+gpu-hook install --no-engines --prefix /opt/gpu-hook && gpu-hook sim up --gpus 2 --memory 24Gi
 cp -r runtime-config/runc/bundle /tmp/web
 mkdir -p /tmp/web/rootfs/bin && cp "$(command -v busybox)" /tmp/web/rootfs/bin/sh
 /opt/gpu-hook/bin/gpu-hook-runtime run --detach --bundle /tmp/web web </dev/null >/tmp/web/log 2>&1
