@@ -174,10 +174,10 @@ def test_each_container_is_told_how_many_processes_the_others_have_on_the_gpu(st
     assert told() == [[], []]
     with running(stage, "--interval", "0.5") as agent:
         assert stage.runc("exec", "--detach", two, "/bin/gpu-probe", "run", "500", "600").returncode == 0
-        wait_for(lambda: told() == [[2, 1], [2, 1]])
+        until(lambda: told() == [[2, 1], [2, 1]])
         agent.looks(2)
         assert told() == [[2, 1], [2, 1]]
-    wait_for(lambda: told() == [[], []])
+    until(lambda: told() == [[], []])
 
 
 @pytest.mark.parametrize(
