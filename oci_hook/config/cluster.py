@@ -58,7 +58,7 @@ def obeyed(
         )
     found = read(text)
     decided.verify(found, oci_annotations.pod_uid(annotations, cgroups_path(spec)), known)
-    name = oci_annotations.own_container_name(annotations)
+    name = oci_annotations.container_name(annotations)
     if decided.came_later(found, name, annotations):
         return without_gpu(request.terms, narrow_to=()), None
     shares = decided.shares_of(found, name)

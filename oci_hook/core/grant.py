@@ -34,7 +34,7 @@ class Identity(Value):
     """The container of a grant. The grant's key is made from root, the runtime's state directory, and id, the container's.
 
     An OCI hook cannot know the runtime's state directory; its root is "bundle:" and the bundle's path.
-    pod_uid, namespace, pod, container: from the io.kubernetes.cri.* annotations, "" outside Kubernetes.
+    pod_uid, namespace, pod, container: from the annotations of containerd or CRI-O, "" outside Kubernetes.
     """
 
     root: str

@@ -1,12 +1,13 @@
 """CRI-O: a runtime handler in crio.conf.d, and hooks in hooks.d for pods of the default handler."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 from oci_hook.engines import drop_in, effective, hooks_dir
-from oci_hook.engines.edits import NAME, NOTHING, Registration, Target, Texts, read, text_of
+from oci_hook.engines.edits import NAME, NOTHING, Registration, Target, Texts
 from oci_hook.engines.effective import Has, last_word
-from oci_hook.engines.toml_text import get, parse, table_lines
+from oci_hook.engines.toml_text import get, table_lines
 
 PROGRAMS = ("crio",)
 MAIN = "/etc/crio/crio.conf"
@@ -15,6 +16,9 @@ FILE = DROP_INS + "/99-gpu-hook.conf"
 HOOKS = "/usr/share/containers/oci/hooks.d"  # CRI-O's default
 PROGRAM = ("crio", "runtime", "runtimes", NAME, "runtime_path")
 DEFAULT = ("crio", "runtime", "default_runtime")
+SAME_TYPES = ("", "oci", "pod")  # conmon, or conmon-rs, which both call the runtime for every container; not "vm"
+# Keys of a handler's entry that name another program than ours, or what is that program's.
+OTHER_PROGRAM = ("runtime_path", "runtime_config_path", "platform_runtime_paths", "inherit_default_runtime")
 RELOAD = ("crio", "restart")  # containers keep running meanwhile
 
 
@@ -22,17 +26,40 @@ def paths(registration: Registration) -> list[Path]:
     return [where(registration), *hooks_dir.paths(registration.host(hooks(registration)))]
 
 
+def said(registration: Registration) -> list[dict[str, Any]]:
+    """The tables crio.runtime of all files, without our lines, in the order in which CRI-O reads them."""
+    tables = [get(data, ("crio", "runtime")) for _, data in contents(registration, bare=True)]
+    return [table for table in tables if isinstance(table, dict)]
+
+
 def hooks(registration: Registration) -> str:
-    """The last directory of hooks_dir: its files win, and it is writable even if /usr is read-only."""
+    """The directory for our hooks: the last of hooks_dir that can be written and outlives a reboot. CRI-O reads them all."""
     found: list[str] = [HOOKS]
-    drop_ins = sorted(registration.host(DROP_INS).rglob("*"))  # CRI-O reads those of its folders too, in this order
-    for file in (registration.host(MAIN), *(path for path in drop_ins if not path.is_dir())):
-        real, data = read(file)
-        if data is not None:
-            listed = get(parse(text_of(real, data), real), ("crio", "runtime", "hooks_dir"))
-            if isinstance(listed, list) and listed and all(isinstance(name, str) for name in listed):
-                found = listed
-    return found[-1]
+    for table in said(registration):
+        listed = table.get("hooks_dir")
+        if isinstance(listed, list) and listed and all(isinstance(name, str) for name in listed):
+            found = listed
+    lasting = [name for name in found if not name.startswith("/run/") and not read_only(registration.host(name))]
+    return (lasting or found)[-1]
+
+
+def read_only(folder: Path) -> bool:
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return bool(os.statvfs(there).f_flag & os.ST_RDONLY)
+
+
+def like(registration: Registration) -> dict[str, Any]:
+    """What our handler has of the runtime that the node uses by default: its monitor, which need not be in CRI-O's PATH, the
+    annotations that it lets through, and so on. CRI-O replaces the whole entry of an earlier file."""
+    tables = said(registration)
+    runtimes: dict[str, Any] = {}
+    for table in tables:
+        runtimes |= table["runtimes"] if isinstance(table.get("runtimes"), dict) else {}
+    named = [table["default_runtime"] for table in tables if isinstance(table.get("default_runtime"), str)]
+    entry = runtimes.get(named[-1]) if named else runtimes.get("crun", runtimes.get("runc"))
+    if not isinstance(entry, dict) or entry.get("runtime_type", "") not in SAME_TYPES:
+        return {}
+    return {key: value for key, value in entry.items() if key not in OTHER_PROGRAM}
 
 
 def target(path: Path, registration: Registration) -> Target:
@@ -42,7 +69,7 @@ def target(path: Path, registration: Registration) -> Target:
 
 
 def lines(default: bool, registration: Registration) -> list[str]:
-    handler = {"runtime_path": registration.program, "runtime_type": "oci"}
+    handler = {"runtime_type": "oci", **like(registration), "runtime_path": registration.program}
     head = ["[crio.runtime]", f'  default_runtime = "{NAME}"'] if default else []
     return head + table_lines(("crio", "runtime", "runtimes", NAME), handler)
 

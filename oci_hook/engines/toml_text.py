@@ -32,7 +32,12 @@ def parse(text: str, path: Path) -> dict[str, Any]:
 
 
 def header(keys: Keys) -> str:
-    return "[" + ".".join(key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key) for key in keys) + "]"
+    return f"[{'.'.join(map(bare, keys))}]"
+
+
+def bare(key: str) -> str:
+    """A key in TOML's syntax."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
 
 
 def value(item: Any) -> str:
@@ -47,7 +52,7 @@ def value(item: Any) -> str:
 def table_lines(keys: Keys, table: dict[str, Any], indent: str = "") -> list[str]:
     """The lines of a table and its sub-tables, indented like containerd's own files."""
     lines = [indent + header(keys)]
-    lines += [f"{indent}  {key} = {value(item)}" for key, item in table.items() if not isinstance(item, dict)]
+    lines += [f"{indent}  {bare(key)} = {value(item)}" for key, item in table.items() if not isinstance(item, dict)]
     for key, item in table.items():
         if isinstance(item, dict):
             lines += table_lines((*keys, key), item, indent + "  ")

@@ -210,9 +210,10 @@ def _lay(root: Path, compiled: Path, chosen: dict[str, str | None], usual: str) 
 
 
 def find_runtime() -> str:
-    """The machine's runc, or else crun."""
+    """The machine's runc, or else crun; the last of these folders is that of CRI-O's own packages."""
+    folders = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/libexec/crio"
     for name in ("runc", "crun"):
-        if found := shutil.which(name, path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"):
+        if found := shutil.which(name, path=folders):
             return found
     raise refuse("GH-503", "neither runc nor crun is installed; install one, or name yours with --runtime")
 

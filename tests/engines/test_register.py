@@ -16,7 +16,7 @@ import pytest
 import tomlkit
 
 from oci_hook.core import layout
-from oci_hook.engines import containerd, docker, edits, register
+from oci_hook.engines import containerd, crio, docker, edits, register
 from oci_hook.engines.edits import Registration
 from oci_hook.errors import SettingsError, refuse
 
@@ -663,6 +663,79 @@ def test_crio_folders_among_its_drop_ins(host: Host) -> None:
     (host.root / "etc/crio/crio.conf.d/20-empty.conf").mkdir()
     host.install("crio")
     assert (host.root / "etc/site/gpu-hook-poststop.json").exists()
+
+
+# As CRI-O's own packages have it: conmon is in no folder of CRI-O's PATH, and CRI-O does not start with a handler that finds none.
+PACKAGED = """\
+[crio.runtime]
+default_runtime = "crun"
+[crio.runtime.runtimes.crun]
+runtime_path = "/usr/libexec/crio/crun"
+runtime_root = "/run/crun"
+monitor_path = "/usr/libexec/crio/conmon"
+allowed_annotations = ["io.containers.trace-syscall"]
+default_annotations = {"run.oci.systemd.subgroup" = ""}
+platform_runtime_paths = {"os/arch" = "/usr/bin/crun"}
+[crio.runtime.runtimes.runc]
+runtime_path = "/usr/libexec/crio/runc"
+monitor_path = "/usr/libexec/crio/conmon-of-runc"
+"""
+LIKE_CRUN = {
+    "runtime_root": "/run/crun",
+    "monitor_path": "/usr/libexec/crio/conmon",
+    "allowed_annotations": ["io.containers.trace-syscall"],
+    "default_annotations": {"run.oci.systemd.subgroup": ""},
+}
+
+
+def crio_handler(host: Host, **options: Any) -> dict[str, Any]:
+    host.install("crio", **options)
+    handler: dict[str, Any] = toml(host.root / "etc/crio/crio.conf.d/99-gpu-hook.conf")["crio"]["runtime"]["runtimes"][
+        "gpu-hook"
+    ]
+    assert handler.pop("runtime_path") == host.program
+    return handler
+
+
+@pytest.mark.parametrize("default", (False, True))
+def test_crio_handler_is_like_the_default_one(host: Host, default: bool) -> None:
+    packaged = host.file("etc/crio/crio.conf.d/10-crio.conf", PACKAGED)
+    before = host.tree()
+    for _ in range(2):  # our own lines name a default runtime, too
+        assert crio_handler(host, default=default) == {"runtime_type": "oci", **LIKE_CRUN}
+    packaged.write_text(PACKAGED.replace('runtime = "crun"', 'runtime = "runc"', 1))
+    assert crio_handler(host)["monitor_path"] == "/usr/libexec/crio/conmon-of-runc"
+    packaged.write_text(PACKAGED)
+    host.uninstall("crio")
+    assert host.tree() == before
+
+
+@pytest.mark.parametrize(
+    "later, expected",
+    (
+        ('default_runtime = "runc"\n', {"monitor_path": "/usr/libexec/crio/conmon-of-runc"}),
+        ('[crio.runtime.runtimes.crun]\nmonitor_path = "/x"\n', {"monitor_path": "/x"}),  # the whole entry is replaced
+        ('[crio.runtime.runtimes.crun]\nruntime_type = "vm"\nprivileged_without_host_devices = true\n', {}),
+        ('[crio.runtime.runtimes.crun]\nruntime_type = "pod"\n', {"runtime_type": "pod"}),
+        ('default_runtime = "nowhere"\n', {}),
+        ("default_runtime = 1\n", LIKE_CRUN),
+        ("", LIKE_CRUN),
+    ),
+)
+def test_crio_handler_by_the_last_word(host: Host, later: str, expected: dict[str, Any]) -> None:
+    host.file("etc/crio/crio.conf.d/10-crio.conf", PACKAGED)
+    host.file("etc/crio/crio.conf.d/50-site.conf", "[crio.runtime]\n" + later)
+    assert crio_handler(host) == {"runtime_type": "oci", **expected}
+
+
+def test_crio_hooks_where_they_can_be_written_and_last(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenShift's list ends with a folder of a read-only /usr, before which is one of a tmpfs."""
+    listed = ["/etc/containers/oci/hooks.d", "/run/containers/oci/hooks.d", "/usr/share/containers/oci/hooks.d"]
+    host.file("etc/crio/crio.conf.d/00-default", f"[crio.runtime]\nhooks_dir = {json.dumps(listed)}\n")
+    (host.root / "usr/share").mkdir(parents=True)
+    monkeypatch.setattr(crio, "read_only", lambda folder: folder.is_relative_to(host.root / "usr"))
+    host.install("crio")
+    assert [path.parent for path in host.root.rglob("gpu-hook-*.json")] == [host.root / listed[0][1:]] * 2
 
 
 @pytest.mark.parametrize("names", ((), ("crio", "podman")))
