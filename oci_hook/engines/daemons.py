@@ -46,14 +46,17 @@ def joined(name: str, file: str) -> list[Path]:
 
 def stale(name: str, path: Path) -> list[int]:
     """The processes that read this file and have not read it since gpu-hook was registered in it. dockerd is asked for its
-    runtimes; the others read their files only at their start."""
+    runtimes; the others read their files only at their start, and CRI-O its hooks, also after a reload of its runtimes."""
     if engine(name).RELOAD is None:
         return []
     told = [(pid, offered(name, words)) for pid, words in readers(name, path)]
     return [
         pid
         for pid, has in told
-        if (NAME not in has.runtimes if has else started_before(pid, path) and name != "docker")
+        if has is not None
+        and NAME not in has.runtimes
+        or started_before(pid, path)
+        and (name == "crio" or name != "docker" and has is None)
     ]
 
 
