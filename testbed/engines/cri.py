@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-NODE = 2  # NamespaceMode: the host's
+POD, CONTAINER, NODE = range(3)  # NamespaceMode: whose namespace it is
 
 # message -> field -> (number, kind): "string", "int", a message of this table, "[...]" repeated, "map" of strings.
 MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
@@ -23,7 +23,7 @@ MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
     },
     "RunPodSandbox": {"config": (1, "Sandbox"), "runtime_handler": (2, "string")},
     "Name": {"name": (1, "string"), "attempt": (2, "int")},
-    "Image": {"image": (1, "string")},
+    "Image": {"image": (1, "string"), "user_specified_image": (18, "string")},
     "Variable": {"key": (1, "string"), "value": (2, "string")},
     "Capabilities": {"add": (1, "[string]"), "drop": (2, "[string]")},
     "Number": {"value": (1, "int")},
