@@ -17,14 +17,14 @@ begun = time.monotonic()
 from oci_hook.kube.controller import controller
 from oci_hook.kube.link.kubeconfig import Credential
 from oci_hook.kube.controller.api.client import Client
-from oci_hook.kube.controller.options import Options
+from oci_hook.kube.controller.options import ControllerOptions
 from oci_hook.kube.controller.trust.own_secret import Own
 from oci_hook.kube.controller.trust.generations import Secrets
 from oci_hook.core.rules import Rules
 
 async def main():
     gc.disable()
-    options = Options("127.0.0.1", 0, "gpu-hook", ("a",))
+    options = ControllerOptions("127.0.0.1", 0, "gpu-hook", ("a",))
     async with Client(Credential(sys.argv[1])) as client:
         it = controller.Controller(options, client, Rules())
         it._service.use(Own(secrets=Secrets(((1, b"\\x01" * 32),), time.time())))

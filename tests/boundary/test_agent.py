@@ -27,10 +27,10 @@ from tests.boundary.test_attacks import with_cgroups
 pytestmark = pytest.mark.root
 SET_LIMIT = """
 import sys
-from oci_hook.boundary.nvml_limits import Nvml
+from oci_hook.boundary.nvml_limits import NvmlLimits
 from oci_hook.core.boundary import Limit
 library, files, path, uuid, size = sys.argv[1:]
-Nvml(library, (("GPU_HOOK_SIM_GPUS", files),)).set(Limit(uuid, 0, int(size)), path)
+NvmlLimits(library, (("GPU_HOOK_SIM_GPUS", files),)).set(Limit(uuid, 0, int(size)), path)
 """
 BACKENDS = pytest.mark.parametrize(
     "node", [{"limits": "dmem"}, {"limits": "misc"}], indirect=True, ids=["dmem", "misc"]

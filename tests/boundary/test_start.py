@@ -112,8 +112,8 @@ def test_an_old_limit_of_the_same_path_is_not_inherited(node: Node, bundle: Bund
     id = node.runc.new_id()
     cgroup = f"/sys/fs/cgroup/{id}"
     code = (
-        "import os, sys; from oci_hook.boundary.nvml_limits import Nvml; from oci_hook.core.boundary import Limit;"
-        "os.mkdir(sys.argv[3]); n = Nvml(sys.argv[1], (('GPU_HOOK_SIM_GPUS', sys.argv[2]),));"
+        "import os, sys; from oci_hook.boundary.nvml_limits import NvmlLimits; from oci_hook.core.boundary import Limit;"
+        "os.mkdir(sys.argv[3]); n = NvmlLimits(sys.argv[1], (('GPU_HOOK_SIM_GPUS', sys.argv[2]),));"
         "n.set(Limit(sys.argv[4], 0, 77 << 20), sys.argv[3]); os.rmdir(sys.argv[3])"
     )
     files = str(node.state / "sim/gpus")

@@ -129,7 +129,7 @@ LATE = """
 import sys, time
 from oci_hook.config import settings
 from oci_hook.suspend import gpu_processes, mover
-call, alter, calls = processes.call, mover.admit.alter, []
+call, alter, calls = gpu_processes.call, mover.admit.alter, []
 def altered(*a):
     if not calls[1:]:
         with open({ask!r}, "w") as file:
@@ -139,7 +139,7 @@ def altered(*a):
 def called(inventory, what, *a):
     calls.append(what)
     return call(inventory, what, *a)
-processes.call, mover.admit.alter = called, altered
+gpu_processes.call, mover.admit.alter = called, altered
 try:
     mover.suspend(settings.load(sys.argv[1]), sys.argv[2])
 except Exception as e:
@@ -197,7 +197,7 @@ import os, sys
 from oci_hook.config import settings
 from oci_hook.suspend import gpu_processes, mover
 prefix, key, point, what = sys.argv[1:]
-alter, call = mover.admit.alter, processes.call
+alter, call = mover.admit.alter, gpu_processes.call
 def die(*_): os.kill(os.getpid(), 9)
 def altered(*a):
     done = alter(*a)
@@ -207,7 +207,7 @@ def called(inventory, what, *a):
     said = call(inventory, what, *a)
     if (what, point) in (("lock", "locked"), ("suspend", "sent"), ("resume", "back")): die()
     return said
-mover.admit.alter, processes.call = altered, called
+mover.admit.alter, gpu_processes.call = altered, called
 getattr(mover, what)(settings.load(prefix), key)
 """
 
@@ -235,12 +235,12 @@ import os, sys, time
 from oci_hook.config import settings
 from oci_hook.linux import proc
 from oci_hook.suspend import gpu_processes, mover
-call = processes.call
+call = gpu_processes.call
 def called(inventory, what, there, *a):
     if what != "resume":
         return call(inventory, what, there, *a)
     return {"failed": int(sys.argv[3]), "why": "cuCheckpointProcessRestore: CUDA error 2", "half": False, "lost": True}
-processes.call = called
+gpu_processes.call = called
 kill = os.kill
 def killed(pid, signal):
     kill(pid, signal)
@@ -419,13 +419,13 @@ NEWCOMERS = """
 import sys
 from oci_hook.config import settings
 from oci_hook.suspend import gpu_processes, mover
-call = processes.call
+call = gpu_processes.call
 def called(inventory, what, there, *a):
     said = call(inventory, what, there, *a)
     if what == "look":
         said["states"][str(there[0][0])] = 0
     return said
-processes.call = called
+gpu_processes.call = called
 try:
     mover.suspend(settings.load(sys.argv[1]), sys.argv[2])
 except Exception as e:
@@ -446,11 +446,11 @@ KILLED = """
 import sys
 from oci_hook.config import settings
 from oci_hook.suspend import gpu_processes, mover
-call = processes.call
+call = gpu_processes.call
 def called(inventory, what, *a):
     said = call(inventory, what, *a)
     return {"error": "no answer within 1 s"} if what == "suspend" else said
-processes.call = called
+gpu_processes.call = called
 try:
     mover.suspend(settings.load(sys.argv[1]), sys.argv[2])
 except Exception as e:

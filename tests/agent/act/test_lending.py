@@ -310,14 +310,14 @@ import os, sys, time
 from oci_hook.config import settings
 from oci_hook.suspend import gpu_processes, mover
 prefix, key, go = sys.argv[1:]
-call = processes.call
+call = gpu_processes.call
 def called(inventory, what, *a):
     if what == "resume":
         open(go + ".begun", "w").close()
         while not os.path.exists(go):
             time.sleep(0.01)
     return call(inventory, what, *a)
-processes.call = called
+gpu_processes.call = called
 mover.resume(settings.load(prefix), key)
 """
 

@@ -9,7 +9,7 @@ from oci_hook.agent.judge.audit_rules import REPORTED, Auditor, Finding, NodeLoo
 from oci_hook.agent.judge.gpu_sample import GpuSample
 from oci_hook.agent.judge.hogs import Hogs, Party
 from oci_hook.core.slot_page import Gate
-from tests.agent.judge.test_audit import GPU, grant, process
+from tests.agent.judge.test_audit_rules import GPU, grant, process
 
 LOOK = 5.0
 

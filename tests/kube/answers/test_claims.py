@@ -15,7 +15,7 @@ from oci_hook.kube.formats.claim_words import DRIVER, SHARE_CLASS
 from oci_hook.kube.pod.asked import words
 from testbed.installs import MEMORY_MIB
 from tests.kube.dra.node import NODE, result
-from tests.kube.dra.test_pure import INVENTORY, Rules
+from tests.kube.dra.test_allocation import INVENTORY, Rules
 
 PLAIN = Rules()
 OTHERS, ILL = (slices.OTHERS, "NoSchedule"), ("example.com/ill", "NoExecute")

@@ -19,7 +19,7 @@ from testbed.engines.cri import decode
 from testbed.engines.dra_calls import SERVICE, answers, asked
 from testbed.installs import UUIDS, Install
 from testbed.until import until
-from tests.kube.reporter.test_http import Server
+from tests.kube.link.test_api import Server
 
 NODE = "n1"
 DEEP = "a value of 3000 levels"

@@ -28,7 +28,7 @@ from testbed.engines.dra_calls import SERVICE, answers, asked
 from testbed.installs import MEMORY_MIB, UUIDS, Install
 from testbed.until import until
 from tests.kube.dra.node import DEEP, DEVICES, NODE, ApiServer, DraNode, result
-from tests.kube.reporter.test_http import Server, pki  # noqa: F401
+from tests.kube.link.test_api import Server, pki  # noqa: F401
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 ONE, TWO = "11111111-aaaa-4000-8000-000000000001", "22222222-bbbb-4000-8000-000000000002"

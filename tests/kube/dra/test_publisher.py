@@ -13,7 +13,7 @@ from oci_hook.kube.link.kubeconfig import Credential
 from oci_hook.kube.link.watcher import Change
 from testbed.installs import UUIDS
 from tests.kube.dra.node import NODE
-from tests.kube.dra.test_pure import INVENTORY, LABEL
+from tests.kube.dra.test_allocation import INVENTORY, LABEL
 
 WANTED = slices.devices(INVENTORY, Rules(), (UUIDS[0],), {})
 CONSUMABLE = ("allowMultipleAllocations", "requestPolicy")

@@ -7,7 +7,7 @@ import pytest
 
 from oci_hook.kube.controller.serve import service as service_module
 from oci_hook.kube.controller.serve.service import NotNow
-from tests.kube.controller.serve.test_whose_pods import Place
+from tests.kube.controller.serve.test_service import Place
 
 TEMPLATE = {
     "metadata": {"annotations": {"gpu-hook.io/memory": "60"}},

@@ -21,7 +21,7 @@ from oci_hook.kube.controller.serve.server import MAX_AT_A_TIME, HttpsServer
 from oci_hook.kube.controller.serve.service import Service
 from oci_hook.kube.controller.trust.certificates import Certificates, renewed
 from testbed.cluster_page import Scene, node, served
-from tests.kube.controller.serve.test_server_bounds import free_port
+from tests.kube.controller.serve.test_server import free_port
 
 DATA = "api/cluster"
 PLAIN = ("Accept-Encoding",)  # unless a test says so
