@@ -30,17 +30,17 @@ CONDITIONS = field(1, field(1, field(1, b"RuntimeReady") + b"\x10\x01"))
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Any]:
-    """Called with a service and its answer, it serves that; returns the socket's path."""
+    """Called with a service and its answer, or more by method and request, it serves that; returns the socket's path."""
     servers = []
 
-    def serve(service: str, answer: bytes) -> str:
-        def status(request: bytes, context: grpc.ServicerContext) -> bytes:
-            assert request == cri.VERBOSE
-            return answer
-
-        handler = grpc.unary_unary_rpc_method_handler(status)
+    def serve(service: str, answer: bytes, **more: dict[bytes, bytes]) -> str:
+        methods = {"Status": {cri.VERBOSE: answer}, **more}
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(lambda request, context, answers=answers: answers[request])
+            for name, answers in methods.items()
+        }
         server = grpc.server(futures.ThreadPoolExecutor(1))
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Status": handler}),))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         path = str(tmp_path / "s")
         server.add_insecure_port(f"unix:{path}")
         server.start()
@@ -115,3 +115,20 @@ def test_no_grpc(tmp_path: Path, said: bytes) -> None:
 def test_no_protobuf(message: bytes) -> None:
     with pytest.raises(ValueError):
         list(cri.fields(message))
+
+
+def test_pods_of_an_engine_that_lists_their_handlers_and_of_crio(engine: Any) -> None:
+    """CRI-O's list has none; the status of a pod has its sandbox's spec."""
+
+    def pod(id: bytes, name: bytes, handler: bytes = b"") -> bytes:
+        named = field(1, name) + field(2, b"uid") + field(3, b"default")
+        return field(1, field(1, id) + field(2, named) + (field(7, handler) if handler else b""))
+
+    spec = {"runtimeSpec": {"annotations": {"io.kubernetes.cri-o.RuntimeHandler": "gpu-hook"}}}
+    status = {
+        field(1, b"b") + b"\x10\x01": field(1, b"") + info("other", "[]") + info("info", json.dumps(spec)),
+        field(1, b"c") + b"\x10\x01": info("info", '{"runtimeSpec": null}'),
+    }
+    pods = {b"": pod(b"a", b"one", b"listed") + pod(b"b", b"two") + pod(b"c", b"three")}
+    path = engine("runtime.v1.RuntimeService", b"", ListPodSandbox=pods, PodSandboxStatus=status)
+    assert [*cri.sandboxes(path)] == [("listed", "default/one"), ("gpu-hook", "default/two"), ("", "default/three")]
