@@ -139,12 +139,18 @@ class Record:
         """Record a change that is about to be made, and before that write its backup."""
         backup = self.backup(engine, change.path)
         if change.before is not None:
-            backup.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write(backup, change.before, mode=0o600)
+            self._write_backup(backup, change.before)
         entry: dict[str, Any] = {"before": digest(change.before), "after": digest(change.new), "notes": change.notes}
         self.folders.update(str(folder) for folder in change.path.parents if not folder.exists())
         self.engines.setdefault(engine, {})[str(change.path)] = entry
         self.save()
+
+    @staticmethod
+    def _write_backup(path: Path, data: bytes) -> None:
+        make_folder(path.parents[2])
+        for folder in (path.parents[1], path.parent):  # each is root's alone, whatever the umask
+            folder.mkdir(0o700, exist_ok=True)
+        write(path, data, mode=0o600)
 
     def forget(self, engine: str, path: Path) -> None:
         self.engines.get(engine, {}).pop(str(path), None)
@@ -164,14 +170,13 @@ class Record:
     def restore(self, engine: str, files: dict[str, dict[str, Any]], backups: dict[Path, bytes]) -> None:
         """Put back an engine's record and backups from before a change that was reverted."""
         for path, data in backups.items():
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write(path, data, mode=0o600)
+            self._write_backup(path, data)
         self.engines.update({engine: files} if files else {})
         self.save()
 
     def save(self) -> None:
         if self.engines:
-            self.path.parent.mkdir(exist_ok=True)
+            make_folder(self.path.parent)
             data = {"engines": self.engines, "folders": sorted(self.folders)}
             write(self.path, (json.dumps(data, indent=2) + "\n").encode(), mode=0o644)
         else:

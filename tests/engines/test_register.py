@@ -607,6 +607,24 @@ def test_new_folders_can_be_read_whatever_the_umask(host: Host) -> None:
     assert set(folders.values()) == {0o755}, folders
 
 
+@pytest.mark.parametrize("umask", (0, 0o077))
+def test_folders_of_the_record_whatever_the_umask(host: Host, umask: int) -> None:
+    """The files of engines as they were before are for root alone."""
+    host.file("etc/docker/daemon.json", "{}")
+    before = os.umask(umask)
+    try:
+        host.install("docker")
+    finally:
+        os.umask(before)
+    etc = host.prefix / "etc"
+    modes = {
+        str(path.relative_to(etc)): stat.S_IMODE(path.stat().st_mode)
+        for path in (etc, *etc.rglob("*"))
+        if path.is_dir()
+    }
+    assert modes == {".": 0o755, "before": 0o700, "before/docker": 0o700}
+
+
 def test_podman_hooks_where_the_administrator_wants_them(host: Host) -> None:
     host.file("etc/containers/containers.conf", '[engine]\nhooks_dir = ["/etc/a", "/etc/b"]\n')
     host.install("podman")
