@@ -1,12 +1,13 @@
 """What we read out of an engine's files is what the engine itself makes of them, version by version."""
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from oci_hook.engines import containerd, containerd_read, podman, toml_text
+from oci_hook.engines import containerd, containerd_read, crio, podman, toml_text
 from oci_hook.engines.edits import Registration
 from testbed.engines.box import Hideout
 from tests.engines.test_doctor_agrees import RUNC, SYSTEMS, V1, V2
@@ -102,3 +103,38 @@ def test_podman(hideout: Hideout, name: str) -> None:
     said = ask("{{.Host.OCIRuntime.Path}}", "--runtime=gpu-hook"), ask("{{.Host.OCIRuntime.Name}}")
     has = hideout.call(podman.has, Registration("/opt/gpu-hook"), {})
     assert (has.program, has.default) == said
+
+
+HANDLER = '[crio.runtime.runtimes.{name}]\nruntime_path = "{path}"\n'
+CRIO = {
+    "main": {"crio.conf": HANDLER.format(name="gpu-hook", path="/bin/true")},
+    "later default": {
+        "crio.conf": '[crio.runtime]\ndefault_runtime = "gpu-hook"\n'
+        + HANDLER.format(name="gpu-hook", path="/bin/true"),
+        "crio.conf.d/99-nvidia.conf": '[crio.runtime]\ndefault_runtime = "nvidia"\n'
+        + HANDLER.format(name="nvidia", path="/bin/echo"),
+    },
+    "ours twice": {
+        "crio.conf.d/1.conf": HANDLER.format(name="gpu-hook", path="/bin/true"),
+        "crio.conf.d/sub/2.conf": HANDLER.format(name="gpu-hook", path="/bin/echo"),
+    },
+}
+
+
+@pytest.mark.parametrize("folder", os.environ.get("GPU_HOOK_CRIO", "").split(":"))
+@pytest.mark.parametrize("name", CRIO)
+def test_crio(tmp_path: Path, name: str, folder: str) -> None:
+    if not folder:
+        pytest.skip("GPU_HOOK_CRIO names no folder with CRI-O's programs")
+    etc = tmp_path / "etc/crio"
+    (etc / "crio.conf.d").mkdir(parents=True)
+    for file, text in {"crio.conf": "", **CRIO[name]}.items():
+        (etc / file).parent.mkdir(exist_ok=True)
+        (etc / file).write_text(text)
+    command = [f"{folder}/crio", "--config", str(etc / "crio.conf"), "--config-dir", str(etc / "crio.conf.d"), "config"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = toml_text.parse(done.stdout, etc)["crio"]["runtime"]
+    has = crio.has(Registration("/opt/gpu-hook", host_root=str(tmp_path)), {})
+    default = said.get("default_runtime", has.default)  # a comment where no file says it
+    assert (has.program, has.default) == (said["runtimes"].get("gpu-hook", {}).get("runtime_path", ""), default)
