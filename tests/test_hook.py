@@ -18,6 +18,7 @@ from oci_hook.apply import to_spec
 from oci_hook.core.inventory import GpuNode
 from oci_hook.core.policy_page import policy_page
 from oci_hook.discovery.save import save_inventory
+from oci_hook.install import own_python
 from oci_hook.linux import lock as lock_file
 from testbed import REPO, tiny_image
 from testbed.compiled import ZIG
@@ -893,7 +894,7 @@ os.write(1, " ".join(sys.modules).encode())
 
 def loaded(install: Install, document: dict[str, Any]) -> set[str]:
     code = LOADED.format(package=str(install.prefix / "lib/gpu-hook"), prefix=str(install.prefix))
-    command = [install.settings.python, "-I", "-S", "-c", code]
+    command = [own_python.program(install.settings), "-I", "-S", "-c", code]
     return set(subprocess.run(command, input=json.dumps(document), text=True, capture_output=True).stdout.split())
 
 
