@@ -173,8 +173,8 @@ def test_its_cgroup_must_have_room(node: Node) -> None:
 def test_a_freeze_is_one_thing_and_a_suspend_another(node: Node) -> None:
     tenant = node.tenant()
     assert tenant.program("begin") == "0"
-    assert "was suspended already" not in node.say("suspend", tenant.id)
-    assert "was suspended already" in node.say("suspend", tenant.id)
+    assert "is suspended already" not in node.say("suspend", tenant.id)
+    assert "is suspended already" in node.say("suspend", tenant.id)
     assert "GH-411" in node.say("set", tenant.id, "--memory", "2Gi", status=1)
     assert "GH-411" in node.say("release", tenant.id, "--force", status=1)
     node.say("freeze", tenant.id)
@@ -349,7 +349,10 @@ def test_a_container_that_ends_before_this_step(node: Node, command: tuple[str, 
         node.say("suspend", tenant.id)
     words = [*step.split(), str(tenant.pid()), *command, tenant.id, "--prefix", str(node.stage.prefix)]
     done = subprocess.run([sys.executable, "-c", ENDS, *words], cwd=REPO, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, f"GH-410: container {tenant.id} has ended\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"GH-410: container {tenant.id} has ended; `gpu-hook ps` lists those that live\n",
+    )
 
 
 def test_one_that_is_being_moved_by_another_command(node: Node) -> None:
