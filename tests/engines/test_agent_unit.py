@@ -6,11 +6,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from testbed import REPO
 from testbed.agent import UNIT
 from testbed.engines import box
 from testbed.engines.box import Place
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.parametrize("place", ("this machine",), indirect=True),
 ]
 AGENT = UNIT.name
-CHEAT = Path(__file__).resolve().parents[1] / "agent/bypass.c"
+CHEAT = REPO / "testbed/bypass.c"
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 # The program where the unit looks for it, with a Python of its own.
 # A journal that keeps to itself.

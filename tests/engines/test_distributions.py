@@ -3,6 +3,7 @@ registered where it lasts over the distribution's own restart, a pod with a shar
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -337,7 +338,7 @@ def test_registered_where_it_lasts(node: Node) -> None:
         "/",
         "sh",
         "-c",
-        f'cd {REPO} && exec "$@"',
+        f'cd {shlex.quote(str(REPO))} && exec "$@"',
         "sh",
         node.place.hideout.python,
     )

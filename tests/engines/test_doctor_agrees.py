@@ -44,7 +44,7 @@ class Node:
         self.hideout, self.log = Hideout(root), folder / "log"
         self.process: subprocess.Popen[bytes] | None = None
         self.hideout.gpu_hook("install", "--no-engines", PREFIX)
-        program = f'#!/bin/sh\nPYTHONPATH={REPO} exec {self.hideout.python} -m oci_hook "$@"\n'
+        program = f'#!/bin/sh\nPYTHONPATH="{REPO}" exec "{self.hideout.python}" -m oci_hook "$@"\n'
         self.write("/run/bin/gpu-hook", program)
         self.sh("chmod 755 /run/bin/gpu-hook")
 
