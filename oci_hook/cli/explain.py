@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -126,12 +127,13 @@ def explain(
     if manifest:
         from oci_hook.cli import cluster_objects, explain_manifest  # as below
 
-        return explain_manifest.report(manifest, cluster_objects.read(dump, kubeconfig))
+        read_claims = partial(cluster_objects.claims, dump, kubeconfig)
+        return explain_manifest.report(manifest, cluster_objects.read(dump, kubeconfig), read_claims)
     if pod:
         from oci_hook.cli import cluster_objects, explain_pod  # the cluster's part: not for every use
 
         objects = cluster_objects.read_with_budgets(dump, kubeconfig)
-        return explain_pod.report(pod, *objects, lambda: cluster_objects.claims(dump, kubeconfig))
+        return explain_pod.report(pod, *objects, partial(cluster_objects.claims, dump, kubeconfig))
     settings = node_settings.load(prefix)
     given = describe(settings, spec, pairs("--annotation", annotation), pairs("--env", env), volumes(volume), container)
     labels = pairs("--label", label)

@@ -1,11 +1,15 @@
 """`gpu-hook explain --manifest`: shows how many pods of a workload would have room together."""
 
+from collections.abc import Callable
+
 from oci_hook.cli import output
 from oci_hook.cli.cluster_objects import Objects, state_of
+from oci_hook.cli.explain_pod import by_class
 from oci_hook.core import dialects
 from oci_hook.core.rules import Rules
 from oci_hook.errors import Problem, refuse
 from oci_hook.kube.answers import gang, manifest
+from oci_hook.kube.answers.claims import ClaimObjects
 from oci_hook.kube.formats import names
 from oci_hook.kube.pod import mutate
 from oci_hook.kube.pod.hosts import Hosts
@@ -14,7 +18,7 @@ QGPU = Problem("GH-108", "qGPU's requests are not read here, so its pods count a
 SHOWN = 8  # nodes in a role's line
 
 
-def report(path: str, objects: Objects) -> output.Report:
+def report(path: str, objects: Objects, read_claims: Callable[[], ClaimObjects] = ClaimObjects) -> output.Report:
     """Raises RequestError GH-107."""
     try:
         with open(path, encoding="utf-8") as file:
@@ -27,7 +31,7 @@ def report(path: str, objects: Objects) -> output.Report:
     left_out: set[str] = set()
     modes = frozenset((node["metadata"].get("labels") or {}).get(names.T9K_MODE, "") for node in objects[0]) - {""}
     roles = manifest.roles(text, mutate.WebhookOptions(Rules(dialects=known), modes=modes), left_out=left_out)
-    answer = gang.dry_run(state_of(*objects), roles, hosts=Hosts(*objects))
+    answer = gang.dry_run(state_of(*objects), roles, hosts=Hosts(*objects, by_class(read_claims)))
     data = {**gang.as_data(answer), "left_out": sorted(left_out)}
     warnings = (QGPU,) if "tencent.com/qgpu" in text else ()
     shown = [*lines(answer), *([f"not counted: {', '.join(sorted(left_out))}"] if left_out else [])]

@@ -5,7 +5,7 @@ from typing import Any
 
 from oci_hook.cli import output
 from oci_hook.cli.cluster_objects import Objects, state_of
-from oci_hook.errors import refuse
+from oci_hook.errors import GhError, refuse
 from oci_hook.kube.answers import claims
 from oci_hook.kube.answers.claims import ClaimObjects
 from oci_hook.kube.answers.explain import Explanation, GpuView, NodeView, explain
@@ -36,7 +36,8 @@ def report(
     found = by_claims(obj, read_claims)
     if found is None:
         protection = Budgets(budgets or (), known=budgets is not None)
-        found = explain(state_of(nodes, pods), obj, Hosts(nodes, pods), protection)
+        hosts = Hosts(nodes, pods, by_class(read_claims))
+        found = explain(state_of(nodes, pods), obj, hosts, protection)
     fits = (found.node and not found.problem) or not found.asks or any(node.fits for node in found.nodes)
     return output.Report(as_data(found), lines(found), exit_status=0 if fits else 1)
 
@@ -48,6 +49,18 @@ def by_claims(obj: dict[str, Any], read_claims: Callable[[], ClaimObjects]) -> E
     except (LookupError, TypeError, ValueError, AttributeError) as e:
         what = "the pod, a ResourceClaim, ResourceSlice or DeviceClass is not as Kubernetes writes it"
         raise refuse("GH-608", f"{what}: {type(e).__name__} {e}; report it") from None
+
+
+def by_class(read_claims: Callable[[], ClaimObjects]) -> Callable[[], frozenset[str]]:
+    """Whoever may not read DeviceClasses is told what nodes list."""
+
+    def read() -> frozenset[str]:
+        try:
+            return claims.by_class(read_claims())
+        except GhError:
+            return frozenset()
+
+    return read
 
 
 def as_data(found: Explanation) -> dict[str, Any]:

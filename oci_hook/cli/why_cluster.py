@@ -6,7 +6,7 @@ from typing import Any
 
 from oci_hook.cli import output
 from oci_hook.cli.cluster_objects import Objects, state_of
-from oci_hook.cli.explain_pod import by_claims
+from oci_hook.cli.explain_pod import by_claims, by_class
 from oci_hook.core.units import show
 from oci_hook.errors import Problem, refuse
 from oci_hook.kube.answers.claims import ClaimObjects
@@ -39,7 +39,7 @@ def report(
     obj = waiting(name, pods, read_claims) if name else None
     state = state_of(nodes, pods)
     try:
-        hosts = Hosts(nodes, pods)
+        hosts = Hosts(nodes, pods, by_class(read_claims))
         found, fixed = movers(state, pods, hosts, budgets or ())
         end = time.process_time() + SECONDS
         addresses = addresses_of(state)

@@ -152,6 +152,12 @@ def wants(obj: Any, objects: ClaimObjects) -> list[list[Wanted]]:
     return found
 
 
+def by_class(objects: ClaimObjects) -> frozenset[str]:
+    """The extended resources that DeviceClasses give, of any driver (KEP 5004)."""
+    named = (str((one.get("spec") or {}).get("extendedResourceName") or "") for one in objects.classes)
+    return frozenset(name for name in named if name)
+
+
 def may_ask(obj: Any) -> bool:
     """Whether the cluster's claims and classes say what the pod asks for: it has claims, or resources of which one may be made."""
     spec, annotations = obj.get("spec") or {}, obj["metadata"].get("annotations") or {}

@@ -1,10 +1,12 @@
 """The nodes that may have a pod, GPUs aside: cordons, taints, node selectors, node affinity, and the pod's other requests.
 
-All callers judge by these rules, those of kube-scheduler's filters NodeUnschedulable, TaintToleration, NodeAffinity and NodeName.
+All callers judge by these rules, those of kube-scheduler's filters NodeUnschedulable, TaintToleration, NodeAffinity, NodeName and
+NodeResourcesFit.
 Rules about other pods (affinity among pods, spread constraints) are not judged here; `rules_about_others` finds them.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 from oci_hook.kube.formats.names import SUMS
@@ -17,12 +19,22 @@ UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedul
 KEEPS_OFF = ("NoSchedule", "NoExecute")
 KEPT_OFF = "a cordon, a taint, or the pod's node selector or affinity keeps it off the node"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+# Of names with a slash, those that are no extended resources (Kubernetes 1.36, component-helpers: IsExtendedResourceName).
+NATIVE = "kubernetes.io/"
+HUGE = "hugepages-"
 
 
 class Hosts:
-    """free: by node, its allocatable resources less its pods' requests. Resources that a node does not list are not judged."""
+    """free: by node, its allocatable resources less its pods' requests. by_class: the extended resources that DeviceClasses give
+    (KEP 5004), asked for once, and only if a pod requests what a node does not list."""
 
-    def __init__(self, nodes: Iterable[dict[str, Any]], pods: Iterable[dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        nodes: Iterable[dict[str, Any]],
+        pods: Iterable[dict[str, Any]],
+        by_class: Callable[[], frozenset[str]] = frozenset,
+    ) -> None:
+        self._read_classes = by_class
         self._nodes = {node["metadata"]["name"]: node for node in nodes}
         self._allowed: dict[str, frozenset[str]] = {}
         self._pods: dict[str, dict[str, Any]] = {}
@@ -33,6 +45,15 @@ class Hosts:
                 self._pods[pod["metadata"]["uid"]] = pod
                 self.take(node, requests(pod))
 
+    @cached_property
+    def _by_class(self) -> frozenset[str]:
+        return self._read_classes()
+
+    def _lacks(self, pod: dict[str, Any], name: str) -> str:
+        """A resource of the pod's that only a node with another device plugin has; "" for none."""
+        lacking = unlisted(self._nodes[name], pod)
+        return next((resource for resource in lacking if resource not in self._by_class), "") if lacking else ""
+
     def take(self, name: str, needs: Amounts, times: int = 1) -> None:
         """times: -1 gives them back."""
         at = self.free[name]
@@ -41,7 +62,8 @@ class Hosts:
     def keeps_off(self, pod: dict[str, Any], name: str, gone: Iterable[str] = ()) -> str:
         """The reason why the pod may not be on the node, "" if it may. gone: UIDs of pods to count as ended."""
         if name not in self.allowed(pod):
-            return KEPT_OFF
+            lacking = self._lacks(pod, name)
+            return f"the node has no {lacking}" if lacking and lets_in(self._nodes[name], pod) else KEPT_OFF
         free = self.free[name]
         short = {resource: amount - free[resource] for resource, amount in requests(pod).items() if resource in free}
         for uid in gone:
@@ -57,9 +79,12 @@ class Hosts:
         """The nodes that let in such a pod, whatever their other pods request."""
         spec = pod.get("spec") or {}
         affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED)
-        key = repr((spec.get("nodeSelector"), affinity, spec.get("tolerations"), spec.get("nodeName")))
+        plugins = sorted(name for name, amount in requests(pod).items() if amount and is_listed(name))
+        key = repr((spec.get("nodeSelector"), affinity, spec.get("tolerations"), spec.get("nodeName"), plugins))
         if key not in self._allowed:
-            self._allowed[key] = frozenset(name for name, node in self._nodes.items() if lets_in(node, pod))
+            self._allowed[key] = frozenset(
+                name for name, node in self._nodes.items() if lets_in(node, pod) and not self._lacks(pod, name)
+            )
         return self._allowed[key]
 
 
@@ -75,6 +100,18 @@ def rules_about_others(pod: dict[str, Any]) -> bool:
 def requests(pod: dict[str, Any]) -> Amounts:
     """The pod's requests as the scheduler counts them, without our sums, since `allocate` judges GPUs."""
     return {"pods": 1000, **{name: amount for name, amount in of_object(pod).items() if name not in SUMS}}
+
+
+def is_listed(resource: str) -> bool:
+    """True for a resource of which a node has none if it does not list it: extended ones and huge pages."""
+    return resource.startswith(HUGE) or ("/" in resource and NATIVE not in resource)
+
+
+def unlisted(node: Mapping[str, Any], pod: dict[str, Any]) -> list[str]:
+    """The extended resources that the pod requests and the node does not list, or not one of. Nothing is said of a node that lists
+    nothing at all."""
+    has = amounts((node.get("status") or {}).get("allocatable"))
+    return [name for name, amount in requests(pod).items() if has and amount and is_listed(name) and not has.get(name)]
 
 
 def lets_in(node: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
@@ -122,4 +159,4 @@ def _matches(term: Mapping[str, Any], labels: Mapping[str, str], name: str) -> b
 
 def _allocatable(node: dict[str, Any]) -> Amounts:
     said = amounts((node.get("status") or {}).get("allocatable"))
-    return {name: amount for name, amount in said.items() if name not in SUMS}
+    return {name: amount for name, amount in said.items() if name not in SUMS and (amount or not is_listed(name))}

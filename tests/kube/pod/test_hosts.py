@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oci_hook.cli import explain_pod, why_cluster
+from oci_hook.cli import explain_manifest, explain_pod, why_cluster
+from oci_hook.errors import refuse
+from oci_hook.kube.answers import claims
 from oci_hook.kube.pod.hosts import Hosts, lets_in, requests
 from oci_hook.kube.reporter import views
 from tests.kube.cluster_objects import node, pod
@@ -332,3 +334,59 @@ def test_where_the_two_said_otherwise():
     brave["spec"]["tolerations"] = [{"operator": "Exists"}]
     assert explain_pod.report("brave", ([cordoned], [brave]), []).data["node"] == "n"
     assert why_cluster.report("brave", 0, ([cordoned], [brave]), []).data["reached"]
+
+
+# --- what no node lists
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/vgpu", "rdma/hca", "example.com/dongle", "hugepages-2Mi"])
+@pytest.mark.parametrize("listed", [None, "0", "1"])
+def test_a_node_has_none_of_what_it_does_not_list(resource, listed):
+    """Kubernetes' documentation, Extended Resources: the scheduler places a pod where enough of each is allocatable."""
+    has = {"cpu": "8", "pods": "9", **({resource: listed} if listed else {})}
+    nodes = [{**node(name, 40), "status": {"allocatable": {**has, **more}}} for name, more in (("a", {}), ("b", {}))]
+    wants = pod("wants", memory=10)
+    wants["spec"]["containers"][0]["resources"] = {"limits": {resource: "1", "ephemeral-storage": "1"}}
+    fits = listed == "1"
+    assert bool(Hosts(nodes, []).allowed(wants)) == fits and bool(Hosts(nodes, []).shut(wants)) != fits
+    told = explain_pod.report("wants", (nodes, [wants]), [])
+    assert (told.data["node"] is not None) == fits == (told.exit_status == 0)
+    assert fits or f"the node has no {resource}" in str(told.lines)
+    assert why_cluster.report("wants", 3, (nodes, [wants]), []).data["reached"] == fits
+    nodes[1]["status"]["allocatable"][resource] = "2"
+    assert explain_pod.report("wants", (nodes, [wants]), []).data["node"] == ("a" if fits else "b")
+
+
+def test_a_pod_waits_for_no_resource_that_it_wants_none_of():
+    nodes = [{**node("a", 40), "status": {"allocatable": {"cpu": "8", "pods": "9"}}}]
+    wants = pod("wants", memory=10)
+    wants["spec"]["containers"][0]["resources"] = {"limits": {"rdma/hca": "0", "gpu-hook.io/gpus": "1"}}
+    assert Hosts(nodes, []).allowed(wants) == {"a"}
+
+
+def test_a_device_class_gives_what_no_node_lists():
+    """KEP 5004: the scheduler makes a claim for it; only where no device plugin has any."""
+    nodes = [{**node("a", 40), "status": {"allocatable": {"cpu": "8", "pods": "9", "example.com/dongle": "0"}}}]
+    wants = pod("wants", memory=10)
+    wants["spec"]["containers"][0]["resources"] = {"limits": {"example.com/dongle": "1"}}
+    objects = claims.ClaimObjects(
+        classes=({"metadata": {"name": "dongles"}, "spec": {"extendedResourceName": "example.com/dongle"}},)
+    )
+
+    def none():
+        raise refuse("GH-608", "the API server does not list deviceclasses: 403 Forbidden")
+
+    for read_claims, fits in ((lambda: objects, True), (claims.ClaimObjects, False), (none, False)):
+        assert (explain_pod.report("wants", (nodes, [wants]), [], read_claims).data["node"] == "a") == fits
+        assert why_cluster.report("wants", 0, (nodes, [wants]), [], read_claims).data["reached"] == fits
+
+
+def test_a_manifest_has_room_only_where_its_resources_are(tmp_path):
+    nodes = [{**node(name, 40), "status": {"allocatable": {"cpu": "8", "pods": "9"}}} for name in "ab"]
+    nodes[1]["status"]["allocatable"]["rdma/hca"] = "1"
+    container = {"name": "c", "image": "x", "resources": {"limits": {"rdma/hca": "1"}}}
+    template = {"metadata": {"annotations": {"gpu-hook.io/memory": "5Mi"}}, "spec": {"containers": [container]}}
+    workload = {"kind": "Deployment", "metadata": {"name": "d"}, "spec": {"replicas": 2, "template": template}}
+    (tmp_path / "d.yaml").write_text(json.dumps(workload))
+    told = explain_manifest.report(str(tmp_path / "d.yaml"), (nodes, []))
+    assert told.exit_status == 1 and "1 of 2 have room" in str(told.lines)

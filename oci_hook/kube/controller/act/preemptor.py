@@ -274,11 +274,12 @@ class Preemptor:
 
     async def _accepts(self, name: str, pod: dict[str, Any]) -> bool:
         try:
-            return hosts.lets_in(await self._client.get(f"/api/v1/nodes/{name}"), pod)
+            node = await self._client.get(f"/api/v1/nodes/{name}")
         except ApiError as e:
             if e.status != 404:
                 raise
             return False
+        return hosts.lets_in(node, pod) and not hosts.unlisted(node, pod)  # what a DeviceClass may give is unknown here
 
     async def _all_may_end(self, found: EvictionPlan) -> bool:
         """Dry-runs the eviction of each victim."""

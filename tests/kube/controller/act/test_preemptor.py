@@ -325,6 +325,18 @@ def test_nodes_that_do_not_let_the_pod_in_are_left_alone_whoever_named_them() ->
     assert place.calls == [] and not place.state.reservations
 
 
+def test_nobody_ends_on_a_node_without_another_resource_of_the_pod() -> None:
+    """kube-scheduler would not place the pod there."""
+    for listed, ends in (({"cpu": "9"}, False), ({"cpu": "9", "nvidia.com/vgpu": "2"}, True)):
+        place = Place(10)
+        big = pod("big", gpus=1, priority=9)
+        big["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/vgpu": "2"}}
+        place.waits(big)
+        place.nodes["a"] = {"metadata": {}, "status": {"allocatable": listed}}
+        place.run(5)
+        assert bool(place.calls) == ends
+
+
 @pytest.mark.parametrize("named", (("a",), ("a", "b")))
 def test_nobody_ends_while_another_node_has_room(named: tuple[str, ...]) -> None:
     """A denied Binding names its node alone; and room may have come since a filter refused both."""
