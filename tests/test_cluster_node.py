@@ -193,6 +193,32 @@ def test_pods_of_the_api_server_are_not_static(node: Install, bundle: Bundle, ru
     refused(runc, node, bundle({**pod(None, MEMORY), "kubernetes.io/config.source": "api"}), "GH-601")
 
 
+def test_a_pod_that_named_its_node_is_told_what_to_write(node: Install, bundle: Bundle, runc: Runc) -> None:
+    """The create webhook has seen it, and no Binding of it was made."""
+    said = refused(runc, node, bundle({**pod(None, MEMORY), "gpu-hook.io/asked": "1"}), "GH-601")
+    assert "in place of spec.nodeName write nodeSelector kubernetes.io/hostname" in said
+    said = refused(runc, node, bundle(pod(None, MEMORY)), "GH-601")
+    assert "label its namespace gpu-hook.io/namespace=enabled" in said
+
+
+def test_a_privileged_container_that_the_pod_s_keys_are_not_for_starts(
+    node: Install, bundle: Bundle, runc: Runc
+) -> None:
+    """The create webhook writes `containers` where a container of the pod is privileged."""
+
+    def privileged(spec: dict[str, Any]) -> None:
+        spec["linux"]["resources"]["devices"].append({"allow": True, "access": "rwm"})
+
+    asks = {"gpu-hook.io/memory": "4Gi", "gpu-hook.io/containers": "a"}
+    start(runc, node, bundle(pod(decided(SHARE), asks, "dind"), edit=privileged))
+    assert granted(node) == []
+    start(runc, node, bundle(pod(decided(SHARE), asks)))
+    assert granted(node) == [(UUIDS[1], 4096, 0)]
+    asks.pop("gpu-hook.io/containers")
+    decision = decided({**SHARE, "dind": SHARE["a"]})
+    assert "every GPU" in refused(runc, node, bundle(pod(decision, asks, "dind"), edit=privileged), "GH-403")
+
+
 def test_a_container_without_a_gpu_needs_nothing(node: Install, bundle: Bundle, runc: Runc) -> None:
     (node.prefix / "etc/cluster.json").unlink()
     start(runc, node, bundle(pod(None, {})))

@@ -9,7 +9,7 @@ import os
 from oci_hook.config.settings import DRA, read_own
 from oci_hook.core import decided, decision
 from oci_hook.core.decided import NodeKeys
-from oci_hook.core.layout import ALLOC, CLUSTER_KEYS
+from oci_hook.core.layout import ALLOC, ASKED, CLUSTER_KEYS, PREFIX_KEY
 from oci_hook.core.request import without_gpu
 from oci_hook.errors import refuse
 from oci_hook.oci import annotations as oci_annotations
@@ -53,9 +53,15 @@ def obeyed(
             raise refuse(
                 "GH-606", f"{settings.prefix}/{CLUSTER_KEYS} is missing; start the agent, and see its reporter"
             )
-        raise refuse(
-            "GH-601", f"the setting cluster is {REQUIRED}, and the pod has no {ALLOC}; make pods through the API server"
-        )
+        if ASKED in annotations:  # the controller has seen the pod, but no Binding of it
+            why = f"and the pod has no {ALLOC}, since it names its node itself"
+            instead = "in place of spec.nodeName write nodeSelector kubernetes.io/hostname"
+        else:
+            why, instead = (
+                f"and the pod has no {ALLOC}",
+                f"label its namespace {PREFIX_KEY}namespace=enabled, make it anew",
+            )
+        raise refuse("GH-601", f"the setting cluster is {REQUIRED}, {why}; {instead}")
     found = read(text)
     decided.verify(found, oci_annotations.pod_uid(annotations, cgroups_path(spec)), known)
     name = oci_annotations.container_name(annotations)

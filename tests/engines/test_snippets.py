@@ -111,4 +111,5 @@ def test_jupyterhub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse({}, {}, "", Rules(), request_mounts.mounts({"mounts": mounts})) == request
     exec(by_profile, names)
     (profile,) = config.KubeSpawner.profile_list
-    assert parse(profile["kubespawner_override"]["extra_annotations"], {}, "", Rules())
+    asks = profile["kubespawner_override"]["extra_annotations"]
+    assert parse(asks, {}, "notebook", Rules()) and not parse(asks, {}, "block-cloud-metadata", Rules())

@@ -20,7 +20,7 @@ from oci_hook.kube.manifests import template_edit, to_claim, yaml_edit
 from oci_hook.kube.manifests.yaml_edit import Edit, get
 from oci_hook.kube.pod import runtime_classes
 from oci_hook.kube.pod.asked import each
-from oci_hook.kube.pod.translate_pod import PodContainer, Rows, TranslatedPod, read_pod, resources, rows_of
+from oci_hook.kube.pod.translate_pod import PodContainer, Rows, TranslatedPod, is_unread, read_pod, resources, rows_of
 
 MAX_SIZE = 4 << 20  # characters; etcd takes no object above 1.5 MiB
 TEMPLATES: dict[str, tuple[str, ...]] = {  # kind -> path of its pod template
@@ -274,7 +274,7 @@ def leftovers(
         name = yaml_edit.scalars(node).get("name", "")
         for section in ("limits", "requests"):
             for key in yaml_edit.scalars(get(node, "resources", section)):
-                if key.startswith(THEIRS) and key not in rows:
+                if (key.startswith(THEIRS) or is_unread(key)) and key not in rows:
                     pod.notes.append(f"container {name}: resource {key} has no equivalent and stays")
     for key in yaml_edit.scalars(get(template, "spec", "nodeSelector")):
         if key.startswith(THEIRS):

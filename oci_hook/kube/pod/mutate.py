@@ -17,9 +17,17 @@ from oci_hook.core.value import Value
 from oci_hook.core.value_parsers import Amount
 from oci_hook.errors import Problem, RequestError, refuse
 from oci_hook.kube.formats import names, sums
-from oci_hook.kube.pod import runtime_classes
+from oci_hook.kube.pod import reach, runtime_classes
 from oci_hook.kube.pod.asked import MAX_CONTAINERS, check_size, each, of_the_pod
-from oci_hook.kube.pod.translate_pod import PodContainer, Rows, TranslatedPod, check_node_exclusive, read_pod, rows_of
+from oci_hook.kube.pod.translate_pod import (
+    PodContainer,
+    Rows,
+    TranslatedPod,
+    check_node_exclusive,
+    is_unread,
+    read_pod,
+    rows_of,
+)
 
 MIRROR = "kubernetes.io/config.mirror"  # the API server's copy of a static pod: the kubelet has started it already
 ASKED_VERSION = "1"
@@ -62,7 +70,7 @@ class Mutation(Value):
 
 
 def mutate(pod: Mapping[str, Any], options: WebhookOptions) -> Mutation:
-    """Raises RequestError GH-101 to GH-108 and GH-602, and ClusterError GH-605, with every problem of the pod."""
+    """Raises RequestError GH-101 to GH-108 and GH-602, ApplyError GH-403, and ClusterError GH-605, with every problem of the pod."""
     metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
     annotations = dict(metadata.get("annotations") or {})
     if MIRROR in annotations:
@@ -91,7 +99,14 @@ def mutate(pod: Mapping[str, Any], options: WebhookOptions) -> Mutation:
     made = {**kept, **found.annotations}
     check_names(annotations, [str(container.get("name")) for container in listed])
     requests = requests_of(made, listed, options.rules)
-    warnings = misses(made, listed, requests, options.rules)
+    warnings = (*misses(made, listed, requests, options.rules), *unread(listed, rows))
+    if others := reach.without_privileged(listed, made, requests):
+        bare = [name[:63] for name, request in requests.items() if request is not None and name not in others]
+        made[collect.CONTAINERS] = ",".join(others)
+        check_size(made, [key for key in made if key.startswith(names.PREFIX_KEY)], len(listed))
+        requests = requests_of(made, listed, options.rules)
+        what = f"privileged, and gets no share: {', '.join(bare[:3])}; the pod's keys are for {', '.join(others[:3])} alone"
+        warnings = (*warnings, Problem("GH-403", what))
     if not any(requests.values()):
         if names.ASKED in annotations:  # with it, our resources would pass for totals that we wrote
             raise refuse("GH-605", f"{names.ASKED} is in the pod, which asks for no GPU; remove it")
@@ -113,7 +128,8 @@ def mutate(pod: Mapping[str, Any], options: WebhookOptions) -> Mutation:
         *scheduler_patch(spec, options),
         *mode_patch(spec, listed, annotations, requests, options),
     ]
-    return Mutation(tuple(patch), True, warnings)
+    warnings = (*warnings, *reach.warnings(spec, listed, requests), *of_its_node(spec))
+    return Mutation(tuple(patch), True, (*warnings, *of_a_bare_pod(pod, rows, patch)))
 
 
 def has_one_of(container: Mapping[str, Any], rows: Rows) -> bool:
@@ -262,6 +278,46 @@ def of_systems_that_are_off(containers: Sequence[Mapping[str, Any]], rules: Rule
                 why = f"the controller's setting dialects does not include {rows[key][0]}"
                 found[key] = Problem("GH-108", f"{key} has no effect here: {why}")
     return list(found.values())
+
+
+def unread(containers: Sequence[Mapping[str, Any]], rows: Rows) -> list[Problem]:
+    """Warnings about shares and parts of GPUs that no dialect of ours has, on or off."""
+    keys = {key: None for container in containers for key in container_of(container).amounts if is_unread(key)}
+    if not keys:
+        return []
+    off = rows_of(Rules(dialects=dialects.NAMES, qgpu_memory_unit="GiB"))
+    why = "is not read by gpu-hook: only a node with that system's device plugin has it"
+    found = [key for key in keys if key not in rows and key not in off]
+    return [
+        Problem("GH-108", f"{collect.show_key(key)} {why}; or ask by {names.PREFIX_KEY}memory") for key in found[:8]
+    ]
+
+
+def of_its_node(spec: Mapping[str, Any]) -> list[Problem]:
+    """A warning to a pod that names its node: no Binding is made of it, so nobody decides about its GPUs."""
+    if not (node := str(spec.get("nodeName") or "")):
+        return []
+    why = "spec.nodeName passes by the scheduler, so the pod gets no decision, and a node with cluster=required refuses it"
+    return [Problem("GH-601", f"{why}; write nodeSelector: {{kubernetes.io/hostname: {node[:63]}}} instead")]
+
+
+def of_a_bare_pod(pod: Mapping[str, Any], rows: Rows, patch: Sequence[Mapping[str, Any]]) -> list[Problem]:
+    """A warning to a pod of which the patch changes what its manifest says and nobody may change later. A workload's pods are made
+    by their owner, of its template, which stays as it was."""
+    meta, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    if meta.get("ownerReferences") or not meta.get("name"):
+        return []
+    listed = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+    lost = ["resources"] if any(has_one_of(container, rows) for container in listed) else []
+    lost += [
+        field
+        for field in ("runtimeClassName", "schedulerName")
+        if spec.get(field) and any(operation["path"] == f"/spec/{field}" for operation in patch)
+    ]
+    if not lost:
+        return []
+    why = f"gpu-hook replaced {' and '.join(lost)} of this bare Pod: applying it again fails, as these cannot change"
+    return [Problem("GH-103", f"{why}; apply what `gpu-hook translate` makes of it, or use a Deployment or Job")]
 
 
 def labels_patch(metadata: Mapping[str, Any], options: WebhookOptions) -> list[dict[str, Any]]:

@@ -25,6 +25,19 @@ from oci_hook.kube.pod.asked import each
 
 MAX_NAME = 63  # characters of an annotation key after the slash
 MOST_OTHERS = 16  # resources of a container that are compared with those of all systems
+# Beginnings of resources that give a GPU, or a part of one, by other systems' device plugins.
+DEVICES = (
+    *("nvidia.com/gpu", "nvidia.com/vgpu", "nvidia.com/mig-", "nvidia.com/vcuda-", "hami.io/", "volcano.sh/vgpu"),
+    *(
+        "tencent.com/",
+        "tke.cloud.tencent.com/",
+        "tensorstack.dev/",
+        "elasticgpu.",
+        "aliyun.com/gpu",
+        "alibabacloud.com/gpu",
+    ),
+    *("koordinator.sh/gpu", "k8s.amazonaws.com/vgpu", "smarter-devices/nvidia"),
+)
 Rows = dict[str, tuple[str, Any]]  # key -> (its dialect, its row)
 
 
@@ -136,6 +149,11 @@ def resources(container: PodContainer, rows: Rows, problems: list[Problem]) -> d
             both = f"{key} is {show(limits[key])} in limits and {show(requests[key])} in requests"
             problems.append(Problem("GH-103", f"{both}; a share's request equals its limit, or is left out"))
     return {key: text for key, text in {**requests, **limits}.items() if key in rows}
+
+
+def is_unread(resource: str) -> bool:
+    """True for the resource of a system that shares or splits GPUs, which may be one of our dialects."""
+    return resource.startswith(DEVICES)
 
 
 def misspelt(container: PodContainer, rows: Rows) -> list[Problem]:

@@ -13,6 +13,7 @@ from oci_hook.core.request import parse
 from oci_hook.core.rules import Rules
 from oci_hook.errors import GhError
 from oci_hook.kube.formats import names
+from oci_hook.kube.pod.asked import asked, words
 from oci_hook.kube.pod.mutate import Mutation, WebhookOptions, mutate
 
 RULES = Rules(dialects=dialects.NAMES, qgpu_memory_unit="GiB")
@@ -271,7 +272,7 @@ def test_another_runtime_class() -> None:
     for theirs in ("nvidia-cdi", "nvidia-legacy", "gpu-hook"):
         assert mutated(pod({"nvidia.com/gpu": "1"}, runtimeClassName=theirs))["spec"]["runtimeClassName"] == "gpu-hook"
     kept = mutate(pod({"nvidia.com/gpu": "1"}, runtimeClassName="crun-tuned", overhead={"podFixed": {}}), OPTIONS)
-    assert "runtimeClassName 'crun-tuned' stays" in kept.warnings[-1].message
+    assert "runtimeClassName 'crun-tuned' stays" in kept.warnings[0].message
     assert not any("runtimeClassName" in one["path"] or "overhead" in one["path"] for one in kept.patch)
     assert mutate(pod({"cpu": "1"}, runtimeClassName="kata"), OPTIONS) == Mutation()
 
@@ -384,3 +385,172 @@ def test_the_decision_has_room_beside_the_other_annotations(every: dict[str, str
         assert refused(pod({}, annotations={**every, "note": note})).startswith("GH-105: the pod's annotations have 26")
     mutated(pod({}, annotations={**every, "note": "x" * ((256 << 10) - 10_000)}))
     assert mutate(pod({}, annotations={"note": "x" * ((256 << 10) - 10)}), OPTIONS) == Mutation(), "it asks for nothing"
+
+
+# --- what the webhook says of the rest of a pod
+
+
+def said(given: dict[str, Any], code: str, options: WebhookOptions = OPTIONS) -> list[str]:
+    return [problem.message for problem in mutate(given, options).warnings if problem.code == code]
+
+
+UNREAD = (
+    *(
+        "nvidia.com/vgpu",
+        "nvidia.com/gpu.shared",
+        "nvidia.com/mig-1g.10gb",
+        "aliyun.com/gpu-mem",
+        "volcano.sh/vgpu-memory",
+    ),
+    *("volcano.sh/vgpu-number", "elasticgpu.io/gpu-core", "koordinator.sh/gpu-core", "k8s.amazonaws.com/vgpu"),
+)
+
+
+@pytest.mark.parametrize("resource", UNREAD)
+def test_a_resource_of_a_system_that_nobody_reads_is_told(resource: str) -> None:
+    for more in ({}, {"nvidia.com/gpumem": "1000"}):
+        given = pod({resource: "1", **more})
+        told = said(given, "GH-108")
+        assert len(told) == 1 and told[0].startswith(f"{resource} is not read by gpu-hook")
+        if more:
+            assert mutated(given)["spec"]["containers"][0]["resources"]["limits"][resource] == "1", "it stays"
+    assert not said(pod({resource: "0"}), "GH-108")
+
+
+def test_a_resource_that_somebody_reads_or_that_is_no_gpu_is_not_told() -> None:
+    given = pod(
+        {"rdma/hca": "1", "nvidia.com/hostdev": "1", "amd.com/gpu": "1", "nvidia.com/gpumem": "1000", "cpu": "1"}
+    )
+    assert not said(given, "GH-108")
+    off = WebhookOptions(Rules(dialects=("t9k",)))
+    assert [
+        "dialects does not include hami" in text for text in said(pod({"nvidia.com/gpumem": "1"}), "GH-108", off)
+    ] == [True]
+    many = pod({f"nvidia.com/mig-{n}": "1" for n in range(500)})
+    assert len(said(many, "GH-108")) == 8
+
+
+def test_a_pod_that_names_its_node_is_told_what_to_write() -> None:
+    given = pod({}, annotations={"gpu-hook.io/memory": "1Gi"}, nodeName="n1")
+    (told,) = said(given, "GH-601")
+    assert "nodeSelector: {kubernetes.io/hostname: n1}" in told
+    assert mutated(given)["spec"]["nodeName"] == "n1"
+    assert not mutate(pod({}, nodeName="n1"), OPTIONS).warnings
+    assert not said(pod({}, annotations={"gpu-hook.io/memory": "1Gi"}, nodeName=""), "GH-601")
+
+
+MEMORY = {"gpu-hook.io/memory": "1Gi", "gpu-hook.io/compute": "10"}
+
+
+def with_security(given: dict[str, Any], name: str, section: str = "containers", **security: Any) -> dict[str, Any]:
+    one = {"name": name, "image": "x", "securityContext": security}
+    given["spec"].setdefault(section, []).append(one)
+    return given
+
+
+@pytest.mark.parametrize("section", ["initContainers", "containers"])
+@pytest.mark.parametrize("always", [False, True])
+def test_a_privileged_container_beside_keys_for_the_whole_pod_gets_no_share(section: str, always: bool) -> None:
+    """JupyterHub's chart brings such an init container by default; every node refuses it with a share."""
+    given = with_security(pod({}, {}, annotations=dict(MEMORY)), "metadata", section, privileged=True)
+    if always and section == "initContainers":
+        given["spec"][section][0]["restartPolicy"] = "Always"
+    done = mutated(given)
+    assert done["metadata"]["annotations"]["gpu-hook.io/containers"] == "c0,c1"
+    assert [name for name, _, _ in asked(words(as_stored(done)), Rules())] == ["c0", "c1"]
+    assert amounts(done)["gpu-hook.io/gpus"] == "2" and amounts(done)["gpu-hook.io/compute"] == "20"
+    assert said(given, "GH-403") == ["privileged, and gets no share: metadata; the pod's keys are for c0, c1 alone"]
+
+
+def as_stored(done: dict[str, Any]) -> dict[str, Any]:
+    return {**done, "metadata": {**done["metadata"], "uid": "u", "namespace": "n"}}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "limits"),
+    [
+        ({"gpu-hook.io/memory.dind": "1Gi"}, {}),
+        ({**MEMORY, "gpu-hook.io/class.dind": "offline"}, {}),
+        ({**MEMORY, "gpu-hook.io/containers": "c0, dind"}, {}),
+        ({"gpu-hook.io/request": '{"dind": [{"memory": "1Gi"}]}'}, {}),
+        ({}, {"nvidia.com/gpumem": "1000"}),
+    ],
+)
+def test_a_privileged_container_that_asks_for_itself_is_refused(
+    annotations: dict[str, str], limits: dict[str, str]
+) -> None:
+    given = with_security(pod({}, annotations=annotations), "dind", privileged=True)
+    given["spec"]["containers"][1]["resources"] = {"limits": limits}
+    assert refused(given).startswith("GH-403: container dind is privileged")
+
+
+def test_a_pod_of_privileged_containers_alone_is_refused() -> None:
+    given = with_security({"metadata": {"name": "p", "annotations": dict(MEMORY)}, "spec": {}}, "dind", privileged=True)
+    assert refused(given) == (
+        "GH-403: container dind is privileged, and would reach every GPU; drop privileged, or ask for no GPU"
+    )
+    assert mutated(with_security(pod({}, annotations=dict(MEMORY)), "plain", privileged=False))
+
+
+def test_a_privileged_container_that_asks_for_nothing_is_left() -> None:
+    for words_of_it in ({"gpu-hook.io/memory.c0": "1Gi"}, {**MEMORY, "gpu-hook.io/containers": "c0"}):
+        given = with_security(pod({}, annotations=words_of_it), "dind", privileged=True)
+        assert not said(given, "GH-403")
+        wanted = words_of_it.get("gpu-hook.io/containers")
+        assert mutated(given)["metadata"]["annotations"].get("gpu-hook.io/containers") == wanted
+    assert mutate(with_security(pod({}), "dind", privileged=True), OPTIONS) == Mutation()
+
+
+@pytest.mark.parametrize(
+    ("spec", "security", "why"),
+    [
+        ({"hostPID": True}, {}, "hostPID"),
+        ({}, {"capabilities": {"add": ["SYS_ADMIN", "NET_ADMIN"]}}, "CAP_SYS_ADMIN"),
+        ({}, {"capabilities": {"add": ["CAP_DAC_READ_SEARCH"]}}, "CAP_DAC_READ_SEARCH"),
+        ({}, {"capabilities": {"add": ["all"]}}, "CAP_ALL"),
+        ({"hostUsers": False}, {"capabilities": {"add": ["SYS_ADMIN"]}}, ""),
+        ({}, {"capabilities": {"drop": ["ALL"]}, "procMount": "Default"}, ""),
+        ({}, {"allowPrivilegeEscalation": True, "runAsUser": 0}, ""),
+    ],
+)
+def test_what_can_undo_a_limit_is_told(spec: dict[str, Any], security: dict[str, Any], why: str) -> None:
+    given = with_security(
+        {"metadata": {"name": "p", "annotations": dict(MEMORY)}, "spec": {**spec}}, "main", **security
+    )
+    given["spec"]["containers"][0]["volumeDevices"] = [{"name": "disk", "devicePath": "/dev/xvda"}]
+    told = said(given, "GH-403")
+    assert [text.partition(",")[0] for text in told] == ([f"container main has {why}"] if why else [])
+
+
+def test_a_bare_pod_that_cannot_be_applied_again_is_told() -> None:
+    """The API server refuses to change a pod's resources, runtimeClassName and schedulerName; `kubectl apply` tries to."""
+    for limits, spec, what in (
+        ({"nvidia.com/gpumem": "1000"}, {}, "resources"),
+        ({"gpu-hook.io/gpus": "1"}, {}, "resources"),
+        ({"nvidia.com/gpu": "1"}, {"runtimeClassName": "nvidia"}, "resources and runtimeClassName"),
+        ({"nvidia.com/gpu": "1"}, {"schedulerName": "hami-scheduler"}, "resources and schedulerName"),
+    ):
+        given = pod(limits, **spec)
+        (told,) = said(given, "GH-103")
+        assert told.startswith(f"gpu-hook replaced {what} of this bare Pod")
+        owned = {**given, "metadata": {**given["metadata"], "ownerReferences": [{"kind": "ReplicaSet"}]}}
+        made = {**given, "metadata": {"generateName": "p-"}}
+        assert not said(owned, "GH-103") and not said(made, "GH-103")
+    assert not said(pod({}, annotations=dict(MEMORY), runtimeClassName="gpu-hook"), "GH-103")
+    assert not said(pod({"rdma/hca": "1"}, annotations=dict(MEMORY)), "GH-103")
+
+
+def test_long_names_of_containers_make_no_long_answer() -> None:
+    """The API server looks at them after the webhooks."""
+    long = "x" * 5000
+    given = with_security(pod({}, annotations=dict(MEMORY)), long, privileged=True)
+    assert all(len(text) < 300 for text in said(given, "GH-403"))
+    assert (
+        len(refused(with_security({"metadata": {"annotations": dict(MEMORY)}, "spec": {}}, long, privileged=True)))
+        < 300
+    )
+    root = with_security({"metadata": {"annotations": dict(MEMORY)}, "spec": {"hostPID": True}}, long)
+    assert all(len(text) < 300 for text in said(root, "GH-403"))
+    crowd = pod(*({} for _ in range(100)), annotations={**MEMORY, "gpu-hook.io/class": "default"})
+    crowd["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    assert refused(crowd).startswith("GH-602")

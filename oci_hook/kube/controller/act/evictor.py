@@ -1,5 +1,5 @@
 """Evicts pods that their node refused, so that their owner recreates them and the scheduler chooses again. A pod without an owner
-would be lost: it stays, and an event says why it does not start."""
+would be lost, and one that every node refuses would come back for ever: they stay, and an event says why they do not start."""
 
 import asyncio
 import logging
@@ -62,8 +62,8 @@ class Evictor:
 
     async def _deal_with(self, one: RefusedPod) -> None:
         about = About(one.namespace, one.name, one.uid)
-        if not one.owner:
-            self._events.add(about, LEFT, f"{one.words}; not evicted, since no controller would recreate this pod")
+        if one.stays:
+            self._events.add(about, LEFT, f"{one.words}; not evicted, since {one.stays}")
             self.refusals.told(one)
             return
         try:

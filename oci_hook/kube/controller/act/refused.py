@@ -14,6 +14,11 @@ WAITING = (
     "CreateContainerError",
 )  # the kubelet's reasons if the runtime failed to create the container
 TERMINATED = ("StartError", "ContainerCannotRun")
+# What every node answers to such a pod: its own words, image and rights decide.
+EVERYWHERE = ("GH-402", "GH-403", "GH-406", "GH-411", "GH-412", "GH-413")
+NO_OWNER = "no controller would recreate this pod"
+NO_OTHER = "every node refuses it; change the pod, or its owner's template"
+OWN_NODE = "it names its node itself; in place of spec.nodeName write nodeSelector kubernetes.io/hostname"
 GRACE = 3.0  # seconds, since a key or a freed share may still reach the node
 FIRST, MOST = 5.0, 300.0  # seconds between evictions of one owner's pods
 FORGET = 900.0  # seconds without a refusal, after which an owner's interval starts at FIRST again
@@ -21,7 +26,8 @@ MAX_WORDS = 280
 
 
 class RefusedPod(Value):
-    """owner: namespace and uid of the controller that recreates the pod; "" for none. words: begin with the code."""
+    """owner: namespace and uid of the controller that recreates the pod; "" for none. words: begin with the code. stays: the reason
+    why an eviction would not help; "" if it may."""
 
     uid: str
     namespace: str
@@ -29,6 +35,7 @@ class RefusedPod(Value):
     code: str
     words: str
     owner: str = ""
+    stays: str = ""
 
 
 def refusal(pod: Mapping[str, Any], reported: str = "") -> RefusedPod | None:
@@ -45,7 +52,17 @@ def refusal(pod: Mapping[str, Any], reported: str = "") -> RefusedPod | None:
     owner = next((one.get("uid") or one.get("name") or "" for one in owners if one.get("controller")), "")
     if owner:  # the pod's author chooses the owner's uid, so it counts within the pod's namespace only
         owner = f"{metadata['namespace']}/{owner}"
-    return RefusedPod(metadata["uid"], metadata["namespace"], metadata["name"], words[:6], words, owner)
+    names_it = metadata["uid"], metadata["namespace"], metadata["name"]
+    return RefusedPod(*names_it, words[:6], words, owner, _stays(pod, words[:6], owner))
+
+
+def _stays(pod: Mapping[str, Any], code: str, owner: str) -> str:
+    if code in EVERYWHERE:
+        return NO_OTHER
+    notes = pod["metadata"].get("annotations") or {}
+    if code == "GH-601" and names.ASKED in notes and names.ALLOC not in notes:
+        return OWN_NODE  # each Binding of a pod that the create webhook has seen has a decision
+    return "" if owner else NO_OWNER
 
 
 def _ours(pod: Mapping[str, Any]) -> bool:

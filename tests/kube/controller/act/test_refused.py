@@ -1,5 +1,6 @@
 """Refused pods: how they are recognized, and when they are evicted."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -157,3 +158,52 @@ def test_a_pod_without_an_owner_is_told_once() -> None:
     assert refusals.due(200) == []
     refusals.gone("u")
     assert not refusals._told
+
+
+@pytest.mark.parametrize(
+    ("text", "goes"),
+    [
+        ("GH-201: no room", True),
+        ("GH-404: the kernel is too old", True),
+        ("GH-409: another program", True),
+        ("GH-603: another pod's", True),
+        ("GH-402: /run is a link", False),
+        ("GH-403: the container's device rules reach GPU 1", False),
+        ("GH-412: too large", False),
+    ],
+)
+def test_what_every_node_refuses_is_told_once_and_stays(text: str, goes: bool) -> None:
+    """Evicted, it would be made anew without end."""
+    evicted: list[str] = []
+    told: list[str] = []
+
+    class Client:
+        async def post(self, path: str, body: Any) -> bytes:
+            evicted.append(path)
+            return b"{}"
+
+    class Told:
+        def add(self, about: Any, reason: str, words: str) -> None:
+            told.append(f"{reason} {words}")
+
+    within = Context(Client(), None, set(), lambda: True, lambda: True, lambda: 0.0)  # type: ignore[arg-type]
+    evictor = Evictor(within, Told(), lambda code: None)  # type: ignore[arg-type]
+    for now in (0.0, 100.0, 200.0):
+        evictor.look(pod(containerStatuses=state(text)))
+        for one in evictor.refusals.due(now):
+            asyncio.run(evictor._deal_with(one))
+    assert bool(evicted) == goes
+    if not goes:
+        assert len(told) == 1 and told[0].startswith(f"GpuShareRefusedPodStays {text}; not evicted, since every node")
+
+
+def test_a_pod_that_named_its_node_would_name_it_again() -> None:
+    one = pod(containerStatuses=state("GH-601: no decision"))
+    for notes, stays in (
+        ({}, False),
+        ({"gpu-hook.io/asked": "1"}, True),
+        ({"gpu-hook.io/asked": "1", "gpu-hook.io/alloc": "{}"}, False),
+    ):
+        one["metadata"]["annotations"] = notes
+        found = refusal(one)
+        assert found and ("nodeSelector" in found.stays) == stays
