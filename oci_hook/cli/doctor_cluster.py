@@ -23,6 +23,8 @@ from oci_hook.kube.formats.names import (
     RUNTIME_CLASS,
 )
 from oci_hook.kube.formats.node_info import read_inventory
+from oci_hook.kube.manifests import quotas
+from oci_hook.kube.pod.translate_pod import is_unread
 
 NAMESPACE = "gpu-hook"
 WEBHOOKS = ("pods.gpu-hook.io", "status.gpu-hook.io", "bindings.gpu-hook.io")  # packaging/kubernetes/webhooks.yaml
@@ -38,6 +40,8 @@ LISTS = {  # what is read -> its path
     "configmaps": f"/api/v1/namespaces/{NAMESPACE}/configmaps",
     "runtimeclasses": "/apis/node.k8s.io/v1/runtimeclasses",
     "namespaces": "/api/v1/namespaces",
+    "quotas": "/api/v1/resourcequotas",
+    "limitranges": "/api/v1/limitranges",
     "nodes": "/api/v1/nodes",
     "schedulers": "/api/v1/namespaces/kube-system/pods",
     "deviceclasses": f"/apis/{GROUP}/deviceclasses",
@@ -68,6 +72,7 @@ def examine(found: Found, now: float) -> list[CheckResult]:
             lambda: runtime_class(found),
             lambda: schedulers(found),
             lambda: namespaces(found),
+            lambda: bounds(found),
             lambda: reports(found, by_decision),
         ]
     if by_claims:
@@ -197,16 +202,30 @@ def schedulers(found: Found) -> Iterator[CheckResult]:
 
 
 def namespaces(found: Found) -> Iterator[CheckResult]:
-    opted = [
-        one["metadata"]["name"]
-        for one in _items(found, "namespaces")
-        if (one["metadata"].get("labels") or {}).get(NAMESPACE_LABEL) == ENABLED
-    ]
+    opted = _opted(found)
     if opted:
         yield CheckResult("namespaces", OK, f"{len(opted)} opted in: {_names(sorted(opted))}")
     else:
         fix = f"kubectl label namespace NAMESPACE {NAMESPACE_LABEL}={ENABLED}"
         yield CheckResult("namespaces", NOTE, "none has opted in", "", fix)
+
+
+def bounds(found: Found) -> Iterator[CheckResult]:
+    """Quotas and limits of opted-in namespaces on resources that the create webhook takes out of pods."""
+    opted = set(_opted(found))
+    fix = "gpu-hook translate FILE.yaml"
+    for kind, list_of in (("ResourceQuota", "quotas"), ("LimitRange", "limitranges")):
+        for one in _items(found, list_of):
+            space, spec = one["metadata"].get("namespace") or "default", one.get("spec") or {}
+            parts = [spec.get("hard")] if kind == "ResourceQuota" else []
+            for item in spec.get("limits") or () if kind == "LimitRange" else ():
+                parts += [item.get(part) for part in (*quotas.BOUNDS, *quotas.DEFAULTS)]
+            theirs = [key for part in parts for key in part or () if is_unread(quotas.split(key, kind)[1])]
+            if space in opted and theirs:
+                does = "counts no pod" if kind == "ResourceQuota" else "refuses pods, or gives them what no node has"
+                which = f"{kind} {space}/{one['metadata']['name']}"
+                what = f"{which} {does}: {theirs[0][:80]} is in none after gpu-hook's webhook"
+                yield CheckResult("quotas", WARN, what, "GH-108", fix)
 
 
 def reports(found: Found, nodes: list[dict[str, Any]]) -> Iterator[CheckResult]:
@@ -257,6 +276,14 @@ def claims(found: Found, nodes: list[str]) -> Iterator[CheckResult]:
         yield CheckResult("claims", FAIL, what, "GH-608", fix)
     if not missing and not silent:
         yield CheckResult("claims", OK, f"{output.count(len(nodes), 'node')} with ResourceSlices")
+
+
+def _opted(found: Found) -> list[str]:
+    return [
+        one["metadata"]["name"]
+        for one in _items(found, "namespaces")
+        if (one["metadata"].get("labels") or {}).get(NAMESPACE_LABEL) == ENABLED
+    ]
 
 
 def _items(found: Found, kind: str) -> list[dict[str, Any]]:

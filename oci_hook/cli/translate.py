@@ -42,11 +42,11 @@ def translate(file: IO[bytes], dialect: tuple[str, ...], qgpu_memory_unit: str |
         done = kube.translate(text_of(file), rules, to == "dra")
     except GhError as e:
         output.fail(e, as_json)
-    notes = [f"{pod}: {note}" for pod in done.pods for note in pod.notes]
+    notes = [f"{one}: {note}" for one in (*done.pods, *done.quotas) for note in one.notes]
     if as_json:
         output.show(output.Report({"manifest": done.text, "objects": as_data(done.pods), "notes": notes}, []), True)
         return
-    if not any(pod.annotations or pod.claims for pod in done.pods):
+    if not any(pod.annotations or pod.claims for pod in done.pods) and not any(any(one.made) for one in done.quotas):
         notes.append("nothing requests a GPU in the words of " + ", ".join(rules.dialects))
     for note in notes:
         click.echo(f"note: {output.printable(note)}", err=True)

@@ -25,6 +25,10 @@ def named(name: str, **more: Any) -> dict[str, Any]:
     return {"metadata": {"name": name, "labels": {}, **more.pop("metadata", {})}, **more}
 
 
+def of_gpus(name: str, namespace: str, **spec: Any) -> dict[str, Any]:
+    return named(name, metadata={"namespace": namespace}, spec=spec)
+
+
 def labelled(name: str, value: str) -> dict[str, Any]:
     found: dict[str, Any] = node(name, 16_000)
     found["metadata"].setdefault("labels", {})["gpu-hook.io/node"] = value
@@ -58,6 +62,11 @@ def whole(now: float = NOW) -> Any:
         "configmaps": [named("gpu-hook-ca", data={"ca.crt": BUNDLE, "generation": "1"})],
         "runtimeclasses": [named("gpu-hook", handler="gpu-hook")],
         "namespaces": [named("team", metadata={"labels": {"gpu-hook.io/namespace": "enabled"}}), named("default")],
+        "quotas": [
+            of_gpus("ours", "team", hard={"requests.gpu-hook.io/gpus": "1", "requests.cpu": "4"}),
+            of_gpus("theirs", "default", hard={"requests.nvidia.com/gpu": "1"}),
+        ],
+        "limitranges": [of_gpus("cpu", "team", limits=[{"type": "Container", "max": {"cpu": "4"}}])],
         "nodes": [labelled("n1", "true"), labelled("n2", "claims")],
         "schedulers": [scheduler, named("coredns", spec={"containers": [{}]})],
         "deviceclasses": [named("gpu-share.gpu-hook.io"), named("gpu.gpu-hook.io")],
@@ -103,6 +112,18 @@ Change = Callable[[Any], object]
         ("runtimeclass", "fail", lambda c: c["runtimeclasses"][0].update(handler="runc")),
         ("scheduler", "note", lambda c: c["schedulers"][0]["spec"]["containers"][0]["command"].pop()),
         ("namespaces", "note", lambda c: c["namespaces"].pop(0)),
+        *(
+            ("quotas", "warn", lambda c, key=key: c["quotas"].append(of_gpus("q", "team", hard={key: "1"})))
+            for key in ("requests.nvidia.com/gpu", "requests.nvidia.com/mig-1g.5gb", "limits.nvidia.com/gpumem")
+        ),
+        *(
+            (
+                "quotas",
+                "warn",
+                lambda c, part=part: c["limitranges"][0]["spec"]["limits"][0].update({part: {"nvidia.com/gpu": "2"}}),
+            )
+            for part in ("max", "min", "default", "defaultRequest")
+        ),
         ("nodes", "fail", lambda c: c["nodes"][0]["metadata"]["annotations"].clear()),
         ("nodes", "fail", lambda c: c["configmaps"][0]["data"].update(generation="9")),
         ("claims", "fail", lambda c: c["deviceclasses"].pop()),

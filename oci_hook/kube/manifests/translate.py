@@ -7,7 +7,7 @@ part without an equivalent.
 
 import copy
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import yaml
@@ -16,7 +16,8 @@ from oci_hook.core.request import parse
 from oci_hook.core.rules import Rules
 from oci_hook.errors import GhError, Problem, RequestError
 from oci_hook.kube.formats.names import PREFIX_KEY
-from oci_hook.kube.manifests import template_edit, to_claim, yaml_edit
+from oci_hook.kube.manifests import quotas, template_edit, to_claim, yaml_edit
+from oci_hook.kube.manifests.quotas import Quota
 from oci_hook.kube.manifests.yaml_edit import Edit, get
 from oci_hook.kube.pod import runtime_classes
 from oci_hook.kube.pod.asked import each
@@ -54,11 +55,12 @@ SCHEDULERS = ("qgpu", "t9k", "hami", "gpu-admission", "vgpu", "volcano", "kai", 
 
 
 class Translation:
-    """text: the new manifest. pods: every pod template; translated ones have annotations."""
+    """text: the new manifest. pods: every pod template; translated ones have annotations. quotas: what bounds pods."""
 
-    def __init__(self, text: str, pods: list[TranslatedPod]) -> None:
+    def __init__(self, text: str, pods: list[TranslatedPod], quotas: Sequence[Quota] = ()) -> None:
         self.text = text
         self.pods = pods
+        self.quotas = quotas
 
 
 def translate(text: str, rules: Rules, to_claims: bool = False) -> Translation:
@@ -75,11 +77,16 @@ def translate(text: str, rules: Rules, to_claims: bool = False) -> Translation:
     edit = Edit(text)
     problems: list[Problem] = []
     pods = []
+    bounds: list[Quota] = []
     templates = to_claim.Templates()
     for document in yaml_edit.documents(text):
         for node in objects(document):
             kind = yaml_edit.scalars(node).get("kind", "")
             meta = yaml_edit.scalars(get(node, "metadata"))
+            if is_quota(node) and not to_claims:
+                bounds.append(Quota(kind, meta.get("name", ""), meta.get("namespace", "")))
+                quotas.rewrite(bounds[-1], node, edit, rows_of(rules))
+                continue
             if kind not in TEMPLATES:
                 if kind == "ResourceClaimTemplate":
                     templates.taken.add((meta.get("namespace", ""), meta.get("name", "")))
@@ -96,26 +103,33 @@ def translate(text: str, rules: Rules, to_claims: bool = False) -> Translation:
                 problems += [Problem(p.code, f"{pod}: {p.message}") for p in e.problems]
     if problems:
         raise RequestError(*problems)
-    if not pods and any(get(document, "services") is not None for document in yaml_edit.documents(text)):
+    if not pods and not bounds and any(get(document, "services") is not None for document in yaml_edit.documents(text)):
         why = "it is a compose file, of which only you know the shares: give each service with a GPU `runtime: gpu-hook` and"
         text = f"{why} `annotations:` with gpu-hook.io/memory, in place of its deploy.resources.reservations.devices"
         raise RequestError(Problem("GH-107", text))
-    if not pods:
+    if not pods and not bounds:
         kinds = ", ".join(TEMPLATES)
         raise RequestError(Problem("GH-107", f"no object in it has a pod template; such kinds are {kinds}"))
     new = edit.result() + templates.text(text)
-    if not verified(text, new, pods, rules):
+    if not verified(text, new, pods, rules, bounds):
         why = "it uses <<, aliases, tags or a key twice and cannot be edited in place; write these parts out"
         raise RequestError(Problem("GH-107", why))
-    return Translation(new, pods)
+    return Translation(new, pods, bounds)
 
 
-def verified(old: str, new: str, pods: list[TranslatedPod], rules: Rules) -> bool:
+def is_quota(node: yaml.Node) -> bool:
+    said = yaml_edit.scalars(node)
+    return (said.get("kind", ""), said.get("apiVersion", "")) in quotas.KINDS
+
+
+def verified(old: str, new: str, pods: list[TranslatedPod], rules: Rules, bounds: list[Quota]) -> bool:
     """True if the new text has the new annotations, no request in another dialect, and is otherwise the old text."""
     added = {name for pod in pods for name in pod.claims.values()}
     if not same_elsewhere(old, new, set(rows_of(rules)), added):
         return False
     found = [node for document in yaml_edit.documents(new) for node in objects(document)]
+    if bounds and not quotas.kept(bounds, [node for node in found if is_quota(node)]):
+        return False
     found = [node for node in found if yaml_edit.scalars(node).get("kind") in TEMPLATES]
     for pod, node in zip(pods, found, strict=True):
         if not pod.annotations and not pod.claims:
@@ -313,6 +327,7 @@ def strip(value: Any, keys: frozenset[str], claims: frozenset[str], seen: set[in
     elif isinstance(value, dict):
         for item in value.values():
             strip(item, keys, claims, seen)
+        quotas.strip(value, keys)
         value.pop("runtimeClassName", None)
         value.pop("annotations", None)
         for section in ("resourceClaims", "claims") if claims else ():
