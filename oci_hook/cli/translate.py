@@ -42,11 +42,12 @@ def translate(file: IO[bytes], dialect: tuple[str, ...], qgpu_memory_unit: str |
         done = kube.translate(text_of(file), rules, to == "dra")
     except GhError as e:
         output.fail(e, as_json)
-    notes = [f"{one}: {note}" for one in (*done.pods, *done.quotas) for note in one.notes]
+    notes = [f"{one}: {note}" for one in (*done.pods, *done.quotas) for note in one.notes] + done.notes
     if as_json:
         output.show(output.Report({"manifest": done.text, "objects": as_data(done.pods), "notes": notes}, []), True)
         return
-    if not any(pod.annotations or pod.claims for pod in done.pods) and not any(any(one.made) for one in done.quotas):
+    made = [*(pod.annotations or pod.claims for pod in done.pods), *(any(one.made) for one in done.quotas)]
+    if not done.notes and not any(made):
         notes.append("nothing requests a GPU in the words of " + ", ".join(rules.dialects))
     for note in notes:
         click.echo(f"note: {output.printable(note)}", err=True)
@@ -68,6 +69,7 @@ def as_data(pods: list[TranslatedPod]) -> list[dict[str, Any]]:
         {
             "kind": pod.kind,
             "name": pod.name,
+            "part": pod.part,
             "annotations": pod.annotations,
             "claims": pod.claims,
             "containers": {container.name: container.words for container in pod.containers},

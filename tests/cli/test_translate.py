@@ -16,6 +16,7 @@ from oci_hook.core.request import parse
 from oci_hook.core.rules import Rules
 from oci_hook.errors import RequestError
 from oci_hook.kube.manifests import translate as kube
+from oci_hook.kube.manifests import yaml_edit
 from oci_hook.oci import request_mounts
 from testbed.long import draws
 
@@ -317,6 +318,149 @@ def test_nothing_to_translate() -> None:
     assert notes(text) == ["note: nothing requests a GPU in the words of " + ", ".join(dialects.NAMES)]
 
 
+RAY = """
+apiVersion: ray.io/v1
+kind: RayCluster
+metadata: {name: rc, namespace: n}
+spec:
+  headGroupSpec:
+    template:
+      spec: {containers: [{name: c, resources: {limits: {cpu: 1, nvidia.com/gpu: 1}}}]}
+  workerGroupSpecs:
+    - groupName: Big
+      template:
+        spec: {containers: [{name: c, resources: {limits: {cpu: 1, nvidia.com/gpumem: 4000, nvidia.com/vgpu: 1}}}]}
+    - template: {spec: {containers: [{name: c, resources: {limits: {cpu: 1}}}]}}
+"""
+
+
+def test_each_template_of_an_object_has_its_own_words() -> None:
+    text = f"{pod('cpu: 1')}---{RAY}"
+    _, ray = yaml.safe_load_all(new(text))
+    head, groups = ray["spec"]["headGroupSpec"]["template"], ray["spec"]["workerGroupSpecs"]
+    assert head["metadata"] == {"annotations": {"gpu-hook.io/gpus.c": "1"}}
+    assert groups[0]["template"]["metadata"] == {"annotations": {"gpu-hook.io/memory.c": "4000Mi"}}
+    assert groups[1] == yaml.safe_load(RAY)["spec"]["workerGroupSpecs"][1]
+    ray_sees = "KubeRay took num-gpus from nvidia.com/gpu, which went; write it into rayStartParams"
+    assert notes(text) == [
+        f"note: RayCluster rc (head): {ray_sees}",
+        "note: RayCluster rc (Big): container c: resource nvidia.com/vgpu has no equivalent and stays",
+    ]
+    assert [one["part"] for one in json.loads(new(text, "--json"))["objects"]] == ["", "head", "Big", "1"]
+    claims = [one for one in yaml.safe_load_all(new(text, "--to", "dra")) if one["kind"] == "ResourceClaimTemplate"]
+    assert [one["metadata"] for one in claims] == [
+        {"name": "rc-head-gpu-c", "namespace": "n"},
+        {"name": "rc-big-gpu-c", "namespace": "n"},
+    ]
+
+
+def test_objects_of_unknown_kinds_stay_and_are_told_if_they_ask() -> None:
+    other = (
+        "apiVersion: serving.kserve.io/v1beta1\nkind: InferenceService\nmetadata: {name: m}\n"
+        "spec: {predictor: {model: {resources: &r {limits: {nvidia.com/gpu: 1}}}, again: *r}}\n"
+    )
+    told = (
+        "note: InferenceService m: nvidia.com/gpu stays; kinds InferenceService of serving.kserve.io are not read here, but"
+        " their pods by the cluster's webhook"
+    )
+    service = "apiVersion: v1\nkind: Service\nmetadata: {name: s}\n"
+    assert (new(other), notes(other)) == (other, [told])
+    asks = pod("nvidia.com/gpumem: 1024")
+    for text in (f"{other}---\n{asks}", f"{asks}---\n{other}---\n{service}"):
+        assert notes(text) == [told] and "gpu-hook.io/memory.c0: 1Gi" in new(text) and other in new(text)
+    assert new(service) == service
+    rollout = "apiVersion: argoproj.io/v1alpha1\nkind: Rollout\nspec: {workloadRef: {name: d}}\n"
+    assert new(rollout) == rollout
+
+
+def test_knative_must_allow_the_runtime_class() -> None:
+    text = (
+        "apiVersion: serving.knative.dev/v1\nkind: Service\nmetadata: {name: k}\n"
+        "spec: {template: {spec: {containers: [{name: c, resources: {limits: {nvidia.com/gpu: 1}}}]}}}\n"
+    )
+    assert notes(text) == [
+        "note: Service k: Knative takes runtimeClassName only with its feature kubernetes.podspec-runtimeclassname"
+    ]
+
+
+def test_a_text_without_a_change_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(kube, "verified")
+    text = pod("cpu: 1")
+    assert new(text) == text
+    with pytest.raises(NameError):
+        new(pod("nvidia.com/gpu: 1"))
+
+
+# --- libyaml, and PyYAML's own parser
+
+
+@pytest.mark.skipif(yaml_edit.QUICK is None, reason="PyYAML came without libyaml")
+def test_a_manifest_is_read_by_libyaml(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = [0]
+    read = yaml.reader.Reader.__init__
+
+    def measured(self: Any, stream: str) -> None:
+        longest.append(len(stream))
+        read(self, stream)
+
+    monkeypatch.setattr(yaml.reader.Reader, "__init__", measured)
+    done = kube.translate(COMMENTED.replace("200", "5"), ALL)
+    assert done.pods[0].annotations and max(longest) < 100  # a value of ours alone
+
+
+def seen(node: Any) -> Any:
+    """A node with its places, as edits use them."""
+    value = node.value
+    if isinstance(node, yaml.MappingNode):
+        value = [(seen(key), seen(one)) for key, one in value]
+    elif isinstance(node, yaml.SequenceNode):
+        value = [seen(one) for one in value]
+    marks = [(mark.index, mark.line, mark.column) for mark in (node.start_mark, node.end_mark)]
+    if isinstance(node, yaml.ScalarNode):
+        return node.tag, value, node.style in ("|", ">"), marks
+    return node.tag, value, bool(node.flow_style), marks[0], marks[1] if node.flow_style or not value else None
+
+
+PIECES = (
+    *("a: b\n", "  - x\n", "- y: 1\n", "'é ü'", '"\\u263a"', "\u263a: \U0001f600\n", "|\n  t\n\n", ">-\n   f\n  g\n"),
+    *("{a: b, c: [1, 2]}\n", "? k\n: v\n", "# ctätä\n", "\r\n", "---\n", "...\n", "&a ", "*a ", "!!str ", "~", "\t"),
+    *(
+        "k:\n",
+        "  ",
+        "k: |2-\n    s\n",
+        "'x\n\n  y'\n",
+        '"x\\\n  y"\n',
+        "\u2028",
+        "\x85",
+        ",",
+        ": ",
+        "- ",
+        "null",
+        "0x10",
+    ),
+)
+
+
+@pytest.mark.skipif(yaml_edit.QUICK is None, reason="PyYAML came without libyaml")
+@settings(max_examples=draws(300), deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=9).map("".join), st.sampled_from(["", "\ufeff", COMMENTED]))
+def test_libyaml_sees_the_same_places(text: str, before: str) -> None:
+    text = before + text
+    quick = yaml_edit.documents(text) if readable(text) else None
+    if quick is None:
+        return
+    slow = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
+    assert list(map(seen, quick)) == list(map(seen, slow))
+
+
+def readable(text: str) -> bool:
+    try:
+        list(yaml.compose_all(text, Loader=yaml.SafeLoader))
+    except (yaml.YAMLError, RecursionError):
+        return False
+    return True
+
+
 def test_twice_is_once() -> None:
     once = new(COMMENTED.replace("200", "5"))
     assert new(once) == once
@@ -393,8 +537,17 @@ def test_a_list_aliases_windows_lines_and_no_last_newline() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "GH-107: no object in it has a pod template; such kinds are Pod,"),
-        ("kind: Service\n", "GH-107: no object in it has a pod template"),
+        ("", "GH-107: no object in it has a kind; those with a pod template are Pod,"),
+        ("a: 1\n", "GH-107: no object in it has a kind"),
+        ("kind: Service\n", "note: nothing"),
+        (
+            "kind: Deployment\nspec:\n  {{- with .Values.x }}\n",
+            "GH-107: line 3 has {{ }} as a Helm chart's templates: run `helm template` first, and translate its output\n"
+            "GH-107: line 3: not YAML: ",
+        ),
+        ("kind: Pod\nspec: {replicas: {{ .Values.x }}}\n", "GH-107: line 2 has {{ }} as a Helm"),
+        (pod("nvidia.com/gpu: '{{ .Values.gpus }}'"), "GH-107: line 9 has {{ }} as a Helm"),
+        ("kind: Workflow\nspec: {a: '{{inputs.parameters.x}}', b: [}\n", "GH-107: line 2: not YAML: "),
         (
             "services:\n  a:\n    deploy: {}\n",
             "GH-107: it is a compose file, of which only you know the shares: give each service",

@@ -1,4 +1,4 @@
-"""The pods of a manifest: Kubernetes' own kinds of workloads, expanded."""
+"""The pods of a manifest: the workloads of known kinds, expanded."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,6 +8,7 @@ import yaml
 from oci_hook.core.units import show
 from oci_hook.errors import Problem, RequestError
 from oci_hook.kube.answers.gang import Role, check_size, role_of
+from oci_hook.kube.manifests import kinds
 from oci_hook.kube.pod.mutate import WebhookOptions
 
 MAX_SIZE = 1 << 20  # characters
@@ -52,7 +53,8 @@ def roles(
             f"has a value of the wrong kind in a {named_kind(obj)}; `kubectl apply --dry-run=server` says where"
         ) from None
     if not found:
-        raise _refuse("has no workload of a known kind; write a Pod, Job or Deployment")
+        found_only = f", but {', '.join(sorted(left_out)[:3])}" if left_out else ""
+        raise _refuse(f"has no workload of a known kind{found_only}; write a Pod, Job or Deployment")
     return found
 
 
@@ -99,22 +101,26 @@ def objects(documents: list[Any], depth: int = 0) -> Iterator[Mapping[str, Any]]
 
 def parts(obj: Mapping[str, Any]) -> Iterator[Part]:
     """The object's pods; none for an unknown kind."""
-    kind, spec = str(obj.get("kind")), obj.get("spec") or {}
+    kind = str(obj.get("kind"))
     name = str((obj.get("metadata") or {}).get("name") or kind.lower())
-    if kind == "Pod":
-        yield name, 1, obj
-    elif kind in ("Deployment", "ReplicaSet", "StatefulSet", "ReplicationController"):
-        yield name, _count(spec, "replicas"), spec["template"]
-    elif kind == "Job":
-        yield name, _of_job(spec), spec["template"]
-    elif kind == "CronJob":
-        yield name, _of_job(spec["jobTemplate"]["spec"]), spec["jobTemplate"]["spec"]["template"]
+    paths = () if kind in kinds.NOT_COUNTED else kinds.paths(obj.get("apiVersion"), kind)
+    found = list(kinds.templates(obj, paths, _get, _each))
+    if paths and not found and not kinds.is_optional(obj.get("apiVersion"), kind):
+        raise KeyError(paths[0][-1])
+    for part, above, template in found:
+        yield f"{name}/{part}" if part else name, kinds.count(above, template, _count), template
 
 
-def _of_job(spec: Mapping[str, Any]) -> int:
-    """The number of pods that a Job runs at the same time."""
-    parallelism = _count(spec, "parallelism")
-    return parallelism if spec.get("completions") is None else min(parallelism, _count(spec, "completions"))
+def _get(node: Any, key: str) -> Any:
+    return node.get(key)
+
+
+def _each(node: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, dict):
+        yield from ((str(key), value) for key, value in node.items() if value is not None)
+        return
+    for number, one in enumerate(node):
+        yield str(next((one[key] for key in kinds.NAMES if one.get(key)), number)), one
 
 
 def _count(spec: Mapping[str, Any], key: str) -> int:

@@ -7,7 +7,8 @@ part without an equivalent.
 
 import copy
 import json
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -16,7 +17,7 @@ from oci_hook.core.request import parse
 from oci_hook.core.rules import Rules
 from oci_hook.errors import GhError, Problem, RequestError
 from oci_hook.kube.formats.names import PREFIX_KEY
-from oci_hook.kube.manifests import quotas, template_edit, to_claim, yaml_edit
+from oci_hook.kube.manifests import kinds, quotas, template_edit, to_claim, yaml_edit
 from oci_hook.kube.manifests.quotas import Quota
 from oci_hook.kube.manifests.yaml_edit import Edit, get
 from oci_hook.kube.pod import runtime_classes
@@ -24,14 +25,7 @@ from oci_hook.kube.pod.asked import each
 from oci_hook.kube.pod.translate_pod import PodContainer, Rows, TranslatedPod, is_unread, read_pod, resources, rows_of
 
 MAX_SIZE = 4 << 20  # characters; etcd takes no object above 1.5 MiB
-TEMPLATES: dict[str, tuple[str, ...]] = {  # kind -> path of its pod template
-    "Pod": (),
-    "PodTemplate": ("template",),
-    "CronJob": ("spec", "jobTemplate", "spec", "template"),
-    **dict.fromkeys(
-        ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "ReplicationController", "Job"), ("spec", "template")
-    ),
-}
+HELM = re.compile(r"\{\{-? *(?:[.$(]|/\*|(?:include|template|if|range|with|end|define|tpl|toYaml|default|quote)\b)")
 # Prefixes of other systems' names. Each one left in a translated manifest gets a note.
 THEIRS: tuple[str, ...] = (
     *("nvidia.com/", "hami.io/", "tencent.com/", "tke.cloud.tencent.com/", "tensorstack.dev/", "volcano.sh/vgpu"),
@@ -55,11 +49,13 @@ SCHEDULERS = ("qgpu", "t9k", "hami", "gpu-admission", "vgpu", "volcano", "kai", 
 
 
 class Translation:
-    """text: the new manifest. pods: every pod template; translated ones have annotations. quotas: what bounds pods."""
+    """text: the new manifest. pods: every pod template; translated ones have annotations. notes: of objects that are not read.
+    quotas: what bounds pods."""
 
-    def __init__(self, text: str, pods: list[TranslatedPod], quotas: Sequence[Quota] = ()) -> None:
+    def __init__(self, text: str, pods: list[TranslatedPod], notes: list[str], quotas: Sequence[Quota] = ()) -> None:
         self.text = text
         self.pods = pods
+        self.notes = notes
         self.quotas = quotas
 
 
@@ -74,47 +70,119 @@ def translate(text: str, rules: Rules, to_claims: bool = False) -> Translation:
         raise RequestError(
             Problem("GH-107", f"the manifest has {len(text)} characters, {MAX_SIZE} are allowed; translate it in parts")
         )
+    try:
+        return _translate(text, rules, to_claims)
+    except RequestError as e:
+        found = HELM.search(text)
+        if found is None:
+            raise
+        line = text.count("\n", 0, found.start()) + 1
+        hint = f"line {line} has {{{{ }}}} as a Helm chart's templates: run `helm template` first, and translate its output"
+        raise RequestError(Problem("GH-107", hint), *e.problems) from None
+
+
+def _translate(text: str, rules: Rules, to_claims: bool) -> Translation:
     edit = Edit(text)
     problems: list[Problem] = []
-    pods = []
+    pods: list[TranslatedPod] = []
+    notes: list[str] = []
+    is_manifest = False
     bounds: list[Quota] = []
     templates = to_claim.Templates()
-    for document in yaml_edit.documents(text):
+    documents = yaml_edit.documents(text)
+    for document in documents:
         for node in objects(document):
-            kind = yaml_edit.scalars(node).get("kind", "")
+            said = yaml_edit.scalars(node)
+            kind, version = said.get("kind", ""), said.get("apiVersion", "")
+            is_manifest = is_manifest or bool(kind)
             meta = yaml_edit.scalars(get(node, "metadata"))
             if is_quota(node) and not to_claims:
                 bounds.append(Quota(kind, meta.get("name", ""), meta.get("namespace", "")))
                 quotas.rewrite(bounds[-1], node, edit, rows_of(rules))
                 continue
-            if kind not in TEMPLATES:
-                if kind == "ResourceClaimTemplate":
-                    templates.taken.add((meta.get("namespace", ""), meta.get("name", "")))
-                continue
-            template = get(node, *TEMPLATES[kind])
-            pod = TranslatedPod(kind, meta.get("name", ""), meta.get("namespace", ""))
-            pods.append(pod)
-            if template is None:
-                problems.append(Problem("GH-107", f"{pod}: it has no {'.'.join(TEMPLATES[kind])}"))
-                continue
-            try:
-                rewrite(pod, template, edit, rules, templates if to_claims else None)
-            except GhError as e:
-                problems += [Problem(p.code, f"{pod}: {p.message}") for p in e.problems]
+            paths = kinds.paths(version, kind)
+            if kind == "ResourceClaimTemplate":
+                templates.taken.add((meta.get("namespace", ""), meta.get("name", "")))
+            if not paths:
+                notes += not_read(node, rules)
+            found = list(templates_of(node))
+            if paths and not found and not kinds.is_optional(version, kind):
+                lacks = f"{kind} {meta.get('name') or '(no name)'}: it has no {'.'.join(paths[0])}"
+                problems.append(Problem("GH-107", lacks))
+            for part, template in found:
+                pod = TranslatedPod(kind, meta.get("name", ""), meta.get("namespace", ""), part)
+                pods.append(pod)
+                try:
+                    rewrite(pod, template, edit, rules, templates if to_claims else None)
+                except GhError as e:
+                    problems += [Problem(p.code, f"{pod}: {p.message}") for p in e.problems]
+                pod.notes += of_the_system(kinds.group_of(version), pod)
     if problems:
         raise RequestError(*problems)
-    if not pods and not bounds and any(get(document, "services") is not None for document in yaml_edit.documents(text)):
+    if not is_manifest and any(get(document, "services") is not None for document in documents):
         why = "it is a compose file, of which only you know the shares: give each service with a GPU `runtime: gpu-hook` and"
         text = f"{why} `annotations:` with gpu-hook.io/memory, in place of its deploy.resources.reservations.devices"
         raise RequestError(Problem("GH-107", text))
-    if not pods and not bounds:
-        kinds = ", ".join(TEMPLATES)
-        raise RequestError(Problem("GH-107", f"no object in it has a pod template; such kinds are {kinds}"))
+    if not is_manifest:
+        own = ", ".join(kind for _, kind in kinds.KUBERNETES)
+        raise RequestError(Problem("GH-107", f"no object in it has a kind; those with a pod template are {own}"))
+    if not edit.changes:
+        return Translation(text, pods, notes, bounds)
     new = edit.result() + templates.text(text)
     if not verified(text, new, pods, rules, bounds):
         why = "it uses <<, aliases, tags or a key twice and cannot be edited in place; write these parts out"
         raise RequestError(Problem("GH-107", why))
-    return Translation(new, pods, bounds)
+    return Translation(new, pods, notes, bounds)
+
+
+def of_the_system(group: str, pod: TranslatedPod) -> list[str]:
+    """Notes on what the system that makes these pods needs besides."""
+    if group == "serving.knative.dev" and pod.annotations:
+        return ["Knative takes runtimeClassName only with its feature kubernetes.podspec-runtimeclassname"]
+    theirs = (wish.key for container in pod.containers for wish in container.wishes)
+    if group == "ray.io" and (gone := next((key for key in theirs if key.endswith("gpu")), "")):
+        return [f"KubeRay took num-gpus from {gone}, which went; write it into rayStartParams"]
+    return []
+
+
+def templates_of(node: yaml.Node) -> Iterator[tuple[str, yaml.Node]]:
+    """The pod templates of an object, each with its name among several."""
+    said = yaml_edit.scalars(node)
+    paths = kinds.paths(said.get("apiVersion", ""), said.get("kind", ""))
+    for part, _, template in kinds.templates(node, paths, get, yaml_edit.parts):
+        yield part, template
+
+
+def not_read(node: yaml.Node, rules: Rules) -> list[str]:
+    """A note on an object whose kind is not known, and that asks for GPUs in words that would have been translated."""
+    said = yaml_edit.scalars(node)
+    name, group = yaml_edit.scalars(get(node, "metadata")).get("name", ""), kinds.group_of(said.get("apiVersion"))
+    words = sorted(asking(node, rows_of(rules)))
+    if not words or not said.get("kind"):
+        return []
+    which = f"kinds {said['kind']} of {group}" if group else f"kinds {said['kind']}"
+    stays = f"{', '.join(words[:3])} stays; {which} are not read here, but their pods by the cluster's webhook"
+    return [f"{said['kind']} {name or '(no name)'}: {stays}"]
+
+
+def asking(root: yaml.Node, rows: Rows) -> set[str]:
+    """The keys of `rows` in any limits, requests and annotations below a node."""
+    found: set[str] = set()
+    seen: set[int] = set()
+    left = [root]
+    while left:
+        node = left.pop()
+        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+            continue
+        seen.add(id(node))
+        if not isinstance(node, yaml.MappingNode):
+            left += node.value
+            continue
+        for key, value in node.value:
+            if key.value in ("limits", "requests", "annotations") and isinstance(value, yaml.MappingNode):
+                found.update(one.value for one, _ in value.value if isinstance(one.value, str) and one.value in rows)
+            left.append(value)
+    return found
 
 
 def is_quota(node: yaml.Node) -> bool:
@@ -130,11 +198,9 @@ def verified(old: str, new: str, pods: list[TranslatedPod], rules: Rules, bounds
     found = [node for document in yaml_edit.documents(new) for node in objects(document)]
     if bounds and not quotas.kept(bounds, [node for node in found if is_quota(node)]):
         return False
-    found = [node for node in found if yaml_edit.scalars(node).get("kind") in TEMPLATES]
-    for pod, node in zip(pods, found, strict=True):
+    for pod, (_, template) in zip(pods, [pair for one in found for pair in templates_of(one)], strict=True):
         if not pod.annotations and not pod.claims:
             continue
-        template = get(node, *TEMPLATES[pod.kind])
         annotations = yaml_edit.scalars(get(template, "metadata", "annotations"))
         rows = rows_of(rules, annotations)
         left = [key for container in containers(template) for key in resources(plain(container), rows, [])]
@@ -249,8 +315,9 @@ def to_claims(
         )
     for node, name in zip(nodes, names, strict=True):
         template_edit.take_out(edit, node, set(rows), pod.claims.get(name, ""))
+    workload = "-".join(filter(None, (pod.name, pod.part.replace("/", "-").lower())))
     listed = [
-        {"name": name, "resourceClaimTemplateName": templates.add(pod.namespace, pod.name, name, wanted)}
+        {"name": name, "resourceClaimTemplateName": templates.add(pod.namespace, workload, name, wanted)}
         for _, wanted, name in reversed(of_pod)
     ]
     template_edit.add_to_list(edit, spec, "resourceClaims", listed)
@@ -306,7 +373,7 @@ def same_elsewhere(old: str, new: str, keys: Collection[str], claims: Collection
     """True if both are equal, as data and in order, except for annotations, runtimeClassName, the resources `keys`, and these
     claims with the documents of their templates at the end."""
     try:
-        before, after = (list(yaml.safe_load_all(text)) for text in (old, new))
+        before, after = (list(yaml.load_all(text, yaml_edit.LOADER)) for text in (old, new))
     except (yaml.YAMLError, RecursionError):
         return False
     # deepcopy keeps aliases shared, and strip visits each object once, so nested aliases do not expand.

@@ -79,11 +79,13 @@ class ManifestContainer:
 
 
 class TranslatedPod:
-    """A pod template, for the report. annotations: those that were added. claims: container -> its claim, as the pod calls it."""
+    """A pod template, for the report. part: its name among several of an object, "" for the only one. annotations: those that were
+    added. claims: container -> its claim, as the pod calls it."""
 
-    def __init__(self, kind: str, name: str, namespace: str = "") -> None:
+    def __init__(self, kind: str, name: str, namespace: str = "", part: str = "") -> None:
         self.kind = kind
         self.name = name
+        self.part = part
         self.namespace = namespace
         self.claims: dict[str, str] = {}
         self.containers: list[ManifestContainer] = []
@@ -91,7 +93,7 @@ class TranslatedPod:
         self.notes: list[str] = []
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.name or '(no name)'}"
+        return f"{self.kind} {self.name or '(no name)'}" + (f" ({self.part})" if self.part else "")
 
 
 def rows_of(rules: Rules, annotations: Iterable[str] = ()) -> Rows:

@@ -18,7 +18,8 @@ from oci_hook.errors import GhError
 from oci_hook.kube.answers import manifest
 from oci_hook.kube.formats import names
 from oci_hook.kube.formats.quantity import milli, plain, whole
-from oci_hook.kube.manifests.translate import TEMPLATES, translate
+from oci_hook.kube.manifests import kinds
+from oci_hook.kube.manifests.translate import translate
 from oci_hook.kube.pod.mutate import WebhookOptions, mutate
 from testbed.long import draws
 
@@ -154,10 +155,37 @@ def in_yaml(said: dict[str, str]) -> str:
     return "{" + ", ".join(f"{key}: {text}" for key, text in said.items()) + "}"
 
 
+KINDS = [
+    (f"{group}/v1".lstrip("/"), kind, path)
+    for (group, kind), paths in {**kinds.KUBERNETES, **kinds.OTHERS}.items()
+    for path in paths
+]
+COUNTED = [one for one in KINDS if one[1] not in kinds.NOT_COUNTED]
+OWN = [one for one in COUNTED if one[1] in ("Pod", "Deployment", "CronJob")]
+
+
+def in_kind(version: str, kind: str, path: tuple[str, ...], pod: str) -> str:
+    """The text of an object with a pod template at a path."""
+    for before, key in reversed(list(zip(("", *path), path, strict=False))):
+        if key != kinds.EACH:
+            pod = f"{key}:\n{textwrap.indent(pod, '  ')}"
+        elif before.endswith("ReplicaSpecs"):
+            pod = f"Worker:\n{textwrap.indent(pod, '  ')}"
+        else:
+            pod = "- " + textwrap.indent(pod, "  ")[2:]
+    return f"apiVersion: {version}\nkind: {kind}\n{pod}"
+
+
+def at(value: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        value = value[key] if key != kinds.EACH else value[0] if isinstance(value, list) else value["Worker"]
+    return value
+
+
 @st.composite
 def manifests(draw: Any) -> str:
     """The text of one workload."""
-    kind = draw(st.sampled_from(["Pod", "Pod", "Deployment", "CronJob", "List"]))
+    version, kind, path = draw(st.sampled_from([*OWN, *OWN, ("v1", "List", ()), *COUNTED]))
     annotations = draw(st.sampled_from(ANNOTATIONS))
     lines = ["metadata:", f"  annotations: {json.dumps(annotations)}"] if annotations else ["metadata: {name: p}"]
     lines += ["spec:"]
@@ -179,17 +207,21 @@ def manifests(draw: Any) -> str:
     pod = "\n".join(lines) + "\n"
     if kind == "List":
         return f"kind: List\nitems:\n- kind: Pod\n{textwrap.indent(pod, '  ')}"
-    for key in reversed(TEMPLATES[kind]):
-        pod = f"{key}:\n{textwrap.indent(pod, '  ')}"
-    return f"kind: {kind}\n{pod}"
+    return in_kind(version, kind, path, pod)
 
 
 def api_server(text: str) -> dict[str, Any] | None:
     """The pod of a manifest as the API server hands it to webhooks; None if it refuses an amount."""
     [obj] = yaml.safe_load_all(text)
     obj = obj["items"][0] if obj["kind"] == "List" else obj
-    for key in TEMPLATES[obj["kind"]]:
-        obj = obj[key]
+    name = (obj.get("apiVersion", ""), obj["kind"])
+    paths = [path for version, kind, path in KINDS if kind == name[1] and name[0] in ("", version)]
+    for path in paths:
+        try:
+            obj = at(obj, path)
+            break
+        except KeyError:
+            continue
     for container in (*(obj["spec"].get("initContainers") or ()), *obj["spec"]["containers"]):
         given = container.get("resources") or {}
         new: dict[str, dict[str, str]] = {}
@@ -247,6 +279,80 @@ def test_webhook_translate_and_explain_agree(text: str) -> None:
         assert {key: value for key, value in seen.items()} == ours
     else:
         assert (seen == REFUSED) == (said == REFUSED)
+
+
+@pytest.mark.parametrize(("version", "kind", "path"), KINDS, ids=lambda value: str(value)[:70])
+def test_every_kind_is_translated(version: str, kind: str, path: tuple[str, ...]) -> None:
+    text = in_kind(version, kind, path, pod({"nvidia.com/gpumem": "1024"}).partition("\n")[2])
+    done = translate(text, RULES)
+    [new] = yaml.safe_load_all(done.text)
+    assert at(new, path)["metadata"]["annotations"] == {"gpu-hook.io/memory.c0": "1Gi"}
+    assert at(new, path)["spec"]["runtimeClassName"] == "gpu-hook"
+    assert translate(done.text, RULES).text == done.text
+
+
+def test_a_kind_of_another_group_is_another_kind() -> None:
+    text = in_kind("example.org/v1", "Job", ("spec", "template"), pod({"nvidia.com/gpumem": "1024"}).partition("\n")[2])
+    done = translate(text, RULES)
+    assert (done.text, done.pods) == (text, [])
+    assert done.notes == [
+        "Job (no name): nvidia.com/gpumem stays; kinds Job of example.org are not read here, but their pods by the"
+        " cluster's webhook"
+    ]
+    with pytest.raises(GhError, match="GH-107: .* no workload of a known kind, but 'Job'; write"):
+        manifest.roles(text, OPTIONS, left_out=set())
+
+
+POD = "{spec: {containers: [{name: c}]}}"
+
+
+@pytest.mark.parametrize(
+    ("said", "counts"),
+    [
+        (
+            f"apiVersion: ray.io/v1\nkind: RayCluster\nmetadata: {{name: r}}\nspec: {{headGroupSpec: {{template: {POD}}},"
+            f" workerGroupSpecs: [{{groupName: a, replicas: 3, numOfHosts: 2, template: {POD}}}, {{template: {POD}}}]}}",
+            {"r/head": 1, "r/a": 6, "r/1": 1},
+        ),
+        (
+            f"apiVersion: ray.io/v1\nkind: RayJob\nmetadata: {{name: r}}\nspec: {{submitterPodTemplate: {POD}}}",
+            {"r/submitter": 1},
+        ),
+        (
+            "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: t}\nspec: {pytorchReplicaSpecs:"
+            f" {{Master: {{template: {POD}}}, Worker: {{replicas: 4, template: {POD}}}}}}}",
+            {"t/Master": 1, "t/Worker": 4},
+        ),
+        (
+            "apiVersion: jobset.x-k8s.io/v1alpha2\nkind: JobSet\nmetadata: {name: s}\nspec: {replicatedJobs: [{name: w,"
+            f" replicas: 2, template: {{spec: {{parallelism: 4, completions: 3, template: {POD}}}}}}}]}}",
+            {"s/w": 6},
+        ),
+        (
+            "apiVersion: leaderworkerset.x-k8s.io/v1\nkind: LeaderWorkerSet\nmetadata: {name: l}\nspec: {replicas: 2,"
+            f" leaderWorkerTemplate: {{size: 4, leaderTemplate: {POD}, workerTemplate: {POD}}}}}",
+            {"l/leader": 2, "l/worker": 6},
+        ),
+        (
+            "apiVersion: leaderworkerset.x-k8s.io/v1\nkind: LeaderWorkerSet\nmetadata: {name: l}\nspec: {replicas: 2,"
+            f" leaderWorkerTemplate: {{size: 4, workerTemplate: {POD}}}}}",
+            {"l/worker": 8},
+        ),
+        (
+            "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {name: v}\nspec: {tasks: [{name: w, replicas: 2,"
+            f" template: {POD}}}]}}",
+            {"v/w": 2},
+        ),
+        (
+            "apiVersion: batch.volcano.sh/v1alpha1\nkind: CronJob\nmetadata: {name: v}\nspec: {jobTemplate: {spec: {tasks:"
+            f" [{{replicas: 2, template: {POD}}}]}}}}}}",
+            {"v/0": 2},
+        ),
+    ],
+    ids=lambda value: value[:70] if isinstance(value, str) else None,
+)
+def test_the_pods_of_others_workloads_are_counted(said: str, counts: dict[str, int]) -> None:
+    assert {role.name: role.count for role in manifest.roles(said, OPTIONS)} == counts
 
 
 # --- zero, and names
