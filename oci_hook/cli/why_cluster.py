@@ -21,8 +21,8 @@ from oci_hook.kube.preemption.disruption import Budget
 
 SECONDS = 5.0  # of processor time for the search, so that a busy machine gets the same answer
 NO_BUDGETS = (
-    "no PodDisruptionBudgets were read, so these moves may violate one: allow `list` on them, or dump them, too, by"
-    " `kubectl get nodes,pods,pdb -A -o json`"
+    "no PodDisruptionBudgets were read, so these moves may violate one: allow `list` on them; for a dump that has none,"
+    " `kubectl get pdb -A` says whether the cluster has none either"
 )
 
 

@@ -680,11 +680,26 @@ def test_the_same_request(asked_for: list[dict[str, str]], style: str, long: boo
 
 
 def test_words_of_others_that_have_an_equivalent_are_told() -> None:
-    words = (
-        "{hami.io/gpu-scheduler-policy: spread, hami.io/node-scheduler-policy: binpack, nvidia.com/use-gpuuuid: GPU-a}"
-    )
-    assert notes(pod("nvidia.com/gpu: 1", before=f"  annotations: {words}\n")) == [
-        "note: Pod p: annotation hami.io/gpu-scheduler-policy stays without effect; write gpu-hook.io/placement",
-        "note: Pod p: annotation hami.io/node-scheduler-policy stays without effect; write gpu-hook.io/node-placement",
-        "note: Pod p: annotation nvidia.com/use-gpuuuid stays without effect; write gpu-hook.io/devices",
+    text = pod("nvidia.com/gpu: 1", before="  annotations: {nvidia.com/use-gpuuuid: GPU-a}\n")
+    assert notes(text) == [
+        "note: Pod p: annotation nvidia.com/use-gpuuuid stays without effect; write gpu-hook.io/devices"
     ]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "node", "ours"),
+    [
+        ("spread", "binpack", {"gpu-hook.io/placement.c0": "spread", "gpu-hook.io/node-placement": "binpack"}),
+        ("topology-aware", "spread", {"gpu-hook.io/node-placement": "spread"}),
+    ],
+)
+def test_hamis_orders_are_ours(gpu: str, node: str, ours: dict[str, str]) -> None:
+    words = f"{{hami.io/gpu-scheduler-policy: {gpu}, hami.io/node-scheduler-policy: {node}}}"
+    text = pod("nvidia.com/gpu: 1", "cpu: 1", before=f"  annotations: {words}\n")
+    assert yaml.safe_load(new(text))["metadata"]["annotations"] == {"gpu-hook.io/gpus.c0": "1"} | ours
+    assert notes(text) == []
+    idle = pod("cpu: 1", before=f"  annotations: {words}\n")
+    assert new(idle) == idle
+    assert refused(text.replace("-policy: " + node, "-policy: x"))[0].startswith(
+        "GH-101: Pod p: container c0: hami.io/node-scheduler-policy='x' is not one of"
+    )

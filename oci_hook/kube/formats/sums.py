@@ -70,6 +70,9 @@ def of_object(pod: Mapping[str, Any]) -> Amounts:
     init = [(own(one), one.get("restartPolicy") == "Always") for one in spec.get("initContainers") or ()]
     total = of_pod(map(own, spec.get("containers") or ()), init)
     as_a_whole = _requests(spec, without=total)
+    if as_a_whole and status.get("resources") is not None:
+        has = _larger(amounts(status["resources"].get("requests")), amounts(status.get("allocatedResources")))
+        as_a_whole = has if refused else _larger(as_a_whole, has)
     total |= {name: amount for name, amount in as_a_whole.items() if name.startswith(OF_PODS)}
     return _plus(total, amounts(spec.get("overhead")))
 

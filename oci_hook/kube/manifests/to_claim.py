@@ -114,7 +114,9 @@ def _no_claim(request: Request, words: Mapping[str, str]) -> str:
         return "a claim cannot ask for every GPU of a node; say how many"
     for gpu in request.gpus:
         if gpu.memory is not None and gpu.memory[0] != "mib":
-            what = "compute alone means as much memory" if gpu.memory == ("percent", gpu.compute) else "memory"
+            said = "memory" in words or "request" in words  # the latter may have both
+            alone = not said and gpu.memory == ("percent", gpu.compute)
+            what = "compute alone means as much memory" if alone else "memory"
             return f"{what}, in per cent of the GPU, which a claim cannot say; write memory in MiB"
         if gpu.device is not None and not (gpu.device.isdecimal() or _is_uuid(gpu.device)):
             return f"a claim cannot name the device {show(gpu.device)}; write its UUID"

@@ -16,7 +16,7 @@ import yaml
 from oci_hook.core.request import parse
 from oci_hook.core.rules import Rules
 from oci_hook.errors import GhError, Problem, RequestError
-from oci_hook.kube.formats.names import PREFIX_KEY
+from oci_hook.kube.formats.names import NODE_PLACEMENT, PREFIX_KEY
 from oci_hook.kube.manifests import kinds, quotas, template_edit, to_claim, yaml_edit
 from oci_hook.kube.manifests.quotas import Quota
 from oci_hook.kube.manifests.yaml_edit import Edit, get
@@ -41,8 +41,6 @@ THEIRS: tuple[str, ...] = (
     *("qgpu-device-enable", "mixed-qgpu-enable", "nvidia-device-enable"),
 )
 OURS = {  # annotations of others that stay, and what says the same
-    "hami.io/gpu-scheduler-policy": "placement",
-    "hami.io/node-scheduler-policy": "node-placement",
     "nvidia.com/use-gpuuuid": "devices",
 }
 SCHEDULERS = ("qgpu", "t9k", "hami", "gpu-admission", "vgpu", "volcano", "kai", "runai")
@@ -289,6 +287,8 @@ def to_claims(
     running = getattr(get(template, "spec", "containers"), "value", [])
     names = [yaml_edit.scalars(node).get("name", "") for node in nodes]
     asking = each({**ours, **pod.annotations}, names)
+    if NODE_PLACEMENT in pod.annotations:
+        pod.notes.append("the order of nodes has no equivalent in a claim, and is left out")
     pod.annotations = {}
     spec = get(template, "spec")
     taken = {yaml_edit.scalars(item).get("name", "") for item in getattr(get(spec, "resourceClaims"), "value", ())}

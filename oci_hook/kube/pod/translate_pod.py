@@ -11,7 +11,7 @@ from typing import Any
 
 from oci_hook.core import collect, dialects, near_misses, validate
 from oci_hook.core.collect import Wish
-from oci_hook.core.layout import PREFIX_KEY
+from oci_hook.core.layout import NODE_PLACEMENT, PREFIX_KEY
 from oci_hook.core.request import Request, build, parse
 from oci_hook.core.rules import Rules
 from oci_hook.core.terms import GpuRequest, Terms
@@ -98,7 +98,14 @@ class TranslatedPod:
 
 def rows_of(rules: Rules, annotations: Iterable[str] = ()) -> Rows:
     """The keys of all dialects that these rules enable, with those of these annotations that name containers."""
-    return {key: (name, row) for name in rules.dialects for key, row in dialects.rows(name, rules, annotations).items()}
+    return {
+        key: (name, row)
+        for name in rules.dialects
+        for key, row in {
+            **dialects.rows(name, rules, annotations),
+            **getattr(dialects.table(name), "OF_PODS", {}),
+        }.items()
+    }
 
 
 def read_pod(
@@ -140,6 +147,8 @@ def read_pod(
     asking = [container for container in pod.containers if container.words is not None]
     if asking:
         pod.annotations = in_annotations(pod, asking, not any(map(names_some, annotations)))
+        order = [wish.text for wish in shared if wish.name == "node-placement" and wish.value]
+        pod.annotations |= {NODE_PLACEMENT: order[0]} if order else {}
         check(pod, annotations)
 
 

@@ -169,6 +169,7 @@ def test_our_own_annotations_and_whole_gpus() -> None:
     ("text", "why"),
     [
         (pod({"gpu-hook.io/compute": "30"}), "compute alone means as much memory, in per cent"),
+        (pod({"gpu-hook.io/compute": "30", "gpu-hook.io/memory": "30%"}), "container main: memory, in per cent"),
         (pod({"gpu-hook.io/memory": "30%"}), "memory, in per cent of the GPU, which a claim cannot say"),
         (pod({"gpu-hook.io/gpus": "all"}), "every GPU of a node"),
         (pod({"gpu-hook.io/node": "exclusive"}), "every GPU of a node"),

@@ -108,6 +108,7 @@ BY_SYSTEM = [
 ]
 ANNOTATIONS = [
     *({}, {}, {}, {"team": "a"}, {"T9K_GPU_PERCENT": "50"}, {"T9K_GPU_MEMORY": "2000"}, {"gpu-fraction": "0.5"}),
+    *({"hami.io/gpu-scheduler-policy": "spread"}, {"hami.io/node-scheduler-policy": "binpack"}),
     *({"nvidia.com/gpu": "0"}, {"nvidia.com/gpumem": "1000"}, {"nvidia.com/vcuda-core-limit": "60"}),
     *(
         {"gpu-hook.io/memory": "1Gi"},

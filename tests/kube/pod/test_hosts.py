@@ -296,6 +296,21 @@ def test_a_resize_that_is_refused_does_not_count():
     assert requests(one) == {"pods": 1000, "cpu": 1000}
 
 
+def test_a_resize_of_the_pod_as_a_whole_counts():
+    """While it lasts, the larger amount counts (Kubernetes 1.36, component-helpers: effectivePodLevelResources)."""
+    one = {
+        "spec": {"resources": {"requests": {"cpu": "2"}}, "containers": [{"name": "c"}]},
+        "status": {"resources": {"requests": {"cpu": "5"}}, "allocatedResources": {"cpu": "4"}, "conditions": []},
+    }
+    assert requests(one) == {"pods": 1000, "cpu": 5000}
+    one["status"]["resources"] = {}
+    assert requests(one) == {"pods": 1000, "cpu": 4000}
+    one["spec"]["resources"]["requests"]["cpu"] = "9"
+    assert requests(one) == {"pods": 1000, "cpu": 9000}
+    one["status"]["conditions"] = [{"type": "PodResizePending", "reason": "Infeasible"}]
+    assert requests(one) == {"pods": 1000, "cpu": 4000}
+
+
 # --- the commands agree
 
 
