@@ -48,6 +48,7 @@ VALUES = {
     "nodeMemory": ("daemonset.yaml", "limits: {{memory: {}}}", "256Mi"),
     "controllerMemory": ("controller.yaml", "limits: {{memory: {}}}", "512Mi"),
 }
+SETTINGS = "/etc/gpu-hook"  # in the controller's container
 NOTES = """gpu-hook is installed. Its nodes and namespaces are those with a label.
 {{- if .Values.annotations }}
 
@@ -100,6 +101,8 @@ def files() -> dict[str, str]:
     values += f"{OPERATOR}: false\n"
     values += "# true where the kubelet's kubeconfig logs in by a program (EKS, GKE, AKS): nodes come by their pod's account.\n"
     values += "account: false\n"
+    values += "# Lines of the controller's settings, as in docs/guide/kubernetes.md#qgpu.\n"
+    values += 'controllerSettings: ""\n'
     values += "# Each is explained where it stands in templates/.\n"
     for name, (_, _, default) in VALUES.items():
         values += f"{name}: {default}\n" if is_structure(default) else f'{name}: "{default}"\n'
@@ -139,6 +142,38 @@ def with_account(text: str) -> str:
     return f"{text}{{{{- if .Values.account }}}}\n{volume}{{{{- end }}}}\n"
 
 
+def with_settings(text: str) -> str:
+    """The controller's Deployment with its settings, where the chart's value controllerSettings has lines: a file of a ConfigMap, whose
+    change restarts it."""
+    lines = ".Values.controllerSettings"
+    args = "{{ toJson .Values.controllerArgs }}"
+    mount = "            - {name: tmp, mountPath: /tmp}\n"
+    volume = "        - name: tmp\n"
+    labels = "      labels: {app.kubernetes.io/name: gpu-hook, app.kubernetes.io/component: controller}\n    spec:\n"
+    for there in (args, mount, volume, labels):
+        if text.count(there) != 1:
+            raise SystemExit(
+                f"scripts/package: controller.yaml has no single {there!r} for the value controllerSettings"
+            )
+    more = f'(concat .Values.controllerArgs (list "--settings={SETTINGS}/settings.yaml"))'
+    text = text.replace(args, f'{{{{ toJson (ternary {more} .Values.controllerArgs (ne {lines} "")) }}}}')
+    head, spec = labels.split("    spec:")
+    checksum = f"      annotations: {{checksum/settings: {{{{ sha256sum {lines} }}}}}}\n"
+    added = {
+        labels: f"{head}{{{{- if {lines} }}}}\n{checksum}{{{{- end }}}}\n    spec:{spec}",
+        mount: f"{mount}{{{{- if {lines} }}}}\n            - {{name: settings, mountPath: {SETTINGS}}}\n{{{{- end }}}}\n",
+        volume: f"{{{{- if {lines} }}}}\n        - name: settings\n"
+        f"          configMap: {{name: gpu-hook-controller-settings}}\n{{{{- end }}}}\n{volume}",
+    }
+    for there, new in added.items():
+        text = text.replace(there, new)
+    meta = "{name: gpu-hook-controller-settings, namespace: gpu-hook}"
+    data = f"data:\n  settings.yaml: {{{{ toJson {lines} }}}}\n"
+    return (
+        f"{text}{{{{- if {lines} }}}}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {meta}\n{data}{{{{- end }}}}\n"
+    )
+
+
 def is_structure(default: str) -> bool:
     return default[:1] in ("[", "{")
 
@@ -161,6 +196,8 @@ def template(name: str) -> str:
             raise SystemExit(f"scripts/package: {name} has no nodeSelector for the chart's value {OPERATOR}")
     if name == "daemonset.yaml":
         text = with_account(text)
+    if name == "controller.yaml":
+        text = with_settings(text)
     annotations, claims = SWITCHES
     switch = claims if name.startswith(CLAIMS) else annotations
     return f"{{{{- if .Values.{switch} }}}}\n{text}{{{{- end }}}}\n"

@@ -246,6 +246,27 @@ def test_the_charts_account_is_that_of_the_manifests(chart: Path) -> None:
 
 
 @with_helm
+def test_the_chart_brings_the_controllers_settings(chart: Path) -> None:
+    lines = "dialects: [qgpu]\nqgpu_memory_unit: GiB\n"
+    made = in_order(rendered(chart, controllerSettings=lines)["controller.yaml"])
+    (settings,) = (d for d in made if d["kind"] == "ConfigMap")
+    (deployment,) = (d for d in made if d["kind"] == "Deployment")
+    template = deployment["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    (file,) = (arg.removeprefix("--settings=") for arg in container["args"] if arg.startswith("--settings="))
+    (mount,) = (m for m in container["volumeMounts"] if file.startswith(m["mountPath"] + "/"))
+    (volume,) = (v for v in template["spec"]["volumes"] if v["name"] == mount["name"])
+    assert volume["configMap"]["name"] == settings["metadata"]["name"]
+    assert settings["metadata"]["namespace"] == deployment["metadata"]["namespace"]
+    assert settings["data"] == {Path(file).name: lines}
+    plain = in_order(yaml.safe_load_all((BASE / "controller.yaml").read_text()))
+    assert container["args"][:-1] == plain[0]["spec"]["template"]["spec"]["containers"][0]["args"]
+    other = rendered(chart, controllerSettings=lines.replace("GiB", "MiB"))["controller.yaml"]
+    (changed,) = (d["spec"]["template"] for d in other if d["kind"] == "Deployment")
+    assert changed["metadata"]["annotations"] != template["metadata"]["annotations"]  # so pods are made anew
+
+
+@with_helm
 def test_the_charts_values_change_what_they_name(chart: Path) -> None:
     values = {"installImage": "r.test/i:2", "controllerImage": "r.test/c:2", "replicas": "3", "cluster": "required"}
     values |= {
@@ -261,7 +282,10 @@ def test_the_charts_values_change_what_they_name(chart: Path) -> None:
     }
     values |= {"tolerations": '[{"key": "gpu"}]', "nodeMemory": "1Gi", "controllerMemory": "2Gi"}
     shown = subprocess.run([HELM, "show", "values", chart], capture_output=True, text=True).stdout
-    assert values.keys() | {"annotations", "claims", "gpuOperator", "account"} == yaml.safe_load(shown).keys()
+    assert (
+        values.keys() | {"annotations", "claims", "gpuOperator", "account", "controllerSettings"}
+        == yaml.safe_load(shown).keys()
+    )
     made = rendered(chart, **values)
     (daemonset,) = made["daemonset.yaml"]
     install, agent = daemonset["spec"]["template"]["spec"]["containers"]
