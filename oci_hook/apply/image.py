@@ -68,7 +68,7 @@ def look(rootfs: str, mounts: "Sequence[Mount]", command: Command | None = None)
             c_library = "musl" if mode_of(tree, f"/lib/ld-musl-{os.uname().machine}.so.1") else ""
         copies = _copies(tree, kinds, command, libdir)
         nix = S_ISDIR(mode_of(tree, "/nix/store"))
-        smi_too = SMI_PLACE in command.env.get("PATH", "").split(":") and _has_room(tree, kinds, rootfs)
+        smi_too = _calls_smi(command) and _has_room(tree, kinds, rootfs)
     if nix:
         copies.cuda += [f"{NIX_DRIVER}/{name}" for name in ("libcuda.so.1", "libcuda.so")]
         copies.nvml += [f"{NIX_DRIVER}/{name}" for name in ("libnvidia-ml.so.1", "libnvidia-ml.so")]
@@ -88,6 +88,13 @@ def _copies(tree: Tree, kinds: "Mapping[str, str]", command: Command, libdir: st
     beside = [f"{canonical(tree, place)}/{name}" for place in volumes for name in image_search.NAMES]
     image_copies.named(tree, kinds, (*beside, *paths), copies)
     return copies
+
+
+def _calls_smi(command: Command) -> bool:
+    """True if SMI_PLACE is in the PATH, or a word of the command has nvidia-smi there, as gpu-manager's own example."""
+    return SMI_PLACE in command.env.get("PATH", "").split(":") or any(
+        f"{SMI_PLACE}/{SMI}" in one for one in command.args
+    )
 
 
 def _has_room(tree: Tree, kinds: dict[str, str], rootfs: str) -> bool:

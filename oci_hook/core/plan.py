@@ -95,8 +95,8 @@ class ImageFacts(Value):
     cover_cuda, cover_nvml: the paths of all copies of these libraries in the image; ours is mounted over each.
     cover_other: other libraries of a different driver (a cuda-compat package), which must not be loaded with this one.
     c_library: "glibc"; "musl" if the image has only that; "" if it has none in the usual places.
-    smi_too: the container's PATH has SMI_PLACE, as in NVIDIA's images, and nvidia-smi can be mounted there as well: pods written
-    for gpu-manager call it by that path.
+    smi_too: the container's PATH has SMI_PLACE, as in NVIDIA's images, or its command has nvidia-smi there, as in pods written for
+    gpu-manager; and nvidia-smi can be mounted there as well.
     """
 
     libdir: str

@@ -137,6 +137,21 @@ def test_nvidia_smi_is_also_where_nvidias_images_look_first(rootfs: Path, tmp_pa
     assert not smi_too()
 
 
+@pytest.mark.parametrize(
+    ("args", "there"),
+    [
+        (("/usr/local/nvidia/bin/nvidia-smi", "pmon", "-d", "10"), True),  # of gpu-manager's README
+        (("sh", "-c", "while :; do /usr/local/nvidia/bin/nvidia-smi; sleep 9; done"), True),
+        (("nvidia-smi",), False),
+        (("ls", "/usr/local/nvidia/bin"), False),
+    ],
+)
+def test_nvidia_smi_is_where_the_command_calls_it(rootfs: Path, args: tuple[str, ...], there: bool) -> None:
+    assert look(str(rootfs), MOUNTS, Command(args)).smi_too == there
+    (rootfs / "usr/local/nvidia/bin/nvidia-smi").mkdir(parents=True)
+    assert not look(str(rootfs), MOUNTS, Command(args)).smi_too
+
+
 def test_other_libraries_of_a_compat_folder(rootfs: Path) -> None:
     compat = rootfs / "usr/local/cuda-13.0/compat"
     compat.mkdir(parents=True)
