@@ -235,9 +235,9 @@ def load(registration: Registration, instead: Texts = NOTHING, bare: bool = Fals
     place = containerd_place.of(registration)
     pending = [str(place.main)]
     for name in pending:
-        if (real := os.path.realpath(name)) not in loaded:
+        if (real := os.path.realpath(registration.real(Path(name)))) not in loaded:
             loaded.add(real)
-            files.append(File(Path(name), instead, bare))
+            files.append(File(registration.real(Path(name)), instead, bare))
             for pattern in imports(files[-1], registration):
                 planned = {str(path) for path, text in instead.items() if text is not None and path.match(str(pattern))}
                 there = planned.union(glob.glob(str(pattern)))

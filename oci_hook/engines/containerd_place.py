@@ -68,7 +68,7 @@ def of(registration: Registration) -> Place:
     """The containerd to register with. Raises SettingsError GH-506 where several may be meant."""
     here = [] if registration.host_root != "/" else [*_running(registration)]
     if registration.config:
-        named = Path(registration.config)
+        named = registration.main(FILE)
         same = (place for place in here if os.path.realpath(place.config) == os.path.realpath(named))
         return next(same, None) or _recognised(named, registration)
     own = [place for place in here if place.name] or ([] if here else [*_by_files(registration)])

@@ -84,7 +84,9 @@ def where(registration: Registration) -> Path:
 def contents(registration: Registration, instead: Texts = NOTHING, bare: bool = False) -> list[tuple[Path, Any]]:
     """CRI-O's files, also those in folders of its drop-in folder, in the order in which it reads them, and their data."""
     drop_ins = drop_in.listed(registration.host(DROP_INS), "*", instead)
-    return drop_in.contents(drop_in.with_own((registration.host(MAIN), *drop_ins), registration), instead, bare)
+    return drop_in.contents(
+        drop_in.with_own((registration.host(MAIN), *drop_ins), registration), registration, instead, bare
+    )
 
 
 def has(registration: Registration, instead: Texts) -> Has:

@@ -19,13 +19,13 @@ def last(usual: Path, rival: Path | None) -> Path:
 
 def with_own(files: tuple[Path, ...], registration: Registration) -> tuple[Path, ...]:
     """These files, then that of --config if it is none of them, as that of rootless podman."""
-    own = (Path(registration.config),) if registration.config else ()
+    own = (registration.main(""),) if registration.config else ()
     return files + tuple(path for path in own if path.resolve() not in [file.resolve() for file in files])
 
 
-def contents(files: Iterable[Path], instead: Texts, bare: bool) -> list[tuple[Path, Any]]:
+def contents(files: Iterable[Path], registration: Registration, instead: Texts, bare: bool) -> list[tuple[Path, Any]]:
     """(file, its data) of those that there are. bare: without our lines. Raises SettingsError GH-506, GH-507."""
-    texts = [(path, text_at(path, instead)) for path in files]
+    texts = [(path, text_at(registration.real(path), instead)) for path in files]
     return [
         (path, toml_text.parse(without_fences(text) if bare else text, path))
         for path, text in texts

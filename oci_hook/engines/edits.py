@@ -22,6 +22,7 @@ from oci_hook.core import dialects
 from oci_hook.core.layout import PREFIX_KEY
 from oci_hook.errors import GhError, refuse
 from oci_hook.install.files import locked, make_folder, os_refusal, remove_empty
+from oci_hook.linux.walk import Tree
 from oci_hook.oci.annotations import STATIC
 
 NAME = "gpu-hook"  # of our runtime in every engine's configuration
@@ -59,11 +60,28 @@ class Registration:
         return f"{self.prefix}/bin/oci-gpu-hook"
 
     def host(self, path: str) -> Path:
-        return Path(self.host_root, path.lstrip("/"))
+        return self.real(Path(self.host_root, path.lstrip("/")))
 
     def main(self, path: str) -> Path:
-        """The engine's main file: `config`, or the usual one."""
-        return Path(self.config) if self.config else self.host(path)
+        """The engine's main file: `config`, or the usual one. Raises SettingsError GH-507 where it is a link that leads nowhere."""
+        named = Path(self.config) if self.config else Path(self.host_root, path.lstrip("/"))
+        real = self.real(named)
+        if real != named and named.is_symlink() and not real.exists():
+            raise nowhere(named)
+        return real
+
+    def real(self, path: Path) -> Path:
+        """Where a path below `host_root` leads on that machine, as after chroot(2): its links are not followed in our own root.
+        Raises SettingsError GH-507."""
+        if self.host_root == "/" or not path.is_relative_to(self.host_root):
+            return path
+        try:
+            with Tree(self.host_root) as tree:
+                return Path(self.host_root, tree.resolve(str(path.relative_to(self.host_root)))[0].lstrip("/"))
+        except FileNotFoundError:
+            return path  # there is no such root
+        except OSError as e:
+            raise refuse("GH-507", f"{path}: {e.strerror}; correct its links, or --host-root") from None
 
 
 @dataclass(frozen=True)
@@ -295,12 +313,14 @@ def read(path: Path) -> tuple[Path, bytes | None]:
         return real, real.read_bytes()
     except FileNotFoundError:
         if path.is_symlink():
-            raise refuse(
-                "GH-507", f"{path} is a link to {os.readlink(path)}, which does not exist; correct the link"
-            ) from None
+            raise nowhere(path) from None
         return real, None
     except (OSError, RuntimeError) as e:  # RuntimeError: a loop of links
         raise refuse("GH-507", f"{path}: {getattr(e, 'strerror', None) or e}") from None
+
+
+def nowhere(link: Path) -> GhError:
+    return refuse("GH-507", f"{link} is a link to {os.readlink(link)}, which does not exist; correct the link")
 
 
 def text_of(path: Path, data: bytes) -> str:

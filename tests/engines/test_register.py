@@ -873,6 +873,49 @@ def test_a_link_is_followed_and_stays(host: Host) -> None:
         host.install("docker")
 
 
+@pytest.mark.parametrize("linked", ["file", "folder"])
+@pytest.mark.parametrize(
+    ("engine", "name", "text"),
+    [
+        ("docker", "etc/docker/daemon.json", "{}"),
+        ("containerd", "etc/containerd/config.toml", "version = 2\n"),
+        ("containerd", "etc/containerd/conf.d/a.toml", f"version = 2\n[plugins.'{CRI[1]}'.containerd]\n"),
+        ("podman", "etc/containers/containers.conf.d/gpu-hook.conf", "# mine\n"),
+        ("crio", "etc/crio/crio.conf.d/99-gpu-hook.conf", "# mine\n"),
+    ],
+)
+def test_links_lead_below_the_host_root(
+    host: Host, tmp_path: Path, engine: str, name: str, text: str, linked: str
+) -> None:
+    """An absolute link of the machine's leads to the machine's file, and not to one of the same name where we run."""
+    if name.endswith("a.toml"):
+        host.file("etc/containerd/config.toml", 'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n')
+    there = tmp_path / "ours/kept/there"  # where we run, and below host_root the machine's
+    for root in (Path("/"), host.root):
+        at = root / str(there).lstrip("/")
+        at.mkdir(parents=True)
+        (at / Path(name).name).write_text(text)
+    path = host.root / name
+    link = path if linked == "file" else path.parent
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(there / path.name if linked == "file" else there)
+    before = host.tree()
+    host.install(engine)
+    assert (there / path.name).read_text() == text
+    assert [*there.iterdir()] == [there / path.name]
+    machines = host.root / str(there).lstrip("/") / path.name
+    assert "gpu-hook" in machines.read_text() and link.is_symlink()
+    host.uninstall(engine)
+    assert host.tree() == before
+
+
+def test_links_of_the_host_root_that_lead_round(host: Host) -> None:
+    (host.root / "etc/docker").mkdir(parents=True)
+    (host.root / "etc/docker/daemon.json").symlink_to("/etc/docker/daemon.json")
+    with pytest.raises(SettingsError, match="GH-507: .*daemon.json: .*; correct its links"):
+        host.install("docker")
+
+
 def test_a_file_that_is_no_file(host: Host) -> None:
     (host.root / "etc/docker/daemon.json").mkdir(parents=True)
     with pytest.raises(SettingsError, match="GH-507: .*not a regular file"):
