@@ -118,6 +118,8 @@ def _compiled_for(prefix: str) -> Path:
 def _refuse_foreign(root: Path) -> None:
     if not _installed(root) and (found := next(_foreign(root), None)):
         raise refuse("GH-504", f"{found} is not gpu-hook's; choose a --prefix that is empty or does not exist")
+    if linked := next(filter(os.path.islink, (root / name for name in _own_folders())), None):
+        raise refuse("GH-504", f"{linked} is a link, and what it leads to is not gpu-hook's; remove the link")
 
 
 @contextlib.contextmanager
@@ -306,6 +308,11 @@ def _write_list(root: Path, files: Iterable[str]) -> None:
     write(str(root / layout.INSTALLED), "".join(f"{name}\n" for name in sorted(files)))
 
 
+def _own_folders() -> list[str]:
+    """Those of an install of this version, without the prefix itself, which may be a link."""
+    return _folders(_files(hot_modules()))[:-1]
+
+
 def _foreign(root: Path) -> Iterator[str]:
     """Files at the prefix that are not ours."""
     ours = {*_files(hot_modules()), LOCK}
@@ -320,6 +327,8 @@ def _remove_files(root: Path) -> None:
     packs = (root / layout.LIB_DIR).glob("*.pack*")
     cut = [path for path in root.rglob("*.new") if TEMPORARY.sub("", str(path.relative_to(root))) in files]
     for path in (*packs, *cut, *(root / name for name in sorted(files - {layout.INSTALLED})), root / layout.INSTALLED):
+        if any((root / above).is_symlink() for above in [*path.relative_to(root).parents][:-1]):
+            continue  # a link to a folder is not ours, nor is what it leads to
         for file in (path, path.with_name(path.name + ".new")):
             file.unlink(missing_ok=True)
     for folder in _folders(files):

@@ -457,6 +457,26 @@ def test_remove_takes_what_the_list_names(place: Path) -> None:
     assert (place.parent / "aside").exists() and not (place / layout.LIB_DIR / "oci_hook").exists()
 
 
+@pytest.mark.parametrize(
+    "name", ["lib", "lib/shim", "lib/gpu-hook", "lib/gpu-hook/oci_hook/core", "lib/private", "bin", "etc"]
+)
+def test_a_link_of_roots_for_a_folder_of_ours_is_neither_followed_nor_emptied(
+    place: Path, tmp_path: Path, name: str
+) -> None:
+    lay(place)
+    (place / name).rename(tmp_path / "elsewhere")
+    (place / name).symlink_to(tmp_path / "elsewhere")
+    before = {path: path.read_bytes() for path in (tmp_path / "elsewhere").rglob("*") if path.is_file()}
+    for path in before:
+        path.write_bytes(b"of somebody else")
+    for again in (lay, lambda place: installs.check(str(place))):
+        with pytest.raises(GhError, match=f"^GH-504: {place / name} is a link") as e:
+            again(place)
+        assert len(str(e.value)) < 300
+    assert str(place / name) in installs.remove(str(place))
+    assert {path.read_bytes() for path in before} == {b"of somebody else"}
+
+
 def test_a_directory_that_is_no_install_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/shim").mkdir()
