@@ -12,7 +12,8 @@ SHORT = 500, 5_000
 BUDGET_MB, BUDGET_S = 150, 5
 
 READER = """
-import asyncio, gc, json, os, ssl, sys, time
+import asyncio, gc, json, ssl, sys, time
+import psutil
 begun = time.monotonic()
 from oci_hook.kube.controller import controller
 from oci_hook.kube.link.kubeconfig import Credential
@@ -34,7 +35,7 @@ async def main():
         controller.end_of_loading()
         wall = time.monotonic() - begun
         cpu = time.process_time()
-        resident = int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+        resident = psutil.Process().memory_info().rss / 1e6
         high = [line for line in open("/proc/self/status") if line.startswith("VmHWM")][0]
         counted = sum(bool(pod.rows) for pod in it._state.pods.values())
         print(json.dumps([wall, cpu, resident, int(high.split()[1]) * 1024 / 1e6, counted]))

@@ -1,11 +1,12 @@
 """Processor time of each program of a control plane. Other work on the machine does not lengthen it."""
 
+import contextlib
 import os
 from collections.abc import Mapping
-from pathlib import Path
+
+import psutil
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def seconds(machine: int, controller: int) -> dict[str, float]:
@@ -13,22 +14,16 @@ def seconds(machine: int, controller: int) -> dict[str, float]:
     process id of its first process; a process in the same network namespace belongs to it."""
     space = os.readlink(f"/proc/{machine}/ns/net")
     found = {"controller": used(controller) if controller else 0.0, "load generator": used(os.getpid())}
-    for process in Path("/proc").iterdir():
-        if not process.name.isdigit():
-            continue
-        try:
-            name = (process / "comm").read_text().strip()
-            if name in {program[:15] for program in PROGRAMS} and os.readlink(process / "ns/net") == space:
-                whole = next(program for program in PROGRAMS if program.startswith(name))
-                found[whole] = found.get(whole, 0.0) + used(int(process.name))
-        except OSError:
-            continue  # ended meanwhile, or not ours to look at
+    for process in psutil.process_iter(["name"]):
+        name = process.info["name"]
+        with contextlib.suppress(OSError, psutil.Error):  # ended meanwhile, or not ours to look at
+            if name in PROGRAMS and os.readlink(f"/proc/{process.pid}/ns/net") == space:
+                found[name] = found.get(name, 0.0) + used(process.pid)
     return found
 
 
 def used(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    return float(sum(psutil.Process(pid).cpu_times()[:2]))
 
 
 def per_pod(before: Mapping[str, float], after: Mapping[str, float], pods: int) -> dict[str, float]:

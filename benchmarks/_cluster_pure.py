@@ -3,10 +3,11 @@ state. Other work on the machine does not lengthen CPU time."""
 
 import gc
 import json
-import os
 import random
 import statistics
 import time
+
+import psutil
 
 from benchmarks._cluster_objects import binding, bound, node, pod
 from oci_hook.kube.answers import admission, extender
@@ -103,8 +104,7 @@ def percentile(values, percent):
 
 def resident() -> float:
     """MiB of this process."""
-    with open("/proc/self/statm") as f:
-        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+    return float(psutil.Process().memory_info().rss / (1 << 20))
 
 
 def figure(value, unit, budget):

@@ -23,6 +23,8 @@ import time
 import urllib.request
 from pathlib import Path
 
+import psutil
+
 from oci_hook.ledger import store
 from testbed import REPO
 from testbed import agent as agents
@@ -31,7 +33,6 @@ from testbed.stage import Stage
 GPUS, GPU_MIB, SHARE_MIB = 8, 24576, 1024
 CONTAINERS = 100
 PORT = 9461
-TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Node(Stage):
@@ -73,19 +74,17 @@ def agent(node: Node, *flags: str):
         process.wait()
 
 
-def family(process: "subprocess.Popen[bytes]") -> list[int]:
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [process.pid, *map(int, children)]
+def family(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    agent = psutil.Process(process.pid)
+    return [agent, *agent.children()]
 
 
-def rss_mb(pids: list[int]) -> float:
-    lines = (line for pid in pids for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+def rss_mb(processes: list[psutil.Process]) -> float:
+    return sum(process.memory_info().rss for process in processes) / (1 << 20)
 
 
-def cpu_seconds(pids: list[int]) -> float:
-    fields = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids)
-    return sum(int(f[11]) + int(f[12]) for f in fields) / TICK
+def cpu_seconds(processes: list[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 def cheat_samples(node: Node, process: "subprocess.Popen[bytes]", gpu: int) -> int:
@@ -151,7 +150,8 @@ def churn(node: Node, process: "subprocess.Popen[bytes]", containers: int) -> tu
         time.sleep(2)
 
     def now() -> tuple[float, int]:
-        return rss_mb([process.pid]), len(os.listdir(f"/proc/{process.pid}/fd"))
+        agent = psutil.Process(process.pid)
+        return rss_mb([agent]), agent.num_fds()
 
     pass_by(10)
     memory, descriptors = now()

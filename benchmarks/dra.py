@@ -8,13 +8,13 @@ idle_*: of the driver, while nothing changes. placed_*: pods per second that Kub
 (nodes and slices are objects alone): of plain pods, of the same pods with sums as extended resources, and with a claim each that is
 there already."""
 
-import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from benchmarks import _cluster_real as real
@@ -212,22 +212,19 @@ class Nodes:
 
     def idle(self, seconds: int) -> dict:
         (pid,) = self.claims.driver(self.node)
-        ticks = os.sysconf("SC_CLK_TCK")
+        driver = psutil.Process(pid)
 
-        def cpu() -> int:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            return int(fields[11]) + int(fields[12])
+        def cpu() -> float:
+            return float(sum(driver.cpu_times()[:2]))
 
         def writes() -> list[str]:
             return sorted(one["metadata"]["resourceVersion"] for one in self.claims.objects("resourceslices"))
 
         used, version = cpu(), writes()
         time.sleep(seconds)
-        status = Path(f"/proc/{pid}/status").read_text()
-        memory = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
         return {
-            "idle_rss": figure(memory / 1024, "MiB", 40),
-            "idle_cpu": figure(1000 * (cpu() - used) / ticks / seconds, "ms/s"),
+            "idle_rss": figure(driver.memory_info().rss / (1 << 20), "MiB", 40),
+            "idle_cpu": figure(1000 * (cpu() - used) / seconds, "ms/s"),
             "idle_writes": figure(float(writes() != version), "", 0),
         }
 

@@ -21,6 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
+
 from oci_hook.config.settings import Settings
 from oci_hook.core.gpu_page import gpu_page, head, on_gpu
 from oci_hook.core.grant import Grant, Identity, Life
@@ -314,8 +316,8 @@ class Campaign:
 
 def running(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 

@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from testbed import REPO, real_drivers
@@ -113,4 +114,4 @@ def _memory(program: str, shim: str) -> dict[str, float]:
 
 def _waits(pid: int) -> bool:
     """Whether the program sleeps: it does so only when the loader has done its work."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+    return bool(psutil.Process(pid).status() == psutil.STATUS_SLEEPING)

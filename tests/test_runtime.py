@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from oci_hook.core.inventory import GpuNode
@@ -968,10 +969,7 @@ def _until(condition: Callable[[], object]) -> None:
 
 
 def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except OSError:
-        return False
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_a_failing_runc_leaves_no_grant(prefix: Install, bundle: Bundle, runc: Runc) -> None:

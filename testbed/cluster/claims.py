@@ -1,9 +1,12 @@
 """A cluster whose pods have GPU shares by ResourceClaims."""
 
+import contextlib
 import json
 import subprocess
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from testbed import REPO
 from testbed.cluster import lab
@@ -83,13 +86,11 @@ class Claims:
     def pids(self, node: lab.Node, program: str) -> list[int]:
         """Of a node's program, or Python module, as this computer numbers them."""
         found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                line = (folder / "cmdline").read_bytes().split(b"\0")[:3]
-                if program.encode() in line and node.machine.cgroup in (folder / "cgroup").read_text():
-                    found.append(int(folder.name))
-            except OSError:
-                pass  # it has ended
+        for process in psutil.process_iter(["cmdline"]):
+            with contextlib.suppress(OSError):  # it has ended
+                own = program in (process.info["cmdline"] or ())[:3]
+                if own and node.machine.cgroup in Path(f"/proc/{process.pid}/cgroup").read_text():
+                    found.append(process.pid)
         return found
 
     def driver(self, node: lab.Node) -> list[int]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from testbed import REPO
@@ -118,8 +119,7 @@ class Controller:
 
     def memory_mb(self) -> float:
         """Resident memory of the process."""
-        pages = int(Path(f"/proc/{self.pid()}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGESIZE") / 1e6
+        return float(psutil.Process(self.pid()).memory_info().rss / 1e6)
 
 
 def wait_for_webhooks(api: Api, namespace: str) -> None:

@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
@@ -76,8 +77,8 @@ def test_it_goes_with_its_state_directory(stage: Stage) -> None:
 def test_many_short_containers(stage: Stage, root: Path) -> None:
     """No descriptor, no memory of them stays."""
     with running(stage) as agent:
-        folder = f"/proc/{agent.process.pid}/fd"
-        before = len(os.listdir(folder))
+        process = psutil.Process(agent.process.pid)
+        before = process.num_fds()
         ledger = stage.state / "ledger"
         for _ in range(5):
             ids = [stage.start(root, "/bin/sleep", "600") for _ in range(3)]
@@ -86,7 +87,7 @@ def test_many_short_containers(stage: Stage, root: Path) -> None:
             for id in ids:
                 stage.runc("delete", "--force", id)
         until(lambda: not list(ledger.glob("*.json")) and not agent.node()["containers"])
-        until(lambda: len(os.listdir(folder)) <= before + 1)
+        until(lambda: process.num_fds() <= before + 1)
 
 
 @pytest.mark.parametrize("policy", ["report", "freeze", "kill"])
@@ -392,9 +393,8 @@ def test_a_page_that_is_anything_but_a_page(stage: Stage, root: Path) -> None:
 
 def test_nvml_that_dies_comes_back(stage: Stage, root: Path) -> None:
     with running(stage) as agent:
-        pids = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children").read_text().split()
-        assert len(pids) == 1
-        os.kill(int(pids[0]), signal.SIGKILL)
+        (nvml,) = psutil.Process(agent.process.pid).children()
+        nvml.kill()
         until(lambda: agent.node()["agent"]["state"] == "degraded" and "nvml" in agent.node()["agent"]["problems"])
         assert agent.node()["gpus"][0]["used_mib"] is None  # not known is not as before
         assert b'gpu_hook_agent_problem{problem="nvml"} 1\n' in agent.get("/metrics")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
@@ -100,26 +101,21 @@ def test_containers_by_the_thousand(stage: Stage) -> None:
     with running(stage) as agent:
         short_lived(-1)
         until(lambda: not agent.node()["containers"])
-        folder = f"/proc/{agent.process.pid}/fd"
-        descriptors, memory = len(os.listdir(folder)), resident(agent)
+        process = psutil.Process(agent.process.pid)
+        descriptors, memory = process.num_fds(), process.memory_info().rss >> 10
         for n in range(SHORT // AT_ONCE):
             short_lived(n)
         until(lambda: not agent.node()["containers"] and books_are_right(stage))
         text = agent.get("/metrics").decode()
         assert f"gpu_hook_grants_total {SHORT + AT_ONCE}" in text
-        until(lambda: len(os.listdir(folder)) <= descriptors + 1)
-        assert resident(agent) < memory + max(1536, 2 * SHORT), (memory, resident(agent))
+        until(lambda: process.num_fds() <= descriptors + 1)
+        after = process.memory_info().rss >> 10
+        assert after < memory + max(1536, 2 * SHORT), (memory, after)
         assert agent.node()["agent"]["state"] == "ok"
     sizes = [f.stat().st_size for f in stage.state.glob("events*")]
     assert len(sizes) == 2 and max(sizes) <= node_events.MAX + node_events.LINE_MAX
     for file in stage.state.glob("events*"):
         file.unlink()
-
-
-def resident(agent: Agent) -> int:
-    """KiB."""
-    lines = Path(f"/proc/{agent.process.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
 @pytest.fixture

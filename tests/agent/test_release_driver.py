@@ -4,9 +4,9 @@ of it, then its kernel module is unloaded and its files go, then another one is 
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from testbed.boundary import ASK, DRIVER, Node
@@ -21,18 +21,12 @@ NEW = "615.71.9"
 VERSION_AT = 192  # gpu.h struct gpu_head, driver_version
 
 
-def family(pid: int) -> Iterator[int]:
-    yield pid
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            yield from family(int(child))
-
-
 def uses(node: Node, agent: Agent) -> set[str]:
     """What the agent's processes have open or mapped of the driver's libraries and of its GPUs."""
     ours = (str(node.prefix / "sim/root"), str(node.state / "sim/gpus"))
     found = set()
-    for pid in family(agent.process.pid):
+    top = psutil.Process(agent.process.pid)
+    for pid in (each.pid for each in (top, *top.children(recursive=True))):
         maps = [line.split(maxsplit=5)[5:] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
         names = [words[0] for words in maps if words]
         for fd in Path(f"/proc/{pid}/fd").iterdir():

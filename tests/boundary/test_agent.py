@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from oci_hook.agent.act import driver_limits
@@ -69,8 +70,8 @@ class Agent:
 
     def server(self) -> int:
         """The pid of its server, 0: there is none."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return next((int(pid) for pid in children if b"oci_hook.boundary.server" in cmdline(int(pid))), 0)
+        children = psutil.Process(self.process.pid).children()
+        return next((child.pid for child in children if b"oci_hook.boundary.server" in cmdline(child.pid)), 0)
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)

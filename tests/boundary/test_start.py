@@ -2,13 +2,13 @@
 
 import json
 import os
-import signal
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from oci_hook.boundary import limit_records
@@ -223,17 +223,12 @@ def test_a_helper_that_is_killed_leaves_a_record(node: Node, bundle: Bundle) -> 
 
 def kill_helpers(key: str) -> None:
     """The helper that sets the limits of this grant, and its child."""
-    words = f"boundary\0set\0{key}\0".encode()
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if words in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            pass
+    words = f"boundary\0set\0{key}\0"
+    all = psutil.process_iter(["cmdline"])
+    found = [process for process in all if words in "\0".join((*(process.info["cmdline"] or ()), ""))]
     assert len(found) == 2, found
-    for pid in found:
-        os.kill(pid, signal.SIGKILL)
+    for process in found:
+        process.kill()
 
 
 def test_the_hook_alone(node: Node, bundle: Bundle) -> None:

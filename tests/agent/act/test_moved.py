@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from oci_hook.agent.act import enforce
@@ -49,8 +50,7 @@ class Moved:
 
     @staticmethod
     def _child(pid: int) -> int:
-        words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return int(words[0]) if words and Path(f"/proc/{words[0]}/comm").read_text() == "sleep\n" else 0
+        return next((child.pid for child in psutil.Process(pid).children() if child.name() == "sleep"), 0)
 
     def close(self) -> None:
         for folder in (self.freezer, self.freezer / "f"):
