@@ -11,11 +11,11 @@ def running(program: str) -> Iterator[tuple[int, list[str]]]:
     own = os.stat("/etc")
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if Path(f"/proc/{pid}/comm").read_text().strip() == program and os.path.samestat(
+            if Path(f"/proc/{pid}/comm").read_bytes().rstrip(b"\n") == program.encode() and os.path.samestat(
                 os.stat(f"/proc/{pid}/root/etc"), own
             ):
-                yield int(pid), Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-        except (OSError, UnicodeDecodeError):
+                yield int(pid), Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
             continue
 
 
