@@ -138,7 +138,7 @@ for d in /etc /usr/share/containers; do
   mount -t overlay -o lowerdir=$d,upperdir=/run/private$d/up,workdir=/run/private$d/work overlay $d
 done
 mount -t tmpfs -o mode=755 tmpfs /opt
-mount -t tmpfs -o mode=755 tmpfs /var/lib
+for d in /var/lib /var/opt; do [ ! -d $d ] || mount -t tmpfs -o mode=755 tmpfs $d; done
 """
 # Another system's root directory becomes ours.
 PIVOT = """
