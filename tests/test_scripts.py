@@ -1,6 +1,7 @@
 """Programs of scripts/ as somebody new calls them: with --help, and with words that they do not know."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,12 @@ def test_help_only_helps(scripts: Path, name: str) -> None:
         assert done.returncode == 0 and not done.stderr, done.stderr
         assert len(done.stdout.splitlines()) > 2
     assert not (scripts.parent / "called").exists()
+
+
+def test_the_help_of_package_names_every_kind(scripts: Path) -> None:
+    kinds = (REPO / "packaging/build.py").read_text().partition("\nKINDS = {\n")[2].partition("\n}")[0]
+    named = re.findall(r"[a-z-]+", called(scripts / "package", "--help").stdout.partition("\nKIND: ")[2])
+    assert set(re.findall(r'^ +"(.+?)":', kinds, re.M)) <= set(named)
 
 
 def test_the_demo_takes_no_arguments(scripts: Path) -> None:
