@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -60,6 +61,14 @@ def _lent(settings: Settings) -> tuple[bool, str]:
     return lends or bool(away), away
 
 
+def _taken(path: str) -> bool:
+    """By what no agent removes: a file, a directory, a link."""
+    try:
+        return not stat.S_ISSOCK(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
 def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[CheckResult]:
     pid, node = whereabouts.holder(f"{settings.state_dir}/{AGENT_LOCK}"), node_now.ask(settings)
     here = any(os.path.exists(f"{folder}/{UNIT}.service") for folder in UNIT_FOLDERS)
@@ -81,6 +90,10 @@ def check_agent(settings: Settings, prefix: str, option: str) -> Iterator[CheckR
         restart = f"sudo gpu-hook doctor{option}"  # `kill 0` would end the shell that it is pasted into
     if node is None:
         message = f"runs{of}, but does not answer at {settings.state_dir}{AGENT_SOCKET}"
+        if _taken(f"{settings.state_dir}{AGENT_SOCKET}"):
+            look = FIXES["socket"].format(state_dir=settings.state_dir)
+            yield CheckResult("agent", WARN, f"{message}: something else has this name; move it away", "GH-321", look)
+            return
         yield CheckResult("agent", WARN, message, "", restart)
         return
     agent = node["agent"]

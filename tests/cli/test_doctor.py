@@ -798,6 +798,20 @@ def test_an_agent_whose_process_is_not_seen(well: Node, monkeypatch: pytest.Monk
     assert not any("process 0" in f["message"] for f in found) and found[-1]["message"].endswith(" runs, no web page")
 
 
+@pytest.mark.parametrize("kind", ["file", "directory", "link"])
+def test_an_agent_whose_socket_has_no_room(well: Node, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A restart would not help: it removes nothing but sockets."""
+    path = Path(f"{well.state}.sock")
+    {"file": path.touch, "directory": path.mkdir, "link": lambda: path.symlink_to("/none")}[kind]()
+    monkeypatch.setattr(agent_check.whereabouts, "holder", lambda lock: os.getpid())
+    (found,) = [f for f in well.doctor()[1] if f["check"] == "agent"]
+    assert found["code"] == "GH-321" and found["fix"] == f"ls -l {path}"
+    assert f"at {path}: something else has this name" in found["message"]
+    path.rmdir() if kind == "directory" else path.unlink()
+    (found,) = [f for f in well.doctor()[1] if f["check"] == "agent"]
+    assert found["code"] == "" and "gpu-hook" in found["fix"]
+
+
 def test_each_problem_of_the_agent_has_a_next_step() -> None:
     assert set(agent_check.FIXES) == set(metrics.PROBLEMS)
 
