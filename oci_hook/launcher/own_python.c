@@ -11,15 +11,15 @@
 #include "own_python.h"
 
 size_t own_python(char **args, const char *folder) {
-    static char loader[PATH_MAX], library[PATH_MAX], name[PATH_MAX], python[PATH_MAX];
+    static char loader[PATH_MAX], name[PATH_MAX], python[PATH_MAX];
     if (strlen(folder) + sizeof "/lib/gpu-hook-python" > PATH_MAX)
         return 0;
     sprintf(loader, "%s/lib/gpu-hook-python", folder);
-    sprintf(library, "%s/lib", folder);
     sprintf(name, "%s/bin/python3", folder); /* it finds its modules by that name */
     sprintf(python, "%s/lib/python", folder);
-    /* -X utf8: no locale of the machine's says how names of files are to be read. */
-    char *words[] = {loader, "--library-path", library, "--argv0", name, python, "-X", "utf8"};
+    /* $ORIGIN is FOLDER/lib, where the loader is: written out, a folder with a colon would be two for it.
+     * -X utf8: no locale of the machine's says how names of files are to be read. */
+    char *words[] = {loader, "--library-path", "$ORIGIN", "--argv0", name, python, "-X", "utf8"};
     memcpy(args, words, sizeof words);
     return sizeof words / sizeof *words;
 }

@@ -168,7 +168,7 @@ def test_licences_of_all_of_it(packages: Path) -> None:
 def test_in_its_folder_it_is_found_wherever_it_lies(packages: Path, tmp_path: Path) -> None:
     """Whatever libraries and settings of another Python the caller's environment names."""
     (tarball,) = packages.glob("gpu-hook_*.tar.gz")
-    odd = tmp_path / "a b" / "c'd"
+    odd = tmp_path / "a b" / "c'd:e;f"  # a colon and a semicolon part the folders of a library path
     odd.mkdir(parents=True)
     with tarfile.open(tarball) as tar:
         tar.extractall(odd, filter="tar")
