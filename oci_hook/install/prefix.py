@@ -75,7 +75,7 @@ def lay(
                     _remove_files(root)
                 raise
     except OSError as e:
-        raise os_refusal("GH-504", str(e.filename or prefix), e, "choose --prefix") from None
+        raise os_refusal("GH-504", str(e.filename2 or e.filename or prefix), e, "choose --prefix") from None
 
 
 def place() -> tuple[str, list[str]]:
@@ -231,7 +231,7 @@ def remove(prefix: str, force: bool = False, simulated: Iterable[Path] = ()) -> 
             if _installed(root):
                 return _remove(root, prefix, force, simulated)
     except OSError as e:
-        raise os_refusal("GH-504", str(e.filename or prefix), e) from None
+        raise os_refusal("GH-504", str(e.filename2 or e.filename or prefix), e) from None
     remove_empty(root)  # another process had removed it
     raise _no_install(prefix)
 

@@ -30,12 +30,13 @@ class Doors:
     ) -> None:
         self._node, self._selector, self._token, self._pages, self._healthy = node, selector, token, pages, healthy
         self._servers: dict[str, WebServer] = {}
-        self._socket = ""  # its path
+        self._socket, self._inode = "", 0  # its path, and what is there while it is ours
+        self._lacks_group = False
 
     def open(self) -> None:
         """Also follows the state directory of the settings."""
         here = self._node.state_dir + AGENT_SOCKET
-        if SOCKET in self._servers and here != self._socket:
+        if SOCKET in self._servers and (here != self._socket or not self._is_there() or self._group_came()):
             self._close_socket()
         if SOCKET not in self._servers:
             self._node.problem(SOCKET, self._open_socket(here))
@@ -67,20 +68,40 @@ class Doors:
         return ""
 
     def _open_socket(self, path: str) -> str:
+        why = ""
         try:
             may_ask = readers(self._node.options)
+        except KeyError:
+            group = self._node.options.group
+            why = f"GH-321: only root can ask at {path}: there is no group {group}; make it, or change agent.group"
+            may_ask = readers(self._node.options.replace(group="none", address="none"))
+        try:
             listener = unix_socket.listen(path, 0o666)
-        except (OSError, KeyError) as e:
-            why = e.strerror if isinstance(e, OSError) else f"there is no group {self._node.options.group}"
-            return f"GH-321: no command can ask at {path}: {why}"
-        self._socket = path
+            self._socket, self._inode = path, os.lstat(path).st_ino
+        except OSError as e:
+            return f"GH-321: no command can ask at {path}: {e.strerror}"
         self._servers[SOCKET] = WebServer(self._selector, listener, self._pages, self._healthy, may_ask=may_ask)
-        return ""
+        self._lacks_group = bool(why)
+        return why
+
+    def _group_came(self) -> bool:
+        if not self._lacks_group:
+            return False
+        with contextlib.suppress(KeyError):
+            return bool(grp.getgrnam(self._node.options.group))
+        return False
+
+    def _is_there(self) -> bool:
+        try:
+            return os.lstat(self._socket).st_ino == self._inode
+        except OSError:
+            return False
 
     def _close_socket(self) -> None:
         self._servers.pop(SOCKET).close()
         with contextlib.suppress(OSError):
-            unix_socket.remove(self._socket)
+            if self._is_there():
+                unix_socket.remove(self._socket)
 
 
 def readers(given: options.AgentOptions) -> Callable[[socket.socket], bool]:

@@ -128,10 +128,31 @@ def test_who_may_ask(state: Path, given: dict[str, str], root: bool, member: boo
     assert [answer == {"is": "ours"} for answer in found] == [root, member, other]
 
 
-def test_no_such_group_is_said_and_the_page_is_there(state: Path) -> None:
+def test_no_such_group_is_said_and_root_may_ask(state: Path) -> None:
     with box(state, group="gh-none") as made:
-        assert "GH-321" in made.problems[SOCKET] and "there is no group gh-none" in made.problems[SOCKET]
-        assert made.node.page and asked(state) is None
+        assert made.problems[SOCKET].startswith("GH-321: only root can ask at ")
+        assert "there is no group gh-none" in made.problems[SOCKET]
+        assert made.node.page and asked(state) == {"is": "ours"} and asked(state, 1000) is None
+        made.node.options = made.node.options.replace(group="adm")  # as if it had been made meanwhile
+        made.doors.open()
+        assert made.problems[SOCKET] == "" and asked(state, 1000, (grp.getgrnam("adm").gr_gid,)) == {"is": "ours"}
+
+
+def test_one_that_is_removed_is_made_again(state: Path) -> None:
+    with box(state) as made:
+        os.unlink(f"{state}.sock")
+        assert asked(state) is None
+        made.doors.open()
+        assert asked(state) == {"is": "ours"}
+        os.rename(f"{state}.sock", f"{state}.aside")
+        Path(f"{state}.sock").write_text("theirs")
+        made.doors.open()
+        assert "GH-321: no command can ask at" in made.problems[SOCKET]
+        assert Path(f"{state}.sock").read_text() == "theirs"
+        os.unlink(f"{state}.sock")
+        made.doors.open()
+        assert made.problems[SOCKET] == "" and asked(state) == {"is": "ours"}
+        os.unlink(f"{state}.aside")
 
 
 def test_nobody_else_is_believed_in_its_place(state: Path) -> None:
