@@ -20,6 +20,7 @@ from testbed import REPO
 from testbed.engines import box
 from testbed.engines.box import Hideout
 from testbed.engines.cri import Cri
+from testbed.long import long
 from testbed.packages import debian_13, debian_sid
 from testbed.until import until
 
@@ -399,10 +400,12 @@ def node(request: pytest.FixtureRequest, native: Path, tmp_path_factory: pytest.
     node.hideout.close()
 
 
+# Each state on one system, in turn; with --long on all.
 CASES = [
     pytest.param((system, kind), state, id=f"{system}-{kind.engine}-{state}")
-    for system in SYSTEMS
-    for kind, state in STATES
+    for n, (kind, state) in enumerate(STATES)
+    for m, system in enumerate(SYSTEMS)
+    if long() or m == n % len(SYSTEMS)
 ]
 
 
