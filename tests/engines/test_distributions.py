@@ -18,6 +18,7 @@ from testbed.engines import box
 from testbed.engines.box import PAUSE, Place
 from testbed.engines.containerd import ONE_GPU, Containerd
 from testbed.engines.cri import Cri
+from testbed.engines.pods import Pods
 from testbed.packages import debian_13, unpacked
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -246,8 +247,7 @@ class Node(Containerd):
     """A machine with this layout; its containerd runs."""
 
     def __init__(self, place: Place, layout: Layout) -> None:
-        self.place, self.layout, self.pods = place, layout, []
-        self.dir = place.dir
+        self.layout, self.dir = layout, place.dir
         self.log = place.dir / "log"
         self.root = Path(f"/proc/{place.hideout.keeper.pid}/root")
         for old in OF_LAYOUTS.split():
@@ -258,7 +258,7 @@ class Node(Containerd):
         bin.mkdir(parents=True, exist_ok=True)
         for name in ("containerd", "containerd-shim-runc-v2", "ctr"):
             shutil.copy(programs(layout.containerd) / name, bin / name)
-        self.cri = Cri(f"{self.root}{layout.socket}")
+        Pods.__init__(self, place, Cri(f"{self.root}{layout.socket}"))
 
     def begin(self) -> None:
         self.start()
