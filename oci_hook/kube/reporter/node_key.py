@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import ssl
 from typing import Any
 
 from oci_hook.config import cluster
@@ -13,6 +12,7 @@ from oci_hook.core.layout import CLUSTER_KEYS
 from oci_hook.install.files import write
 from oci_hook.kube.formats.names import CONTROLLER, NODE_KEY
 from oci_hook.kube.link.api import SECONDS, Api, ApiConnection, ApiError
+from oci_hook.kube.link.kubeconfig import trusting
 
 TOKEN = "/var/run/secrets/gpu-hook/token"
 MAX_ANSWER = 64 << 10
@@ -29,7 +29,7 @@ def address(api: Api, namespace: str) -> tuple[str, int]:
 
 def fetch(where: tuple[str, int], namespace: str, ca: str, token: str) -> bytes:
     """The controller's answer. Raises ApiError, OSError, ValueError, http.client's."""
-    context = ssl.create_default_context(cadata=ca)
+    context = trusting(ca)
     connection = ApiConnection(*where, context, SECONDS, f"{CONTROLLER}.{namespace}.svc")
     try:
         connection.request(

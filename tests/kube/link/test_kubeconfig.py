@@ -1,11 +1,18 @@
 """Credentials for the API server: kubectl's rule for several kubeconfig files, and refused ones."""
 
+import contextlib
 import json
 import os
+import ssl
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from oci_hook.errors import ClusterError
 from oci_hook.kube.link import kubeconfig
@@ -112,3 +119,45 @@ def test_a_file_that_is_no_kubeconfig(tmp_path: Path, text: str, why: str) -> No
     (tmp_path / "file").write_text(text)
     with pytest.raises(ClusterError, match=f"GH-608: .*/file gives no access to the API server: {why};"):
         kubeconfig.load([str(tmp_path / "file")])
+
+
+def test_an_authority_as_clusters_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without key usage and key identifiers, which Python 3.13 asks for by default."""
+    made = ssl.create_default_context
+
+    def strict(*args: Any, **kwargs: Any) -> ssl.SSLContext:
+        context = made(*args, **kwargs)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    now, day = datetime.now(timezone.utc), timedelta(days=1)
+    root = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kubernetes")])
+    leaf = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kube-apiserver")])
+
+    def builder(subject: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+        found = x509.CertificateBuilder().subject_name(subject).issuer_name(root).public_key(public)
+        found = found.serial_number(x509.random_serial_number())
+        return found.not_valid_before(now - day).not_valid_after(now + day)
+
+    authority = builder(root, ca_key.public_key()).add_extension(x509.BasicConstraints(True, None), True)
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost")])
+    served = builder(leaf, key.public_key()).add_extension(names, False)
+    pem = serialization.Encoding.PEM
+    (tmp_path / "ca").write_bytes(authority.sign(ca_key, hashes.SHA256()).public_bytes(pem))
+    (tmp_path / "pem").write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        + served.sign(ca_key, hashes.SHA256()).public_bytes(pem)
+    )
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "pem")
+    client = Credential("https://localhost", ca=(tmp_path / "ca").read_text()).context()
+    assert client
+    ours, theirs = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = client.wrap_bio(ours, theirs, server_hostname="localhost"), server.wrap_bio(theirs, ours, server_side=True)
+    for _ in range(3):
+        for end in ends:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    assert ends[0].getpeercert()

@@ -11,6 +11,7 @@ import aiohttp
 from oci_hook.kube.controller.api.client import ApiError, bounded
 from oci_hook.kube.controller.lead.leader import Leader
 from oci_hook.kube.formats.names import CONTROLLER
+from oci_hook.kube.link.kubeconfig import trusting
 
 LOG = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class Peer:
 
     def trust(self, bundle: str) -> None:
         if bundle:
-            self._tls = ssl.create_default_context(cadata=bundle)
+            self._tls = trusting(bundle)
 
     def heard(self) -> bool:
         """True if the leader answered lately."""
