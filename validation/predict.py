@@ -23,8 +23,7 @@ def rounded(value: object) -> object:
 
 def text() -> str:
     """The predictions' file; the same for the same model and calibration."""
-    import priority as bench
-
+    from benchmarks import priority as bench
     from gpu_hook_simulator import model_run
     from testbed.load import cells
 

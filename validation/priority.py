@@ -3,7 +3,7 @@
 import functools
 from pathlib import Path
 
-import priority as bench
+from benchmarks import priority as bench
 
 from . import predict, shares
 from .boxes import Boxes, Node

@@ -4,8 +4,7 @@ import contextlib
 import functools
 from pathlib import Path
 
-import share
-
+from benchmarks import share
 from testbed.load import cells
 from testbed.load.cells import Cell
 

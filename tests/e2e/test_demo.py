@@ -44,7 +44,11 @@ def test_demo_tells_its_story_and_cleans_up(tmp_path: Path) -> None:
     assert not any(traces(name).values()), traces(name)
 
 
-SWEEP = [sys.executable, "-c", "import demo_folder; print(*[folder.name for folder in demo_folder.sweep()])"]
+SWEEP = [
+    sys.executable,
+    "-c",
+    "from testbed import demo_folder; print(*[folder.name for folder in demo_folder.sweep()])",
+]
 
 
 def sweep(folder: Path) -> list[str]:
