@@ -170,7 +170,7 @@ def test_the_smallest_limit_is_a_context(stage: Stage, rootfs: Path) -> None:
         assert (held.granted, held.code, held.used) == (granted, 2, mib), held
     said = stage.refused(rootfs, "GH-201", annotations=memory(CONTEXT_MIB - 1))
     less = CONTEXT_MIB - 1
-    asked = f"{less} MiB asked (did you mean {less}Gi?); ask for more"
+    asked = f"{less} MiB asked (did you mean {less}%?); ask for more"
     assert f"takes {CONTEXT_MIB} MiB for a program's context alone, {asked}" in said
 
 

@@ -180,7 +180,7 @@ def test_a_freeze_is_one_thing_and_a_suspend_another(node: Node) -> None:
     node.say("freeze", tenant.id)
     node.say("resume", tenant.id)
     assert not tenant.grant.stopped
-    assert "was resumed already" in node.say("resume", tenant.id)
+    assert "is not frozen" in node.say("resume", tenant.id)
     told = node.say("events")
     assert told.count("its GPU work is stopped") == told.count("its GPU work goes on") == 1
 

@@ -138,7 +138,7 @@ def test_what_cudart_asks_for_is_ours(box: Box, tmp_path: Path, static: bool) ->
     folder = wheels("cuda-12-runtime") / "nvidia/cuda_runtime/lib"
     library = folder / ("libcudart_static.a" if static else "libcudart.so.12")
     program = tmp_path / "program"
-    client = ROOT / "tests" / "e2e" / "clients" / "runtime.c"
+    client = ROOT / "testbed" / "clients" / "runtime.c"
     compile_c(program, str(client), str(library), f"-Wl,-rpath,{folder}", "-ldl", "-lrt", "-lpthread")
     box.run([str(program)], FAKE_LOOKUPS="/run/gpu-hook/asked")
     (box.place / "check.py").write_text("import client as cu\n" + CHECK)
