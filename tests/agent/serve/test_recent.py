@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from oci_hook.agent.serve import recent
 from oci_hook.agent.serve.publish import Publisher
 from oci_hook.agent.serve.recent import Recent
+from oci_hook.core.grant import Identity
 from oci_hook.ledger import events
 
 
@@ -41,12 +42,21 @@ def test_those_of_another_state_directory(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
         events.record(str(tmp_path / name), "ended", id=name, name="")
-    node = SimpleNamespace(state_dir=str(tmp_path / "a"))
+    node = SimpleNamespace(state_dir=str(tmp_path / "a"), grants={})
     publisher = Publisher(node, *[None] * 9)  # type: ignore[arg-type]
     assert [e["id"] for e in publisher.events()["events"]] == ["a"]
     node.state_dir = str(tmp_path / "b")
     for _ in range(2):
         assert [e["id"] for e in publisher.events()["events"]] == ["b"]
+
+
+def test_names_of_those_that_live(tmp_path: Path) -> None:
+    """docker has not written a name yet when a container gets its share."""
+    events.record(str(tmp_path), "granted", id="a" * 64, name="", shares=[], seconds=0.1)
+    who = Identity("/run/runc", "a" * 64, "/b", container="web")
+    for living, name in (((), "a" * 12), ((who,), "web")):
+        (event,) = Recent(str(tmp_path)).read(living)["events"]
+        assert event["container"] == name
 
 
 def test_damaged_and_endless_events(tmp_path: Path) -> None:
