@@ -128,7 +128,7 @@ def test_for_arm64(tmp_path: Path) -> None:
     words = [*loader, str(own / "lib/python"), "-I", "-S", str(home / "command.py"), "--version"]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert ran.stdout.startswith("gpu-hook "), ran.stderr
-    modules = "import ssl, ctypes, resource, json, yaml, click, rich.live, oci_hook.agent.agent, oci_hook.kube.dra.connections"
+    modules = "import ssl, ctypes, resource, json, yaml, click, rich.live, oci_hook.agent.agent, oci_hook.kube.dra.grpc_server"
     code = f"import sys; sys.path.insert(0, {str(home)!r}); {modules}; print(sys.version_info[:2], sys.executable)"
     ran = subprocess.run(
         [*loader, str(own / "lib/python"), "-I", "-S", "-c", code], capture_output=True, text=True, timeout=300
