@@ -199,7 +199,7 @@ def test_a_gpu_with_a_taint_has_no_room(dump: str) -> None:
         ("wide", "which Kubernetes places"),
         ("ext", "which Kubernetes places"),
         ("new", "which Kubernetes places"),
-        ("nic", "pod nic waits, and no series of up to 20 moves gives it room"),
+        ("nic", "pod nic waits, and no series of up to 20 moves was found that would give it room"),
         ("other", "pod 'other' asks for no GPU"),
     ],
 )

@@ -39,6 +39,8 @@ def bundle(archive: Path, packages: Path) -> Path:
     """The image's files and a spec such as a privileged Pod's, in the folder that machines see as /packages."""
     folder = packages / "bundle"
     rootfs = folder / "rootfs"
+    if (folder / "config.json").exists():  # of another module's tests in this process
+        return folder
     rootfs.mkdir(parents=True)
     with tarfile.open(archive) as tar:
         (image,) = json.load(tar.extractfile("manifest.json"))  # type: ignore[arg-type]

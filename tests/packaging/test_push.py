@@ -58,7 +58,7 @@ def with_small_images(monkeypatch: pytest.MonkeyPatch) -> Any:
     build = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build)
     for module in (build.image, build.controller_image):
-        layer = build.image.archive({"name": (module.NAME.encode(), 0o644)}, {})
+        layer = build.image.archive({"name": (module.NAME.encode(), 0o644)})
         monkeypatch.setattr(
             module,
             "build",
