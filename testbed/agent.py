@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from oci_hook.core.grant import Grant
+from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.ledger import store
+from oci_hook.linux.proc import boot_id, process_life
 from oci_hook.observe import account
 from testbed import REPO, tiny_image
 from testbed.stage import CC, GLIBC, Stage
@@ -101,6 +102,12 @@ def image(folder: Path) -> Path:
     shutil.copy(REPO / "build" / os.uname().machine / "bench/liar", root / "bin/liar")
     subprocess.run([*CC, *GLIBC, "-o", str(root / "bin/bypass"), str(HERE / "bypass.c"), "-ldl"], check=True)
     return root
+
+
+def grant_of(pid: int, key: str = "a" * 32) -> Grant:
+    """A share of one GPU, of a container that lives as long as this process."""
+    who = Identity("/run/runc", key[:3], "/b")
+    return Grant(key, who, Life(boot_id(), process_life(pid)), (Share("GPU-0", 1024),))
 
 
 def grant(stage: Stage, id: str) -> Grant | None:

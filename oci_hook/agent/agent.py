@@ -26,7 +26,7 @@ from oci_hook.agent.act.response import Response
 from oci_hook.agent.act.sampling import Sampling
 from oci_hook.agent.node_state import NodeState
 from oci_hook.agent.serve import web, whereabouts
-from oci_hook.agent.serve.doors import Doors
+from oci_hook.agent.serve.listeners import Listeners
 from oci_hook.agent.serve.notify import Notifier
 from oci_hook.agent.serve.publish import Publisher
 from oci_hook.agent.watch.accounts import Accounts
@@ -78,7 +78,7 @@ class Agent:
             self._reporter,
         )
         pages = web.pages(self._publisher)
-        self._doors = Doors(node, self._selector, options.token(given), pages, self._publisher.healthy)
+        self._listeners = Listeners(node, self._selector, options.token(given), pages, self._publisher.healthy)
         self._wakeup: tuple[socket.socket, socket.socket] | None = None
         self._lock, self._locked = -1, ""  # of which state directory
         self._off: bool | None = (
@@ -105,7 +105,7 @@ class Agent:
                     self._tick(now)
                 if self._ledger.due and now >= self._ledger.due:
                     self._ledger.read(now)
-                self._doors.check(now)
+                self._listeners.check(now)
                 self._protection.look_when_due(now)
                 self._sampler.check(now)
                 self._boundary_server.check(now)
@@ -124,7 +124,7 @@ class Agent:
             self._hold()
             self._off = None
             self._tell()
-        self._doors.open()
+        self._listeners.open()
         node.problem("disk", full(node.state_dir))
         self._ledger.tick(now)
         self._response.tick()
@@ -159,7 +159,7 @@ class Agent:
         until = [latest, *self._protection.guard.due.values()]
         if self._ledger.due:
             until.append(self._ledger.due)
-        if (deadline := self._doors.next_deadline()) is not None:
+        if (deadline := self._listeners.next_deadline()) is not None:
             until.append(deadline)
         for key, _ in self._selector.select(max(0.0, min(until) - time.monotonic())):
             key.data(time.monotonic())
@@ -175,7 +175,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT, RELEASE, TAKE):
             signal.signal(number, self._on_signal)
         self._selector.register(read.fileno(), selectors.EVENT_READ, lambda now: _drain(read))
-        self._doors.open()
+        self._listeners.open()
         self._tell()
 
     def _hold(self) -> None:
@@ -194,7 +194,7 @@ class Agent:
         self._boundary_server.stop("the agent ends")
         self._moves.stop()
         self._reporter.stop()
-        self._doors.close()
+        self._listeners.close()
         self._leases.close()
         self._accounts.close()
         self._ledger.close()

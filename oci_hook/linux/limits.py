@@ -29,11 +29,6 @@ def limit(seconds: float, late: "Callable[..., object]") -> None:
     _signal.setitimer(_signal.ITIMER_REAL, seconds)
 
 
-def no_deadline() -> None:
-    """Do not call `late` any more: what follows must not be interrupted."""
-    _signal.setitimer(_signal.ITIMER_REAL, 0)
-
-
 def lift() -> None:
     """Undo `limit`; nothing if it was not called."""
     _signal.setitimer(_signal.ITIMER_REAL, 0)

@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from oci_hook.agent.node_state import NodeState
+from oci_hook.agent.options import AgentOptions
 from testbed.agent import image
+from testbed.installs import Install
 from testbed.stage import Stage
 
 
@@ -35,3 +38,9 @@ def child() -> Iterator["subprocess.Popen[bytes]"]:
     with subprocess.Popen(["sleep", "60"]) as p:
         yield p
         p.kill()
+
+
+@pytest.fixture
+def node(prefix: Install) -> NodeState:
+    """What the agent's parts share, for an install without containers."""
+    return NodeState(str(prefix.prefix), AgentOptions())

@@ -11,17 +11,10 @@ import pytest
 from oci_hook.agent import agent
 from oci_hook.agent.agent import full, only_one
 from oci_hook.agent.node_state import NodeState
-from oci_hook.agent.options import AgentOptions
 from oci_hook.agent.watch.ledger_watch import LedgerWatch
 from oci_hook.errors import GhError
-from testbed.installs import Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
-
-
-@pytest.fixture
-def node(prefix: Install) -> NodeState:
-    return NodeState(str(prefix.prefix), AgentOptions())
 
 
 def test_one_agent_and_room_for_a_grant(tmp_path: Path) -> None:

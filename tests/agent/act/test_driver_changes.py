@@ -7,17 +7,11 @@ import pytest
 from oci_hook.agent.act import driver_changes
 from oci_hook.agent.judge.gpu_sample import GpuSample
 from oci_hook.agent.node_state import NodeState
-from oci_hook.agent.options import AgentOptions
 from oci_hook.core.inventory import Inventory
 from oci_hook.errors import refuse
 from testbed.installs import Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
-
-
-@pytest.fixture
-def node(prefix: Install) -> NodeState:
-    return NodeState(str(prefix.prefix), AgentOptions())
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -10,22 +10,11 @@ from oci_hook.agent.judge.audit_rules import Finding
 from oci_hook.agent.node_state import NodeState
 from oci_hook.agent.options import AgentOptions
 from oci_hook.agent.watched import Watched
-from oci_hook.core.grant import Grant, Identity, Life, Share
-from oci_hook.linux.proc import boot_id, process_life
 from oci_hook.observe.event_log import Follower
+from testbed.agent import grant_of
 from testbed.installs import Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
-
-
-@pytest.fixture
-def node(prefix: Install) -> NodeState:
-    return NodeState(str(prefix.prefix), AgentOptions())
-
-
-def grant(pid: int, key: str = "a" * 32) -> Grant:
-    who = Identity("/run/runc", key[:3], "/b")
-    return Grant(key, who, Life(boot_id(), process_life(pid)), (Share("GPU-0", 1024),))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +35,7 @@ def test_a_finding_is_answered_by_the_policy(
     done: str,
 ) -> None:
     node = NodeState(str(prefix.prefix), AgentOptions(policy=policy))
-    given = grant(child.pid)
+    given = grant_of(child.pid)
     node.grants, node.watched = {given.key: given}, {given.key: Watched()}
     monkeypatch.setattr(enforce, "freeze", lambda grant: "")
     monkeypatch.setattr(enforce, "kill", lambda grant, others: "")

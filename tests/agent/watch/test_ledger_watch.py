@@ -14,30 +14,20 @@ from oci_hook.agent.judge.audit_rules import Finding
 from oci_hook.agent.node_state import NodeState
 from oci_hook.agent.options import AgentOptions
 from oci_hook.agent.watch.ledger_watch import LedgerWatch
-from oci_hook.core.grant import Grant, Identity, Life, Share
 from oci_hook.ledger import store
-from oci_hook.linux.proc import boot_id, process_life
+from oci_hook.linux.proc import process_life
 from oci_hook.observe.event_log import Follower
+from testbed.agent import grant_of
 from testbed.installs import Install
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
-
-
-@pytest.fixture
-def node(prefix: Install) -> NodeState:
-    return NodeState(str(prefix.prefix), AgentOptions())
-
-
-def grant(pid: int, key: str = "a" * 32) -> Grant:
-    who = Identity("/run/runc", key[:3], "/b")
-    return Grant(key, who, Life(boot_id(), process_life(pid)), (Share("GPU-0", 1024),))
 
 
 def test_an_end_is_noticed_at_once(node: NodeState, child: "subprocess.Popen[bytes]") -> None:
     with selectors.DefaultSelector() as selector:
         ended: list[set[str]] = []
         watch = LedgerWatch(node, selector, ended.append)
-        given = grant(child.pid)
+        given = grant_of(child.pid)
         with store.open_ledger(node.state_dir) as ledger:
             ledger.put(given, bytes(4096))
         watch.tick(time.monotonic())
@@ -56,7 +46,7 @@ def test_an_end_is_noticed_at_once(node: NodeState, child: "subprocess.Popen[byt
 
 
 def test_one_whose_share_was_released_by_force_has_not_ended(node: NodeState, child: "subprocess.Popen[bytes]") -> None:
-    given = grant(child.pid)
+    given = grant_of(child.pid)
     given = given.replace(life=given.life.replace(init=process_life(child.pid)))
     with selectors.DefaultSelector() as selector:
         watch = LedgerWatch(node, selector, lambda ended: None)
@@ -72,7 +62,7 @@ def test_a_new_container_of_the_same_id_is_not_the_one_that_was_killed(
     node = NodeState(str(prefix.prefix), AgentOptions(policy="kill"))
     hit: list[str] = []
     monkeypatch.setattr(enforce, "kill", lambda grant, others: (hit.append(grant.key), "")[1])
-    answers, ended, given = response.Response(node), [], grant(child.pid).replace(born=1)
+    answers, ended, given = response.Response(node), [], grant_of(child.pid).replace(born=1)
     with selectors.DefaultSelector() as selector:
         watch = LedgerWatch(node, selector, ended.append)
         watch.take((given,), time.monotonic())
@@ -117,7 +107,7 @@ def test_the_ledger_says_when_a_container_was_moved(node: NodeState, child: "sub
     """Also where both ways are over before the next look at the GPUs."""
     with selectors.DefaultSelector() as selector:
         watch = LedgerWatch(node, selector, lambda ended: None)
-        given = grant(child.pid)
+        given = grant_of(child.pid)
         away = given.replace(suspended=7)
         told = []
         for now, state in enumerate((given, given, given.replace(moving=7), away, away, given, given)):

@@ -20,7 +20,7 @@ import pytest
 from oci_hook.agent.node_state import NodeState
 from oci_hook.agent.options import AgentOptions
 from oci_hook.agent.serve import http
-from oci_hook.agent.serve.doors import SOCKET, Doors
+from oci_hook.agent.serve.listeners import SOCKET, Listeners
 from oci_hook.cli import node_now
 from oci_hook.config.settings import Settings
 from oci_hook.linux import unix_socket
@@ -31,14 +31,14 @@ PAGES: dict[str, http.Page] = {"/api/node": lambda: ("application/json", json.du
 
 
 class Box:
-    """Doors with a loop of their own; `node` is what they know of an agent."""
+    """Listeners with a loop of their own; `node` is what they know of an agent."""
 
     def __init__(self, state_dir: str, given: AgentOptions) -> None:
         self.problems: dict[str, str] = {}
         self.node = SimpleNamespace(state_dir=state_dir, options=given, page="", problem=self.problem)
         self.selector = selectors.DefaultSelector()
-        self.doors = Doors(as_node(self.node), self.selector, "", PAGES, lambda: True)
-        self.doors.open()
+        self.listeners = Listeners(as_node(self.node), self.selector, "", PAGES, lambda: True)
+        self.listeners.open()
         self.stop = False
         self.thread = threading.Thread(target=self.run)
         self.thread.start()
@@ -50,12 +50,12 @@ class Box:
         while not self.stop:
             for key, _ in self.selector.select(0.02):
                 key.data(time.monotonic())
-            self.doors.check(time.monotonic())
+            self.listeners.check(time.monotonic())
 
     def close(self) -> None:
         self.stop = True
         self.thread.join()
-        self.doors.close()
+        self.listeners.close()
         self.selector.close()
 
 
@@ -134,7 +134,7 @@ def test_no_such_group_is_said_and_root_may_ask(state: Path) -> None:
         assert "there is no group gh-none" in made.problems[SOCKET]
         assert made.node.page and asked(state) == {"is": "ours"} and asked(state, 1000) is None
         made.node.options = made.node.options.replace(group="adm")  # as if it had been made meanwhile
-        made.doors.open()
+        made.listeners.open()
         assert made.problems[SOCKET] == "" and asked(state, 1000, (grp.getgrnam("adm").gr_gid,)) == {"is": "ours"}
 
 
@@ -142,15 +142,15 @@ def test_one_that_is_removed_is_made_again(state: Path) -> None:
     with box(state) as made:
         os.unlink(f"{state}.sock")
         assert asked(state) is None
-        made.doors.open()
+        made.listeners.open()
         assert asked(state) == {"is": "ours"}
         os.rename(f"{state}.sock", f"{state}.aside")
         Path(f"{state}.sock").write_text("theirs")
-        made.doors.open()
+        made.listeners.open()
         assert "GH-321: no command can ask at" in made.problems[SOCKET]
         assert Path(f"{state}.sock").read_text() == "theirs"
         os.unlink(f"{state}.sock")
-        made.doors.open()
+        made.listeners.open()
         assert made.problems[SOCKET] == "" and asked(state) == {"is": "ours"}
         os.unlink(f"{state}.aside")
 
@@ -203,7 +203,7 @@ def test_what_is_no_socket_stays(state: Path, tmp_path: Path, kind: str) -> None
         assert stat.S_IMODE(other.stat().st_mode) == stat.S_IMODE((tmp_path / "other").stat().st_mode)
         assert os.path.lexists(there)
         there.rmdir() if kind == "folder" else there.unlink()
-        made.doors.open()
+        made.listeners.open()
         assert made.problems[SOCKET] == "" and asked(state) == {"is": "ours"}
     finally:
         made.close()
@@ -214,10 +214,10 @@ def test_it_follows_the_state_directory(state: Path) -> None:
     other.mkdir(mode=0o700)
     with box(state) as made:
         made.node.state_dir = str(other)
-        made.doors.open()
+        made.listeners.open()
         assert asked(state) is None and asked(other) == {"is": "ours"}
         made.node.state_dir = str(state)
-        made.doors.open()
+        made.listeners.open()
 
 
 def test_others_do_not_take_roots_place(state: Path) -> None:

@@ -16,7 +16,7 @@ from oci_hook.linux import unix_socket
 PAGE, SOCKET = "page", "socket"  # as they are called in the agent's problems
 
 
-class Doors:
+class Listeners:
     """Each is opened anew at every `open` while somebody else has its place: what is served is for show, and no reason to
     do nothing else. token: of the page's address."""
 
